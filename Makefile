@@ -1,0 +1,23 @@
+# Everything a contributor runs. `make help` lists it.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+
+##@ Checks
+
+.PHONY: check
+check: $(BIN)/.ready ## Format, lint, types, import contracts, lock files fresh
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+##@ Set-up (done by every target that needs it)
+
+$(BIN)/.ready: pyproject.toml locks/dev.txt
+	@test -x $(BIN)/uv || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r <(awk '/^uv==/{p=1;print;next} p&&/^ /{print;next} {p=0}' locks/dev.txt); }
+	@VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet --require-hashes locks/dev.txt
+	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,238 @@
+"""The Kubernetes control plane: etcd, API server, controller manager, scheduler, and kwok for simulated nodes.
+
+`ControlPlane` is where it lives and how it is reached; `start` makes it run. Both shapes use it: alone on a free port
+of the loopback interface, or inside a node's namespaces at the node's address.
+"""
+
+import shutil
+import socket
+import ssl
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+from lightkube import Client, KubeConfig
+
+from localcluster import binaries, simulated_nodes
+from localcluster.pki import Authority
+from localcluster.places import LOCAL, require_disk
+from localcluster.processes import Processes
+
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    state: Path
+    address: str
+    port: int
+    etcd_ports: tuple[int, int]
+    """Where etcd listens for its client and for its peers, of which there are none."""
+    service_cidr: str
+    durable: bool = False
+    """Whether data must survive a power cut. Tests run faster without."""
+
+    @property
+    def url(self) -> str:
+        return f"https://{self.address}:{self.port}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.state / "kubeconfig"
+
+    @cached_property
+    def authority(self) -> Authority:
+        return Authority(self.state / "pki")
+
+    @cached_property
+    def processes(self) -> Processes:
+        return Processes(self.state)
+
+    @cached_property
+    def programs(self) -> dict[str, Path]:
+        return binaries.resolve(PROGRAMS)
+
+    def client(self, namespace: str = "default") -> Client:
+        """A client with every right."""
+        return Client(config=KubeConfig.from_file(self.kubeconfig), namespace=namespace)
+
+    def kubeconfig_for(self, name: str, user: str, *groups: str) -> Path:
+        """A kubeconfig for another user, made on first use."""
+        path = self.state / "pki" / f"{name}.kubeconfig"
+        return self.authority.kubeconfig(path, self.url, self.authority.issue(name, user, groups))
+
+    def start(self) -> None:
+        """Start everything and return when the API answers and its built-in objects are there."""
+        self.authority.kubeconfig(self.kubeconfig, self.url, self.authority.issue("admin", "admin", ["system:masters"]))
+        self.start_etcd()
+        self.start_apiserver()
+        self.wait_ready()
+        self.start_controller_manager()
+        self.start_scheduler()
+
+    def start_etcd(self) -> None:
+        data = self.state / "etcd"
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        client, peer = (f"http://{self.address}:{port}" for port in self.etcd_ports)
+        flags = {
+            "name": "local",
+            "data-dir": data,
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"local={peer}",
+            "unsafe-no-fsync": not self.durable,
+            "quota-backend-bytes": 8 * 1024**3,
+            "auto-compaction-mode": "periodic",
+            "auto-compaction-retention": "10m",
+            "log-level": "warn",
+        }
+        self._run("etcd", flags)
+
+    def start_apiserver(self) -> None:
+        hosts = [self.address, "127.0.0.1", "localhost", _first_host(self.service_cidr)]
+        hosts += ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
+        serving = self.authority.issue("apiserver", "kube-apiserver", ["system:masters"], hosts)
+        service_accounts = self.authority.signing_key("service-accounts")
+        flags = {
+            "etcd-servers": f"http://{self.address}:{self.etcd_ports[0]}",
+            "bind-address": self.address,
+            "advertise-address": self.address,
+            "secure-port": self.port,
+            "cert-dir": self.state / "pki",
+            "tls-cert-file": serving.certificate,
+            "tls-private-key-file": serving.key,
+            "client-ca-file": self.authority.certificate,
+            "kubelet-certificate-authority": self.authority.certificate,
+            "kubelet-client-certificate": serving.certificate,
+            "kubelet-client-key": serving.key,
+            # The node is not in any DNS that the API server asks.
+            "kubelet-preferred-address-types": "InternalIP",
+            "service-account-issuer": "https://kubernetes.default.svc.cluster.local",
+            "service-account-key-file": service_accounts,
+            "service-account-signing-key-file": service_accounts,
+            "service-cluster-ip-range": self.service_cidr,
+            "authorization-mode": "Node,RBAC",
+            "anonymous-auth": "false",
+            "enable-admission-plugins": "NodeRestriction,PodSecurity",
+            "allow-privileged": "true",
+            # A lost node should be noticed in seconds, a busy machine should not look like one.
+            "default-not-ready-toleration-seconds": 5,
+            "default-unreachable-toleration-seconds": 5,
+            # An address of the loopback interface may not stand in the `kubernetes` Service's endpoints.
+            "endpoint-reconciler-type": "none" if self.address.startswith("127.") else "lease",
+        }
+        self._run("kube-apiserver", flags)
+
+    def start_controller_manager(self) -> None:
+        flags = {
+            "kubeconfig": self.kubeconfig_for("controller-manager", "system:kube-controller-manager"),
+            "service-account-private-key-file": self.authority.signing_key("service-accounts"),
+            "root-ca-file": self.authority.certificate,
+            "use-service-account-credentials": "true",
+            "leader-elect": "false",
+            "secure-port": 0,
+            "kube-api-qps": 1000,
+            "kube-api-burst": 2000,
+            "node-monitor-period": "500ms",
+            "node-monitor-grace-period": "20s",
+            "pvclaimbinder-sync-period": "5s",
+            "concurrent-deployment-syncs": 20,
+            "concurrent-replicaset-syncs": 20,
+            "concurrent-service-endpoint-syncs": 10,
+            "concurrent-endpoint-syncs": 10,
+            "concurrent-gc-syncs": 40,
+            "concurrent-namespace-syncs": 20,
+            "concurrent-statefulset-syncs": 10,
+        }
+        self._run("kube-controller-manager", flags)
+
+    def start_scheduler(self) -> None:
+        config = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {
+                "kubeconfig": str(self.kubeconfig_for("scheduler", "system:kube-scheduler")),
+                "qps": 1000,
+                "burst": 2000,
+            },
+            "leaderElection": {"leaderElect": False},
+            "podInitialBackoffSeconds": 1,
+            "podMaxBackoffSeconds": 1,
+        }
+        path = self.state / "scheduler.yaml"
+        path.write_text(yaml.safe_dump(config))
+        self._run("kube-scheduler", {"config": path, "secure-port": 0})
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        self.processes.wait_for("kube-apiserver", self.ready, timeout)
+
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2, context=self._tls) as answer:  # noqa: S310
+                return bool(answer.status == 200)
+        except urllib.error.HTTPError as refusal:
+            refusal.close()
+            return False
+        except OSError:
+            return False
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        admin = self.authority.issue("admin", "admin", ["system:masters"])
+        context = ssl.create_default_context(cafile=str(self.authority.certificate))
+        context.load_cert_chain(admin.certificate, admin.key)
+        return context
+
+    def _run(self, name: str, flags: Mapping[str, object]) -> None:
+        self.processes.start(name, [self.programs[name], *(f"--{key}={_text(value)}" for key, value in flags.items())])
+
+    def remove(self) -> None:
+        """Delete everything this control plane has written."""
+        shutil.rmtree(self.state, ignore_errors=True)
+
+
+@contextmanager
+def control_plane(nodes: int = 4, gpus_per_node: int = 8) -> Iterator[ControlPlane]:
+    """A control plane of one's own with simulated GPU nodes, gone without a trace at the end."""
+    base = LOCAL / "control-planes"
+    require_disk(base, 1, "a control plane")
+    base.mkdir(parents=True, exist_ok=True)
+    state = Path(tempfile.mkdtemp(dir=base))
+    plane = ControlPlane(state, "127.0.0.1", free_port(), (free_port(), free_port()), "10.96.0.0/16")
+    try:
+        kwok = binaries.resolve(["kwok"])["kwok"]
+        _ = plane.programs
+        plane.processes.launch(owned=True)
+        plane.start()
+        simulated_nodes.start(plane, kwok)
+        with plane.client() as client:
+            simulated_nodes.add(client, nodes, gpus_per_node)
+        yield plane
+    finally:
+        plane.processes.shutdown()
+        plane.remove()
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _first_host(cidr: str) -> str:
+    """Kubernetes gives the first address of the Service range to the API server itself."""
+    network, _, _ = cidr.partition("/")
+    return network.rsplit(".", 1)[0] + ".1"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

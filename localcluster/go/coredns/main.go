@@ -1,0 +1,16 @@
+// CoreDNS with just the plugins that a cluster's own names need: the stock build pulls in every cloud provider's SDK
+// for plugins that nothing here uses.
+package main
+
+import (
+	"github.com/coredns/coredns/coremain"
+
+	_ "github.com/coredns/coredns/plugin/bind"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/ready"
+)
+
+func main() {
+	coremain.Run()
+}

@@ -1,0 +1,12 @@
+// etcd at the version that this Kubernetes was tested with.
+package main
+
+import (
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+)
+
+func main() {
+	etcdmain.Main(os.Args)
+}

@@ -1,0 +1,104 @@
+"""A real NATS server with JetStream on a free port, with an account of one's own for whoever asks."""
+
+import itertools
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from localcluster.control_plane import free_port
+from localcluster.places import LOCAL
+from localcluster.processes import Processes, wait_until
+
+PROGRAM = Path(sys.executable).with_name("nats-server")
+
+
+@dataclass(frozen=True)
+class Account:
+    """A tenant of the server: its streams, subjects and buckets are nobody else's."""
+
+    name: str
+    url: str
+
+
+@dataclass
+class NatsServer:
+    state: Path
+    port: int
+    accounts: dict[str, str] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @cached_property
+    def processes(self) -> Processes:
+        return Processes(self.state)
+
+    def start(self) -> None:
+        self._write_config()
+        self.processes.start("nats", [PROGRAM, "--config", self._config])
+        self.processes.wait_for("nats", self._listening)
+
+    def account(self) -> Account:
+        """Make an account and return when the server knows it."""
+        name, password = f"account-{next(self._numbers)}", secrets.token_hex(8)
+        self.accounts[name] = password
+        self._write_config()
+        self.processes.signal("nats", signal.SIGHUP)
+        account = Account(name, f"nats://{name}:{password}@127.0.0.1:{self.port}")
+        wait_until(lambda: self._admits(name, password), 10, lambda: f"NATS did not learn of {name}")
+        return account
+
+    @property
+    def _config(self) -> Path:
+        return self.state / "nats.conf"
+
+    def _write_config(self) -> None:
+        accounts = "\n".join(
+            f'  {name}: {{ jetstream: enabled, users: [{{ user: "{name}", password: "{password}" }}] }}'
+            for name, password in self.accounts.items()
+        )
+        text = (
+            f"listen: 127.0.0.1:{self.port}\n"
+            f'jetstream {{ store_dir: "{self.state / "jetstream"}" }}\n'
+            f"accounts {{\n{accounts}\n}}\n"
+        )
+        staging = self._config.with_suffix(".new")
+        staging.write_text(text)
+        staging.rename(self._config)
+
+    def _listening(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def _admits(self, name: str, password: str) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            stream = connection.makefile("rwb")
+            stream.readline()
+            stream.write(f'CONNECT {{"user":"{name}","pass":"{password}","verbose":false}}\r\nPING\r\n'.encode())
+            stream.flush()
+            return stream.readline().startswith(b"PONG")
+
+
+@contextmanager
+def nats_server() -> Iterator[NatsServer]:
+    """A server of one's own, gone with its data at the end."""
+    base = LOCAL / "nats"
+    base.mkdir(parents=True, exist_ok=True)
+    state = Path(tempfile.mkdtemp(dir=base))
+    server = NatsServer(state, free_port())
+    try:
+        server.processes.launch(owned=True)
+        server.start()
+        yield server
+    finally:
+        server.processes.shutdown()
+        shutil.rmtree(state, ignore_errors=True)

@@ -1,0 +1,149 @@
+"""Certificates and kubeconfigs of one cluster: a certificate authority, and an identity for everyone who calls."""
+
+import base64
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALID = datetime.timedelta(days=3650)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate and its key on disk."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The cluster's own certificate authority. What it has issued is kept, so a restarted cluster keeps its clients."""
+
+    folder: Path
+
+    @property
+    def certificate(self) -> Path:
+        return self._own.certificate
+
+    @cached_property
+    def _own(self) -> Identity:
+        identity = self._paths("ca")
+        if not identity.key.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            key = ec.generate_private_key(ec.SECP256R1())
+            name = _name("localcluster")
+            usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+            builder = _builder(name, name, key.public_key()).add_extension(x509.BasicConstraints(True, None), True)
+            builder = builder.add_extension(usage, True)
+            _write(identity, builder.sign(key, hashes.SHA256()), key)
+        return identity
+
+    def issue(self, name: str, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> Identity:
+        """An identity for a user of these groups that can also serve under these host names and addresses."""
+        identity = self._paths(name)
+        if not identity.key.exists():
+            authority_key = serialization.load_pem_private_key(self._own.key.read_bytes(), None)
+            assert isinstance(authority_key, ec.EllipticCurvePrivateKey)  # noqa: S101
+            issuer = x509.load_pem_x509_certificate(self._own.certificate.read_bytes()).subject
+            key = ec.generate_private_key(ec.SECP256R1())
+            builder = _builder(_name(user, groups), issuer, key.public_key())
+            purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+            builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
+            if hosts:
+                builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), False)
+            _write(identity, builder.sign(authority_key, hashes.SHA256()), key)
+        return identity
+
+    def signing_key(self, name: str) -> Path:
+        """A bare key, such as the one that signs service account tokens."""
+        path = self.folder / f"{name}.key"
+        if not path.exists():
+            _write_private(path, _pem(rsa.generate_private_key(65537, 2048)))
+        return path
+
+    def kubeconfig(self, path: Path, server: str, identity: Identity) -> Path:
+        """A kubeconfig that stands alone: everything it needs is inside."""
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "local",
+            "contexts": [{"name": "local", "context": {"cluster": "local", "user": "local"}}],
+            "clusters": [
+                {
+                    "name": "local",
+                    "cluster": {"server": server, "certificate-authority-data": _encoded(self.certificate)},
+                }
+            ],
+            "users": [
+                {
+                    "name": "local",
+                    "user": {
+                        "client-certificate-data": _encoded(identity.certificate),
+                        "client-key-data": _encoded(identity.key),
+                    },
+                }
+            ],
+        }
+        _write_private(path, yaml.safe_dump(config).encode())
+        return path
+
+    def _paths(self, name: str) -> Identity:
+        return Identity(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+
+
+def _name(user: str, groups: Sequence[str] = ()) -> x509.Name:
+    organisations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    return x509.Name([*organisations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + VALID)
+    )
+
+
+def _write(identity: Identity, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    identity.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write_private(identity.key, _pem(key))
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Whole or not at all, and for the owner's eyes only."""
+    staging = path.with_name(f".{path.name}.new")
+    staging.touch(mode=0o600)
+    staging.write_bytes(data)
+    staging.rename(path)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

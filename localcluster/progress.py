@@ -1,0 +1,56 @@
+"""What a person sees while the machine works: a line per step, with a bar where the end is known."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+BAR_WIDTH = 30
+QUIET_SECONDS = 10.0
+
+
+class Step:
+    """One step under way. On a terminal it redraws its line; elsewhere it prints one every few seconds."""
+
+    def __init__(self, title: str, out: TextIO) -> None:
+        self.title = title
+        self.started = time.monotonic()
+        self._out = out
+        self._live = out.isatty()
+        self._next_line = self.started + QUIET_SECONDS
+        if self._live:
+            self._draw(f"  … {title}")
+
+    def at(self, done: int, total: int, detail: str = "") -> None:
+        share = min(done / total, 1.0) if total else 0.0
+        filled = round(share * BAR_WIDTH)
+        bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {share:4.0%}"
+        if self._live:
+            self._draw(f"  … {self.title} {bar} {detail}")
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + QUIET_SECONDS
+            print(f"  … {self.title} {bar} {detail}", file=self._out, flush=True)
+
+    def finish(self, mark: str) -> None:
+        seconds = time.monotonic() - self.started
+        line = f"  {mark} {self.title} ({seconds:.1f} s)"
+        if self._live:
+            self._draw(line)
+            print(file=self._out)
+        else:
+            print(line, file=self._out, flush=True)
+
+    def _draw(self, line: str) -> None:
+        print(f"\r\x1b[2K{line[:150]}", end="", file=self._out, flush=True)
+
+
+@contextmanager
+def step(title: str) -> Iterator[Step]:
+    current = Step(title, sys.stderr)
+    try:
+        yield current
+    except BaseException:
+        current.finish("✗")
+        raise
+    current.finish("✓")

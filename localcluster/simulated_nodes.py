@@ -1,0 +1,47 @@
+"""Simulated GPU nodes: kwok plays their kubelets, so that thousands of pods become Ready without a container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightkube import Client
+from lightkube.models.core_v1 import NodeStatus
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Node
+
+if TYPE_CHECKING:
+    from localcluster.control_plane import ControlPlane
+
+MARK = "kwok.x-k8s.io/node"
+STAGES = Path(__file__).with_suffix(".yaml")
+
+
+def start(plane: ControlPlane, kwok: Path) -> None:
+    plane.processes.start(
+        "kwok",
+        [
+            kwok,
+            f"--config={STAGES}",
+            f"--kubeconfig={plane.kubeconfig_for('kwok', 'kwok', 'system:masters')}",
+            f"--manage-nodes-with-annotation-selector={MARK}=fake",
+            "--node-lease-duration-seconds=20",  # renewed four times in that time, well within the grace period
+            "--cidr=10.128.0.0/9",
+            "--node-ip=10.127.0.1",
+        ],
+    )
+
+
+def add(client: Client, count: int, gpus: int, prefix: str = "simulated") -> list[str]:
+    """Create nodes with GPUs and room for as many small pods as anyone wants."""
+    names = [f"{prefix}-{index}" for index in range(count)]
+    capacity = {"cpu": "256", "memory": "4Ti", "pods": "4000", "nvidia.com/gpu": str(gpus)}
+    for name in names:
+        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok"}
+        client.create(
+            Node(
+                metadata=ObjectMeta(name=name, labels=labels, annotations={MARK: "fake"}),
+                status=NodeStatus(capacity=capacity, allocatable=capacity),
+            )
+        )
+    return names

@@ -1,0 +1,185 @@
+"""Holds the processes of one cluster: starts them, restarts what ends by itself, and takes all of them along.
+
+A program of its own: `python -m localcluster.supervisor SOCKET`. In the node shape it is process 1 of the cluster's
+namespaces, so it also reaps what others orphan, and its death ends everything that runs there. Elsewhere its children
+ask the kernel to be killed with it. `localcluster.processes` is its client: one line of JSON in, one out.
+
+Power is simply cut at the end: whatever runs here is built to survive that, and is reminded of it daily.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FIRST_BACKOFF = 0.1
+LONGEST_BACKOFF = 5.0
+STEADY_AFTER = 10.0
+
+
+@dataclass
+class Child:
+    name: str
+    argv: list[str]
+    log: str
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    fds: list[int] = field(default_factory=list)
+    wanted: bool = True
+    pid: int | None = None
+    started: float = 0.0
+    restarts: int = 0
+    backoff: float = FIRST_BACKOFF
+    due: float = 0.0
+    last_exit: int | None = None
+
+    def spawn(self) -> None:
+        with Path(self.log).open("ab") as log:
+            running = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *self.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | self.env,
+                cwd=self.cwd,
+                pass_fds=self.fds,
+                start_new_session=True,
+            )
+        running.returncode = 0  # reaped by the supervisor's own waitpid, not by Popen
+        self.pid, self.started = running.pid, time.monotonic()
+
+    def ended(self, code: int) -> None:
+        steady = time.monotonic() - self.started > STEADY_AFTER
+        self.backoff = FIRST_BACKOFF if steady else min(self.backoff * 2, LONGEST_BACKOFF)
+        self.pid, self.last_exit, self.due = None, code, time.monotonic() + self.backoff
+        self.restarts += 1
+
+
+class Supervisor:
+    def __init__(self, path: str) -> None:
+        self.children: dict[str, Child] = {}
+        self.selector = selectors.DefaultSelector()
+        self.server = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).unlink()
+        self.server.bind(path)
+        self.server.listen(16)
+        self.selector.register(self.server, selectors.EVENT_READ)
+        self.wakeup, wakeup_writer = socket.socketpair()
+        wakeup_writer.setblocking(False)
+        self.wakeup.setblocking(False)
+        self.selector.register(self.wakeup, selectors.EVENT_READ)
+        signal.set_wakeup_fd(wakeup_writer.fileno(), warn_on_full_buffer=False)
+        self._wakeup_writer = wakeup_writer
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.over = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+
+    def run(self) -> None:
+        while not self.over:
+            for key, _ in self.selector.select(self._next_due()):
+                if key.fileobj is self.server:
+                    self._answer()
+                else:
+                    self._drain_wakeups()
+            self._reap()
+            self._restart_due()
+        for child in self.children.values():
+            if child.pid:
+                os.kill(child.pid, signal.SIGKILL)
+                os.waitpid(child.pid, 0)
+
+    def _end(self, *_: object) -> None:
+        self.over = True
+
+    def _next_due(self) -> float | None:
+        waiting = [child.due for child in self.children.values() if child.wanted and child.pid is None]
+        return max(0.0, min(waiting) - time.monotonic()) if waiting else None
+
+    def _drain_wakeups(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.wakeup.recv(4096):
+                pass
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for child in self.children.values():
+                if child.pid == pid:
+                    child.ended(os.waitstatus_to_exitcode(status))
+
+    def _restart_due(self) -> None:
+        for child in self.children.values():
+            if child.wanted and child.pid is None and child.due <= time.monotonic():
+                child.spawn()
+
+    def _answer(self) -> None:
+        connection, _ = self.server.accept()
+        with connection, connection.makefile("rwb") as stream:
+            connection.settimeout(5)
+            try:
+                answer = self._handle(json.loads(stream.readline()))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            with contextlib.suppress(OSError):
+                stream.write(json.dumps(answer).encode() + b"\n")
+
+    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request.pop("op"):
+            case "start":
+                self._start(Child(**request))
+            case "stop":
+                child = self.children[request["name"]]
+                child.wanted = False
+                if child.pid:
+                    os.kill(child.pid, signal.Signals(request["signal"]))
+            case "signal":
+                child = self.children[request["name"]]
+                if child.pid is None:
+                    raise ValueError(f"{child.name} is not running")
+                os.kill(child.pid, signal.Signals(request["signal"]))
+            case "list":
+                return {"processes": [self._describe(child) for child in self.children.values()]}
+            case "shutdown":
+                self.over = True
+            case unknown:
+                raise ValueError(f"unknown operation {unknown!r}")
+        return {}
+
+    def _start(self, child: Child) -> None:
+        known = self.children.get(child.name)
+        if known and known.pid:
+            if known.wanted and known.argv == child.argv:
+                return
+            raise ValueError(f"{child.name} is running already; stop it first")
+        child.spawn()
+        self.children[child.name] = child
+
+    @staticmethod
+    def _describe(child: Child) -> dict[str, Any]:
+        return {
+            "name": child.name,
+            "pid": child.pid,
+            "wanted": child.wanted,
+            "restarts": child.restarts,
+            "last_exit": child.last_exit,
+            "log": child.log,
+        }
+
+
+if __name__ == "__main__":
+    Supervisor(sys.argv[1]).run()

@@ -1,0 +1,5 @@
+"""What this machine lacks."""
+
+
+class Unmet(Exception):
+    """Something that a cluster needs is missing. The message is one sentence that says what to do about it."""

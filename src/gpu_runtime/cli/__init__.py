@@ -1,0 +1,1 @@
+"""The console script `gpu-runtime`: one command per process."""

@@ -1,0 +1,44 @@
+"""NATS accounts are worlds of their own, and JetStream keeps what it was given."""
+
+import asyncio
+
+from nats.aio.client import Client as Nats
+from nats.js.errors import NotFoundError
+
+from localcluster.nats import Account, NatsServer
+
+
+async def connected(account: Account) -> Nats:
+    client = Nats()
+    await client.connect(account.url)
+    return client
+
+
+def test_a_stream_keeps_messages(nats_account: Account) -> None:
+    async def scenario() -> int:
+        client = await connected(nats_account)
+        jetstream = client.jetstream()
+        await jetstream.add_stream(name="work", subjects=["work.>"])
+        for number in range(3):
+            await jetstream.publish("work.a", str(number).encode())
+        info = await jetstream.stream_info("work")
+        await client.close()
+        return info.state.messages
+
+    assert asyncio.run(scenario()) == 3
+
+
+def test_accounts_do_not_see_each_other(nats: NatsServer, nats_account: Account) -> None:
+    async def scenario() -> bool:
+        mine, theirs = await connected(nats_account), await connected(nats.account())
+        await mine.jetstream().add_stream(name="mine", subjects=["x"])
+        try:
+            await theirs.jetstream().stream_info("mine")
+        except NotFoundError:
+            return False
+        finally:
+            await mine.close()
+            await theirs.close()
+        return True
+
+    assert asyncio.run(scenario()) is False
