@@ -4,6 +4,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
+COMPILE := --universal --generate-hashes --no-header --no-annotate
 
 ##@ Checks
 
@@ -13,6 +14,11 @@ check: $(BIN)/.ready ## Format, lint, types, import contracts, lock files fresh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+.PHONY: lock
+lock: ## Resolve dependencies anew into locks/ (UPGRADE=--upgrade for newer versions)
+	$(BIN)/uv pip compile --quiet $(UPGRADE) $(COMPILE) pyproject.toml --output-file locks/runtime.txt
+	$(BIN)/uv pip compile --quiet $(UPGRADE) $(COMPILE) pyproject.toml --group dev --constraint locks/runtime.txt --output-file locks/dev.txt
 
 ##@ Set-up (done by every target that needs it)
 

@@ -1,0 +1,1 @@
+"""Kubernetes machinery: client, informer, work queue, controller, election. No product nouns."""

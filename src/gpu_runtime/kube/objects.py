@@ -1,0 +1,71 @@
+"""What every Kubernetes object has, as immutable structs. Pure: nothing here talks to anyone.
+
+A model names only the fields that its reader needs; the decoder drops the rest, so a cache of such objects stays small.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+
+Manifest = dict[str, Any]
+"""An object as it is written: the shape of the manifest itself, with the fields that its writer owns."""
+
+
+class Wire(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """A value in Kubernetes' JSON: camel case outside, snake case inside, defaults left out."""
+
+
+class OwnerReference(Wire):
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool = False
+    block_owner_deletion: bool = False
+
+
+class ObjectMeta(Wire):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: tuple[OwnerReference, ...] = ()
+    finalizers: tuple[str, ...] = ()
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class Condition(Wire):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+    observed_generation: int = 0
+
+
+class Object(Wire):
+    metadata: ObjectMeta = ObjectMeta()
+
+
+T = TypeVar("T", bound=Object)
+
+
+@dataclass(frozen=True)
+class Resource(Generic[T]):
+    """A kind as the API serves it, and the model its objects are read into."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    model: type[T]
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
