@@ -16,7 +16,7 @@ class Wire(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True
     """A value in Kubernetes' JSON: camel case outside, snake case inside, defaults left out."""
 
 
-class OwnerReference(Wire):
+class OwnerReference(Wire, frozen=True, kw_only=True):
     api_version: str
     kind: str
     name: str
@@ -25,7 +25,7 @@ class OwnerReference(Wire):
     block_owner_deletion: bool = False
 
 
-class ObjectMeta(Wire):
+class ObjectMeta(Wire, frozen=True, kw_only=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -39,7 +39,7 @@ class ObjectMeta(Wire):
     deletion_timestamp: str | None = None
 
 
-class Condition(Wire):
+class Condition(Wire, frozen=True, kw_only=True):
     type: str
     status: str
     reason: str = ""
@@ -48,7 +48,7 @@ class Condition(Wire):
     observed_generation: int = 0
 
 
-class Object(Wire):
+class Object(Wire, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
 
 
