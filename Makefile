@@ -4,26 +4,91 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
+LOCALCLUSTER := $(BIN)/python -m localcluster
 COMPILE := --universal --generate-hashes --no-header --no-annotate
 
-##@ Checks
+.PHONY: help
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@ / {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ The platform on this machine
+
+.PHONY: up
+up: $(BIN)/.ready ## Bring everything up in the background (API_PORT=8080, NATS_PORT=4222)
+	@$(LOCALCLUSTER) up $(if $(API_PORT),--api-port=$(API_PORT)) $(if $(NATS_PORT),--nats-port=$(NATS_PORT))
+
+.PHONY: down
+down: $(BIN)/.ready ## End every process; the data stays
+	@$(LOCALCLUSTER) down
+
+.PHONY: wipe
+wipe: $(BIN)/.ready ## End every process and delete the data
+	@$(LOCALCLUSTER) wipe
+
+.PHONY: status
+status: $(BIN)/.ready ## Tell what runs
+	@$(LOCALCLUSTER) status
+
+.PHONY: logs
+logs: $(BIN)/.ready ## Show what the processes said (NAME=kubelet for one of them, FOLLOW=1 to go on)
+	@$(LOCALCLUSTER) logs $(NAME) $(if $(FOLLOW),--follow)
+
+##@ Tests and checks
+
+.PHONY: test
+test: $(BIN)/.ready ## Run all tests, starting what they need (ARGS="-k name" for some of them)
+	@$(BIN)/pytest $(ARGS)
+
+.PHONY: test-unit
+test-unit: $(BIN)/.ready ## Run the tests that need nothing but Python
+	@$(BIN)/pytest tests/unit $(ARGS)
 
 .PHONY: check
-check: $(BIN)/.ready ## Format, lint, types, import contracts, lock files fresh
+check: $(BIN)/.ready ## Format, lint, types, import contracts, generated files fresh
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory check-locks
+
+.PHONY: check-locks
+check-locks: $(BIN)/.ready
+	@mkdir -p .local && rm -rf .local/locks && cp -r locks .local/locks
+	@$(MAKE) --no-print-directory lock LOCKS=.local/locks >/dev/null
+	@diff -r locks .local/locks >/dev/null || { echo "locks/ does not fit pyproject.toml: run 'make lock'." >&2; exit 1; }
+
+.PHONY: ci
+ci: check test ## What must pass before anything lands
+
+##@ Making
+
+.PHONY: format
+format: $(BIN)/.ready ## Format the code and sort the imports
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
 
 .PHONY: lock
-lock: ## Resolve dependencies anew into locks/ (UPGRADE=--upgrade for newer versions)
-	$(BIN)/uv pip compile --quiet $(UPGRADE) $(COMPILE) pyproject.toml --output-file locks/runtime.txt
-	$(BIN)/uv pip compile --quiet $(UPGRADE) $(COMPILE) pyproject.toml --group dev --constraint locks/runtime.txt --output-file locks/dev.txt
+lock: LOCKS ?= locks
+lock: ## Resolve the dependencies into locks/ (UPGRADE=--upgrade for newer versions)
+	$(BIN)/uv pip compile --quiet $(UPGRADE) $(COMPILE) pyproject.toml --output-file $(LOCKS)/runtime.txt
+	$(BIN)/uv pip compile --quiet $(UPGRADE) $(COMPILE) pyproject.toml --group dev --constraint $(LOCKS)/runtime.txt \
+	  --output-file $(LOCKS)/dev.txt
 
-##@ Set-up (done by every target that needs it)
-
+# A virtual environment with exactly what locks/dev.txt says, uv itself included.
 $(BIN)/.ready: pyproject.toml locks/dev.txt
-	@test -x $(BIN)/uv || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r <(awk '/^uv==/{p=1;print;next} p&&/^ /{print;next} {p=0}' locks/dev.txt); }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "GPU Runtime needs Python 3.11 or later: name one, as in 'make PYTHON=python3.12 $(MAKECMDGOALS)'." >&2; exit 1; }
+	@test -x $(BIN)/uv || $(MAKE) --no-print-directory bootstrap
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet --require-hashes locks/dev.txt
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+.PHONY: bootstrap
+bootstrap:
+	@echo "Setting up Python's packages in .venv"
+	@$(PYTHON) -m venv .venv >/dev/null || \
+	  { rm -rf .venv; echo "Python's venv module is missing: on Debian, 'apt-get install python3-venv'." >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes --disable-pip-version-check \
+	  --requirement <(awk '/^[a-z]/ {wanted = /^uv==/} wanted' locks/dev.txt)

@@ -68,6 +68,7 @@ MODULES = (
             "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
             "kubectl": "k8s.io/kubernetes/cmd/kubectl",
             "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+            "pause": "./pause",
         },
         _VERSION_FLAGS,
         gigabytes=8,

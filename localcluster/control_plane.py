@@ -4,10 +4,9 @@
 of the loopback interface, or inside a node's namespaces at the node's address.
 """
 
-import shutil
 import socket
 import ssl
-import tempfile
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -21,8 +20,8 @@ from lightkube import Client, KubeConfig
 
 from localcluster import binaries, simulated_nodes
 from localcluster.pki import Authority
-from localcluster.places import LOCAL, require_disk
-from localcluster.processes import Processes
+from localcluster.places import LOCAL, require_disk, scratch
+from localcluster.processes import Processes, ProcessFailed
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 
@@ -66,6 +65,14 @@ class ControlPlane:
         """A kubeconfig for another user, made on first use."""
         path = self.state / "pki" / f"{name}.kubeconfig"
         return self.authority.kubeconfig(path, self.url, self.authority.issue(name, user, groups))
+
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl with every right and return what it says."""
+        command = [str(self.programs["kubectl"]), f"--kubeconfig={self.kubeconfig}", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ProcessFailed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
 
     def start(self) -> None:
         """Start everything and return when the API answers and its built-in objects are there."""
@@ -194,31 +201,23 @@ class ControlPlane:
     def _run(self, name: str, flags: Mapping[str, object]) -> None:
         self.processes.start(name, [self.programs[name], *(f"--{key}={_text(value)}" for key, value in flags.items())])
 
-    def remove(self) -> None:
-        """Delete everything this control plane has written."""
-        shutil.rmtree(self.state, ignore_errors=True)
-
 
 @contextmanager
 def control_plane(nodes: int = 4, gpus_per_node: int = 8) -> Iterator[ControlPlane]:
     """A control plane of one's own with simulated GPU nodes, gone without a trace at the end."""
-    base = LOCAL / "control-planes"
-    require_disk(base, 1, "a control plane")
-    base.mkdir(parents=True, exist_ok=True)
-    state = Path(tempfile.mkdtemp(dir=base))
-    plane = ControlPlane(state, "127.0.0.1", free_port(), (free_port(), free_port()), "10.96.0.0/16")
-    try:
-        kwok = binaries.resolve(["kwok"])["kwok"]
-        _ = plane.programs
-        plane.processes.launch(owned=True)
-        plane.start()
-        simulated_nodes.start(plane, kwok)
-        with plane.client() as client:
-            simulated_nodes.add(client, nodes, gpus_per_node)
-        yield plane
-    finally:
-        plane.processes.shutdown()
-        plane.remove()
+    require_disk(LOCAL, 1, "a control plane")
+    programs = binaries.resolve([*PROGRAMS, "kwok"])
+    with scratch("control-planes") as state:
+        plane = ControlPlane(state, "127.0.0.1", free_port(), (free_port(), free_port()), "10.96.0.0/16")
+        try:
+            plane.processes.launch(owned=True)
+            plane.start()
+            simulated_nodes.start(plane, programs["kwok"])
+            with plane.client() as client:
+                simulated_nodes.add(client, nodes, gpus_per_node)
+            yield plane
+        finally:
+            plane.processes.shutdown()
 
 
 def free_port() -> int:

@@ -2,11 +2,9 @@
 
 import itertools
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from localcluster.control_plane import free_port
-from localcluster.places import LOCAL
+from localcluster.places import scratch
 from localcluster.processes import Processes, wait_until
 
 PROGRAM = Path(sys.executable).with_name("nats-server")
@@ -91,14 +89,11 @@ class NatsServer:
 @contextmanager
 def nats_server() -> Iterator[NatsServer]:
     """A server of one's own, gone with its data at the end."""
-    base = LOCAL / "nats"
-    base.mkdir(parents=True, exist_ok=True)
-    state = Path(tempfile.mkdtemp(dir=base))
-    server = NatsServer(state, free_port())
-    try:
-        server.processes.launch(owned=True)
-        server.start()
-        yield server
-    finally:
-        server.processes.shutdown()
-        shutil.rmtree(state, ignore_errors=True)
+    with scratch("nats") as state:
+        server = NatsServer(state, free_port())
+        try:
+            server.processes.launch(owned=True)
+            server.start()
+            yield server
+        finally:
+            server.processes.shutdown()

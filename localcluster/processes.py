@@ -1,5 +1,6 @@
 """The client of `localcluster.supervisor`: a cluster's processes as its owner sees them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -36,6 +37,7 @@ class Processes:
     def __init__(self, state: Path) -> None:
         self.logs = state / "logs"
         self._socket = state / "supervisor.sock"
+        self._launched: subprocess.Popen[bytes] | None = None
 
     def launch(self, wrap: Sequence[str] = (), *, owned: bool, fds: Sequence[int] = ()) -> None:
         """Start the supervisor, inside whatever the wrapping command makes.
@@ -47,7 +49,7 @@ class Processes:
         tie = ["setpriv", "--pdeathsig", "KILL", "--"] if owned else []
         supervisor = [sys.executable, "-P", "-m", "localcluster.supervisor", self._socket.name]
         with (self.logs / "supervisor.log").open("ab") as log:
-            launched = subprocess.Popen(
+            self._launched = subprocess.Popen(
                 [*tie, *wrap, *supervisor],
                 cwd=self._socket.parent,  # a socket's path may have 108 characters at most, so it is given relatively
                 env=os.environ | {"PYTHONPATH": str(PROJECT)},
@@ -57,7 +59,6 @@ class Processes:
                 pass_fds=fds,
                 start_new_session=True,
             )
-        self._launched = launched
         wait_until(self.alive, 10, lambda: f"the supervisor did not start\n{tail(self.logs / 'supervisor.log')}")
 
     def alive(self) -> bool:
@@ -72,8 +73,6 @@ class Processes:
         with self._connect() as connection:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             pid: int = struct.unpack("3i", credentials)[0]
-            connection.sendall(b'{"op": "list"}\n')
-            connection.recv(1)
         return pid
 
     def start(
@@ -108,14 +107,17 @@ class Processes:
         """Cut the power. Returns when the supervisor, and so everything it held, is gone."""
         try:
             pid = self.supervisor_pid()
-            self._ask({"op": "shutdown"})
         except OSError:
             return
-        wait_until(lambda: not exists(pid), timeout, lambda: f"the supervisor (process {pid}) did not end")
+        for number in (signal.SIGTERM, signal.SIGKILL):  # one that was paused, or hangs, still obeys the second
+            os.kill(pid, number)
+            with contextlib.suppress(ProcessFailed):
+                wait_until(lambda: not exists(pid), timeout, lambda: "")
+                break
         self._socket.unlink(missing_ok=True)
-        launched: subprocess.Popen[bytes] | None = getattr(self, "_launched", None)
-        if launched is not None:
-            launched.wait(timeout)
+        if self._launched is not None:
+            self._launched.wait(timeout)
+            self._launched = None
 
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)

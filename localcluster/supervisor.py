@@ -129,14 +129,14 @@ class Supervisor:
 
     def _answer(self) -> None:
         connection, _ = self.server.accept()
-        with connection, connection.makefile("rwb") as stream:
+        with connection, connection.makefile("rb") as stream:
             connection.settimeout(5)
             try:
                 answer = self._handle(json.loads(stream.readline()))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            with contextlib.suppress(OSError):
-                stream.write(json.dumps(answer).encode() + b"\n")
+            with contextlib.suppress(OSError):  # whoever asked may be gone
+                connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.pop("op"):
@@ -154,8 +154,6 @@ class Supervisor:
                 os.kill(child.pid, signal.Signals(request["signal"]))
             case "list":
                 return {"processes": [self._describe(child) for child in self.children.values()]}
-            case "shutdown":
-                self.over = True
             case unknown:
                 raise ValueError(f"unknown operation {unknown!r}")
         return {}

@@ -1,0 +1,51 @@
+"""Keeps Services of the cluster at fixed ports of this machine, however their pods come and go.
+
+A program of its own: `python -m localcluster.forwarder FD=SERVICE:PORT ...`. It runs inside the node, where Services
+have names and addresses, and accepts on sockets that were opened outside and handed in as file descriptors.
+"""
+
+import asyncio
+import contextlib
+import socket
+import sys
+
+CHUNK = 64 * 1024
+PATIENCE_SECONDS = 5.0
+
+
+async def serve(descriptor: int, host: str, port: int) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream = await asyncio.wait_for(asyncio.open_connection(host, port), PATIENCE_SECONDS)
+        except OSError as error:
+            print(f"{host}:{port} does not answer: {error}", flush=True)
+            writer.close()
+            return
+        await asyncio.gather(_pump(reader, upstream[1]), _pump(upstream[0], writer))
+
+    server = await asyncio.start_server(accept, sock=socket.socket(fileno=descriptor))
+    await server.serve_forever()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy until the sender has no more to say, then say so to the receiver."""
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+            return
+    writer.close()
+
+
+async def main(routes: list[str]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for route in routes:
+            descriptor, _, target = route.partition("=")
+            host, _, port = target.rpartition(":")
+            tasks.create_task(serve(int(descriptor), host, int(port)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

@@ -1,0 +1,233 @@
+"""Container images without a registry: a Debian root made by debootstrap, and layers of our own on top.
+
+Every stand-in shares one layer that has Python, nginx and a shell; they differ in what they run by default. Layers and
+archives stay in the per-user cache under a name that tells what went into them.
+"""
+
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localcluster import binaries, debian
+from localcluster.places import PROJECT, cache, require_disk
+from localcluster.progress import step
+from localcluster.unmet import Unmet
+
+RECIPE = "1"
+PACKAGES = ("ca-certificates", "curl", "nginx-light", "python3")
+PYTHON_FOLDER = "usr/lib/python3/dist-packages"
+USER = "10001:10001"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A name that pods use, and what the container runs unless they say otherwise."""
+
+    name: str
+    command: tuple[str, ...]
+    user: str = ""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file that containerd imports, with one or more images in it."""
+
+    path: Path
+    images: tuple[Image, ...]
+
+
+STAND_INS = (
+    Image("python:3.12", ("python",)),
+    Image("python:3.12-slim", ("python",)),
+    Image("nginx:1.27", ("nginx", "-g", "daemon off;")),
+    Image("busybox:1.36", ("sh",)),
+)
+PAUSE = Image("localcluster/pause:1", ("/pause",), "65535:65535")
+NATS = Image("nats:2.15", ("/nats-server", "--config", "/etc/nats/nats.conf"), USER)
+PRODUCT = Image("gpu-runtime:local", ("gpu-runtime", "--help"), USER)
+
+
+def archives() -> list[Archive]:
+    """Everything that the local cluster runs, made where it is missing."""
+    return [stand_ins(), pause(), nats(), product()]
+
+
+def stand_ins() -> Archive:
+    return _archive("stand-ins", [_debian_layer()], STAND_INS)
+
+
+def product() -> Archive:
+    return _archive("gpu-runtime", [_debian_layer(), _product_layer()], [PRODUCT])
+
+
+def pause() -> Archive:
+    program = binaries.resolve(["pause"])["pause"]
+    return _archive("pause", [_program_layer(program)], [PAUSE])
+
+
+def nats() -> Archive:
+    program = Path(sys.executable).with_name("nats-server")
+    return _archive("nats", [_program_layer(program)], [NATS])
+
+
+def _debian_layer() -> Path:
+    source, release = debian.archive()
+    layer = _cached("debian", RECIPE, release, *PACKAGES, suffix=".tar")
+    if not layer.exists():
+        require_disk(layer, 2, "making container images")
+        with step(f"Making a Debian {release} root for container images"):
+            _in_scratch(layer, lambda root: _debootstrap(root, release, source))
+    return layer
+
+
+def _debootstrap(root: Path, release: str, source: str) -> None:
+    include = f"--include={','.join(PACKAGES)}"
+    # In a mount namespace of its own, so that a debootstrap that dies leaves nothing mounted.
+    command = ["unshare", "--mount", "debootstrap", "--variant=minbase", include, release, str(root), source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        raise Unmet(f"debootstrap failed ({' '.join(reason)}): make Debian's package archive reachable.")
+    for waste in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists", "var/cache/apt"):
+        shutil.rmtree(root / waste, ignore_errors=True)
+    (root / "usr/bin/python").symlink_to("python3")
+    (root / "etc/apt/sources.list").unlink(missing_ok=True)
+
+
+def _product_layer() -> Path:
+    sources = [PROJECT / "pyproject.toml", PROJECT / "locks" / "runtime.txt", *sorted((PROJECT / "src").rglob("*.py"))]
+    contents = [f"{path.relative_to(PROJECT)} {_digest(path)}" for path in sources]
+    layer = _cached("gpu-runtime", RECIPE, debian.python_version(), *contents, suffix=".tar")
+    if not layer.exists():
+        with step("Packing gpu-runtime:local"):
+            _in_scratch(layer, _install_product)
+    return layer
+
+
+def _install_product(root: Path) -> None:
+    uv = str(Path(sys.executable).with_name("uv"))
+    wheels = root.parent / "wheels"
+    _run(uv, "build", "--quiet", "--wheel", "--no-build-isolation", "--out-dir", str(wheels), cwd=PROJECT)
+    target = [f"--python-version={debian.python_version()}", f"--python-platform={platform.machine()}-manylinux_2_28"]
+    target += ["--only-binary=:all:", "--no-deps", "--target", str(root / PYTHON_FOLDER)]
+    _run(uv, "pip", "install", "--quiet", *target, "--require-hashes", "-r", str(PROJECT / "locks" / "runtime.txt"))
+    _run(uv, "pip", "install", "--quiet", *target, *map(str, wheels.glob("*.whl")))
+    shutil.rmtree(root / PYTHON_FOLDER / "bin", ignore_errors=True)
+    script = root / "usr/local/bin/gpu-runtime"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/usr/bin/python3\nimport sys\nfrom gpu_runtime.cli.main import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+
+
+def _program_layer(program: Path) -> Path:
+    """A single static program and nothing else."""
+    layer = _cached(program.name, _digest(program), suffix=".tar")
+    if not layer.exists():
+        _in_scratch(layer, lambda root: shutil.copy2(program, root / program.name))
+    return layer
+
+
+def _archive(name: str, layers: Sequence[Path], images: Sequence[Image]) -> Archive:
+    path = _cached(name, RECIPE, *(layer.name for layer in layers), *map(str, images), suffix=".oci.tar")
+    if not path.exists():
+        require_disk(path, 1, "making container images")
+        staging = path.with_name(f".{path.name}.{os.getpid()}")
+        with tarfile.open(staging, "w") as archive:
+            _write_oci(archive, layers, images)
+        staging.rename(path)
+    return Archive(path, tuple(images))
+
+
+def _write_oci(archive: tarfile.TarFile, layers: Sequence[Path], images: Sequence[Image]) -> None:
+    described = [_describe(layer) for layer in layers]
+    for layer, descriptor in zip(layers, described, strict=True):
+        archive.add(layer, f"blobs/{descriptor['digest'].replace(':', '/')}")
+    manifests = [_write_image(archive, described, image) for image in images]
+    _add(archive, "oci-layout", {"imageLayoutVersion": "1.0.0"})
+    _add(archive, "index.json", {"schemaVersion": 2, "manifests": manifests})
+
+
+def _write_image(archive: tarfile.TarFile, layers: Sequence[dict[str, Any]], image: Image) -> dict[str, Any]:
+    config = {
+        "architecture": ARCHITECTURES[platform.machine()],
+        "os": "linux",
+        "config": {
+            "Cmd": list(image.command),
+            "User": image.user,
+            "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONUNBUFFERED=1"],
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": _add_blob(archive, "application/vnd.oci.image.config.v1+json", config),
+        "layers": list(layers),
+    }
+    descriptor = _add_blob(archive, "application/vnd.oci.image.manifest.v1+json", manifest)
+    prefix = "docker.io/" if "/" in image.name else "docker.io/library/"
+    return descriptor | {"annotations": {"io.containerd.image.name": f"{prefix}{image.name}"}}
+
+
+def _describe(layer: Path) -> dict[str, Any]:
+    return {
+        "mediaType": "application/vnd.oci.image.layer.v1.tar",
+        "digest": f"sha256:{_digest(layer)}",
+        "size": layer.stat().st_size,
+    }
+
+
+def _add_blob(archive: tarfile.TarFile, media_type: str, content: dict[str, Any]) -> dict[str, Any]:
+    data = json.dumps(content, sort_keys=True).encode()
+    digest = hashlib.sha256(data).hexdigest()
+    if f"blobs/sha256/{digest}" not in archive.getnames():
+        _add(archive, f"blobs/sha256/{digest}", content)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+
+def _add(archive: tarfile.TarFile, name: str, content: dict[str, Any]) -> None:
+    data = json.dumps(content, sort_keys=True).encode()
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def _cached(name: str, *ingredients: str, suffix: str) -> Path:
+    key = hashlib.sha256("\n".join(ingredients).encode()).hexdigest()[:12]
+    return cache() / "images" / f"{name}-{key}{suffix}"
+
+
+def _in_scratch(layer: Path, fill: Callable[[Path], object]) -> None:
+    """Fill a folder and pack it into the layer, whole or not at all."""
+    scratch = layer.with_name(f".{layer.name}.{os.getpid()}")
+    root = scratch / "root"
+    root.mkdir(parents=True)
+    try:
+        fill(root)
+        packed = scratch / "layer.tar"
+        _run("tar", "--create", "--file", str(packed), "--numeric-owner", "--sort=name", "--directory", str(root), ".")
+        packed.rename(layer)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _run(*command: str, cwd: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unmet(f"`{' '.join(command[:3])} …` failed: {(done.stderr or done.stdout).strip()[-300:]}")

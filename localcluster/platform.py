@@ -1,0 +1,162 @@
+"""The development platform: one node that stays up in the background, with everything deployed into it."""
+
+import fcntl
+import functools
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from localcluster import images
+from localcluster.node import Node, discard_node, prepare
+from localcluster.places import LOCAL, PROJECT
+from localcluster.progress import step
+from localcluster.sandbox import Network, free_network
+from localcluster.unmet import Unmet
+
+STATE = LOCAL / "platform"
+DEPLOYMENTS = (PROJECT / "config" / "nats",)
+ROLLOUTS = (("messaging", "statefulset/nats"),)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A Service of the cluster at a port of this machine."""
+
+    title: str
+    port: int
+    service: str
+    variable: str
+    greeting: bytes = b""
+    """How its answer begins, where the Service speaks first."""
+
+
+def routes(api_port: int, nats_port: int) -> tuple[Route, ...]:
+    return (
+        Route("API", api_port, "runtime-api.runtime-system:8080", "API_PORT"),
+        Route("NATS", nats_port, "nats.messaging:4222", "NATS_PORT", greeting=b"INFO"),
+    )
+
+
+def up(forwards: Sequence[Route]) -> Node:
+    """Bring the platform up, or what of it is missing."""
+    with _exclusively():
+        node = _platform()
+        if node is None or not node.processes.alive():
+            node = _start(forwards)
+        _deploy(node, forwards)
+        _link(node)
+        return node
+
+
+def _start(forwards: Sequence[Route]) -> Node:
+    prepare()
+    with ExitStack() as sockets:
+        listeners = [sockets.enter_context(_listen(route)) for route in forwards]
+        descriptors = [listener.fileno() for listener in listeners]
+        node = Node(STATE, _network(), durable=True)
+        try:
+            node.start(owned=False, fds=descriptors)
+            _start_forwarder(node, dict(zip(descriptors, forwards, strict=True)))
+        except BaseException:
+            node.stop()
+            raise
+    return node
+
+
+def _start_forwarder(node: Node, routes: Mapping[int, Route]) -> None:
+    targets = [f"{descriptor}={route.service}" for descriptor, route in routes.items()]
+    command = [sys.executable, "-P", "-m", "localcluster.forwarder", *targets]
+    node.processes.start("forwarder", command, fds=list(routes))
+
+
+def _listen(route: Route) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", route.port))
+    except OSError:
+        listener.close()
+        raise Unmet(
+            f"port {route.port} of 127.0.0.1, where the {route.title} is to be, is taken: stop what listens there, "
+            f"or choose another with `make up {route.variable}={route.port + 10000}`."
+        ) from None
+    listener.listen(128)
+    return listener
+
+
+def _network() -> Network:
+    """The network of the last time, since the cluster's Services have addresses in it."""
+    recorded = STATE / "network"
+    if not recorded.exists():
+        STATE.mkdir(parents=True, exist_ok=True)
+        recorded.write_text(str(free_network().index))
+    return Network(int(recorded.read_text()))
+
+
+def _deploy(node: Node, forwards: Sequence[Route]) -> None:
+    node.import_images(images.archives())
+    with step("Deploying the platform"):
+        for folder in DEPLOYMENTS:
+            node.apply(folder)
+        for namespace, workload in ROLLOUTS:
+            node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
+        for route in forwards:
+            node.processes.wait_for("forwarder", functools.partial(_answers, route), 60)
+
+
+def _answers(route: Route) -> bool:
+    """Whether the Service itself is heard through its port: right after a start, what Kubernetes says is old news."""
+    if not route.greeting:
+        return True
+    try:
+        with socket.create_connection(("127.0.0.1", route.port), timeout=5) as connection:
+            return connection.recv(64).startswith(route.greeting)
+    except OSError:
+        return False
+
+
+def _link(node: Node) -> None:
+    """Put kubectl and the kubeconfig where everyone expects them."""
+    links = {LOCAL / "kubeconfig": node.plane.kubeconfig, LOCAL / "bin" / "kubectl": node.plane.programs["kubectl"]}
+    for link, target in links.items():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+
+
+def down() -> None:
+    """End every process; the data stays."""
+    with _exclusively():
+        if node := _platform():
+            node.stop()
+
+
+def wipe() -> None:
+    """End every process and delete the data."""
+    down()
+    discard_node(STATE)
+    for link in (LOCAL / "kubeconfig", LOCAL / "bin" / "kubectl"):
+        link.unlink(missing_ok=True)
+
+
+def running() -> Node | None:
+    node = _platform()
+    return node if node and node.processes.alive() else None
+
+
+def _platform() -> Node | None:
+    return Node(STATE, _network(), durable=True) if (STATE / "network").exists() else None
+
+
+@contextmanager
+def _exclusively() -> Iterator[None]:
+    """One command at a time: two that start the same platform would start it twice."""
+    LOCAL.mkdir(parents=True, exist_ok=True)
+    with (LOCAL / "platform.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unmet("another command is starting or stopping the platform: wait for it to end.") from None
+        yield
