@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from localcluster.places import PROJECT
@@ -82,14 +82,18 @@ class Processes:
         log = str(self.logs / f"{name}.log")
         self._ask({"op": "start", "name": name, "argv": command, "env": env or {}, "log": log, "fds": list(fds)})
 
-    def stop(self, name: str, number: signal.Signals = signal.SIGKILL, timeout: float = 10) -> None:
+    def stop(self, name: str, number: Signals = Signals.SIGKILL, timeout: float = 10) -> None:
         """Stop a process and keep it down until it is started again."""
         self._ask({"op": "stop", "name": name, "signal": int(number)})
         wait_until(lambda: self.get(name).pid is None, timeout, lambda: f"{name} did not end on {number.name}")
 
-    def signal(self, name: str, number: signal.Signals) -> None:
+    def signal(self, name: str, number: Signals) -> None:
         """Send a signal; a process that ends of it is started again."""
         self._ask({"op": "signal", "name": name, "signal": int(number)})
+
+    def signal_supervisor(self, number: Signals) -> None:
+        """What an accident does to the cluster as a whole."""
+        os.kill(self.supervisor_pid(), number)
 
     def list(self) -> list[Running]:
         return [Running(**entry) for entry in self._ask({"op": "list"})["processes"]]
@@ -105,31 +109,25 @@ class Processes:
 
     def shutdown(self, timeout: float = 10) -> None:
         """Cut the power. Returns when the supervisor, and so everything it held, is gone."""
-        try:
-            pid = self.supervisor_pid()
-        except OSError:
-            return
-        for number in (signal.SIGTERM, signal.SIGKILL):  # one that was paused, or hangs, still obeys the second
-            os.kill(pid, number)
-            with contextlib.suppress(ProcessFailed):
-                wait_until(lambda: not exists(pid), timeout, lambda: "")
-                break
-        self._socket.unlink(missing_ok=True)
-        if self._launched is not None:
+        with contextlib.suppress(OSError):
+            _end(self.supervisor_pid(), timeout)
+        if self._launched is not None:  # which may not have come as far as listening
+            self._launched.kill()
             self._launched.wait(timeout)
             self._launched = None
+        self._socket.unlink(missing_ok=True)
 
     def _connect(self) -> socket.socket:
+        folder = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(10)
-        descriptor = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         try:
-            connection.connect(f"/proc/self/fd/{descriptor}/{self._socket.name}")
+            connection.connect(f"/proc/self/fd/{folder}/{self._socket.name}")
         except OSError:
             connection.close()
             raise
         finally:
-            os.close(descriptor)
+            os.close(folder)
         return connection
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +149,14 @@ def wait_until(condition: Callable[[], bool], timeout: float, explain: Callable[
         if time.monotonic() > deadline:
             raise ProcessFailed(explain())
         time.sleep(0.02)
+
+
+def _end(pid: int, timeout: float) -> None:
+    for number in (Signals.SIGTERM, Signals.SIGKILL):  # a process that was paused, or hangs, still obeys the second
+        with contextlib.suppress(ProcessFailed):
+            os.kill(pid, number)
+            return wait_until(lambda: not exists(pid), timeout, lambda: "")
+    raise ProcessFailed(f"the supervisor (process {pid}) does not end")
 
 
 def exists(pid: int) -> bool:

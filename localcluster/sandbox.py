@@ -7,6 +7,7 @@ stay, which `remove_cgroups` takes away.
 The first thing to run inside is this module's `main`, which arranges the mounts and then becomes the supervisor.
 """
 
+import hashlib
 import ipaddress
 import json
 import os
@@ -155,7 +156,7 @@ def remove_cgroups(state: Path) -> None:
 
 
 def _cgroup(state: Path) -> str:
-    return f"localcluster-{state.name}"
+    return f"localcluster-{hashlib.sha256(bytes(state)).hexdigest()[:12]}"
 
 
 def _meminfo(gib: int) -> str:

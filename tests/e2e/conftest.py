@@ -1,0 +1,34 @@
+"""A real node, shared by the whole run and beside any development platform that is up."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from lightkube import Client
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Namespace
+
+from localcluster.node import Node
+from localcluster.node import node as start_node
+from tests.conftest import available
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[Node]:
+    """A node on which real pods run, with 16 GPUs that are not there."""
+    with available(start_node()) as local:
+        yield local
+
+
+@pytest.fixture(scope="session")
+def kube(node: Node) -> Iterator[Client]:
+    with node.plane.client() as client:
+        yield client
+
+
+@pytest.fixture
+def namespace(kube: Client) -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    kube.create(Namespace(metadata=ObjectMeta(name=name)))
+    yield name
+    kube.delete(Namespace, name)

@@ -1,0 +1,221 @@
+"""The node shape is a real machine of a real cluster: pods run, Services answer, volumes keep, GPUs are counted."""
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+import yaml
+from lightkube import Client
+from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim, Pod, Service
+
+from localcluster.node import Node
+from localcluster.processes import ProcessFailed, wait_until
+
+WEB_SERVER = ["python", "-m", "http.server", "8080"]
+
+
+def pod(name: str, command: list[str], image: str = "python:3.12", **container: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "restartPolicy": "Never",
+            "containers": [{"name": "main", "image": image, "command": command, **container}],
+        },
+    }
+
+
+def with_volume(manifest: dict[str, Any], claim: str) -> dict[str, Any]:
+    spec = manifest["spec"]
+    spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    return manifest
+
+
+def claim(name: str, size: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "rook-ceph-block",
+            "resources": {"requests": {"storage": size}},
+        },
+    }
+
+
+class World:
+    """One namespace of the node, driven as a user drives it: with kubectl."""
+
+    def __init__(self, node: Node, namespace: str) -> None:
+        self.node, self.namespace = node, namespace
+
+    def apply(self, *manifests: dict[str, Any], folder: str) -> None:
+        path = self.node.state / f"{self.namespace}-{folder}.yaml"
+        path.write_text(yaml.safe_dump_all(manifests))
+        self.kubectl("apply", "-f", str(path))
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.node.kubectl("--namespace", self.namespace, *arguments)
+
+    def wait(self, what: str, condition: str, timeout: str = "60s") -> None:
+        self.kubectl("wait", what, f"--for={condition}", f"--timeout={timeout}")
+
+
+@pytest.fixture
+def world(node: Node, namespace: str) -> World:
+    return World(node, namespace)
+
+
+def test_a_deployment_becomes_ready_on_the_real_node(world: World) -> None:
+    world.kubectl("create", "deployment", "web", "--image=nginx:1.27", "--replicas=2")
+    world.kubectl("rollout", "status", "deployment/web", "--timeout=60s")
+    assert "local" in world.kubectl("get", "pods", "--output=jsonpath={.items[*].spec.nodeName}")
+
+
+def test_a_service_answers_from_the_host_and_from_a_pod_by_name(world: World, kube: Client) -> None:
+    world.apply(pod("web", WEB_SERVER), folder="web")
+    world.kubectl("expose", "pod", "web", "--port=80", "--target-port=8080")
+    world.wait("pod/web", "condition=Ready")
+    service = kube.get(Service, "web", namespace=world.namespace)
+    assert service.spec
+    address = f"http://{service.spec.clusterIP}/"
+
+    def host_sees_it() -> bool:
+        try:
+            with urllib.request.urlopen(address, timeout=5) as page:
+                return b"Directory listing" in page.read()
+        except OSError:
+            return False
+
+    wait_until(host_sees_it, 20, lambda: f"{address} does not answer on the host")
+    url = f"http://web.{world.namespace}.svc.cluster.local/"
+    world.apply(pod("visitor", ["curl", "--silent", "--retry", "5", "--retry-connrefused", url]), folder="visitor")
+    world.wait("pod/visitor", "jsonpath={.status.phase}=Succeeded")
+    assert "Directory listing" in world.kubectl("logs", "visitor")
+
+
+def test_a_pod_reaches_its_own_service(world: World) -> None:
+    world.apply(pod("web", WEB_SERVER), folder="web")
+    world.kubectl("expose", "pod", "web", "--port=80", "--target-port=8080")
+    world.wait("pod/web", "condition=Ready")
+    visit = ["curl", "--silent", "--retry", "5", "--retry-connrefused", "http://web/"]
+    assert "Directory listing" in world.kubectl("exec", "web", "--", *visit)
+
+
+def test_a_volume_keeps_data_across_pods_expands_and_goes_with_its_claim(
+    world: World, kube: Client, node: Node
+) -> None:
+    writer = with_volume(pod("writer", ["sh", "-c", "echo kept > /data/proof"]), "data")
+    world.apply(claim("data", "1Gi"), writer, folder="writer")
+    world.wait("pod/writer", "jsonpath={.status.phase}=Succeeded")
+    world.kubectl("delete", "pod", "writer")
+
+    world.kubectl(
+        "patch", "pvc", "data", "--patch", json.dumps({"spec": {"resources": {"requests": {"storage": "3Gi"}}}})
+    )
+    world.wait("pvc/data", "jsonpath={.status.capacity.storage}=3Gi")
+
+    world.apply(with_volume(pod("reader", ["cat", "/data/proof"]), "data"), folder="reader")
+    world.wait("pod/reader", "jsonpath={.status.phase}=Succeeded")
+    assert world.kubectl("logs", "reader").strip() == "kept"
+    world.kubectl("delete", "pod", "reader")
+
+    bound = kube.get(PersistentVolumeClaim, "data", namespace=world.namespace)
+    assert bound.spec
+    volume = str(bound.spec.volumeName)
+    world.kubectl("delete", "pvc", "data")
+    wait_until(lambda: not _exists(kube, volume), 30, lambda: f"volume {volume} outlives its claim")
+    assert not (node.state / "volumes" / volume).exists()
+
+
+def _exists(kube: Client, volume: str) -> bool:
+    return any(found.metadata and found.metadata.name == volume for found in kube.list(PersistentVolume))
+
+
+def test_a_volume_never_shrinks(world: World) -> None:
+    world.apply(claim("data", "2Gi"), folder="claim")
+    world.wait("pvc/data", "jsonpath={.status.phase}=Bound")
+    smaller = json.dumps({"spec": {"resources": {"requests": {"storage": "1Gi"}}}})
+    with pytest.raises(ProcessFailed, match="can not be less than"):
+        world.kubectl("patch", "pvc", "data", "--patch", smaller)
+
+
+def test_one_pod_more_than_there_are_gpus_waits_until_one_is_free(world: World, kube: Client, node: Node) -> None:
+    limits = {"limits": {"nvidia.com/gpu": "1"}}
+    names = [f"gpu-{number}" for number in range(node.gpus + 1)]
+    world.apply(*(pod(name, WEB_SERVER, resources=limits) for name in names), folder="gpus")
+
+    def pods() -> list[Pod]:
+        return list(kube.list(Pod, namespace=world.namespace))
+
+    def running() -> list[str]:
+        return [str(p.metadata and p.metadata.name) for p in pods() if p.status and p.status.phase == "Running"]
+
+    wait_until(lambda: len(running()) == node.gpus, 60, lambda: f"{len(running())} of {node.gpus} run")
+    waiting = next(p for p in pods() if p.status and p.status.phase == "Pending")
+    assert waiting.status
+    assert any("Insufficient nvidia.com/gpu" in (c.message or "") for c in waiting.status.conditions or [])
+    given = {world.kubectl("exec", name, "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip() for name in running()}
+    assert len(given) == node.gpus, "two pods were given the same GPU"
+    world.kubectl("delete", "pod", running()[0])
+    assert waiting.metadata
+    world.wait(f"pod/{waiting.metadata.name}", "condition=Ready")
+
+
+def test_more_memory_can_be_asked_for_than_this_machine_has(world: World) -> None:
+    world.apply(pod("large", WEB_SERVER, resources={"limits": {"memory": "256Gi"}}), folder="large")
+    world.wait("pod/large", "condition=Ready")
+
+
+@pytest.mark.parametrize(
+    ("image", "command", "said"),
+    [
+        ("python:3.12", ["python", "-c", "print(6 * 7)"], "42"),
+        ("python:3.12-slim", ["python", "-c", "print(6 * 7)"], "42"),
+        ("busybox:1.36", ["sh", "-c", "echo hello"], "hello"),
+        ("nginx:1.27", ["nginx", "-v"], "nginx version"),
+        ("gpu-runtime:local", ["gpu-runtime", "--version"], "gpu-runtime "),
+        ("gpu-runtime:local", ["python", "-c", "import gpu_runtime; print('imported')"], "imported"),
+    ],
+)
+def test_an_image_stands_in_for_its_namesake(world: World, image: str, command: list[str], said: str) -> None:
+    world.apply(pod("main", command, image), folder="image")
+    world.wait("pod/main", "jsonpath={.status.phase}=Succeeded")
+    assert said in world.kubectl("logs", "main")
+
+
+def test_an_image_that_is_nowhere_is_reported_and_not_waited_for(world: World, kube: Client) -> None:
+    world.apply(pod("main", ["true"], "no-such-registry.invalid/none:1"), folder="image")
+
+    def reason() -> str:
+        status = kube.get(Pod, "main", namespace=world.namespace).status
+        states = [s.state for s in (status and status.containerStatuses) or [] if s.state]
+        return next((str(state.waiting.reason) for state in states if state.waiting), "")
+
+    wait_until(lambda: reason() in ("ErrImagePull", "ImagePullBackOff"), 30, lambda: f"waiting reason: {reason()}")
+
+
+def test_a_restricted_pod_runs(world: World, node: Node) -> None:
+    node.kubectl("label", "namespace", world.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    manifest = pod(
+        "main",
+        ["python", "-c", "import os; print(os.getuid())"],
+        securityContext={
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    )
+    manifest["spec"]["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    world.apply(manifest, folder="restricted")
+    world.wait("pod/main", "jsonpath={.status.phase}=Succeeded")
+    assert world.kubectl("logs", "main").strip() == "10001"

@@ -1,0 +1,206 @@
+"""The development platform: up is idempotent, a power cut loses nothing, and down leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client as Nats
+
+from localcluster import node
+from localcluster.control_plane import free_port
+from localcluster.processes import Processes, exists, wait_until
+from localcluster.sandbox import Network, Sandbox
+from tests.conftest import available
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform of the test's own, driven by its command line."""
+
+    local: Path
+    api_port: int
+    nats_port: int
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "localcluster", *arguments],
+            env=os.environ | {"GPU_RUNTIME_LOCAL": str(self.local)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    def up(self) -> subprocess.CompletedProcess[str]:
+        return self.run("up", f"--api-port={self.api_port}", f"--nats-port={self.nats_port}")
+
+    @property
+    def processes(self) -> Processes:
+        return Processes(self.local / "platform")
+
+    @property
+    def interface(self) -> str:
+        return f"lc-{(self.local / 'platform' / 'network').read_text()}"
+
+    def remains(self) -> list[str]:
+        """What of it is still there: processes, mounts, interfaces, cgroups."""
+        mark = str(self.local).encode()
+        commands = {path: _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+        found = [
+            f"process {path}" for path, command in commands.items() if mark in command and exists(int(path.parts[2]))
+        ]
+        found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(self.local) in line]
+        found += [link for link in os.listdir("/sys/class/net") if link == self.interface]  # noqa: PTH208
+        cgroup = Sandbox(self.local / "platform", Network(0), 0).cgroup
+        return found + [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{cgroup}")]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    node.prepare()
+    yield
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Iterator[Platform]:
+    with available(prepared()):
+        mine = Platform(tmp_path / "local", free_port(), free_port())
+        yield mine
+        mine.run("wipe")
+
+
+def publish(port: int) -> None:
+    async def scenario() -> None:
+        client = Nats()
+        await client.connect(f"nats://127.0.0.1:{port}")
+        jetstream = client.jetstream()
+        await jetstream.add_stream(name="kept", subjects=["kept"])
+        await jetstream.publish("kept", b"once")
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def published(port: int) -> int:
+    async def scenario() -> int:
+        client = Nats()
+        await client.connect(f"nats://127.0.0.1:{port}")
+        info = await client.jetstream().stream_info("kept")
+        await client.close()
+        return info.state.messages
+
+    return asyncio.run(scenario())
+
+
+def test_up_down_and_power_cuts(platform: Platform) -> None:
+    first = platform.up()
+    assert first.returncode == 0, first.stderr
+    assert f"nats://127.0.0.1:{platform.nats_port}" in first.stdout
+    publish(platform.nats_port)
+    again = platform.up()
+    assert again.returncode == 0, again.stderr
+
+    supervisor = platform.processes.supervisor_pid()
+    platform.processes.signal_supervisor(signal.SIGKILL)
+    wait_until(lambda: not exists(supervisor), 10, lambda: "the supervisor lives on")
+    assert platform.run("status").returncode == 1
+    back = platform.up()
+    assert back.returncode == 0, back.stderr
+    assert published(platform.nats_port) == 1, "a power cut lost a message"
+
+    pid = platform.processes.get("kube-apiserver").pid
+    platform.processes.signal("kube-apiserver", signal.SIGKILL)
+    wait_until(lambda: platform.processes.get("kube-apiserver").pid not in (None, pid), 10, lambda: "no new API server")
+
+    assert platform.run("down").returncode == 0
+    assert platform.remains() == []
+    assert (platform.local / "platform" / "etcd").exists()
+    assert platform.run("down").returncode == 0, "down twice"
+    assert platform.run("wipe").returncode == 0
+    assert not (platform.local / "platform").exists()
+
+
+def test_a_taken_port_is_one_sentence_and_nothing_is_started(platform: Platform) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", platform.api_port))
+        other.listen()
+        refused = platform.up()
+    assert refused.returncode == 2
+    sentence = refused.stderr.strip().splitlines()[-1]
+    assert f"port {platform.api_port} of 127.0.0.1" in sentence
+    assert "API_PORT=" in sentence
+    assert not platform.processes.alive()
+
+
+def test_an_interrupted_up_leaves_nothing_half_started(platform: Platform) -> None:
+    starting = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "localcluster",
+            "up",
+            f"--api-port={platform.api_port}",
+            f"--nats-port={platform.nats_port}",
+        ],
+        env=os.environ | {"GPU_RUNTIME_LOCAL": str(platform.local)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(platform.processes.alive, 60, lambda: "the supervisor was not started")
+    starting.send_signal(signal.SIGINT)
+    _, said = starting.communicate(timeout=60)
+    assert starting.returncode == 130, said
+    assert platform.remains() == []
+
+
+def test_a_killed_owner_of_a_node_leaves_no_process_and_no_interface(tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    with (
+        available(prepared()),
+        subprocess.Popen(
+            [sys.executable, "-m", "localcluster", "node"],
+            env=os.environ | {"GPU_RUNTIME_LOCAL": str(local)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as owner,
+    ):
+        state = _state(local)
+        processes = Processes(state)
+        wait_until(processes.alive, 60, lambda: "the node was not started")
+        supervisor = processes.supervisor_pid()
+        owner.send_signal(signal.SIGKILL)
+    wait_until(lambda: not exists(supervisor), 10, lambda: "the node outlives its owner")
+    mark = str(state).encode()
+    wait_until(
+        lambda: not any(mark in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")),
+        10,
+        lambda: "processes left",
+    )
+    node.discard_node(state)
+
+
+def _state(local: Path) -> Path:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [path for path in (local / "nodes").glob("*") if (path / "supervisor.sock").exists()]
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError("no node was started")

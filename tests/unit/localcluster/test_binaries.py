@@ -1,0 +1,86 @@
+"""Programs are taken where they fit, and built where they are missing, or refused in one sentence."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from localcluster import binaries
+from localcluster.unmet import Unmet
+
+
+def program(folder: Path, name: str, says: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "fits"),
+    [
+        ("kube-apiserver", "Kubernetes v1.36.4", True),
+        ("kube-apiserver", "Kubernetes v1.36.0", True),
+        ("kube-apiserver", "Kubernetes v1.35.4", False),
+        ("kube-apiserver", "Kubernetes v1.360.1", False),
+        ("kubectl", "Client Version: v1.36.1", True),
+        ("kubectl", "Client Version: v1.32.4-dispatcher", False),
+        ("etcd", "etcd Version: 3.6.8", True),
+        ("etcd", "etcd Version: 3.10.1", True),
+        ("etcd", "etcd Version: 3.5.21", False),
+        ("kwok", "kwok version v0.8.0 go1.26.8 (linux/amd64)", True),
+        ("kwok", "kwok version v0.5.2", False),
+        ("coredns", "CoreDNS-1.14.7", True),
+        ("coredns", "CoreDNS-1.9.3", False),
+        ("gpu-device-plugin", "whatever", False),
+    ],
+)
+def test_a_program_fits_by_what_it_says_of_itself(tmp_path: Path, name: str, says: str, fits: bool) -> None:
+    assert binaries.fits(name, str(program(tmp_path, name, says))) is fits
+
+
+def test_kubebuilder_assets_come_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assets = program(tmp_path / "assets", "etcd", "etcd Version: 3.6.9")
+    on_path = program(tmp_path / "path", "etcd", "etcd Version: 3.6.8")
+    monkeypatch.setenv("PATH", f"{on_path.parent}:/usr/bin:/bin")
+    assert binaries.existing("etcd") == on_path
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets.parent))
+    assert binaries.existing("etcd") == assets
+
+
+def test_assets_that_do_not_fit_are_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = program(tmp_path / "assets", "etcd", "etcd Version: 3.4.23")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(old.parent))
+    assert binaries.existing("etcd") is None
+
+
+def test_another_recipe_is_another_place() -> None:
+    one = binaries.GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"})
+    other = binaries.GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, ldflags="-s")
+    assert one.home != other.home
+
+
+def test_without_a_module_proxy_there_is_one_sentence_and_nothing_half_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    go = program(tmp_path / "go", "go", "go version go1.26.0 linux/amd64")
+    go.write_text(
+        '#!/bin/sh\n[ "$1" = version ] && echo "go version go1.26.0 linux/amd64" && exit\n'
+        'echo "k8s.io/api@v0.36.4: module lookup disabled by GOPROXY=off" >&2\nexit 1\n'
+    )
+    monkeypatch.setenv("PATH", f"{go.parent}:/usr/bin:/bin")
+    with pytest.raises(Unmet) as refusal:
+        binaries.resolve(["kwok"])
+    assert "module lookup disabled" in str(refusal.value)
+    assert "make a Go module proxy reachable" in str(refusal.value)
+    assert "KUBEBUILDER_ASSETS" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"] == []
