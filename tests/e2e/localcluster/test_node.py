@@ -101,9 +101,9 @@ def test_a_service_answers_from_the_host_and_from_a_pod_by_name(world: World, ku
 
 def test_a_pod_reaches_its_own_service(world: World) -> None:
     world.apply(pod("web", WEB_SERVER), folder="web")
-    world.kubectl("expose", "pod", "web", "--port=80", "--target-port=8080")
+    world.kubectl("expose", "pod", "web", "--name=front", "--port=80", "--target-port=8080")
     world.wait("pod/web", "condition=Ready")
-    visit = ["curl", "--silent", "--retry", "5", "--retry-connrefused", "http://web/"]
+    visit = ["curl", "--silent", "--retry", "5", "--retry-connrefused", "http://front/"]
     assert "Directory listing" in world.kubectl("exec", "web", "--", *visit)
 
 
