@@ -9,11 +9,17 @@ COMPILE := --universal --generate-hashes --no-header --no-annotate
 ##@ Checks
 
 .PHONY: check
-check: $(BIN)/.ready ## Format, lint, types, import contracts, lock files fresh
+check: $(BIN)/.ready ## Format, lint, types, import contracts, lock files and manifests fresh
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m gpu_runtime.manifests --check config
+
+.PHONY: manifests generate
+manifests: $(BIN)/.ready ## Write the generated files under config/
+	$(BIN)/python -m gpu_runtime.manifests config
+generate: manifests ## The same
 
 .PHONY: lock
 lock: ## Resolve dependencies anew into locks/ (UPGRADE=--upgrade for newer versions)
