@@ -46,7 +46,6 @@ CONTROLLER_MANAGER = Process(
         Grant("the data of storages", "", ("persistentvolumeclaims",), READ + WRITE),
         Grant("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), READ),
         Grant("why a workload does not start", "", ("pods",), READ),
-        Grant("telling what happened", "", ("events",), ("create", "patch")),
         Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     at_home=(
