@@ -51,6 +51,7 @@ check: $(BIN)/.ready ## Format, lint, types, import contracts, generated files f
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m gpu_runtime.manifests --check config
 	@$(MAKE) --no-print-directory check-locks
 
 .PHONY: check-locks
@@ -63,6 +64,11 @@ check-locks: $(BIN)/.ready
 ci: check test ## What must pass before anything lands
 
 ##@ Making
+
+.PHONY: manifests generate
+manifests: $(BIN)/.ready ## Write the generated files under config/: CRDs, RBAC, samples, settings
+	$(BIN)/python -m gpu_runtime.manifests config
+generate: manifests ## The same
 
 .PHONY: format
 format: $(BIN)/.ready ## Format the code and sort the imports

@@ -1,0 +1,103 @@
+"""GPUStorage: data that outlives every unit that mounts it."""
+
+from typing import Annotated, ClassVar
+
+from msgspec import field
+
+from gpu_runtime.contract.crd.conditions import StoragePhase
+from gpu_runtime.contract.crd.definition import AGE, READY_REASON, Column, Definition, Rule, held, never_changes
+from gpu_runtime.contract.crd.names import DEFAULT_STORAGE_CLASS, GROUP, NAME_LIMIT, NAME_PATTERN, VERSION
+from gpu_runtime.contract.crd.workload import Quantity
+from gpu_runtime.kube.objects import Condition, Object, Resource, Wire
+
+
+class Attachment(Wire, frozen=True, kw_only=True):
+    """The unit that alone may mount the storage."""
+
+    unit: Annotated[str, held(pattern=NAME_PATTERN, maxLength=NAME_LIMIT)]
+    """The name of the GPUUnit, which may not exist yet."""
+
+    operation_id: Annotated[str, held(maxLength=256)] = field(default="", name="operationID")
+    """The operation that attached it, where one did. A new operation for a unit of the same name writes itself here, so
+    that a release meant for the unit before it fails on its resource version."""
+
+
+class GPUStorageSpec(Wire, frozen=True, kw_only=True):
+    """How much data the storage holds, on what, and who may mount it."""
+
+    RULES: ClassVar = (
+        never_changes("storageClassName", "the data would have to move; create another storage"),
+        Rule(
+            "!isQuantity(self.size) || !isQuantity(oldSelf.size)"
+            " || quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
+            "size only grows",
+            "size",
+        ),
+        Rule(
+            "!has(oldSelf.attachedTo) || !has(self.attachedTo) || self.attachedTo.unit == oldSelf.attachedTo.unit",
+            "attachedTo passes to another unit only after it was released",
+            "attachedTo",
+        ),
+    )
+
+    size: Quantity
+    """How much the storage holds, for example 20Gi. It only grows."""
+
+    storage_class_name: Annotated[str, held(minLength=1, maxLength=253)] = DEFAULT_STORAGE_CLASS
+    """The StorageClass that provides the volume."""
+
+    # In the spec, because it is a decision and not an observation: it must survive a restore that drops the status, it
+    # changes the generation, and one write with the object's resource version decides who holds the storage.
+    attached_to: Attachment | None = None
+    """The unit that alone may mount the storage. The platform sets it before that unit exists and takes it away when
+    the unit's pod is gone; leave it to the platform."""
+
+
+class GPUStorageStatus(Wire, frozen=True, kw_only=True):
+    """What is true of the storage."""
+
+    phase: Annotated[str, held(enum=[phase.value for phase in StoragePhase])] | None = None
+    """Pending, Ready or Failed. The Ready condition says why."""
+
+    claim_name: str | None = None
+    """The PersistentVolumeClaim, which has the storage's own name."""
+
+    capacity: Quantity | None = None
+    """How much the bound volume really holds."""
+
+    mounted_by: str | None = None
+    """The unit that holds the storage: what spec.attachedTo says, for the eye."""
+
+    observed_generation: Annotated[int, held(format="int64")] = 0
+    """The generation of the spec that this status speaks of."""
+
+    last_sync_time: Annotated[str, held(format="date-time")] | None = None
+    """When this status last changed."""
+
+    conditions: tuple[Condition, ...] = ()
+    """The Ready condition, with its reason and a message for the operator."""
+
+
+class GPUStorage(Object, frozen=True, kw_only=True):
+    """Persistent data on a volume of its own. It outlives every unit that mounts it; only deleting the GPUStorage
+    deletes the data."""
+
+    spec: GPUStorageSpec
+    status: GPUStorageStatus = GPUStorageStatus()
+
+
+GPU_STORAGES = Resource(GROUP, VERSION, "GPUStorage", "gpustorages", GPUStorage)
+
+DEFINITION = Definition(
+    GPU_STORAGES,
+    short_names=("gst",),
+    columns=(
+        Column("Size", ".spec.size"),
+        Column("Class", ".spec.storageClassName"),
+        Column("Phase", ".status.phase"),
+        READY_REASON,
+        Column("Capacity", ".status.capacity"),
+        Column("Mounted-By", ".status.mountedBy"),
+        AGE,
+    ),
+)

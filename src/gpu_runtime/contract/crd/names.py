@@ -1,0 +1,118 @@
+"""Names that several processes must agree on: the API group, namespaces, labels, annotations, and derived names."""
+
+import hashlib
+from enum import StrEnum
+
+GROUP = "runtime.lokiwager.io"
+VERSION = "v1alpha1"
+
+SYSTEM_NAMESPACE = "runtime-system"
+STOCK_NAMESPACE = "runtime-stock"
+INSTANCE_NAMESPACE = "runtime-instance"
+
+GPU_RESOURCE = "nvidia.com/gpu"
+"""How Kubernetes counts GPUs in a container's resources."""
+
+DEFAULT_STORAGE_CLASS = "rook-ceph-block"
+
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""A DNS-1035 label: a Service carries the object's name, and older Kubernetes takes nothing wider for a Service."""
+
+NAME_LIMIT = 63
+POOL_PREFIX = "pool-"
+POOL_NAME_LIMIT = NAME_LIMIT - len(POOL_PREFIX)
+
+SPEC_NAME_PATTERN = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+"""A label value, so that stock can be selected by its flavour."""
+
+REQUEST_ID_PATTERN = "^[a-z0-9_-]+$"
+"""One token of a queue subject."""
+
+
+class Role(StrEnum):
+    """What a GPUUnit is for. Placement decides it, never the spec."""
+
+    STOCK = "stock"
+    ACTIVE = "active"
+
+
+class Label:
+    """Labels of owned objects. Every Deployment, Pod, Service and claim of the platform carries MANAGED_BY."""
+
+    MANAGED_BY = "app.kubernetes.io/managed-by"
+    UNIT = f"{GROUP}/unit"
+    STORAGE = f"{GROUP}/storage"
+    POOL = f"{GROUP}/pool"
+    ROLE = f"{GROUP}/role"
+    SPEC_NAME = f"{GROUP}/spec-name"
+
+
+class Annotation:
+    OPERATION_ID = f"{GROUP}/operation-id"
+    """The operation that made the object."""
+
+    REQUEST_HASH = f"{GROUP}/request-hash"
+    """The hash of the request that made it."""
+
+    CLAIMED_BY = f"{GROUP}/claimed-by"
+    """On stock: the operation that is turning it into an active unit."""
+
+    SOURCE_STOCK_NAME = f"{GROUP}/source-stock-name"
+    SOURCE_STOCK_NAMESPACE = f"{GROUP}/source-stock-namespace"
+    SOURCE_STOCK_UID = f"{GROUP}/source-stock-uid"
+    SOURCE_STOCK_NODE = f"{GROUP}/source-stock-node"
+    """On an active unit: the stock it was made from, and the node where that stock held its GPUs."""
+
+
+class Finalizer:
+    STORAGE_PROTECTION = f"{GROUP}/storage-protection"
+    """Keeps a GPUStorage until no unit has it mounted and its claim is deleted."""
+
+
+MANAGER = "gpu-runtime"
+OWNED_SELECTOR = f"{Label.MANAGED_BY}={MANAGER}"
+"""Selects every object that the platform made: nothing else needs to be watched."""
+
+
+def role_of(namespace: str, stock_namespace: str = STOCK_NAMESPACE) -> Role:
+    return Role.STOCK if namespace == stock_namespace else Role.ACTIVE
+
+
+def unit_labels(name: str, spec_name: str, role: Role) -> dict[str, str]:
+    return _owned(Label.UNIT, name) | {Label.SPEC_NAME: spec_name, Label.ROLE: role.value}
+
+
+def pool_labels(name: str, spec_name: str) -> dict[str, str]:
+    return _owned(Label.POOL, name) | {Label.SPEC_NAME: spec_name}
+
+
+def storage_labels(name: str) -> dict[str, str]:
+    return _owned(Label.STORAGE, name)
+
+
+def _owned(label: str, name: str) -> dict[str, str]:
+    return {Label.MANAGED_BY: MANAGER, label: name}
+
+
+def pool_child_name(pool: str) -> str:
+    """The name of a pool's Deployment and Service. A unit's and a storage's children carry its own name."""
+    return f"{POOL_PREFIX}{pool}"
+
+
+def operation_name(operation_id: str) -> str:
+    """One name for one operationID, whatever characters that has: the API server makes the second writer lose."""
+    return f"op-{_digest(operation_id, 40)}"
+
+
+def generated_pool_name(operation_id: str) -> str:
+    """The name of a pool whose request gave none: the same for every retry."""
+    return f"stock-{_digest(operation_id, 16)}"
+
+
+def stock_unit_name(operation_id: str, index: int) -> str:
+    """The name of the index-th stock unit that an operation seeds: resuming makes no unit twice."""
+    return f"stock-{_digest(operation_id, 16)}-{index}"
+
+
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,0 +1,156 @@
+"""Operation: the durable record behind an operationID. It outlives what it made and has no owner."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from msgspec import field
+
+from gpu_runtime.contract.crd.definition import AGE, Column, Definition, Rule, held
+from gpu_runtime.contract.crd.names import GROUP, VERSION
+from gpu_runtime.contract.crd.workload import Count, Quantity
+from gpu_runtime.kube.objects import Object, Resource, Wire
+
+OPERATION_ID_LIMIT = 256
+REQUEST_LIMIT = 256 * 1024
+"""Characters of a request that the record keeps: well below what etcd takes for an object."""
+
+
+class OperationType(StrEnum):
+    CREATE_STOCK_POOL = "CreateStockPool"
+    SEED_STOCK = "SeedStock"
+    CREATE_UNIT = "CreateUnit"
+
+
+class OperationState(StrEnum):
+    """Accepted → Running → Succeeded, or Running → GivingUp → Failed. "No stock" leaves it where it is."""
+
+    ACCEPTED = "Accepted"
+    RUNNING = "Running"
+    GIVING_UP = "GivingUp"
+    """What was made is being undone: from here the operation can only fail."""
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def finished(self) -> bool:
+        return self in (OperationState.SUCCEEDED, OperationState.FAILED)
+
+
+# Operations without a status yet are unfinished too, and select as an empty state.
+UNFINISHED_SELECTOR = f"status.state!={OperationState.SUCCEEDED},status.state!={OperationState.FAILED}"
+"""A field selector. A label would cost a write of its own: finishing writes the status, and labels are not in it."""
+
+
+class Target(Wire, frozen=True, kw_only=True):
+    """What the operation makes."""
+
+    kind: Annotated[str, held(enum=["GPUUnit", "StockPool"])]
+    """The kind of the object."""
+
+    namespace: Annotated[str, held(maxLength=63)]
+    """The namespace of the object."""
+
+    name: Annotated[str, held(maxLength=63)] = ""
+    """The name of the object. Empty for seeded stock, of which there are many."""
+
+
+class OperationSpec(Wire, frozen=True, kw_only=True):
+    """What was asked. It never changes."""
+
+    RULES: ClassVar = (Rule("self == oldSelf", "an operation never changes what was asked"),)
+
+    operation_id: Annotated[str, held(minLength=1, maxLength=OPERATION_ID_LIMIT)] = field(name="operationID")
+    """The caller's name for the operation. The object's own name is derived from it."""
+
+    type: Annotated[str, held(enum=[each.value for each in OperationType])]
+    """What kind of request it was: CreateStockPool, SeedStock or CreateUnit."""
+
+    request_hash: Annotated[str, held(pattern="^[0-9a-f]{64}$", maxLength=64)]
+    """The SHA-256 of the normalised request: the same operationID with another hash is another request."""
+
+    # A string and not an object: rules cannot see into free-form objects, so they could not hold it unchanged.
+    request: Annotated[str, held(maxLength=REQUEST_LIMIT)] = ""
+    """The normalised request as canonical JSON: whatever finishes the operation after a crash works from it."""
+
+    target: Target
+    """What the operation makes."""
+
+
+class SourceStock(Wire, frozen=True, kw_only=True):
+    """The stock unit that becomes the target, written down before it is claimed, with all that is needed once it is
+    deleted."""
+
+    namespace: Annotated[str, held(maxLength=63)]
+    """The stock unit's namespace."""
+
+    name: Annotated[str, held(maxLength=63)]
+    """The stock unit's name."""
+
+    uid: Annotated[str, held(maxLength=64)]
+    """The stock unit's UID: one of the same name that comes later is another one."""
+
+    memory: Quantity = ""
+    """The memory it reserved, which the target keeps."""
+
+    gpu: Count = 0
+    """The GPUs it held, which the target keeps."""
+
+    node: Annotated[str, held(maxLength=253)] = ""
+    """The node where it held them."""
+
+
+class OperationError(Wire, frozen=True, kw_only=True):
+    """Why the operation failed."""
+
+    code: Annotated[str, held(maxLength=64)]
+    """The code that the API answers with."""
+
+    message: Annotated[str, held(maxLength=4096)]
+    """The sentence that the API answers with."""
+
+
+class OperationStatus(Wire, frozen=True, kw_only=True):
+    """How far the operation is."""
+
+    state: Annotated[str, held(enum=[each.value for each in OperationState])] = OperationState.ACCEPTED.value
+    """Accepted, Running, GivingUp, Succeeded or Failed."""
+
+    stock: SourceStock | None = None
+    """The stock unit that becomes the target."""
+
+    target_uid: Annotated[str, held(maxLength=64)] | None = field(default=None, name="targetUID")
+    """The UID of the object that was made: one of the same name that comes later is another one."""
+
+    error: OperationError | None = None
+    """Why the operation failed."""
+
+    started_at: Annotated[str, held(format="date-time")] | None = None
+    """When work on it began."""
+
+    finished_at: Annotated[str, held(format="date-time")] | None = None
+    """When it succeeded or failed: its retention counts from here."""
+
+
+class Operation(Object, frozen=True, kw_only=True):
+    """The durable record behind an operationID: what was asked, how far it is, and how it ended. It is kept for the
+    retention time, also when what it made is gone."""
+
+    spec: OperationSpec
+    status: OperationStatus = OperationStatus()
+
+
+OPERATIONS = Resource(GROUP, VERSION, "Operation", "operations", Operation)
+
+DEFINITION = Definition(
+    OPERATIONS,
+    short_names=("gop",),
+    columns=(
+        Column("ID", ".spec.operationID"),
+        Column("Type", ".spec.type"),
+        Column("Target", ".spec.target.name"),
+        Column("State", ".status.state"),
+        Column("Error", ".status.error.message", wide=True),
+        AGE,
+    ),
+    selectable=(".status.state",),
+)

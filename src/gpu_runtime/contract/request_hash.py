@@ -1,0 +1,39 @@
+"""The identity of a request: two requests that mean the same have one hash, on every replica and in every version."""
+
+import hashlib
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gpu_runtime.contract.crd.operation import OperationType
+
+
+def canonical_request(request: Struct) -> str:
+    """The request as JSON with sorted keys, without what is empty or default.
+
+    What is left out is what a caller may leave out: a field that a later version adds changes no earlier hash.
+    """
+    return msgspec.json.encode(_plain(request), order="sorted").decode()
+
+
+def request_hash(kind: OperationType, canonical: str) -> str:
+    return hashlib.sha256(f"{kind.value}\n{canonical}".encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return _said(value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _said(request: Struct) -> dict[str, Any]:
+    """What the request says beyond the defaults. The encoder's own omission goes by identity, not by value."""
+    fields = msgspec.structs.fields(request)
+    said = {each.encode_name: (getattr(request, each.name), each.default) for each in fields}
+    plain = {name: _plain(value) for name, (value, default) in said.items() if value != default}
+    return {name: value for name, value in plain.items() if value not in (None, "", [], {})}

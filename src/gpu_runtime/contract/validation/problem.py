@@ -1,0 +1,21 @@
+"""A problem: the field's path and a sentence that says what to do about it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Problem:
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+Problems: TypeAlias = Iterator[Problem]
+
+
+def under(at: str, field: str) -> str:
+    return f"{at}.{field}" if at else field

@@ -1,0 +1,49 @@
+"""`python -m gpu_runtime.manifests [--check] config`: write the generated files, or say which of them are stale."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpu_runtime.manifests.document import GENERATED
+from gpu_runtime.manifests.tree import generated
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gpu_runtime.manifests", description=__doc__)
+    parser.add_argument("config", type=Path, help="the folder that holds the manifests")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail where a file is stale")
+    options = parser.parse_args()
+    wanted = {options.config / path: text for path, text in generated().items()}
+    stale = [path for path, text in wanted.items() if _read(path) != text]
+    orphans = [path for path in _generated_before(options.config) if path not in wanted]
+    if options.check:
+        return _report([*stale, *orphans])
+    for path in orphans:
+        path.unlink()
+    for path in stale:
+        _write(path, wanted[path])
+    return 0
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _generated_before(config: Path) -> list[Path]:
+    files = [path for path in sorted(config.rglob("*.yaml")) if path.is_file()]
+    return [path for path in files if path.read_text(encoding="utf-8").startswith(GENERATED)]
+
+
+def _report(stale: list[Path]) -> int:
+    for path in stale:
+        sys.stderr.write(f"{path} is not what the code says: run `make manifests` and commit the result\n")
+    return 1 if stale else 0
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

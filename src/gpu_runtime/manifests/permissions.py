@@ -1,0 +1,60 @@
+"""What each process may do in the cluster, and what for. The RBAC manifests come from here."""
+
+from dataclasses import dataclass
+
+from gpu_runtime.contract.crd.names import GROUP, SYSTEM_NAMESPACE
+
+READ = ("get", "list", "watch")
+WRITE = ("create", "update", "patch", "delete")
+
+
+@dataclass(frozen=True)
+class Grant:
+    because: str
+    group: str
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """Only these objects, where the names are known."""
+
+
+@dataclass(frozen=True)
+class Process:
+    name: str
+    everywhere: tuple[Grant, ...]
+    """In every namespace: units and pools live wherever their owners put them."""
+    at_home: tuple[Grant, ...] = ()
+    """Only in the platform's own namespace."""
+    namespace: str = SYSTEM_NAMESPACE
+
+
+CONTROLLER_MANAGER = Process(
+    "controller-manager",
+    everywhere=(
+        Grant("what it reconciles", GROUP, ("gpuunits", "gpustorages", "stockpools"), READ),
+        Grant(
+            "reporting on it",
+            GROUP,
+            ("gpuunits/status", "gpustorages/status", "stockpools/status"),
+            ("update", "patch"),
+        ),
+        Grant("attachment and protection of storages", GROUP, ("gpustorages",), ("update", "patch")),
+        # A child blocks its owner's deletion, which the API server allows to those who could finalize the owner.
+        Grant("owning children", GROUP, ("gpuunits/finalizers", "stockpools/finalizers"), ("update",)),
+        Grant("the workload of units and pools", "apps", ("deployments",), READ + WRITE),
+        Grant("their addresses", "", ("services",), READ + WRITE),
+        Grant("the data of storages", "", ("persistentvolumeclaims",), READ + WRITE),
+        Grant("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), READ),
+        Grant("why a workload does not start", "", ("pods",), READ),
+        Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
+    ),
+    at_home=(
+        # A name cannot limit a create: the object does not have it yet when the right is checked.
+        Grant("leader election", "coordination.k8s.io", ("leases",), ("create",)),
+        Grant(
+            "leader election", "coordination.k8s.io", ("leases",), ("get", "update", "patch"), ("controller-manager",)
+        ),
+    ),
+)
+
+PROCESSES = (CONTROLLER_MANAGER,)

@@ -1,0 +1,88 @@
+"""Samples: one object of each kind that people write, small enough to read and complete enough to run."""
+
+import msgspec
+
+from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage, GPUStorageSpec
+from gpu_runtime.contract.crd.gpu_unit import (
+    GPU_UNITS,
+    Access,
+    GPUUnit,
+    GPUUnitSpec,
+    Serverless,
+    StorageMount,
+)
+from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE
+from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool, StockPoolSpec
+from gpu_runtime.contract.crd.workload import EnvVar, Port, Template
+from gpu_runtime.kube.objects import Manifest, ObjectMeta, Resource, T
+
+IMAGE = "python:3.12-slim"
+HTTP_SERVER = Template(
+    command=("python",),
+    args=("-m", "http.server", "8080"),
+    envs=(EnvVar(name="MODEL_ID", value="demo-model"),),
+    ports=(Port(name="http", port=8080),),
+)
+DOUBLING = """\
+from gpu_runtime.framework import handler, serve
+
+@handler
+def run(request):
+    return {"n": request.payload["n"] * 2}
+
+serve()
+"""
+
+POOL = StockPool(
+    metadata=ObjectMeta(name="pool-g1-demo", namespace="default"),
+    spec=StockPoolSpec(spec_name="g1.1", image=IMAGE, memory="16Gi", gpu=1, replicas=1, template=HTTP_SERVER),
+)
+STOCK_UNIT = GPUUnit(
+    metadata=ObjectMeta(name="stock-g1-demo", namespace=STOCK_NAMESPACE),
+    spec=GPUUnitSpec(spec_name="g1.1", memory="16Gi", gpu=1),
+)
+STORAGE = GPUStorage(
+    metadata=ObjectMeta(name="model-cache", namespace=INSTANCE_NAMESPACE), spec=GPUStorageSpec(size="20Gi")
+)
+ACTIVE_UNIT = GPUUnit(
+    metadata=ObjectMeta(name="demo-instance", namespace=INSTANCE_NAMESPACE),
+    spec=GPUUnitSpec(
+        spec_name="g1.1",
+        image=IMAGE,
+        memory="16Gi",
+        gpu=1,
+        template=HTTP_SERVER,
+        access=Access(primary_port="http", scheme="http"),
+        storage_mounts=(StorageMount(name="model-cache", mount_path="/workspace/cache"),),
+    ),
+)
+FUNCTION = GPUUnit(
+    metadata=ObjectMeta(name="doubling", namespace=INSTANCE_NAMESPACE),
+    spec=GPUUnitSpec(
+        spec_name="g1.1",
+        image="gpu-runtime:local",
+        memory="16Gi",
+        gpu=1,
+        template=Template(command=("python", "-c"), args=(DOUBLING,)),
+        serverless=Serverless(enabled=True, request_id="doubling", max_workers=4),
+        running=False,
+    ),
+)
+
+
+def samples() -> dict[str, Manifest]:
+    """The samples by file name."""
+    return {
+        "runtime_v1alpha1_stockpool.yaml": _manifest(STOCK_POOLS, POOL),
+        "runtime_v1alpha1_gpuunit_stock.yaml": _manifest(GPU_UNITS, STOCK_UNIT),
+        "runtime_v1alpha1_gpustorage.yaml": _manifest(GPU_STORAGES, STORAGE),
+        "runtime_v1alpha1_gpuunit.yaml": _manifest(GPU_UNITS, ACTIVE_UNIT),
+        "runtime_v1alpha1_gpuunit_function.yaml": _manifest(GPU_UNITS, FUNCTION),
+    }
+
+
+def _manifest(resource: Resource[T], sample: T) -> Manifest:
+    # Through JSON, not to builtins: manifests hold lists, and the model holds tuples.
+    plain: Manifest = msgspec.json.decode(msgspec.json.encode(sample))
+    plain.pop("status", None)
+    return {"apiVersion": resource.api_version, "kind": resource.kind} | plain

@@ -1,0 +1,40 @@
+"""Every generated file, by its path under `config/`."""
+
+from gpu_runtime.contract.crd import DEFINITIONS
+from gpu_runtime.manifests.crd import custom_resource_definition, file_name
+from gpu_runtime.manifests.document import documents, kustomization
+from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER
+from gpu_runtime.manifests.permissions import PROCESSES
+from gpu_runtime.manifests.rbac import rbac
+from gpu_runtime.manifests.samples import samples
+from gpu_runtime.manifests.settings_file import settings_file
+
+
+def generated() -> dict[str, str]:
+    return crds() | roles() | sample_objects() | local_settings()
+
+
+def crds() -> dict[str, str]:
+    files = {f"bases/{file_name(each)}": documents([custom_resource_definition(each)]) for each in DEFINITIONS}
+    return _folder("crd", files)
+
+
+def roles() -> dict[str, str]:
+    return _folder("rbac", {f"{process.name}.yaml": documents(rbac(process)) for process in PROCESSES})
+
+
+def sample_objects() -> dict[str, str]:
+    return _folder("samples", {name: documents([manifest]) for name, manifest in samples().items()})
+
+
+def local_settings() -> dict[str, str]:
+    about = (
+        "The controller manager on a developer's machine. Every setting is here; all but the images may be left out."
+    )
+    return {"local/controller-manager.yaml": settings_file(about, CONTROLLER_MANAGER)}
+
+
+def _folder(name: str, files: dict[str, str]) -> dict[str, str]:
+    """The files under one folder, with the kustomization that names them."""
+    complete = {"kustomization.yaml": kustomization(files)} | files
+    return {f"{name}/{path}": text for path, text in complete.items()}

@@ -1,0 +1,123 @@
+"""Settings: YAML into a frozen struct. A wrong or unknown key is an error that names it and says what was meant.
+
+Nothing here reads the environment: what a process does is what its file says.
+"""
+
+import difflib
+import re
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Struct, inspect
+
+from gpu_runtime.contract.errors import Rejected
+
+
+class Settings(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A section of a settings file. Every field has a docstring, which the sample file shows as its comment."""
+
+
+class BadSettings(Rejected):
+    code = "bad_settings"
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load(path: Path, model: type[S]) -> S:
+    """The settings in the file, or BadSettings with everything the operator needs to correct it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadSettings(f"{path}: {error.strerror}") from error
+    try:
+        return parse(text, model)
+    except BadSettings as bad:
+        raise BadSettings(f"{path}: {bad}") from bad
+
+
+def parse(text: str, model: type[S]) -> S:
+    try:
+        document = yaml.load(text, Loader=_OneOfEachKey)  # noqa: S506 - derived from the safe loader
+    except yaml.YAMLError as error:
+        raise BadSettings(f"not YAML: {error}") from error
+    document = {} if document is None else document
+    if unknown := list(_unknown_keys(document, inspect.type_info(model), "")):
+        raise BadSettings("; ".join(unknown))
+    try:
+        return msgspec.convert(document, model)
+    except msgspec.ValidationError as error:
+        raise BadSettings(_worded(str(error), document, model)) from error
+
+
+class _OneOfEachKey(yaml.SafeLoader):
+    """YAML that refuses a key given twice instead of keeping the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is given twice", node.value[index][0].start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _unknown_keys(document: Any, info: inspect.Type, at: str) -> Iterator[str]:
+    fields = _fields(info)
+    if not fields or not isinstance(document, dict):
+        return
+    for key, value in document.items():
+        path = f"{at}.{key}" if at else str(key)
+        if key in fields:
+            yield from _unknown_keys(value, fields[key], path)
+        else:
+            yield f"{path} is not a setting{_suggestion(str(key), list(fields))}"
+
+
+def _fields(info: inspect.Type) -> dict[str, inspect.Type]:
+    """The keys of a section and their types; none where it is no section."""
+    match info:
+        case inspect.StructType(fields=fields):
+            return {field.encode_name: field.type for field in fields}
+        case inspect.Metadata(type=inner):
+            return _fields(inner)
+        case inspect.UnionType(types=types):
+            return {key: each for inner in types for key, each in _fields(inner).items()}
+    return {}
+
+
+def _suggestion(key: str, known: list[str]) -> str:
+    by_lower = {each.lower(): each for each in known}
+    nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[nearest[0]]}?" if nearest else f"; there are {', '.join(sorted(known))}"
+
+
+def _worded(error: str, document: Any, model: type[Settings]) -> str:
+    """The decoder's words with the key's path in front, and with what was expected and found."""
+    text, _, place = error.partition(" - at `$")
+    path = place.rstrip("`").lstrip(".")
+    if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
+        return f"{'.'.join(filter(None, (path, missing[1])))} is required"
+    if text.startswith("Invalid enum value"):
+        choices = ", ".join(map(str, _choices(model, path)))
+        return f"{path}: {_at(document, path)!r} is not one of {choices}"
+    found = "" if "got" in text or not text.startswith("Expected") else f", got {_at(document, path)!r}"
+    worded = text.replace("`", "").replace("Expected", "expected").replace("object", "a section")
+    return f"{path or 'the file'}: {worded}{found}"
+
+
+def _at(document: Any, path: str) -> Any:
+    for key in path.split("."):
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def _choices(model: type[Settings], path: str) -> tuple[Any, ...]:
+    info: inspect.Type = inspect.type_info(model)
+    for key in path.split("."):
+        info = _fields(info)[key]
+    return info.values if isinstance(info, inspect.LiteralType) else ()

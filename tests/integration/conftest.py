@@ -1,0 +1,41 @@
+"""What tests on a real API server share: the platform's own kinds, and kubectl."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from localcluster.control_plane import ControlPlane
+
+CONFIG = Path(__file__).parents[2] / "config"
+
+Kubectl: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def kubectl(control_plane: ControlPlane) -> Kubectl:
+    """Runs kubectl with every right. The result says how it went; nothing is raised."""
+    program = [str(control_plane.programs["kubectl"]), f"--kubeconfig={control_plane.kubeconfig}"]
+
+    def run(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*program, *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def platform_crds(kubectl: Kubectl) -> tuple[str, ...]:
+    """The platform's CustomResourceDefinitions, installed and served. Gives their names."""
+    applied = kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / "crd"), "-o", "name")
+    assert applied.returncode == 0, applied.stderr
+    names = tuple(applied.stdout.split())
+    served = kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+    assert served.returncode == 0, served.stderr
+    # Established is said a moment before storage answers. kubectl waits as the API server asks it to.
+    listed = [kubectl("get", name.partition("/")[2], "--all-namespaces") for name in names]
+    assert [done.returncode for done in listed] == [0] * len(names), listed
+    return names

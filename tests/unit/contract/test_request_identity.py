@@ -1,0 +1,73 @@
+"""Requests that mean the same have one hash; what differs in meaning differs in hash."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
+from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
+from gpu_runtime.contract.crd.operation import OperationType
+from gpu_runtime.contract.request_hash import canonical_request, request_hash
+from gpu_runtime.contract.validation import normalised_storage, normalised_unit
+
+
+def canonical(**spec: Any) -> str:
+    unit = msgspec.convert({"specName": "g1.1", "image": "python:3.12"} | spec, GPUUnitSpec)
+    return canonical_request(normalised_unit(unit))
+
+
+PLAIN = canonical()
+PORT = {"name": "http", "port": 8080}
+
+SAME = {
+    "defaults said aloud": ({"gpu": 0, "running": True, "template": {}, "storageMounts": []}, {}),
+    "a default inside": (
+        {"serverless": {"idleTimeoutSeconds": 300, "framework": {"invokePath": "/invoke"}}},
+        {"serverless": {}},
+    ),
+    "another spelling of the memory": ({"memory": "1024Mi"}, {"memory": "1Gi"}),
+    "the protocol said aloud": ({"template": {"ports": [PORT | {"protocol": "tcp"}]}}, {"template": {"ports": [PORT]}}),
+    "another spelling of the path": (
+        {"storageMounts": [{"name": "a", "mountPath": "//data//x/"}]},
+        {"storageMounts": [{"name": "a", "mountPath": "/data/x"}]},
+    ),
+}
+
+DIFFERENT = {
+    "another image": {"image": "python:3.13"},
+    "other memory": {"memory": "1G"},
+    "stopped": {"running": False},
+    "an empty argument": {"template": {"args": [""]}},
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
+def test_one_meaning_has_one_form(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert canonical(**one) == canonical(**other)
+
+
+@pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
+def test_another_meaning_has_another_form(change: dict[str, Any]) -> None:
+    assert canonical(**change) != PLAIN
+
+
+def test_order_matters_where_it_means_something() -> None:
+    assert canonical(template={"args": ["a", "b"]}) != canonical(template={"args": ["b", "a"]})
+
+
+def test_the_form_is_readable_and_reads_back() -> None:
+    assert PLAIN == '{"image":"python:3.12","specName":"g1.1"}'
+    assert msgspec.json.decode(PLAIN, type=GPUUnitSpec).image == "python:3.12"
+
+
+def test_the_hash_never_changes_between_versions() -> None:
+    """Recorded operations outlive an upgrade: this value may never be adapted."""
+    known = "44f59c9856bd614e4a011d5cceffc6eb8eb2b1f7c0c9c863acc55fd7d282bc73"
+    assert request_hash(OperationType.CREATE_UNIT, PLAIN) == known
+    assert request_hash(OperationType.SEED_STOCK, PLAIN) != request_hash(OperationType.CREATE_UNIT, PLAIN)
+
+
+def test_a_storage_without_class_is_one_with_the_default_class() -> None:
+    one, other = GPUStorageSpec(size="1Gi", storage_class_name=""), GPUStorageSpec(size="1024Mi")
+    assert canonical_request(normalised_storage(one)) == canonical_request(normalised_storage(other))

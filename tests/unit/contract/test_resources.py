@@ -1,0 +1,141 @@
+"""Models, names and conditions."""
+
+import msgspec
+import pytest
+
+from gpu_runtime.contract.crd import DEFINITIONS, names
+from gpu_runtime.contract.crd.conditions import READY, Reason, find, ready, with_condition
+from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, GPUUnitSpec, GPUUnitStatus
+from gpu_runtime.contract.crd.names import Role
+from gpu_runtime.contract.crd.operation import Operation, OperationState
+from gpu_runtime.contract.crd.workload import Port, Template
+from gpu_runtime.contract.quantity import canonical
+
+
+def test_acronyms_keep_their_case_on_the_wire() -> None:
+    status = GPUUnitStatus(access_url="http://demo", service_name="demo")
+    assert msgspec.json.decode(msgspec.json.encode(status)) == {"accessURL": "http://demo", "serviceName": "demo"}
+    text = b'{"spec":{"specName":"g1","serverless":{"requestID":"f"}}}'
+    unit = msgspec.json.decode(text, type=GPUUnit)
+    assert unit.spec.serverless
+    assert unit.spec.serverless.request_id == "f"
+
+
+def test_an_object_of_another_version_can_still_be_read() -> None:
+    """One object with a phase, a protocol or a field from tomorrow must not blind a whole cache."""
+    text = b'{"spec":{"specName":"","gpu":-1,"new":1},"status":{"phase":"Hibernating"}}'
+    assert msgspec.json.decode(text, type=GPUUnit).status.phase == "Hibernating"
+
+
+def test_an_operation_without_status_is_accepted_and_unfinished() -> None:
+    text = (
+        b'{"spec":{"operationID":"a","type":"SeedStock","requestHash":"","target":{"kind":"GPUUnit","namespace":"n"}}}'
+    )
+    state = OperationState(msgspec.json.decode(text, type=Operation).status.state)
+    assert state is OperationState.ACCEPTED
+    assert [each for each in OperationState if each.finished] == [OperationState.SUCCEEDED, OperationState.FAILED]
+
+
+def test_placement_decides_the_role() -> None:
+    assert names.role_of("runtime-stock") is Role.STOCK
+    assert names.role_of("runtime-instance") is Role.ACTIVE
+    assert names.role_of("default") is Role.ACTIVE
+    assert names.role_of("warm", stock_namespace="warm") is Role.STOCK
+
+
+def test_every_owned_object_can_be_selected() -> None:
+    selector = names.OWNED_SELECTOR.split("=")
+    for labels in (
+        names.unit_labels("demo", "g1.1", Role.ACTIVE),
+        names.pool_labels("demo", "g1.1"),
+        names.storage_labels("demo"),
+    ):
+        assert labels[selector[0]] == selector[1]
+
+
+def test_derived_names_are_names_whatever_the_operation_id() -> None:
+    for operation_id in ("unit-demo-001", "Ä" * 256, "a/b c"):
+        derived = (
+            names.operation_name(operation_id),
+            names.generated_pool_name(operation_id),
+            names.stock_unit_name(operation_id, 99_999),
+        )
+        assert all(len(name) <= 58 and name.isascii() for name in derived)
+    assert names.operation_name("a") != names.operation_name("b")
+    assert names.operation_name("unit-demo-001") == "op-765acc10fccd34575d64905f4c63313ecd689792"
+
+
+PORTS = (Port(name="http", port=8080), Port(name="grpc", port=9000))
+
+
+@pytest.mark.parametrize(
+    ("access", "ports", "primary"),
+    [
+        (None, PORTS, 8080),
+        (Access(), PORTS, 8080),
+        (Access(primary_port="grpc"), PORTS, 9000),
+        (Access(primary_port="none"), PORTS, None),
+        (None, (), None),
+    ],
+)
+def test_the_access_url_points_to_the_named_port_or_the_first(
+    access: Access | None, ports: tuple[Port, ...], primary: int | None
+) -> None:
+    port = GPUUnitSpec(spec_name="g1.1", access=access, template=Template(ports=ports)).primary_port()
+    assert (port.port if port else None) == primary
+
+
+def test_a_conditions_time_moves_only_with_its_status() -> None:
+    first = with_condition((), ready(False, Reason.UNIT_PROGRESSING, "starting", 1), "10:00")
+    same = with_condition(first, ready(False, Reason.POD_STARTUP_FAILED, "no such image", 1), "10:01")
+    changed = with_condition(same, ready(True, Reason.UNIT_READY, "", 2), "10:02")
+    times = [found.last_transition_time for each in (first, same, changed) if (found := find(each, READY))]
+    assert times == ["10:00", "10:00", "10:02"]
+    assert len(changed) == 1
+    assert changed[0].reason == "UnitReady"
+
+
+def test_the_reasons_of_the_series_are_all_there() -> None:
+    series = {
+        "DeploymentProgressing",
+        "DeploymentReady",
+        "ScaledToZero",
+        "InvalidSpec",
+        "PodStartupFailed",
+        "PodStatusSyncFailed",
+        "ServiceSyncFailed",
+        "DeploymentSyncFailed",
+    }
+    assert series <= {reason.value for reason in Reason}
+
+
+def test_kinds_and_short_names_are_unique() -> None:
+    short = [name for definition in DEFINITIONS for name in definition.short_names]
+    assert len(short) == len(set(short))
+    assert len({definition.resource.plural for definition in DEFINITIONS}) == len(DEFINITIONS)
+
+
+@pytest.mark.parametrize(
+    ("written", "spelled"),
+    [
+        ("1024Mi", "1Gi"),
+        ("16Gi", "16Gi"),
+        ("0.5Gi", "512Mi"),
+        ("1.5Ki", "1536"),
+        ("1000Mi", "1000Mi"),
+        ("1000", "1k"),
+        ("1e3", "1k"),
+        ("1E3", "1k"),
+        ("2E", "2E"),
+        ("0.1", "100m"),
+        ("+1", "1"),
+        ("0Gi", "0"),
+        ("", ""),
+        ("1 Gi", "1 Gi"),
+        ("1gi", "1gi"),
+        ("1e", "1e"),
+        ("lots", "lots"),
+    ],
+)
+def test_a_quantity_has_one_spelling(written: str, spelled: str) -> None:
+    assert canonical(written) == spelled

@@ -1,0 +1,77 @@
+"""Generated files are complete, documented and the same every time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_runtime.contract.crd import DEFINITIONS
+from gpu_runtime.contract.crd.names import role_of
+from gpu_runtime.contract.validation import name_problems, pool_problems, storage_problems, unit_problems
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.manifests import samples
+from gpu_runtime.manifests.crd import custom_resource_definition
+from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER
+from gpu_runtime.manifests.settings_file import settings_file
+from gpu_runtime.manifests.tree import generated
+from gpu_runtime.process.settings import Settings, load
+
+CONFIG = Path(__file__).parents[3] / "config"
+
+
+def test_what_is_checked_in_is_what_the_code_says() -> None:
+    assert {path: (CONFIG / path).read_text() for path in generated()} == generated()
+
+
+def schemas(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from schemas(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from schemas(schema["items"], f"{path}[]")
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda each: each.resource.kind)
+def test_every_field_of_a_kind_is_described(definition: Any) -> None:
+    version = custom_resource_definition(definition)["spec"]["versions"][0]
+    root = version["schema"]["openAPIV3Schema"]["properties"]
+    for part in ("spec", "status"):
+        fields = [(path, schema) for path, schema in schemas(root[part], part) if not path.endswith("[]")]
+        assert [path for path, schema in fields if not schema.get("description")] == []
+
+
+@pytest.mark.parametrize("name", ["memory", "size", "capacity"])
+def test_no_pattern_keeps_a_bad_quantity_from_the_controller(name: str) -> None:
+    found = []
+    for definition in DEFINITIONS:
+        version = custom_resource_definition(definition)["spec"]["versions"][0]
+        found += [s for path, s in schemas(version["schema"]["openAPIV3Schema"], "") if path.endswith(f".{name}")]
+    assert found
+    assert not any("pattern" in schema or "format" in schema for schema in found)
+
+
+def test_samples_have_no_problems() -> None:
+    for unit in (samples.ACTIVE_UNIT, samples.STOCK_UNIT, samples.FUNCTION):
+        assert unit_problems(unit.spec, role_of(unit.metadata.namespace)) == ()
+        assert list(name_problems(unit.metadata.name)) == []
+    assert pool_problems(samples.POOL.spec) == ()
+    assert storage_problems(samples.STORAGE.spec) == ()
+
+
+def test_the_local_settings_load_and_show_every_setting() -> None:
+    path = CONFIG / "local" / "controller-manager.yaml"
+    assert load(path, ControllerManagerSettings) == CONTROLLER_MANAGER
+    shown = yaml.safe_load(path.read_text())
+    assert shown.keys() == set(ControllerManagerSettings.__struct_encode_fields__)
+    for field in ("kubernetes", "leaderElection", "workers", "log"):
+        assert shown[field]
+
+
+def test_a_setting_without_a_docstring_cannot_be_shown() -> None:
+    class Bare(Settings, frozen=True, kw_only=True):
+        silent: int = 1
+
+    with pytest.raises(LookupError, match=r"Bare\.silent has no docstring"):
+        settings_file("bare", Bare())

@@ -1,0 +1,77 @@
+"""Log lines that programs and people can read."""
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_runtime.process import logs
+from gpu_runtime.process.sections import Log
+
+logger = logging.getLogger("test.logs")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logging.captureWarnings(capture=False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_json_line_carries_its_fields() -> None:
+    stream = io.StringIO()
+    logs.configure(Log(format="json"), stream)
+    logger.info(
+        "claimed %s",
+        "stock-1",
+        extra={
+            "unit": "demo",
+            "where": {
+                1,
+            },
+            "level": "own",
+        },
+    )
+    line = json.loads(stream.getvalue())
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "info",
+        "logger": "test.logs",
+        "message": "claimed stock-1",
+        "unit": "demo",
+        "where": [1],
+    }
+
+
+def test_what_json_cannot_say_is_said_as_text() -> None:
+    stream = io.StringIO()
+    logs.configure(Log(format="json"), stream)
+    logger.info("odd", extra={"value": logging})
+    assert "module" in json.loads(stream.getvalue())["value"]
+
+
+def test_a_traceback_stays_on_its_line() -> None:
+    stream = io.StringIO()
+    logs.configure(Log(format="json"), stream)
+    logger.error("failed", exc_info=ValueError("broken\nin two"))
+    (line,) = stream.getvalue().splitlines()
+    assert "ValueError: broken" in json.loads(line)["error"]
+
+
+def test_the_level_and_the_form_are_settings() -> None:
+    stream = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logs.configure(Log(level="warning", format="text"), stream)
+        logger.info("quiet")
+        logger.warning("loud", extra={"unit": "demo"})
+        warnings.warn("old", stacklevel=1)
+    first, second, *_ = stream.getvalue().splitlines()
+    assert first.endswith("WARNING test.logs: loud unit=demo")
+    assert "old" in second
