@@ -10,15 +10,16 @@ import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import aiohttp
-from aiohttp import ClientTimeout, hdrs
+from aiohttp import ClientResponse, ClientTimeout, hdrs
 from multidict import CIMultiDict
+from prometheus_client import Counter
 from yarl import URL
 
 from gpu_runtime.kube.config import ClusterConfig, Trust
@@ -34,6 +35,7 @@ from gpu_runtime.kube.errors import (
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
 
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _EXACT = 3600.0
 """aiohttp rounds longer timeouts up to whole seconds; a leader's remaining time must not be rounded up."""
 
@@ -79,6 +81,7 @@ class Transport:
         # Decompression costs more than the bytes it saves on a cluster's own network.
         self._headers.extend({hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"})
         self._dressed: _Dressed | None = None
+        self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __aenter__(self) -> Self:
         connector = _Connector(limit=self._connections, keepalive_timeout=60, socket_factory=_keepalive_socket)
@@ -105,8 +108,12 @@ class Transport:
             await asyncio.sleep(delay)
 
     async def _attempt(self, call: Call) -> bytes:
-        async with self._sent(call, _allowed(call)) as response:
-            body = await response.read()
+        dressed = await self._dress()
+        timeout = _allowed(call)
+        with _Exchange(self, call, timeout) as exchange:
+            async with self._sent(call, dressed, timeout) as response:
+                exchange.code = response.status
+                body = await response.read()
         if response.status >= 300:
             raise refusal(response.status, body, response.headers.get(hdrs.RETRY_AFTER))
         return body
@@ -114,54 +121,82 @@ class Transport:
     @asynccontextmanager
     async def stream(self, call: Call, *, idle: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """The chunks of an answer without end, until none has come for `idle` seconds."""
-        timeout = ClientTimeout(connect=call.timeout, sock_read=idle, ceil_threshold=_EXACT)
-        async with self._sent(call, timeout) as response:
-            if response.status >= 300:
-                body = await response.read()
-                error = refusal(response.status, body, response.headers.get(hdrs.RETRY_AFTER))
-                if isinstance(error, Unauthorized):
-                    self._config.credentials.refused()
-                raise error
-            yield response.content.iter_any()
-
-    @asynccontextmanager
-    async def _sent(self, call: Call, timeout: ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:  # noqa: ASYNC109
         dressed = await self._dress()
-        fence = _FENCE.set(call.fence)
-        code = "none"
-        try:
-            async with self._session.request(
-                call.method,
-                URL(self._config.server + call.target, encoded=True),
-                data=call.body,
-                headers=dressed.for_body(call),
-                ssl=dressed.tls,
-                server_hostname=self._config.trust.server_name,
-                proxy=self._config.proxy,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
-                code = str(response.status)
-                yield response
-        except TimeoutError as error:
-            sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
-            raise Unreachable(
-                f"no answer within {_seconds(timeout):g} s: {call.method} {call.target}", sent=sent
-            ) from error
-        except aiohttp.ClientError as error:
-            if isinstance(error, aiohttp.ClientConnectorCertificateError):
-                self._dressed = None  # the authority may have been renewed on disk
-            sent = not isinstance(error, aiohttp.ClientConnectorError)
-            raise Unreachable(f"{error or type(error).__name__}: {call.method} {call.target}", sent=sent) from error
-        finally:
-            _FENCE.reset(fence)
-            self._metrics.requests.labels(call.method, code).inc()
+        timeout = ClientTimeout(connect=call.timeout, sock_read=idle, ceil_threshold=_EXACT)
+        with _Exchange(self, call, timeout) as exchange:
+            async with self._sent(call, dressed, timeout) as response:
+                exchange.code = response.status
+                if response.status >= 300:
+                    raise self._refused(response, await response.read())
+                yield response.content.iter_any()
+
+    def _sent(
+        self, call: Call, dressed: "_Dressed", timeout: ClientTimeout
+    ) -> AbstractAsyncContextManager[ClientResponse]:
+        return self._session.request(
+            call.method,
+            URL(self._config.server + call.target, encoded=True),
+            data=call.body,
+            headers=dressed.for_body(call),
+            ssl=dressed.tls,
+            server_hostname=self._config.trust.server_name,
+            proxy=self._config.proxy,
+            timeout=timeout,
+            allow_redirects=False,
+        )
+
+    def _refused(self, response: ClientResponse, body: bytes) -> ApiError:
+        error = refusal(response.status, body, response.headers.get(hdrs.RETRY_AFTER))
+        if isinstance(error, Unauthorized):
+            self._config.credentials.refused()
+        return error
+
+    def count(self, method: str, code: int) -> None:
+        counter = self._counters.get((method, code))
+        if counter is None:
+            counter = self._counters[method, code] = self._metrics.requests.labels(method, str(code or "none"))
+        counter.inc()
+
+    def forget_identity(self) -> None:
+        """Read certificates anew before the next request."""
+        self._dressed = None
 
     async def _dress(self) -> "_Dressed":
         identity = await self._config.credentials.current()
         if self._dressed is None or self._dressed.identity is not identity:
             self._dressed = _Dressed(identity, _tls(self._config.trust, identity), self._headers)
         return self._dressed
+
+
+class _Exchange:
+    """One request and its answer: behind the fence, counted, its failures in this package's words."""
+
+    __slots__ = ("_call", "_fence", "_timeout", "_transport", "code")
+
+    def __init__(self, transport: Transport, call: Call, timeout: ClientTimeout) -> None:
+        self._transport, self._call, self._timeout = transport, call, timeout
+        self._fence: Token[Fence | None] | None = None
+        self.code = 0
+
+    def __enter__(self) -> Self:
+        if self._call.fence is not None:
+            self._fence = _FENCE.set(self._call.fence)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._fence is not None:
+            _FENCE.reset(self._fence)
+        self._transport.count(self._call.method, self.code)
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            self._transport.forget_identity()  # the authority may have been renewed on disk
+        if isinstance(error, aiohttp.ClientError | TimeoutError):
+            raise Unreachable(self._words(error), sent=not isinstance(error, _NEVER_SENT)) from error
+
+    def _words(self, error: Exception) -> str:
+        asked = f"{self._call.method} {self._call.target}"
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._timeout.total or self._timeout.sock_read or 0:g} s: {asked}"
+        return f"{str(error) or type(error).__name__}: {asked}"
 
 
 class _Dressed:
@@ -208,10 +243,6 @@ def _allowed(call: Call) -> ClientTimeout:
     if remaining <= 0:
         raise NotLeading(f"this process no longer leads; held back: {call.method} {call.target}")
     return ClientTimeout(total=min(call.timeout, remaining), ceil_threshold=_EXACT)
-
-
-def _seconds(timeout: ClientTimeout) -> float:
-    return timeout.total or timeout.sock_read or 0.0
 
 
 def _tls(trust: Trust, identity: Identity) -> ssl.SSLContext:
