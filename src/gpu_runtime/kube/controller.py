@@ -9,14 +9,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gpu_runtime.kube.errors import Conflict, KubeError
-from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Object
+from gpu_runtime.kube.objects import Key, Object, Resource
 from gpu_runtime.kube.retry import Backoff
-from gpu_runtime.kube.store import Change
+from gpu_runtime.kube.store import Change, Store
 from gpu_runtime.kube.workqueue import QueueClosed, WorkQueue
 
 T = TypeVar("T", bound=Object)
@@ -35,6 +34,16 @@ class RecheckIn:
     """Nothing more to do now; look again after so many seconds even if nothing changes."""
 
     seconds: float
+
+
+class Source(Protocol[T]):
+    """Where a controller learns of the objects of a kind; an Informer is one."""
+
+    resource: Resource[T]
+    store: Store[T]
+
+    def on_change(self, handler: Callable[[Change[T]], None]) -> None: ...
+    async def synced(self) -> None: ...
 
 
 Outcome = Settled | RecheckIn
@@ -59,7 +68,7 @@ class Controller(Generic[T]):
     def __init__(
         self,
         name: str,
-        primary: Informer[T],
+        primary: Source[T],
         reconcile: Reconcile[T],
         options: ControllerOptions | None = None,
         metrics: KubeMetrics | None = None,
@@ -70,10 +79,10 @@ class Controller(Generic[T]):
         self._options = options or ControllerOptions()
         self._measure = _Measure(metrics or KubeMetrics(), name)
         self._queue: WorkQueue[Key] = WorkQueue(self._options.backoff, self._measure)
-        self._sources: list[Informer[Any]] = []
+        self._sources: list[Source[Any]] = []
         self.watches(primary, lambda found: (found.metadata.key,))
 
-    def watches(self, informer: Informer[O], concerns: Callable[[O], Iterable[Key]]) -> None:
+    def watches(self, source: Source[O], concerns: Callable[[O], Iterable[Key]]) -> None:
         """Reconcile the objects that a change concerns, whether it concerns them before or after it."""
 
         def enqueue(change: Change[O]) -> None:
@@ -82,10 +91,10 @@ class Controller(Generic[T]):
                     for key in concerns(side):
                         self._queue.add(key)
 
-        self._sources.append(informer)
-        informer.on_change(enqueue)
+        self._sources.append(source)
+        source.on_change(enqueue)
 
-    def owns(self, informer: Informer[O]) -> None:
+    def owns(self, source: Source[O]) -> None:
         """Reconcile the object that an object of this kind belongs to by its controller reference."""
         owner_kind = self._primary.resource.kind
         group = self._primary.resource.group
@@ -97,7 +106,7 @@ class Controller(Generic[T]):
             namespace = found.metadata.namespace if self._primary.resource.namespaced else ""
             return (Key(namespace, reference.name),)
 
-        self.watches(informer, owner)
+        self.watches(source, owner)
 
     def enqueue(self, key: Key, after: float = 0.0) -> None:
         """Reconcile this object, now or after so many seconds."""
@@ -108,8 +117,8 @@ class Controller(Generic[T]):
 
     async def run(self) -> None:
         """Reconcile until `stop`. Starts when every cache it watches has been complete once."""
-        for informer in self._sources:
-            await informer.synced()
+        for source in self._sources:
+            await source.synced()
         for found in self._primary.store.all():
             self._queue.add(found.metadata.key)
         logger.info("controller started", extra={"controller": self.name, "workers": self._options.workers})
