@@ -141,6 +141,8 @@ _BY_CODE: Mapping[int, type[ApiError]] = MappingProxyType(
         429: TooManyRequests,
     }
 )
+_MISAPPLIED = "failed to create typed patch object"
+"""To server-side apply of a field that does not exist, the API server answers as if it were to blame itself."""
 _STATUS = msgspec.json.Decoder(Status)
 
 
@@ -159,6 +161,8 @@ def refused(status: Status, retry_after: float | None = None) -> ApiError:
     """The error for a refusal in Kubernetes' own words."""
     if retry_after is None and status.details and status.details.retry_after_seconds:
         retry_after = float(status.details.retry_after_seconds)
+    if status.code == 500 and _MISAPPLIED in status.message:
+        return Invalid(status, retry_after)
     return _kind(status.code, status.reason, worded=True)(status, retry_after)
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_runtime.kube.errors import ApiError, KubeError, Unreachable
+from gpu_runtime.kube.errors import ApiError, Invalid, KubeError, Unreachable
 
 _TRANSIENT = frozenset({500, 502, 503, 504})
 
@@ -50,6 +50,8 @@ def _may_repeat(error: KubeError, repeatable: bool) -> bool:
     match error:
         case Unreachable(sent=sent):
             return repeatable or not sent
+        case Invalid():
+            return False
         case ApiError(code=429):
             return True
         case ApiError(code=code, retry_after=asked) if code in _TRANSIENT:

@@ -102,3 +102,12 @@ def test_the_fields_at_fault_are_kept() -> None:
     body = b'{"code":422,"reason":"Invalid","details":{"causes":[{"field":"spec.size","message":"must grow"}]}}'
     (cause,) = refusal(422, body).causes
     assert (cause.field, cause.message) == ("spec.size", "must grow")
+
+
+def test_an_apply_of_an_unknown_field_is_the_callers_fault_although_the_server_says_it_is_its_own() -> None:
+    words = (
+        b'{"code":500,"message":"failed to create typed patch object (ns/a): .spec.x: field not declared in schema"}'
+    )
+    error = refusal(500, words)
+    assert type(error) is Invalid
+    assert POLICY.delay(error, 1, repeatable=True) is None
