@@ -4,7 +4,7 @@ A model names only the fields that its reader needs; the decoder drops the rest,
 """
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -12,8 +12,21 @@ Manifest = dict[str, Any]
 """An object as it is written: the shape of the manifest itself, with the fields that its writer owns."""
 
 
-class Wire(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """A value in Kubernetes' JSON: camel case outside, snake case inside, defaults left out."""
+class Key(NamedTuple):
+    """What names an object among those of its kind. The namespace is empty for kinds that have none."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class Wire(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+    """A value in Kubernetes' JSON: camel case outside, snake case inside, defaults left out.
+
+    What is read from JSON has no cycles, so the garbage collector need not look at it.
+    """
 
 
 class OwnerReference(Wire, frozen=True, kw_only=True):
@@ -37,6 +50,15 @@ class ObjectMeta(Wire, frozen=True, kw_only=True):
     finalizers: tuple[str, ...] = ()
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.namespace, self.name)
+
+    @property
+    def controller(self) -> OwnerReference | None:
+        """The owner that manages this object, if it has one."""
+        return next((owner for owner in self.owner_references if owner.controller), None)
 
 
 class Condition(Wire, frozen=True, kw_only=True):

@@ -1,0 +1,95 @@
+"""Kubernetes quantities, exactly: 1024Mi is 1Gi, and 0.1 is a tenth. Pure.
+
+Only what the API server accepts is a quantity. Numbers are fractions inside, never floats.
+"""
+
+import re
+from fractions import Fraction
+from functools import total_ordering
+from types import MappingProxyType
+
+_DECIMAL = MappingProxyType({"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18})
+_BINARY = MappingProxyType({"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60})
+_SYNTAX = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:(?P<suffix>[KMGTPE]i|[numkMGTPE]|)|[eE](?P<exponent>[+-]?[0-9]+))",
+    re.ASCII,
+)
+_LARGEST_EXPONENT = 100
+"""Beyond any quantity that Kubernetes keeps apart; without a limit, a few characters could cost all memory."""
+
+
+@total_ordering
+class Quantity:
+    """An amount of something, as manifests write it."""
+
+    __slots__ = ("text", "value")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.value = _parsed(text)
+
+    @classmethod
+    def of(cls, value: Fraction | int, *, binary: bool = False) -> "Quantity":
+        """The quantity of this value in its canonical spelling: the largest suffix that leaves a whole number."""
+        return cls(_spelled(Fraction(value), binary=binary))
+
+    def canonical(self) -> "Quantity":
+        """The same amount as the API server would spell it, binary if it was written so."""
+        return Quantity.of(self.value, binary=self.text.endswith("i"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Quantity) and self.value == other.value
+
+    def __lt__(self, other: "Quantity") -> bool:
+        return self.value < other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Quantity({self.text!r})"
+
+
+def same_quantity(one: str, other: str) -> bool:
+    """Whether two texts mean the same amount. What is no quantity equals only itself."""
+    try:
+        return Quantity(one) == Quantity(other)
+    except ValueError:
+        return one == other
+
+
+def _parsed(text: str) -> Fraction:
+    match = _SYNTAX.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix, such as 500m or 16Gi")
+    number, suffix, exponent = Fraction(match["number"]), match["suffix"], match["exponent"]
+    if exponent is not None:
+        if abs(int(exponent)) > _LARGEST_EXPONENT:
+            raise ValueError(f"{text!r} is not a quantity: its exponent is out of range")
+        return number * _ten_to(int(exponent))
+    if suffix in _BINARY:
+        return number * (1 << _BINARY[suffix])
+    return number * _ten_to(_DECIMAL[suffix])
+
+
+def _spelled(value: Fraction, *, binary: bool) -> str:
+    if binary and value.denominator == 1:
+        fitting = [s for s, power in _BINARY.items() if value and value % 2**power == 0]
+        return f"{int(value) >> _BINARY[fitting[-1]]}{fitting[-1]}" if fitting else str(value)
+    whole = [s for s, power in _DECIMAL.items() if (value / _ten_to(power)).denominator == 1]
+    if not value or not whole:
+        # Kubernetes rounds away from zero what is finer than a billionth.
+        return str(int(value)) if not value else f"{_away_from_zero(value * 10**9)}n"
+    return f"{value / _ten_to(_DECIMAL[whole[-1]])}{whole[-1]}"
+
+
+def _ten_to(power: int) -> Fraction:
+    return Fraction(10**power) if power >= 0 else Fraction(1, 10**-power)
+
+
+def _away_from_zero(value: Fraction) -> int:
+    magnitude = -(-abs(value).numerator // abs(value).denominator)
+    return magnitude if value > 0 else -magnitude

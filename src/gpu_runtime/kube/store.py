@@ -1,0 +1,119 @@
+"""What is known of the objects of one kind, found by name and by index. Pure."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gpu_runtime.kube.objects import Key, Object
+
+T = TypeVar("T", bound=Object)
+IndexFunction = Callable[[T], Iterable[str]]
+"""The values under which an object is found."""
+
+OWNER = "owner"
+"""The index that every store has: by the uid of each owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[T]):
+    """What was known before, and what is now; None where there was or is nothing."""
+
+    before: T | None
+    after: T | None
+
+
+class Store(Generic[T]):
+    def __init__(self) -> None:
+        self._objects: dict[Key, T] = {}
+        self._functions: dict[str, IndexFunction[T]] = {OWNER: _owners}
+        self._indexes: dict[str, dict[str, dict[Key, T]]] = {OWNER: defaultdict(dict)}
+
+    def index_by(self, index: str, function: IndexFunction[T]) -> None:
+        """Find objects under these values too. To be said before the first object is known."""
+        if self._objects:
+            raise ValueError(f"index {index!r} comes too late: objects are known already")
+        self._functions[index] = function
+        self._indexes[index] = defaultdict(dict)
+
+    def get(self, key: Key) -> T | None:
+        return self._objects.get(key)
+
+    def all(self) -> list[T]:
+        return list(self._objects.values())
+
+    def by(self, index: str, value: str) -> list[T]:
+        """The objects that an index has under this value, in no order."""
+        found = self._indexes[index].get(value)
+        return list(found.values()) if found else []
+
+    def owned_by(self, uid: str) -> list[T]:
+        return self.by(OWNER, uid)
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def put(self, found: T) -> Change[T] | None:
+        """Take note of an object. None if this version, or a newer one of the same object, is known already."""
+        before = self._objects.get(found.metadata.key)
+        if before is not None and not _newer(found, before):
+            return None
+        return self._set(found, before)
+
+    def remove(self, key: Key) -> Change[T] | None:
+        before = self._objects.pop(key, None)
+        self._unindex(key, before)
+        return Change(before, None) if before is not None else None
+
+    def learn(self, written: T) -> Change[T] | None:
+        """Take note of what a write returned before the watch tells of it.
+
+        Only of an object that is known: the watch may already have told that this one is gone.
+        """
+        known = self._objects.get(written.metadata.key)
+        if known is None or known.metadata.uid != written.metadata.uid:
+            return None
+        return self.put(written)
+
+    def replace(self, found: Iterable[T], keep: Iterable[Key] = ()) -> list[Change[T]]:
+        """Take note of a complete list: what it does not name is gone, except what is to be kept."""
+        listed = {item.metadata.key: item for item in found}
+        missing = self._objects.keys() - listed.keys() - set(keep)
+        changes = [self.remove(key) for key in missing]
+        # A list is the whole truth, even where it is older than what was known: a cluster may come back from a backup.
+        for key, item in listed.items():
+            before = self._objects.get(key)
+            if before is None or before.metadata.resource_version != item.metadata.resource_version:
+                changes.append(self._set(item, before))
+        return [change for change in changes if change is not None]
+
+    def _set(self, found: T, before: T | None) -> Change[T]:
+        key = found.metadata.key
+        self._unindex(key, before)
+        self._objects[key] = found
+        for name, function in self._functions.items():
+            for value in function(found):
+                self._indexes[name][value][key] = found
+        return Change(before, found)
+
+    def _unindex(self, key: Key, before: T | None) -> None:
+        if before is None:
+            return
+        for name, function in self._functions.items():
+            index = self._indexes[name]
+            for value in function(before):
+                index[value].pop(key, None)
+                if not index[value]:
+                    del index[value]
+
+
+def _owners(found: Object) -> Iterable[str]:
+    return [owner.uid for owner in found.metadata.owner_references]
+
+
+def _newer(found: Object, known: Object) -> bool:
+    """Versions of one object are ordered; those of another object of the same name replace whatever was known."""
+    if found.metadata.uid != known.metadata.uid:
+        return True
+    one, other = found.metadata.resource_version, known.metadata.resource_version
+    return int(one) > int(other) if one.isdecimal() and other.isdecimal() else one != other

@@ -1,0 +1,286 @@
+"""Requests to one API server: connections, identity, timeouts, retries, and the fence before every write.
+
+No kinds and no models here; bodies are bytes.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import aiohttp
+from aiohttp import ClientResponse, ClientTimeout, hdrs
+from multidict import CIMultiDict
+from prometheus_client import Counter
+from yarl import URL
+
+from gpu_runtime.kube.config import ClusterConfig, Trust
+from gpu_runtime.kube.credentials import Identity
+from gpu_runtime.kube.errors import (
+    ApiError,
+    Misconfigured,
+    NotLeading,
+    Unauthorized,
+    Unreachable,
+    refusal,
+)
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.kube.retry import RetryPolicy
+
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_EXACT = 3600.0
+"""aiohttp rounds longer timeouts up to whole seconds; a leader's remaining time must not be rounded up."""
+
+
+class Fence(Protocol):
+    """What a write must pass: the right to write, which ends by itself."""
+
+    def remaining(self) -> float:
+        """Seconds for which this process may still write. Not positive when it may not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request and how it may be treated."""
+
+    method: str
+    target: str
+    """Path and query, encoded."""
+    body: bytes | None = None
+    content_type: str = "application/json"
+    repeatable: bool = False
+    """Whether carrying it out twice is as good as once."""
+    timeout: float = 10.0
+    fence: Fence | None = None
+
+
+class Transport:
+    """Use as a context manager: leaving it closes the connections."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        metrics: KubeMetrics | None = None,
+        connections: int = 128,
+        user_agent: str = "gpu-runtime",
+    ) -> None:
+        self._config = config
+        self._metrics = metrics or KubeMetrics()
+        self._connections = connections
+        self._headers = CIMultiDict([*config.headers, (hdrs.USER_AGENT, user_agent)])
+        # Decompression costs more than the bytes it saves on a cluster's own network.
+        self._headers.extend({hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"})
+        self._dressed: _Dressed | None = None
+        self._counters: dict[tuple[str, int], Counter] = {}
+
+    async def __aenter__(self) -> Self:
+        connector = _Connector(limit=self._connections, keepalive_timeout=60, socket_factory=_keepalive_socket)
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def request(self, call: Call, retries: RetryPolicy) -> bytes:
+        """The body of a successful answer; anything else is raised as a KubeError."""
+        attempt = 1
+        while True:
+            try:
+                return await self._attempt(call)
+            except (ApiError, Unreachable) as error:
+                if attempt == 1 and isinstance(error, Unauthorized) and self._config.credentials.refused():
+                    delay: float | None = 0.0
+                else:
+                    delay = retries.delay(error, attempt, repeatable=call.repeatable)
+                if delay is None:
+                    raise
+            attempt += 1
+            await asyncio.sleep(delay)
+
+    async def _attempt(self, call: Call) -> bytes:
+        dressed = await self._dress()
+        timeout = _allowed(call)
+        with _Exchange(self, call, timeout) as exchange:
+            async with self._sent(call, dressed, timeout) as response:
+                exchange.code = response.status
+                body = await response.read()
+        if response.status >= 300:
+            raise refusal(response.status, body, response.headers.get(hdrs.RETRY_AFTER))
+        return body
+
+    @asynccontextmanager
+    async def stream(self, call: Call, *, idle: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The chunks of an answer without end, until none has come for `idle` seconds."""
+        dressed = await self._dress()
+        timeout = ClientTimeout(connect=call.timeout, sock_read=idle, ceil_threshold=_EXACT)
+        with _Exchange(self, call, timeout) as exchange:
+            async with self._sent(call, dressed, timeout) as response:
+                exchange.code = response.status
+                if response.status >= 300:
+                    raise self._refused(response, await response.read())
+                yield response.content.iter_any()
+
+    def _sent(
+        self, call: Call, dressed: "_Dressed", timeout: ClientTimeout
+    ) -> AbstractAsyncContextManager[ClientResponse]:
+        return self._session.request(
+            call.method,
+            URL(self._config.server + call.target, encoded=True),
+            data=call.body,
+            headers=dressed.for_body(call),
+            ssl=dressed.tls,
+            server_hostname=self._config.trust.server_name,
+            proxy=self._config.proxy,
+            timeout=timeout,
+            allow_redirects=False,
+        )
+
+    def _refused(self, response: ClientResponse, body: bytes) -> ApiError:
+        error = refusal(response.status, body, response.headers.get(hdrs.RETRY_AFTER))
+        if isinstance(error, Unauthorized):
+            self._config.credentials.refused()
+        return error
+
+    def count(self, method: str, code: int) -> None:
+        counter = self._counters.get((method, code))
+        if counter is None:
+            counter = self._counters[method, code] = self._metrics.requests.labels(method, str(code or "none"))
+        counter.inc()
+
+    def forget_identity(self) -> None:
+        """Read certificates anew before the next request."""
+        self._dressed = None
+
+    async def _dress(self) -> "_Dressed":
+        identity = await self._config.credentials.current()
+        if self._dressed is None or self._dressed.identity is not identity:
+            self._dressed = _Dressed(identity, _tls(self._config.trust, identity), self._headers)
+        return self._dressed
+
+
+class _Exchange:
+    """One request and its answer: behind the fence, counted, its failures in this package's words."""
+
+    __slots__ = ("_call", "_fence", "_timeout", "_transport", "code")
+
+    def __init__(self, transport: Transport, call: Call, timeout: ClientTimeout) -> None:
+        self._transport, self._call, self._timeout = transport, call, timeout
+        self._fence: Token[Fence | None] | None = None
+        self.code = 0
+
+    def __enter__(self) -> Self:
+        if self._call.fence is not None:
+            self._fence = _FENCE.set(self._call.fence)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._fence is not None:
+            _FENCE.reset(self._fence)
+        self._transport.count(self._call.method, self.code)
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            self._transport.forget_identity()  # the authority may have been renewed on disk
+        if isinstance(error, aiohttp.ClientError | TimeoutError):
+            raise Unreachable(self._words(error), sent=not isinstance(error, _NEVER_SENT)) from error
+
+    def _words(self, error: Exception) -> str:
+        asked = f"{self._call.method} {self._call.target}"
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._timeout.total or self._timeout.sock_read or 0:g} s: {asked}"
+        return f"{str(error) or type(error).__name__}: {asked}"
+
+
+class _Dressed:
+    """An identity as requests wear it. Another identity means another TLS context, and so other connections."""
+
+    def __init__(self, identity: Identity, tls: ssl.SSLContext, headers: CIMultiDict[str]) -> None:
+        self.identity = identity
+        self.tls = tls
+        self._headers = headers.copy()
+        if identity.authorization:
+            self._headers[hdrs.AUTHORIZATION] = identity.authorization
+        self._by_content: dict[str, CIMultiDict[str]] = {}
+
+    def for_body(self, call: Call) -> CIMultiDict[str]:
+        if call.body is None:
+            return self._headers
+        if call.content_type not in self._by_content:
+            self._by_content[call.content_type] = CIMultiDict(
+                [*self._headers.items(), (hdrs.CONTENT_TYPE, call.content_type)]
+            )
+        return self._by_content[call.content_type]
+
+
+_FENCE: ContextVar[Fence | None] = ContextVar("fence", default=None)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Looks at the fence once more when a connection is there: waiting for one may have taken longer than the right."""
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Any:
+        connection = await super().connect(*args, **kwargs)
+        fence = _FENCE.get()
+        if fence is not None and fence.remaining() <= 0:
+            connection.release()
+            raise NotLeading("this process no longer leads; the write was held back")
+        return connection
+
+
+def _allowed(call: Call) -> ClientTimeout:
+    """The time this request may take: a write must not outlive the right to write."""
+    if call.fence is None:
+        return ClientTimeout(total=call.timeout, ceil_threshold=_EXACT)
+    remaining = call.fence.remaining()
+    if remaining <= 0:
+        raise NotLeading(f"this process no longer leads; held back: {call.method} {call.target}")
+    return ClientTimeout(total=min(call.timeout, remaining), ceil_threshold=_EXACT)
+
+
+def _tls(trust: Trust, identity: Identity) -> ssl.SSLContext:
+    try:
+        data = trust.authority.read_bytes() if isinstance(trust.authority, Path) else trust.authority
+        context = ssl.create_default_context(cadata=data.decode() if data else None)
+        if trust.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if identity.certificate is not None:
+            _load_certificate(context, identity)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise Misconfigured(f"the certificates cannot be used: {error}") from error
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, identity: Identity) -> None:
+    """Python reads a client's key only from a file. It gets one that exists in memory, where the system has those."""
+    pem = (identity.certificate or b"") + b"\n" + (identity.key or b"")
+    if sys.platform == "linux":
+        with os.fdopen(os.memfd_create("client-key"), "wb") as memory:
+            memory.write(pem)
+            memory.flush()
+            context.load_cert_chain(f"/proc/self/fd/{memory.fileno()}")
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(file.name)
+
+
+def _keepalive_socket(address: Any) -> socket.socket:
+    """A peer that vanished without a word is noticed by the kernel in half a minute, not in two hours."""
+    connection = socket.socket(address[0], address[1], address[2])
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+    return connection

@@ -1,0 +1,41 @@
+"""A process that wants to lead, and writes without condition while it may, as fast as it can.
+
+    python candidate.py KUBECONFIG NAMESPACE NAME
+
+It prints `leading` when it leads, and the reason when it ends. On its standard error it logs what it writes.
+"""
+
+import asyncio
+import itertools
+import sys
+from pathlib import Path
+
+from gpu_runtime.kube.client import connect
+from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.election import Elector, Timing
+from gpu_runtime.kube.errors import NotLeading
+from gpu_runtime.kube.objects import Key, Object, Resource
+
+CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
+TIMING = Timing(lease=3, renew_deadline=2, retry=0.5)
+
+
+async def main(kubeconfig: Path, namespace: str, name: str) -> None:
+    async with connect(load_config(kubeconfig), field_manager=name) as client:
+        elector = Elector(client, Key(namespace, "lead"), name, TIMING)
+        writer = client.fenced(elector.leadership)
+
+        async def work() -> None:
+            print("leading", flush=True)
+            for count in itertools.count():
+                patch = {"data": {"writer": name, "count": str(count)}}
+                await writer.merge_patch(CONFIG_MAPS, Key(namespace, "work"), patch)
+
+        try:
+            await elector.lead(work)
+        except NotLeading as lost:
+            print(f"lost: {lost}", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))

@@ -1,0 +1,163 @@
+"""The client speaks to a real API server: what is written is there, and refusals come as their own errors."""
+
+import msgspec
+import pytest
+from lightkube import Client as OtherEyes
+from lightkube.resources.apps_v1 import Deployment as LightDeployment
+from lightkube.resources.core_v1 import ConfigMap
+
+from gpu_runtime.kube.client import Client, connect
+from gpu_runtime.kube.codec import Selection
+from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.core import DEPLOYMENTS, NODES, PODS
+from gpu_runtime.kube.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    NotServed,
+)
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.kube.objects import Key, Manifest, Object, Resource
+from localcluster.control_plane import ControlPlane
+from tests.integration.kube.waiting import CONFIG_MAPS
+
+
+def config_map(namespace: str, name: str, **data: str) -> Manifest:
+    return {"metadata": {"namespace": namespace, "name": name, "labels": {"made": "here"}}, "data": data}
+
+
+def deployment(namespace: str, name: str, replicas: int = 0, image: str = "anything:1") -> Manifest:
+    pod = {"metadata": {"labels": {"app": name}}, "spec": {"containers": [{"name": "main", "image": image}]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": pod}
+    return {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
+
+
+async def test_an_object_lives_and_dies(client: Client, kube: OtherEyes, namespace: str) -> None:
+    key = Key(namespace, "a")
+    created = await client.create(CONFIG_MAPS, config_map(namespace, "a", n="1"))
+    assert await client.get(CONFIG_MAPS, key) == created
+    await client.merge_patch(CONFIG_MAPS, key, {"data": {"m": "2"}})
+    await client.json_patch(CONFIG_MAPS, key, [{"op": "replace", "path": "/data/n", "value": "3"}])
+    assert kube.get(ConfigMap, "a", namespace=namespace).data == {"n": "3", "m": "2"}
+    await client.delete(CONFIG_MAPS, key, uid=created.metadata.uid)
+    with pytest.raises(NotFound):
+        await client.get(CONFIG_MAPS, key)
+
+
+async def test_the_second_writer_loses(client: Client, kube: OtherEyes, namespace: str) -> None:
+    key = Key(namespace, "a")
+    first = await client.create(CONFIG_MAPS, config_map(namespace, "a"))
+    version = first.metadata.resource_version
+    with pytest.raises(AlreadyExists):
+        await client.create(CONFIG_MAPS, config_map(namespace, "a"))
+    manifest = config_map(namespace, "a", by="us")
+    manifest["metadata"]["resourceVersion"] = version
+    second = await client.replace(CONFIG_MAPS, manifest)
+    with pytest.raises(Conflict):
+        await client.replace(CONFIG_MAPS, manifest)
+    with pytest.raises(Conflict):
+        await client.merge_patch(CONFIG_MAPS, key, {"data": {"by": "them"}}, resource_version=version)
+    with pytest.raises(Conflict):
+        await client.apply(CONFIG_MAPS, manifest)
+    test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
+    with pytest.raises(Invalid):
+        await client.json_patch(CONFIG_MAPS, key, [test])
+    with pytest.raises(Conflict):
+        await client.delete(CONFIG_MAPS, key, resource_version=version)
+    with pytest.raises(Conflict):
+        await client.delete(CONFIG_MAPS, key, uid="00000000-0000-0000-0000-000000000000")
+    assert kube.get(ConfigMap, "a", namespace=namespace).data == {"by": "us"}
+    await client.delete(CONFIG_MAPS, key, uid=second.metadata.uid, resource_version=second.metadata.resource_version)
+
+
+async def test_unknown_fields_and_bad_values_are_refused_by_name(client: Client, namespace: str) -> None:
+    typo = deployment(namespace, "web")
+    typo["spec"]["replicsa"] = 3
+    with pytest.raises(Invalid, match=r'unknown field "spec\.replicsa"'):
+        await client.create(DEPLOYMENTS, typo)
+    with pytest.raises(Invalid, match="replicsa"):
+        await client.apply(DEPLOYMENTS, typo)
+    await client.create(DEPLOYMENTS, deployment(namespace, "web"))
+    with pytest.raises(Invalid, match=r'unknown field "spec\.replicsa"'):
+        await client.merge_patch(DEPLOYMENTS, Key(namespace, "web"), {"spec": {"replicsa": 3}})
+    with pytest.raises(Invalid) as refusal:
+        await client.merge_patch(DEPLOYMENTS, Key(namespace, "web"), {"spec": {"replicas": -1}})
+    assert [cause.field for cause in refusal.value.causes] == ["spec.replicas"]
+
+
+async def test_server_side_apply_owns_its_fields(client: Client, kube: OtherEyes, namespace: str) -> None:
+    key = Key(namespace, "web")
+    with_label = deployment(namespace, "web", replicas=2)
+    with_label["metadata"]["labels"] = {"ours": "yes"}
+    applied = await client.apply(DEPLOYMENTS, with_label)
+    again = await client.apply(DEPLOYMENTS, with_label)
+    assert again.metadata.generation == applied.metadata.generation, "the same again changes nothing"
+
+    kube.patch(LightDeployment, "web", {"spec": {"replicas": 5}}, namespace=namespace)
+    assert (await client.get(DEPLOYMENTS, key)).spec.replicas == 5
+    with pytest.raises(Conflict, match="replicas"):
+        await client.apply(DEPLOYMENTS, with_label, force=False)
+    assert (await client.apply(DEPLOYMENTS, with_label)).spec.replicas == 2
+
+    assert (await client.apply(DEPLOYMENTS, deployment(namespace, "web", 2))).metadata.labels == {}
+
+
+async def test_the_status_is_written_apart_from_the_rest(client: Client, namespace: str) -> None:
+    created = await client.create(DEPLOYMENTS, deployment(namespace, "web"))
+    manifest = deployment(namespace, "web", replicas=7)
+    patched = await client.merge_patch(
+        DEPLOYMENTS, created.metadata.key, {"spec": {"replicas": 7}, "status": {"replicas": 3}}, subresource="status"
+    )
+    assert (patched.spec.replicas, patched.status.replicas) == (0, 3)
+    manifest["metadata"]["resourceVersion"] = patched.metadata.resource_version
+    manifest["status"] = {"replicas": 4, "observedGeneration": 9}
+    replaced = await client.replace(DEPLOYMENTS, manifest, subresource="status")
+    assert (replaced.spec.replicas, replaced.status.observed_generation) == (0, 9)
+    applied = await client.apply(
+        DEPLOYMENTS,
+        {"metadata": {"namespace": namespace, "name": "web"}, "status": {"updatedReplicas": 1}},
+        subresource="status",
+    )
+    assert applied.status.updated_replicas == 1
+
+
+async def test_lists_come_in_pages_and_are_whole(control_plane: ControlPlane, namespace: str) -> None:
+    metrics = KubeMetrics()
+    async with connect(load_config(control_plane.kubeconfig), field_manager="test", metrics=metrics) as client:
+        for number in range(7):
+            await client.create(CONFIG_MAPS, config_map(namespace, f"m-{number}"))
+        found = await client.list(CONFIG_MAPS, Selection(namespace, labels="made=here"), page=3)
+        assert [item.metadata.name for item in found.items] == [f"m-{number}" for number in range(7)]
+        assert metrics.registry.get_sample_value("kube_client_requests_total", {"method": "GET", "code": "200"}) == 3
+        sizes = [len(page.items) async for page in client.pages(CONFIG_MAPS, Selection(namespace, "made=here"), page=4)]
+        assert sizes == [4, 3]
+        named = await client.list(CONFIG_MAPS, Selection(namespace, fields="metadata.name=m-5"))
+        assert [item.metadata.name for item in named.items] == ["m-5"]
+
+
+async def test_without_rights_and_without_kinds_the_errors_say_so(control_plane: ControlPlane, client: Client) -> None:
+    nobody = load_config(control_plane.kubeconfig_for("nobody", "nobody"))
+    async with connect(nobody, field_manager="test") as stranger:
+        with pytest.raises(Forbidden, match='User "nobody" cannot list resource "pods"'):
+            await stranger.list(PODS)
+    unknown = Resource("example.org", "v1", "Thing", "things", Object)
+    with pytest.raises(NotServed):
+        await client.get(unknown, Key("default", "a"))
+    with pytest.raises(NotServed):
+        await client.list(unknown)
+
+
+async def test_cluster_scoped_kinds_need_no_namespace(client: Client) -> None:
+    nodes = await client.list(NODES)
+    assert nodes.items[0].status.allocatable["nvidia.com/gpu"] == "8"
+    assert (await client.get(NODES, nodes.items[0].metadata.key)).metadata.uid == nodes.items[0].metadata.uid
+    assert (await client.server_version()).startswith("v1.")
+
+
+async def test_models_keep_only_what_they_name(client: Client, kube: OtherEyes, namespace: str) -> None:
+    await client.create(DEPLOYMENTS, deployment(namespace, "web"))
+    found = await client.get(DEPLOYMENTS, Key(namespace, "web"))
+    assert kube.get(LightDeployment, "web", namespace=namespace).metadata.managedFields  # type: ignore[union-attr]
+    assert b"managedFields" not in msgspec.json.encode(found)

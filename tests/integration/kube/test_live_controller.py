@@ -1,0 +1,162 @@
+"""Controllers on a real API server: what they own is kept true, and they end in order."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from lightkube import Client as OtherEyes
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.coordination_v1 import Lease as LightLease
+from lightkube.resources.core_v1 import ConfigMap
+from lightkube.resources.events_v1 import Event
+
+from gpu_runtime.kube.client import Client, connect
+from gpu_runtime.kube.codec import Selection
+from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.controller import Controller, Outcome, Settled
+from gpu_runtime.kube.core import LEASES
+from gpu_runtime.kube.election import Elector, Timing
+from gpu_runtime.kube.events import Limits, Recorder
+from gpu_runtime.kube.informer import Informer
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.kube.objects import Key, Manifest, Object
+from gpu_runtime.kube.running import Ensemble
+from localcluster.control_plane import ControlPlane
+from tests.integration.kube.waiting import CONFIG_MAPS, eventually
+
+TIMING = Timing(lease=3, renew_deadline=2, retry=0.5)
+
+
+def lease_for(owner: Object) -> Manifest:
+    """The child of a ConfigMap in this test: a Lease of the same name."""
+    metadata = owner.metadata
+    reference = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": metadata.name,
+        "uid": metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "metadata": {"namespace": metadata.namespace, "name": metadata.name, "ownerReferences": [reference]},
+        "spec": {"leaseDurationSeconds": int(metadata.labels["seconds"])},
+    }
+
+
+@asynccontextmanager
+async def controller(client: Client, namespace: str, metrics: KubeMetrics) -> AsyncIterator[Ensemble]:
+    owners = Informer(client, CONFIG_MAPS, Selection(namespace, labels="seconds"), metrics=metrics)
+    leases = Informer(client, LEASES, Selection(namespace), metrics=metrics)
+    elector = Elector(client, Key(namespace, "lead"), "test", TIMING, metrics)
+    writer = client.fenced(elector.leadership)
+    recorder = Recorder(client, "example.org/test", "test-1", Limits(every=0.1), metrics)
+
+    async def reconcile(owner: Object) -> Outcome:
+        wanted = lease_for(owner)
+        known = leases.store.get(owner.metadata.key)
+        if known is None or known.spec.lease_duration_seconds != wanted["spec"]["leaseDurationSeconds"]:
+            leases.learn(await writer.apply(LEASES, wanted))
+            recorder.normal(
+                CONFIG_MAPS, owner, "LeaseApplied", f"applied a Lease of {owner.metadata.labels['seconds']}"
+            )
+        return Settled()
+
+    main = Controller("test", owners, reconcile, metrics=metrics)
+    main.owns(leases)
+    ensemble = Ensemble([owners, leases], [main], elector, recorder)
+    stopping = asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(ensemble.run(stopping))
+        yield ensemble
+        stopping.set()
+
+
+def seconds(kube: OtherEyes, namespace: str, name: str) -> int | None:
+    found = [
+        lease for lease in kube.list(LightLease, namespace=namespace) if lease.metadata and lease.metadata.name == name
+    ]
+    return found[0].spec.leaseDurationSeconds if found and found[0].spec else None
+
+
+def make(kube: OtherEyes, namespace: str, name: str, value: int) -> None:
+    kube.create(ConfigMap(metadata=ObjectMeta(name=name, namespace=namespace, labels={"seconds": str(value)})))
+
+
+async def test_children_are_made_mended_and_left_alone_when_true(
+    control_plane: ControlPlane, kube: OtherEyes, namespace: str
+) -> None:
+    metrics = KubeMetrics()
+    make(kube, namespace, "before", 5)
+    async with connect(load_config(control_plane.kubeconfig), field_manager="test", metrics=metrics) as client:
+        async with controller(client, namespace, metrics) as ensemble:
+            await eventually(lambda: seconds(kube, namespace, "before") == 5, "what existed before has its child")
+            assert ensemble.has_synced
+            make(kube, namespace, "after", 6)
+            await eventually(lambda: seconds(kube, namespace, "after") == 6, "what came later has its child")
+            kube.patch(LightLease, "after", {"spec": {"leaseDurationSeconds": 99}}, namespace=namespace)
+            await eventually(lambda: seconds(kube, namespace, "after") == 6, "drift is corrected")
+            kube.delete(LightLease, "before", namespace=namespace)
+            await eventually(lambda: seconds(kube, namespace, "before") == 5, "a deleted child comes back")
+            assert metrics.registry.get_sample_value("kube_leading", {"lease": f"{namespace}/lead"}) == 1
+        applied = metrics.registry.get_sample_value("kube_client_requests_total", {"method": "PATCH", "code": "200"})
+    written = sum(1 for event in kube.list(Event, namespace=namespace) if event.reason == "LeaseApplied")
+    assert written == 2, "what repeated is one Event with a count"
+    assert applied
+    assert metrics.registry.get_sample_value("kube_leading", {"lease": f"{namespace}/lead"}) == 0
+    lead = kube.get(LightLease, "lead", namespace=namespace)
+    assert lead.spec
+    assert not lead.spec.holderIdentity, "the lead was given back at the end"
+
+
+async def test_a_standby_is_ready_and_ends_at_once(client: Client, kube: OtherEyes, namespace: str) -> None:
+    leading, enough = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        leading.set()
+        await enough.wait()
+
+    make(kube, namespace, "a", 5)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(Elector(client, Key(namespace, "lead"), "other", TIMING).lead(hold))
+        await leading.wait()
+        async with controller(client, namespace, KubeMetrics()) as ensemble:
+            await eventually(lambda: ensemble.has_synced, "the caches are warm")
+        assert seconds(kube, namespace, "a") is None, "a standby writes nothing"
+        enough.set()
+
+
+async def test_events_are_counted_and_never_fail_anybody(
+    control_plane: ControlPlane, client: Client, kube: OtherEyes, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = await client.create(CONFIG_MAPS, {"metadata": {"namespace": namespace, "name": "subject"}})
+    recorder = Recorder(client, "example.org/test", "test-1", Limits(every=0.05))
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(recorder.run())
+        recorder.warning(CONFIG_MAPS, subject, "Broken", "ä" * 2000)
+
+        def events() -> list[Event]:
+            return list(kube.list(Event, namespace=namespace))
+
+        await eventually(lambda: len(events()) == 1, "the Event is there")
+        for _ in range(4):
+            recorder.warning(CONFIG_MAPS, subject, "Broken", "ä" * 2000)
+
+        def count() -> int | None:
+            series = events()[0].series
+            return series.count if series else None
+
+        await eventually(lambda: count() == 5, "it is counted")
+        task.cancel()
+    (event,) = events()
+    assert (event.type, event.reportingController) == ("Warning", "example.org/test")
+    assert event.regarding
+    assert event.regarding.uid == subject.metadata.uid
+
+    nobody = load_config(control_plane.kubeconfig_for("nobody", "nobody"))
+    async with connect(nobody, field_manager="test") as stranger:
+        refused = Recorder(stranger, "example.org/test", "test-1")
+        refused.normal(CONFIG_MAPS, subject, "Fine", "all is well")
+        await refused.flush_all(within=5)
+    assert "an Event was not written" in caplog.messages

@@ -1,0 +1,17 @@
+"""Waiting for a condition, never for a time."""
+
+import asyncio
+from collections.abc import Callable
+
+from gpu_runtime.kube.objects import Object, Resource
+
+CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
+
+
+async def eventually(condition: Callable[[], bool], what: str, timeout: float = 20) -> None:  # noqa: ASYNC109
+    try:
+        async with asyncio.timeout(timeout):
+            while not condition():  # noqa: ASYNC110 - the world outside sends no events
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout:g} s: {what}") from None
