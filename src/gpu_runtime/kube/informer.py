@@ -68,6 +68,8 @@ class Informer(Generic[T]):
         self._synced = asyncio.Event()
         self._version = ""
         self._failures = 0
+        self.trouble = ""
+        """Why the cache may be out of date; empty while a watch is open."""
 
     @property
     def has_synced(self) -> bool:
@@ -106,6 +108,7 @@ class Informer(Generic[T]):
             await asyncio.sleep(self._pace.backoff.delay(1))
         except KubeError as error:
             self._failures += 1
+            self.trouble = f"{self.resource.plural} cannot be watched: {error}"
             asked = error.retry_after if isinstance(error, ApiError) else None
             wait = max(asked or 0.0, self._pace.backoff.delay(self._failures))
             logger.warning("informer interrupted", extra={**self._extra, "error": str(error), "wait": round(wait, 3)})
@@ -129,7 +132,7 @@ class Informer(Generic[T]):
         async with self._client.watch(
             self.resource, self.selection, resource_version=self._version, seconds=seconds, idle=self._pace.idle
         ) as events:
-            self._failures = 0
+            self._failures, self.trouble = 0, ""
             await self._take_note(events)
         # An end in peace; but ends that come at once, again and again, must not make a busy loop.
         if asyncio.get_running_loop().time() - opened < 1:

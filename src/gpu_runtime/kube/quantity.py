@@ -61,6 +61,14 @@ def same_quantity(one: str, other: str) -> bool:
         return one == other
 
 
+def canonical(text: str) -> str:
+    """One spelling for every quantity of the same size. What is no quantity stays as it is, for others to name."""
+    try:
+        return str(Quantity(text).canonical())
+    except ValueError:
+        return text
+
+
 def _parsed(text: str) -> Fraction:
     match = _SYNTAX.fullmatch(text)
     if match is None:

@@ -9,7 +9,7 @@ from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, GPUUnitSpec, GPUU
 from gpu_runtime.contract.crd.names import Role
 from gpu_runtime.contract.crd.operation import Operation, OperationState
 from gpu_runtime.contract.crd.workload import Port, Template
-from gpu_runtime.contract.quantity import canonical
+from gpu_runtime.kube.quantity import canonical
 
 
 def test_acronyms_keep_their_case_on_the_wire() -> None:

@@ -41,8 +41,11 @@ class Label:
 
     MANAGED_BY = "app.kubernetes.io/managed-by"
     UNIT = f"{GROUP}/unit"
+    UNIT_UID = f"{GROUP}/unit-uid"
+    """On pods: a unit of the same name that comes later is another one."""
     STORAGE = f"{GROUP}/storage"
     POOL = f"{GROUP}/pool"
+    POOL_UID = f"{GROUP}/pool-uid"
     ROLE = f"{GROUP}/role"
     SPEC_NAME = f"{GROUP}/spec-name"
 

@@ -7,8 +7,8 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.names import DEFAULT_STORAGE_CLASS
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.workload import Template
-from gpu_runtime.contract.quantity import canonical
 from gpu_runtime.contract.validation.mounts import normal_path
+from gpu_runtime.kube.quantity import canonical
 
 
 def normalised_unit(spec: GPUUnitSpec) -> GPUUnitSpec:

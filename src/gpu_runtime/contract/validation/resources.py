@@ -4,12 +4,12 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.names import Role
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.quantity import Quantity
 from gpu_runtime.contract.validation.mounts import mount_problems
 from gpu_runtime.contract.validation.problem import Problem, Problems, under
 from gpu_runtime.contract.validation.serverless import serverless_problems
 from gpu_runtime.contract.validation.values import bytes_problems, count_problems, image_problems, spec_name_problems
 from gpu_runtime.contract.validation.workload import access_problems, template_problems
+from gpu_runtime.kube.quantity import Quantity
 
 
 def unit_problems(spec: GPUUnitSpec, role: Role, at: str = "") -> tuple[Problem, ...]:

@@ -4,8 +4,8 @@ import re
 
 from gpu_runtime.contract.crd.names import NAME_LIMIT, NAME_PATTERN, SPEC_NAME_PATTERN
 from gpu_runtime.contract.crd.operation import OPERATION_ID_LIMIT
-from gpu_runtime.contract.quantity import Quantity
 from gpu_runtime.contract.validation.problem import Problem, Problems
+from gpu_runtime.kube.quantity import Quantity
 
 COUNT_LIMIT = 2**31 - 1
 SPEC_NAME_LIMIT = 63

@@ -1,0 +1,59 @@
+"""The caches of the controller manager: everything it reads, it reads from here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
+from gpu_runtime.contract.crd.names import OWNED_SELECTOR
+from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
+from gpu_runtime.controller_manager.indexes import (
+    POOL_UID,
+    SOURCE_STOCK,
+    STORAGE,
+    UNIT_UID,
+    pool_uids,
+    source_stock_uids,
+    storage_keys,
+    unit_uids,
+)
+from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.codec import Selection
+from gpu_runtime.kube.core import DEPLOYMENTS, PODS, SERVICES, Deployment, Pod, Service
+from gpu_runtime.kube.informer import Informer, Pace
+from gpu_runtime.kube.metrics import KubeMetrics
+
+OWNED = Selection(labels=OWNED_SELECTOR)
+"""Of Kubernetes' own kinds, only what the platform made is of interest."""
+
+
+@dataclass(frozen=True)
+class Caches:
+    units: Informer[GPUUnit]
+    pools: Informer[StockPool]
+    storages: Informer[GPUStorage]
+    deployments: Informer[Deployment]
+    services: Informer[Service]
+    pods: Informer[Pod]
+
+    @property
+    def all(self) -> Sequence[Informer[Any]]:
+        return (self.units, self.pools, self.storages, self.deployments, self.services, self.pods)
+
+
+def open_caches(client: Client, metrics: KubeMetrics, resync: float) -> Caches:
+    looked_at_again = Pace(resync=resync)
+    caches = Caches(
+        units=Informer(client, GPU_UNITS, pace=looked_at_again, metrics=metrics),
+        pools=Informer(client, STOCK_POOLS, pace=looked_at_again, metrics=metrics),
+        storages=Informer(client, GPU_STORAGES, metrics=metrics),
+        deployments=Informer(client, DEPLOYMENTS, OWNED, metrics=metrics),
+        services=Informer(client, SERVICES, OWNED, metrics=metrics),
+        pods=Informer(client, PODS, OWNED, metrics=metrics),
+    )
+    caches.units.store.index_by(SOURCE_STOCK, source_stock_uids)
+    caches.units.store.index_by(STORAGE, storage_keys)
+    caches.pods.store.index_by(UNIT_UID, unit_uids)
+    caches.pods.store.index_by(POOL_UID, pool_uids)
+    return caches

@@ -1,0 +1,1 @@
+"""Keeps GPUUnits true: observe, decide, apply, report."""

@@ -1,0 +1,86 @@
+"""The Deployment of a unit: one pod that holds the unit's GPUs."""
+
+from typing import Any
+
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
+from gpu_runtime.contract.crd.names import Label, Role, unit_labels
+from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.controller_manager.gpu_unit.observe import Observed
+from gpu_runtime.controller_manager.workload.child import child
+from gpu_runtime.controller_manager.workload.container import (
+    ACTIVE_PRIORITY,
+    RESTRICTED_CONTAINER,
+    RESTRICTED_POD,
+    STOCK_GRACE_SECONDS,
+    STOCK_PRIORITY,
+    USER_CONTAINER,
+    container,
+    user_pod_security,
+)
+from gpu_runtime.kube.objects import Manifest
+
+STOCK_PROCESS = Template(command=("python3", "-m", "gpu_runtime.stock"))
+
+
+def deployment(seen: Observed) -> Manifest:
+    metadata, spec = seen.unit.metadata, seen.unit.spec
+    labels = unit_labels(metadata.name, spec.spec_name, seen.role)
+    return child(
+        seen.unit,
+        GPU_UNITS,
+        metadata.name,
+        labels,
+        {
+            "replicas": 1 if spec.running else 0,
+            # A second pod beside the first would wait for the first one's GPUs for ever.
+            "strategy": {"type": "Recreate"},
+            "revisionHistoryLimit": 1,
+            "selector": {"matchLabels": {Label.UNIT: metadata.name}},
+            "template": {
+                "metadata": {"labels": labels | {Label.UNIT_UID: metadata.uid}},
+                "spec": _stock_pod(seen) if seen.role is Role.STOCK else _active_pod(seen),
+            },
+        },
+    )
+
+
+def _stock_pod(seen: Observed) -> Manifest:
+    spec = seen.unit.spec
+    main = container(seen.settings.images.stock, STOCK_PROCESS, spec.memory, spec.gpu)
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "priorityClassName": STOCK_PRIORITY,
+        "terminationGracePeriodSeconds": STOCK_GRACE_SECONDS,
+        "securityContext": RESTRICTED_POD,
+        "containers": [main | {"securityContext": RESTRICTED_CONTAINER}],
+    }
+
+
+def _active_pod(seen: Observed) -> Manifest:
+    spec = seen.unit.spec
+    main = container(spec.image, spec.template, spec.memory, spec.gpu) | {"securityContext": USER_CONTAINER}
+    mounts = [
+        {"name": each.name, "mountPath": each.mount_path} | ({"readOnly": True} if each.read_only else {})
+        for each in spec.storage_mounts
+    ]
+    volumes = [{"name": each.name, "persistentVolumeClaim": {"claimName": each.name}} for each in spec.storage_mounts]
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "priorityClassName": ACTIVE_PRIORITY,
+        "securityContext": user_pod_security(seen.settings.pod_security.require_non_root),
+        "containers": [main | ({"volumeMounts": mounts} if mounts else {})],
+        **({"volumes": volumes} if volumes else {}),
+        **_affinity(seen),
+    }
+
+
+def _affinity(seen: Observed) -> dict[str, Any]:
+    """Preferably where the stock was: its GPUs are free there, so nobody else's stock must give way."""
+    stock = seen.source_stock
+    if stock is None or not stock.node:
+        return {}
+    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [stock.node]}
+    preference = {"weight": 100, "preference": {"matchExpressions": [expression]}}
+    return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}}

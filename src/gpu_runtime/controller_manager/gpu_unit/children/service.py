@@ -1,0 +1,36 @@
+"""The Service of an active unit: a stable address, however its pod comes and goes."""
+
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
+from gpu_runtime.contract.crd.names import Label, Role, unit_labels
+from gpu_runtime.controller_manager.gpu_unit.observe import Observed
+from gpu_runtime.controller_manager.workload.child import child
+from gpu_runtime.controller_manager.workload.container import service_ports
+from gpu_runtime.kube.objects import Manifest
+
+
+def service(seen: Observed) -> Manifest | None:
+    """None for stock, which serves nobody, and for units without ports."""
+    metadata, spec = seen.unit.metadata, seen.unit.spec
+    if seen.role is Role.STOCK or not spec.template.ports:
+        return None
+    return child(
+        seen.unit,
+        GPU_UNITS,
+        metadata.name,
+        unit_labels(metadata.name, spec.spec_name, seen.role),
+        {
+            "type": "ClusterIP",
+            "selector": {Label.UNIT: metadata.name},
+            "ports": service_ports(spec.template),
+        },
+    )
+
+
+def access_url(seen: Observed) -> str | None:
+    """Where the unit answers inside the cluster."""
+    metadata, spec = seen.unit.metadata, seen.unit.spec
+    port = spec.primary_port()
+    if seen.role is Role.STOCK or port is None:
+        return None
+    scheme = spec.access.scheme if spec.access else "http"
+    return f"{scheme}://{metadata.name}.{metadata.namespace}.svc.{seen.settings.cluster_domain}:{port.port}"

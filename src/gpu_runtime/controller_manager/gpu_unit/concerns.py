@@ -1,0 +1,36 @@
+"""Which units a change elsewhere concerns. Pure look-ups in the cache of units."""
+
+from collections.abc import Iterable
+
+from gpu_runtime.contract.crd.gpu_storage import GPUStorage
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.names import Label
+from gpu_runtime.controller_manager.indexes import SOURCE_STOCK, STORAGE
+from gpu_runtime.kube.core import Deployment, Pod
+from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.store import Store
+
+
+class Concerns:
+    def __init__(self, units: Store[GPUUnit]) -> None:
+        self._units = units
+
+    def of_pod(self, pod: Pod) -> Iterable[Key]:
+        """Its own unit, and the one that waits for the pod's end."""
+        labels = pod.metadata.labels
+        if name := labels.get(Label.UNIT):
+            yield Key(pod.metadata.namespace, name)
+        yield from self._made_from(labels.get(Label.UNIT_UID, ""))
+
+    def of_deployment(self, deployment: Deployment) -> Iterable[Key]:
+        owner = deployment.metadata.controller
+        return self._made_from(owner.uid) if owner else ()
+
+    def of_unit(self, unit: GPUUnit) -> Iterable[Key]:
+        return self._made_from(unit.metadata.uid)
+
+    def of_storage(self, storage: GPUStorage) -> Iterable[Key]:
+        return [unit.metadata.key for unit in self._units.by(STORAGE, str(storage.metadata.key))]
+
+    def _made_from(self, stock_uid: str) -> Iterable[Key]:
+        return [unit.metadata.key for unit in self._units.by(SOURCE_STOCK, stock_uid)]

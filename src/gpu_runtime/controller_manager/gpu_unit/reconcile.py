@@ -1,0 +1,39 @@
+"""Keeps one GPUUnit true."""
+
+from dataclasses import dataclass
+
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.controller_manager.caches import Caches
+from gpu_runtime.controller_manager.gpu_unit.children import desired_children
+from gpu_runtime.controller_manager.gpu_unit.observe import Observed, observe
+from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
+from gpu_runtime.controller_manager.gpu_unit.status import status_of, verdict
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.controller_manager.workload.flow import keep
+from gpu_runtime.controller_manager.workload.report import Reporter
+from gpu_runtime.controller_manager.workload.verdict import Verdict
+from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.controller import Outcome, Settled
+
+
+@dataclass(frozen=True)
+class GPUUnitReconciler:
+    client: Client
+    caches: Caches
+    reporter: Reporter
+    settings: ControllerManagerSettings
+
+    async def reconcile(self, unit: GPUUnit) -> Outcome:
+        if unit.metadata.deletion_timestamp:
+            return Settled()  # its children go with it
+        seen = observe(unit, self.caches, self.settings)
+        if blocked := first_violation(UNIT_RULES, seen):
+            await self._report(seen, blocked.verdict)
+            return Settled()
+        thought, outcome = await keep(self.client, unit, desired_children(seen), verdict(seen))
+        await self._report(seen, thought)
+        return outcome
+
+    async def _report(self, seen: Observed, thought: Verdict) -> None:
+        after = status_of(seen, thought, self.reporter.now())
+        await self.reporter.report(self.caches.units, seen.unit, seen.unit.status, after)

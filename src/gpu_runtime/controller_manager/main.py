@@ -1,0 +1,100 @@
+"""The controller manager: reconcilers on caches, one leader, health and metrics. It serves no API."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.names import Label
+from gpu_runtime.contract.crd.stock_pool import StockPool
+from gpu_runtime.controller_manager.caches import Caches, open_caches
+from gpu_runtime.controller_manager.gpu_unit.concerns import Concerns
+from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.controller_manager.stock_pool.reconcile import StockPoolReconciler
+from gpu_runtime.controller_manager.workload.report import Reporter
+from gpu_runtime.kube.client import Client, connect
+from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.controller import Controller, ControllerOptions
+from gpu_runtime.kube.core import Pod
+from gpu_runtime.kube.election import Elector, Timing
+from gpu_runtime.kube.events import Recorder
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.running import Ensemble
+from gpu_runtime.process.endpoints import serve_endpoints
+from gpu_runtime.process.metrics import new_registry
+
+NAME = "controller-manager"
+
+
+async def manage(settings: ControllerManagerSettings, stopping: asyncio.Event) -> None:
+    """Work until told to stop. Raises NotLeading when the lead is lost: a process that starts anew has forgotten it."""
+    metrics = KubeMetrics(new_registry(NAME))
+    kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
+    config = load_config(kubeconfig, settings.kubernetes.context or None)
+    async with connect(config, field_manager=NAME, metrics=metrics) as client:
+        ensemble = assemble(client, settings, metrics)
+
+        def caches() -> str | None:
+            return None if ensemble.has_synced else "the caches are not complete yet"
+
+        async with serve_endpoints(settings.endpoints, metrics.registry, stopping, ready={"caches": caches}):
+            await ensemble.run(stopping)
+
+
+def assemble(client: Client, settings: ControllerManagerSettings, metrics: KubeMetrics) -> Ensemble:
+    elector = _elector(client, settings, metrics)
+    writer = client.fenced(elector.leadership) if elector else client
+    recorder = Recorder(writer, NAME, _identity(), metrics=metrics)
+    caches = open_caches(client, metrics, settings.resync_seconds)
+    reporter = Reporter(writer, recorder)
+    controllers = (
+        _units(caches, GPUUnitReconciler(writer, caches, reporter, settings), settings, metrics),
+        _pools(caches, StockPoolReconciler(writer, caches, reporter, settings), settings, metrics),
+    )
+    return Ensemble(caches.all, controllers, elector, recorder, settings.stop_grace_seconds)
+
+
+def _units(
+    caches: Caches, reconciler: GPUUnitReconciler, settings: ControllerManagerSettings, metrics: KubeMetrics
+) -> Controller[GPUUnit]:
+    options = ControllerOptions(workers=settings.workers.gpu_units)
+    controller = Controller("gpu-unit", caches.units, reconciler.reconcile, options, metrics)
+    concerns = Concerns(caches.units.store)
+    controller.owns(caches.deployments)
+    controller.owns(caches.services)
+    controller.watches(caches.pods, concerns.of_pod)
+    controller.watches(caches.deployments, concerns.of_deployment)
+    controller.watches(caches.units, concerns.of_unit)
+    controller.watches(caches.storages, concerns.of_storage)
+    return controller
+
+
+def _pools(
+    caches: Caches, reconciler: StockPoolReconciler, settings: ControllerManagerSettings, metrics: KubeMetrics
+) -> Controller[StockPool]:
+    options = ControllerOptions(workers=settings.workers.stock_pools)
+    controller = Controller("stock-pool", caches.pools, reconciler.reconcile, options, metrics)
+    controller.owns(caches.deployments)
+    controller.owns(caches.services)
+    controller.watches(caches.pods, _pool_of)
+    return controller
+
+
+def _pool_of(pod: Pod) -> tuple[Key, ...]:
+    name = pod.metadata.labels.get(Label.POOL)
+    return (Key(pod.metadata.namespace, name),) if name else ()
+
+
+def _elector(client: Client, settings: ControllerManagerSettings, metrics: KubeMetrics) -> Elector | None:
+    election = settings.leader_election
+    if not election.enabled:
+        return None
+    timing = Timing(election.lease_seconds, election.renew_deadline_seconds, election.retry_seconds)
+    return Elector(client, Key(settings.namespaces.system, NAME), _identity(), timing, metrics)
+
+
+def _identity() -> str:
+    return os.environ.get("POD_NAME") or socket.gethostname()

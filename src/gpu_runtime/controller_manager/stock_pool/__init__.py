@@ -1,0 +1,1 @@
+"""Keeps StockPools true: observe, decide, apply, report."""

@@ -1,0 +1,57 @@
+"""The Deployment of a pool: as many pods as there are to be, each with its own GPUs."""
+
+import msgspec
+
+from gpu_runtime.contract.crd.names import Label, pool_child_name, pool_labels
+from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
+from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.controller_manager.stock_pool.observe import Observed
+from gpu_runtime.controller_manager.workload.child import child
+from gpu_runtime.controller_manager.workload.container import (
+    STOCK_GRACE_SECONDS,
+    STOCK_PRIORITY,
+    USER_CONTAINER,
+    container,
+    user_pod_security,
+)
+from gpu_runtime.kube.objects import Manifest
+
+# A shell that is a container's first process ignores SIGTERM unless it traps it.
+PLACEHOLDER = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")
+
+
+def deployment(seen: Observed) -> Manifest:
+    metadata, spec = seen.pool.metadata, seen.pool.spec
+    labels = pool_labels(metadata.name, spec.spec_name)
+    return child(
+        seen.pool,
+        STOCK_POOLS,
+        pool_child_name(metadata.name),
+        labels,
+        {
+            "replicas": spec.replicas,
+            # A pod more than there are replicas would wait for a GPU that only another's end sets free.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "revisionHistoryLimit": 1,
+            "selector": {"matchLabels": {Label.POOL: metadata.name}},
+            "template": {"metadata": {"labels": labels | {Label.POOL_UID: metadata.uid}}, "spec": _pod(seen)},
+        },
+    )
+
+
+def _pod(seen: Observed) -> Manifest:
+    spec, settings = seen.pool.spec, seen.settings
+    template = spec.template if spec.template.command or spec.template.args else _placeholder(spec.template)
+    main = container(spec.image or settings.images.placeholder, template, spec.memory, spec.gpu)
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "priorityClassName": STOCK_PRIORITY,
+        "terminationGracePeriodSeconds": STOCK_GRACE_SECONDS,
+        "securityContext": user_pod_security(settings.pod_security.require_non_root),
+        "containers": [main | {"securityContext": USER_CONTAINER}],
+    }
+
+
+def _placeholder(template: Template) -> Template:
+    return msgspec.structs.replace(template, command=PLACEHOLDER)

@@ -1,0 +1,25 @@
+"""The Service of a pool whose template has ports."""
+
+from gpu_runtime.contract.crd.names import Label, pool_child_name, pool_labels
+from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
+from gpu_runtime.controller_manager.stock_pool.observe import Observed
+from gpu_runtime.controller_manager.workload.child import child
+from gpu_runtime.controller_manager.workload.container import service_ports
+from gpu_runtime.kube.objects import Manifest
+
+
+def service(seen: Observed) -> Manifest | None:
+    metadata, spec = seen.pool.metadata, seen.pool.spec
+    if not spec.template.ports:
+        return None
+    return child(
+        seen.pool,
+        STOCK_POOLS,
+        pool_child_name(metadata.name),
+        pool_labels(metadata.name, spec.spec_name),
+        {
+            "type": "ClusterIP",
+            "selector": {Label.POOL: metadata.name},
+            "ports": service_ports(spec.template),
+        },
+    )

@@ -1,0 +1,205 @@
+"""A control plane of its own with the platform installed, and controller managers as processes that can be killed.
+
+They run under the identity that the RBAC manifests give them, so every test is also a test of those.
+"""
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import pytest
+import yaml
+from lightkube import ApiError, Client
+from lightkube.generic_resource import create_namespaced_resource
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Namespace
+from lightkube.types import PatchType
+
+from localcluster import control_plane as control_planes
+from localcluster.control_plane import ControlPlane, free_port
+from localcluster.processes import tail, wait_until
+from tests.conftest import available
+from tests.integration.conftest import CONFIG
+
+GROUP = "runtime.lokiwager.io"
+UNIT = create_namespaced_resource(GROUP, "v1alpha1", "GPUUnit", "gpuunits")
+POOL = create_namespaced_resource(GROUP, "v1alpha1", "StockPool", "stockpools")
+STORAGE = create_namespaced_resource(GROUP, "v1alpha1", "GPUStorage", "gpustorages")
+
+IDENTITY = "system:serviceaccount:runtime-system:controller-manager"
+PROGRAM = Path(sys.executable).with_name("gpu-runtime")
+QUICK_ELECTION = {"leaseSeconds": 3, "renewDeadlineSeconds": 2, "retrySeconds": 0.5}
+
+Object = dict[str, Any]
+
+
+@dataclass
+class Manager:
+    """A controller manager as a process of its own."""
+
+    folder: Path
+    kubeconfig: Path
+    settings: Object = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> "Manager":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "settings.yaml"
+        settings = {
+            "log": {"level": "debug", "format": "text"},
+            "endpoints": {"bind": f"127.0.0.1:{self.port}"},
+            "kubernetes": {"kubeconfig": str(self.kubeconfig)},
+            "images": {"stock": "gpu-runtime:local", "placeholder": "gpu-runtime:local"},
+            "leaderElection": QUICK_ELECTION,
+            "stopGraceSeconds": 5,
+        }
+        config.write_text(yaml.safe_dump(settings | self.settings))
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", PROGRAM, "controller-manager", "--config", config], stderr=log
+            )
+        return self
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def wait_ready(self) -> "Manager":
+        wait_until(lambda: self.answer("/readyz") == 200, 30, lambda: f"not ready:\n{tail(self.log, 40)}")
+        return self
+
+    def wait_leading(self) -> "Manager":
+        wait_until(lambda: self.metric("kube_leading{") == 1, 30, lambda: f"not leading:\n{tail(self.log, 40)}")
+        return self
+
+    def answer(self, path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as refusal:
+            refusal.close()
+            return int(refusal.code)
+        except OSError:
+            return 0
+
+    def metric(self, prefix: str) -> float:
+        """The sum of all samples whose line starts so; 0 where there is none or no answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=2) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return 0
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
+
+    def signal(self, number: Signals) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    def end(self, number: Signals = Signals.SIGKILL) -> int:
+        if self.process is None:
+            return 0
+        self.process.send_signal(Signals.SIGCONT)
+        self.process.send_signal(number)
+        code = self.process.wait(20)
+        self.process = None
+        return code
+
+
+@dataclass
+class Cluster:
+    """A control plane with the platform installed, as tests drive it."""
+
+    plane: ControlPlane
+    kube: Client
+    folder: Path
+    managers: list[Manager] = field(default_factory=list)
+
+    def manager(self, **settings: Any) -> Manager:
+        number = len(self.managers)
+        identity = self.plane.kubeconfig_for("manager", IDENTITY)
+        manager = Manager(self.folder / f"manager-{number}", identity, settings)
+        self.managers.append(manager)
+        return manager.start()
+
+    def create(self, kind: Any, namespace: str, name: str, spec: Object, **metadata: Any) -> Object:
+        made = self.kube.create(
+            kind(metadata=ObjectMeta(name=name, namespace=namespace, **metadata), spec=spec), namespace=namespace
+        )
+        return as_dict(made)
+
+    def get(self, kind: Any, namespace: str, name: str) -> Object | None:
+        try:
+            return as_dict(self.kube.get(kind, name, namespace=namespace))
+        except ApiError as error:
+            if error.status.code == 404:
+                return None
+            raise
+
+    def patch(self, kind: Any, namespace: str, name: str, patch: Object) -> None:
+        self.kube.patch(kind, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
+
+    def wait(
+        self, kind: Any, namespace: str, name: str, condition: Callable[[Object], bool], timeout: float = 30
+    ) -> Object:
+        """Wait until the object is as wanted, and give it."""
+        last: Object | None = None
+
+        def holds() -> bool:
+            nonlocal last
+            last = self.get(kind, namespace, name)
+            return last is not None and condition(last)
+
+        wait_until(holds, timeout, lambda: f"{name}: {json.dumps((last or {}).get('status'), indent=1, default=str)}")
+        assert last
+        return last
+
+    def wait_reason(self, kind: Any, namespace: str, name: str, reason: str, timeout: float = 30) -> Object:
+        return self.wait(kind, namespace, name, lambda found: ready(found).get("reason") == reason, timeout)
+
+    def gone(self, kind: Any, namespace: str, name: str) -> bool:
+        return self.get(kind, namespace, name) is None
+
+
+def as_dict(found: Any) -> Object:
+    return dict(found.to_dict())
+
+
+def ready(found: Object) -> Object:
+    """The Ready condition."""
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((dict(each) for each in conditions if each["type"] == "Ready"), {})
+
+
+def install(plane: ControlPlane) -> None:
+    for part in ("namespace", "priority", "crd", "rbac"):
+        plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / part))
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """With one controller manager that leads."""
+    with available(control_planes.control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
+        install(plane)
+        made = Cluster(plane, kube, tmp_path_factory.mktemp("managers"))
+        made.manager().wait_ready().wait_leading()
+        yield made
+        for manager in made.managers:
+            manager.end()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    cluster.kube.create(Namespace(metadata=ObjectMeta(name=name)))
+    yield name
+    cluster.kube.delete(Namespace, name)
