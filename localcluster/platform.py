@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import json
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +17,10 @@ from localcluster.sandbox import Network, free_network
 from localcluster.unmet import Unmet
 
 STATE = LOCAL / "platform"
-DEPLOYMENTS = (PROJECT / "config" / "nats",)
-ROLLOUTS = (("messaging", "statefulset/nats"),)
+DEPLOYMENTS = (PROJECT / "config" / "nats", PROJECT / "config" / "default")
+SYSTEM = "runtime-system"
+PROCESSES = ("controller-manager",)
+"""The product's own Deployments, which run the image that was just made."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,10 @@ def up(forwards: Sequence[Route]) -> Node:
 
 
 def _start(forwards: Sequence[Route]) -> Node:
-    prepare()
     with ExitStack() as sockets:
+        # Before anything else: a taken port should not be found out about after minutes of building.
         listeners = [sockets.enter_context(_listen(route)) for route in forwards]
+        prepare()
         descriptors = [listener.fileno() for listener in listeners]
         node = Node(STATE, _network(), durable=True)
         try:
@@ -100,10 +104,20 @@ def _deploy(node: Node, forwards: Sequence[Route]) -> None:
     with step("Deploying the platform"):
         for folder in DEPLOYMENTS:
             node.apply(folder)
-        for namespace, workload in ROLLOUTS:
-            node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
+        _roll_out(node)
         for route in forwards:
             node.processes.wait_for("forwarder", functools.partial(_answers, route), 60)
+
+
+def _roll_out(node: Node) -> None:
+    """Restart what runs another image than the one just made, and wait until everything runs."""
+    image = {"annotations": {"localcluster/image": images.product().path.name}}
+    patch = json.dumps({"spec": {"template": {"metadata": image}}})
+    for name in PROCESSES:
+        node.kubectl("patch", "deployment", name, f"--namespace={SYSTEM}", f"--patch={patch}")
+    workloads = [("messaging", "statefulset/nats"), *((SYSTEM, f"deployment/{name}") for name in PROCESSES)]
+    for namespace, workload in workloads:
+        node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
 
 
 def _answers(route: Route) -> bool:
