@@ -2,12 +2,14 @@
 
 import fcntl
 import functools
-import json
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from localcluster import images
 from localcluster.node import Node, discard_node, prepare
@@ -18,9 +20,7 @@ from localcluster.unmet import Unmet
 
 STATE = LOCAL / "platform"
 DEPLOYMENTS = (PROJECT / "config" / "nats", PROJECT / "config" / "default")
-SYSTEM = "runtime-system"
-PROCESSES = ("controller-manager",)
-"""The product's own Deployments, which run the image that was just made."""
+WORKLOADS = (("messaging", "statefulset/nats"), ("runtime-system", "deployment/controller-manager"))
 
 
 @dataclass(frozen=True)
@@ -102,22 +102,25 @@ def _network() -> Network:
 def _deploy(node: Node, forwards: Sequence[Route]) -> None:
     node.import_images(images.archives())
     with step("Deploying the platform"):
-        for folder in DEPLOYMENTS:
-            node.apply(folder)
-        _roll_out(node)
+        install(node, *DEPLOYMENTS)
+        for namespace, workload in WORKLOADS:
+            node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
         for route in forwards:
             node.processes.wait_for("forwarder", functools.partial(_answers, route), 60)
 
 
-def _roll_out(node: Node) -> None:
-    """Restart what runs another image than the one just made, and wait until everything runs."""
-    image = {"annotations": {"localcluster/image": images.product().path.name}}
-    patch = json.dumps({"spec": {"template": {"metadata": image}}})
-    for name in PROCESSES:
-        node.kubectl("patch", "deployment", name, f"--namespace={SYSTEM}", f"--patch={patch}")
-    workloads = [("messaging", "statefulset/nats"), *((SYSTEM, f"deployment/{name}") for name in PROCESSES)]
-    for namespace, workload in workloads:
-        node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
+def install(node: Node, *folders: Path) -> None:
+    """Apply kustomizations, so that Deployments restart when the image they run was made anew under its old name."""
+    image = images.product().path.name
+    for folder in folders:
+        manifests = [found for found in yaml.safe_load_all(node.kubectl("kustomize", str(folder))) if found]
+        for manifest in manifests:
+            if manifest["kind"] == "Deployment":
+                metadata = manifest["spec"]["template"]["metadata"]
+                metadata.setdefault("annotations", {})["localcluster/image"] = image
+        rendered = node.state / f"{folder.name}.yaml"
+        rendered.write_text(yaml.safe_dump_all(manifests))
+        node.apply(rendered)
 
 
 def _answers(route: Route) -> bool:

@@ -1,0 +1,224 @@
+"""Units and pools as an operator of the early parts makes them, with kubectl alone, on real pods."""
+
+import functools
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightkube import ApiError, Client
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Pod, Service
+
+from localcluster import platform
+from localcluster.node import Node
+from localcluster.processes import wait_until
+
+CONFIG = Path(__file__).parents[3] / "config"
+GROUP = "runtime.lokiwager.io"
+
+# A server that ends when told to: the first process of a container ignores SIGTERM otherwise.
+SERVER = """
+import http.server, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+http.server.test(http.server.SimpleHTTPRequestHandler, port=8080, bind="0.0.0.0")
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(node: Node) -> Node:
+    """The node with the platform in it, by the same manifests that any cluster gets."""
+    platform.install(node, CONFIG / "default")
+    node.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    node.kubectl("rollout", "status", "deployment/controller-manager", "--namespace=runtime-system", "--timeout=120s")
+    return node
+
+
+def unit(name: str, namespace: str, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "GPUUnit",
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations or {}},
+        "spec": {"specName": "g1.1", "memory": "1Gi", "gpu": 1, **spec},
+    }
+
+
+def web(name: str, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    template = {
+        "command": ["python", "-c"],
+        "args": [SERVER],
+        "ports": [{"name": "http", "port": 8080}],
+    }
+    return unit(name, "runtime-instance", annotations, image="python:3.12", template=template, **spec)
+
+
+def apply(node: Node, manifest: dict[str, Any]) -> None:
+    path = node.state / "applied.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    node.kubectl("apply", "-f", str(path))
+
+
+def get(node: Node, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+    said = node.kubectl("get", kind, name, f"--namespace={namespace}", "--output=json", "--ignore-not-found")
+    return dict(json.loads(said)) if said.strip() else None
+
+
+def wait_ready(node: Node, namespace: str, name: str, kind: str = "gpuunit") -> dict[str, Any]:
+    node.kubectl("wait", f"{kind}/{name}", f"--namespace={namespace}", "--for=condition=Ready", "--timeout=90s")
+    found = get(node, kind, namespace, name)
+    assert found
+    return found
+
+
+def gone(kube: Client, kind: Any, namespace: str, name: str) -> bool:
+    try:
+        kube.get(kind, name, namespace=namespace)
+    except ApiError as error:
+        return error.status.code == 404
+    return False
+
+
+def nothing_left(kube: Client, namespace: str, name: str) -> bool:
+    pods = list(kube.list(Pod, namespace=namespace, labels={f"{GROUP}/unit": name}))
+    return not pods and gone(kube, Deployment, namespace, name) and gone(kube, Service, namespace, name)
+
+
+def test_stock_and_an_active_unit_become_ready_and_leave_nothing_behind(installed: Node, kube: Client) -> None:
+    apply(installed, unit("warm", "runtime-stock"))
+    stock = wait_ready(installed, "runtime-stock", "warm")
+    assert "serviceName" not in stock["status"]
+    assert gone(kube, Service, "runtime-stock", "warm")
+
+    apply(installed, web("demo", access={"primaryPort": "http"}))
+    active = wait_ready(installed, "runtime-instance", "demo")
+    assert active["status"]["accessURL"] == "http://demo.runtime-instance.svc.cluster.local:8080"
+    service = kube.get(Service, "demo", namespace="runtime-instance")
+    assert service.spec
+    address = f"http://{service.spec.clusterIP}:8080/"
+
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(address, timeout=3) as page:
+                return b"Directory listing" in page.read()
+        except OSError:
+            return False
+
+    wait_until(answers, 20, lambda: f"{address} does not answer")
+    for namespace, name in (("runtime-stock", "warm"), ("runtime-instance", "demo")):
+        installed.kubectl("delete", "gpuunit", name, f"--namespace={namespace}")
+        wait_until(functools.partial(nothing_left, kube, namespace, name), 60, lambda: "children are left")
+
+
+def test_a_pool_runs_and_its_crash_is_explained(installed: Node) -> None:
+    pool = {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "StockPool",
+        "metadata": {"name": "placeholder", "namespace": "default"},
+        "spec": {"specName": "g1.1", "replicas": 1},
+    }
+    apply(installed, pool)
+    assert wait_ready(installed, "default", "placeholder", "stockpool")["status"]["available"] == 1
+    crash = ["python", "-c", "import sys; print('no such model: demo', file=sys.stderr); sys.exit(3)"]
+    apply(installed, pool | {"spec": pool["spec"] | {"image": "python:3.12", "template": {"command": crash}}})  # type: ignore[operator]
+
+    def message() -> str:
+        found = get(installed, "stockpool", "default", "placeholder") or {}
+        conditions = found.get("status", {}).get("conditions", [])
+        return next((each["message"] for each in conditions if each["reason"] == "PodStartupFailed"), "")
+
+    wait_until(lambda: "code 3" in message() and "no such model: demo" in message(), 60, message)
+    installed.kubectl("delete", "stockpool", "placeholder", "--namespace=default")
+
+
+def test_an_update_on_a_full_node_comes_back_ready(installed: Node, last_gpu: None) -> None:
+    apply(installed, web("updated"))
+    before = wait_ready(installed, "runtime-instance", "updated")
+    changed = web("updated")
+    changed["spec"]["template"]["envs"] = [{"name": "CHANGED", "value": "yes"}]
+    apply(installed, changed)
+
+    def current() -> bool:
+        found = get(installed, "gpuunit", "runtime-instance", "updated") or {}
+        status = found.get("status", {})
+        return bool(status.get("phase") == "Ready" and status["observedGeneration"] > before["metadata"]["generation"])
+
+    wait_until(current, 60, lambda: "the unit did not come back")
+    installed.kubectl("delete", "gpuunit", "updated", "--namespace=runtime-instance", "--cascade=foreground")
+
+
+@pytest.fixture
+def last_gpu(installed: Node) -> Iterator[None]:
+    """Somebody holds all GPUs of the node but one."""
+    holder = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "holder", "namespace": "default"},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "priorityClassName": "system-node-critical",
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "busybox:1.36",
+                    "command": ["sleep", "3600"],
+                    "resources": {"limits": {"nvidia.com/gpu": str(installed.gpus - 1)}},
+                }
+            ],
+        },
+    }
+    apply(installed, holder)
+    installed.kubectl("wait", "pod/holder", "--namespace=default", "--for=condition=Ready", "--timeout=60s")
+    yield
+    installed.kubectl("delete", "pod", "holder", "--namespace=default")
+
+
+class Watch:
+    """Follows every pod of the platform and notes when two run at a time."""
+
+    def __init__(self, kube: Client) -> None:
+        self.running: dict[str, str] = {}
+        self.overlaps: list[set[str]] = []
+        self.seen: set[str] = set()
+        self._events = kube.watch(Pod, namespace="*", labels={"app.kubernetes.io/managed-by": "gpu-runtime"})
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        for operation, pod in self._events:
+            assert pod.metadata
+            uid = str(pod.metadata.uid)
+            if operation == "DELETED":
+                self.running.pop(uid, None)
+            elif any(each.state and each.state.running for each in (pod.status and pod.status.containerStatuses) or []):
+                self.running[uid] = str(pod.metadata.name)
+                self.seen.add(uid)
+            if len(self.running) > 1:
+                self.overlaps.append(set(self.running.values()))
+
+
+def test_fifty_handovers_of_the_last_gpu_never_give_it_to_two_pods(
+    installed: Node, kube: Client, last_gpu: None
+) -> None:
+    rounds = 50
+    with installed.plane.client() as watching:
+        watch = Watch(watching)
+        for number in range(rounds):
+            apply(installed, unit(f"stock-{number}", "runtime-stock"))
+            stock = wait_ready(installed, "runtime-stock", f"stock-{number}")
+            provenance = {
+                f"{GROUP}/source-stock-name": f"stock-{number}",
+                f"{GROUP}/source-stock-namespace": "runtime-stock",
+                f"{GROUP}/source-stock-uid": stock["metadata"]["uid"],
+                f"{GROUP}/source-stock-node": "local",
+            }
+            installed.kubectl("delete", "gpuunit", f"stock-{number}", "--namespace=runtime-stock", "--wait=false")
+            apply(installed, web(f"unit-{number}", provenance))
+            wait_ready(installed, "runtime-instance", f"unit-{number}")
+            installed.kubectl(
+                "delete", "gpuunit", f"unit-{number}", "--namespace=runtime-instance", "--cascade=foreground"
+            )
+        wait_until(lambda: len(watch.seen) >= 2 * rounds, 30, lambda: f"{len(watch.seen)} pods were seen")
+    assert watch.overlaps == []
