@@ -11,13 +11,14 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import aiohttp
-from aiohttp import ClientResponse, ClientTimeout, hdrs
+from aiohttp import ClientRequest, ClientResponse, ClientTimeout, hdrs
+from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from prometheus_client import Counter
 from yarl import URL
@@ -171,22 +172,33 @@ class Transport:
 class _Exchange:
     """One request and its answer: behind the fence, counted, its failures in this package's words."""
 
-    __slots__ = ("_call", "_fence", "_timeout", "_transport", "code")
+    __slots__ = ("_call", "_timeout", "_transport", "_wire", "code")
 
     def __init__(self, transport: Transport, call: Call, timeout: ClientTimeout) -> None:
         self._transport, self._call, self._timeout = transport, call, timeout
-        self._fence: Token[Fence | None] | None = None
+        self._wire: asyncio.Transport | None = None
         self.code = 0
 
     def __enter__(self) -> Self:
-        if self._call.fence is not None:
-            self._fence = _FENCE.set(self._call.fence)
+        _EXCHANGE.set(self)
         return self
 
+    def connected(self, connection: Connection) -> None:
+        """Waiting for a connection may have taken longer than the right to write, so the fence is looked at again."""
+        fence = self._call.fence
+        if fence is not None and fence.remaining() <= 0:
+            connection.release()
+            raise NotLeading(f"this process no longer leads; held back: {self._call.method} {self._call.target}")
+        self._wire = connection.transport
+
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._fence is not None:
-            _FENCE.reset(self._fence)
+        _EXCHANGE.set(None)
         self._transport.count(self._call.method, self.code)
+        if error is None:
+            return
+        if self._wire is not None:
+            # What was not sent by now must not be sent later, and a server that is silent must not be waited for.
+            self._wire.abort()
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             self._transport.forget_identity()  # the authority may have been renewed on disk
         if isinstance(error, aiohttp.ClientError | TimeoutError):
@@ -220,18 +232,17 @@ class _Dressed:
         return self._by_content[call.content_type]
 
 
-_FENCE: ContextVar[Fence | None] = ContextVar("fence", default=None)
+_EXCHANGE: ContextVar[_Exchange | None] = ContextVar("exchange", default=None)
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Looks at the fence once more when a connection is there: waiting for one may have taken longer than the right."""
+    """Tells the exchange that asked when it has its connection."""
 
-    async def connect(self, *args: Any, **kwargs: Any) -> Any:
-        connection = await super().connect(*args, **kwargs)
-        fence = _FENCE.get()
-        if fence is not None and fence.remaining() <= 0:
-            connection.release()
-            raise NotLeading("this process no longer leads; the write was held back")
+    async def connect(self, req: ClientRequest, traces: list[Any], timeout: ClientTimeout) -> Connection:  # noqa: ASYNC109
+        connection = await super().connect(req, traces, timeout)
+        exchange = _EXCHANGE.get()
+        if exchange is not None:
+            exchange.connected(connection)
         return connection
 
 

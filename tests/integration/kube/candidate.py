@@ -2,10 +2,11 @@
 
     python candidate.py KUBECONFIG NAMESPACE NAME
 
-It prints `leading` when it leads, and the reason when it ends. On its standard error it logs what it writes.
+It prints `leading` when it leads, and the reason when it ends.
 """
 
 import asyncio
+import contextlib
 import itertools
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.election import Elector, Timing
-from gpu_runtime.kube.errors import NotLeading
+from gpu_runtime.kube.errors import NotLeading, Unreachable
 from gpu_runtime.kube.objects import Key, Object, Resource
 
 CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
@@ -29,7 +30,8 @@ async def main(kubeconfig: Path, namespace: str, name: str) -> None:
             print("leading", flush=True)
             for count in itertools.count():
                 patch = {"data": {"writer": name, "count": str(count)}}
-                await writer.merge_patch(CONFIG_MAPS, Key(namespace, "work"), patch)
+                with contextlib.suppress(Unreachable):  # the answer to a write may have come while it was paused
+                    await writer.merge_patch(CONFIG_MAPS, Key(namespace, "work"), patch)
 
         try:
             await elector.lead(work)

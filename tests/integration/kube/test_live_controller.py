@@ -17,6 +17,7 @@ from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.controller import Controller, Outcome, Settled
 from gpu_runtime.kube.core import LEASES
 from gpu_runtime.kube.election import Elector, Timing
+from gpu_runtime.kube.errors import NotLeading
 from gpu_runtime.kube.events import Limits, Recorder
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.metrics import KubeMetrics
@@ -125,6 +126,21 @@ async def test_a_standby_is_ready_and_ends_at_once(client: Client, kube: OtherEy
             await eventually(lambda: ensemble.has_synced, "the caches are warm")
         assert seconds(kube, namespace, "a") is None, "a standby writes nothing"
         enough.set()
+
+
+async def test_a_lost_lead_ends_everything(client: Client, kube: OtherEyes, namespace: str) -> None:
+    make(kube, namespace, "a", 5)
+
+    async def lose() -> None:
+        async with controller(client, namespace, KubeMetrics()):
+            await eventually(lambda: seconds(kube, namespace, "a") == 5, "it leads and works")
+            kube.patch(LightLease, "lead", {"spec": {"holderIdentity": "thief"}}, namespace=namespace)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await lose()
+    (lost,) = ended.value.exceptions
+    assert isinstance(lost, NotLeading)
 
 
 async def test_events_are_counted_and_never_fail_anybody(
