@@ -94,15 +94,15 @@ class Transport:
 
     async def request(self, call: Call, retries: RetryPolicy) -> bytes:
         """The body of a successful answer; anything else is raised as a KubeError."""
-        attempt = 1
+        attempt, renewed = 1, False
         while True:
             try:
                 return await self._attempt(call)
             except (ApiError, Unreachable) as error:
-                if attempt == 1 and isinstance(error, Unauthorized) and self._config.credentials.refused():
-                    delay: float | None = 0.0
-                else:
-                    delay = retries.delay(error, attempt, repeatable=call.repeatable)
+                if isinstance(error, Unauthorized) and not renewed and self._config.credentials.refused():
+                    renewed = True
+                    continue
+                delay = retries.delay(error, attempt, repeatable=call.repeatable)
                 if delay is None:
                     raise
             attempt += 1
