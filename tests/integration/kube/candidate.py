@@ -2,7 +2,7 @@
 
     python candidate.py KUBECONFIG NAMESPACE NAME
 
-It prints `leading` when it leads, and the reason when it ends.
+It prints `candidate` when it has reached the server, `leading` when it leads, and the reason when it ends.
 """
 
 import asyncio
@@ -33,6 +33,8 @@ async def main(kubeconfig: Path, namespace: str, name: str) -> None:
                 with contextlib.suppress(Unreachable):  # the answer to a write may have come while it was paused
                     await writer.merge_patch(CONFIG_MAPS, Key(namespace, "work"), patch)
 
+        await client.server_version()
+        print("candidate", flush=True)
         try:
             await elector.lead(work)
         except NotLeading as lost:
