@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import aiohttp
-from aiohttp import ClientRequest, ClientResponse, ClientTimeout, hdrs
+from aiohttp import ClientRequest, ClientResponse, ClientSession, ClientTimeout, hdrs
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.connector import Connection
+from aiohttp.payload import BytesPayload
 from multidict import CIMultiDict
 from prometheus_client import Counter
 from yarl import URL
@@ -62,6 +64,8 @@ class Call:
     """Whether carrying it out twice is as good as once."""
     timeout: float = 10.0
     fence: Fence | None = None
+    urgent: bool = False
+    """Whether it must not wait until a connection is free."""
 
 
 class Transport:
@@ -85,12 +89,14 @@ class Transport:
         self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __aenter__(self) -> Self:
-        connector = _Connector(limit=self._connections, keepalive_timeout=60, socket_factory=_keepalive_socket)
-        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        self._bounded = _session(self._connections)
+        # Watches hold their connections for minutes, and a leader that waits for one may lose the lead.
+        self._unbounded = _session(0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        await self._bounded.close()
+        await self._unbounded.close()
 
     async def request(self, call: Call, retries: RetryPolicy) -> bytes:
         """The body of a successful answer; anything else is raised as a KubeError."""
@@ -112,7 +118,8 @@ class Transport:
         dressed = await self._dress()
         timeout = _allowed(call)
         with _Exchange(self, call, timeout) as exchange:
-            async with self._sent(call, dressed, timeout) as response:
+            session = self._unbounded if call.urgent else self._bounded
+            async with self._sent(session, call, dressed, timeout, exchange.body) as response:
                 exchange.code = response.status
                 body = await response.read()
         if response.status >= 300:
@@ -125,19 +132,24 @@ class Transport:
         dressed = await self._dress()
         timeout = ClientTimeout(connect=call.timeout, sock_read=idle, ceil_threshold=_EXACT)
         with _Exchange(self, call, timeout) as exchange:
-            async with self._sent(call, dressed, timeout) as response:
+            async with self._sent(self._unbounded, call, dressed, timeout, None) as response:
                 exchange.code = response.status
                 if response.status >= 300:
                     raise self._refused(response, await response.read())
                 yield response.content.iter_any()
 
     def _sent(
-        self, call: Call, dressed: "_Dressed", timeout: ClientTimeout
+        self,
+        session: ClientSession,
+        call: Call,
+        dressed: "_Dressed",
+        timeout: ClientTimeout,
+        body: "bytes | _FencedBody | None",
     ) -> AbstractAsyncContextManager[ClientResponse]:
-        return self._session.request(
+        return session.request(
             call.method,
             URL(self._config.server + call.target, encoded=True),
-            data=call.body,
+            data=body,
             headers=dressed.for_body(call),
             ssl=dressed.tls,
             server_hostname=self._config.trust.server_name,
@@ -172,11 +184,12 @@ class Transport:
 class _Exchange:
     """One request and its answer: behind the fence, counted, its failures in this package's words."""
 
-    __slots__ = ("_call", "_timeout", "_transport", "_wire", "code")
+    __slots__ = ("_call", "_held_back", "_timeout", "_transport", "_wire", "code")
 
     def __init__(self, transport: Transport, call: Call, timeout: ClientTimeout) -> None:
         self._transport, self._call, self._timeout = transport, call, timeout
         self._wire: asyncio.Transport | None = None
+        self._held_back = False
         self.code = 0
 
     def __enter__(self) -> Self:
@@ -184,12 +197,19 @@ class _Exchange:
         return self
 
     def connected(self, connection: Connection) -> None:
-        """Waiting for a connection may have taken longer than the right to write, so the fence is looked at again."""
+        self._wire = connection.transport
+
+    @property
+    def body(self) -> "bytes | _FencedBody | None":
+        if self._call.body is None or self._call.fence is None:
+            return self._call.body
+        return _FencedBody(self._call.body, content_type=self._call.content_type, exchange=self)
+
+    def pass_fence(self) -> None:
         fence = self._call.fence
         if fence is not None and fence.remaining() <= 0:
-            connection.release()
-            raise NotLeading(f"this process no longer leads; held back: {self._call.method} {self._call.target}")
-        self._wire = connection.transport
+            self._held_back = True
+            raise _held_back(self._call)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _EXCHANGE.set(None)
@@ -201,6 +221,8 @@ class _Exchange:
             self._wire.abort()
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             self._transport.forget_identity()  # the authority may have been renewed on disk
+        if self._held_back:
+            raise _held_back(self._call) from error
         if isinstance(error, aiohttp.ClientError | TimeoutError):
             raise Unreachable(self._words(error), sent=not isinstance(error, _NEVER_SENT)) from error
 
@@ -235,6 +257,22 @@ class _Dressed:
 _EXCHANGE: ContextVar[_Exchange | None] = ContextVar("exchange", default=None)
 
 
+class _FencedBody(BytesPayload):
+    """Looks at the fence once more at the moment when it is written to the socket.
+
+    A process may be stopped between any two steps before that: while it waits for a connection, or while the written
+    body waits for its turn on the event loop. Headers alone do nothing, and every write has a body.
+    """
+
+    def __init__(self, value: bytes, content_type: str, exchange: _Exchange) -> None:
+        super().__init__(value, content_type=content_type)
+        self._exchange = exchange
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._exchange.pass_fence()
+        await super().write_with_length(writer, content_length)
+
+
 class _Connector(aiohttp.TCPConnector):
     """Tells the exchange that asked when it has its connection."""
 
@@ -246,14 +284,23 @@ class _Connector(aiohttp.TCPConnector):
         return connection
 
 
+def _session(limit: int) -> ClientSession:
+    connector = _Connector(limit=limit, keepalive_timeout=60, socket_factory=_keepalive_socket)
+    return ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+
 def _allowed(call: Call) -> ClientTimeout:
     """The time this request may take: a write must not outlive the right to write."""
     if call.fence is None:
         return ClientTimeout(total=call.timeout, ceil_threshold=_EXACT)
     remaining = call.fence.remaining()
     if remaining <= 0:
-        raise NotLeading(f"this process no longer leads; held back: {call.method} {call.target}")
+        raise _held_back(call)
     return ClientTimeout(total=min(call.timeout, remaining), ceil_threshold=_EXACT)
+
+
+def _held_back(call: Call) -> NotLeading:
+    return NotLeading(f"this process no longer leads; held back: {call.method} {call.target}")
 
 
 def _tls(trust: Trust, identity: Identity) -> ssl.SSLContext:

@@ -196,6 +196,20 @@ async def test_a_fence_that_closes_while_a_write_waits_for_a_connection_holds_it
     assert [request.method for request in server.asked] == ["GET"]
 
 
+async def test_an_urgent_request_does_not_wait_until_a_connection_is_free() -> None:
+    server = Scripted()
+    server.open.clear()
+    async with client_of(server, connections=1) as client, asyncio.TaskGroup() as tasks:
+        tasks.create_task(client.get(NODES, Key("", "one")))
+        await server.arrived.wait()
+        server.arrived.clear()
+        tasks.create_task(client.urgent().get(LEASES, KEY))
+        async with asyncio.timeout(5):
+            await server.arrived.wait()
+        server.open.set()
+    assert len(server.asked) == 2
+
+
 async def _refused(client: Client) -> None:
     with pytest.raises(NotLeading):
         await client.create(LEASES, MANIFEST)
