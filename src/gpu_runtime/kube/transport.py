@@ -4,16 +4,13 @@ No kinds and no models here; bodies are bytes.
 """
 
 import asyncio
-import os
 import socket
 import ssl
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, Self
 
 import aiohttp
@@ -25,11 +22,10 @@ from multidict import CIMultiDict
 from prometheus_client import Counter
 from yarl import URL
 
-from gpu_runtime.kube.config import ClusterConfig, Trust
+from gpu_runtime.kube.config import ClusterConfig
 from gpu_runtime.kube.credentials import Identity
 from gpu_runtime.kube.errors import (
     ApiError,
-    Misconfigured,
     NotLeading,
     Unauthorized,
     Unreachable,
@@ -37,6 +33,7 @@ from gpu_runtime.kube.errors import (
 )
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
+from gpu_runtime.kube.tls import tls_context
 
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _EXACT = 3600.0
@@ -81,7 +78,8 @@ class Transport:
     ) -> None:
         self._config = config
         self._metrics = metrics or KubeMetrics()
-        self._connections = connections
+        self._turns = asyncio.Semaphore(connections)
+        """Not for watches, which hold their connections for minutes, nor for what is urgent."""
         self._headers = CIMultiDict([*config.headers, (hdrs.USER_AGENT, user_agent)])
         # Decompression costs more than the bytes it saves on a cluster's own network.
         self._headers.extend({hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"})
@@ -89,14 +87,13 @@ class Transport:
         self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __aenter__(self) -> Self:
-        self._bounded = _session(self._connections)
-        # Watches hold their connections for minutes, and a leader that waits for one may lose the lead.
-        self._unbounded = _session(0)
+        # The limit is the semaphore's, which is fair; aiohttp's own lets newcomers overtake those who wait.
+        connector = _Connector(limit=0, keepalive_timeout=60, socket_factory=_keepalive_socket)
+        self._session = ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._bounded.close()
-        await self._unbounded.close()
+        await self._session.close()
 
     async def request(self, call: Call, retries: RetryPolicy) -> bytes:
         """The body of a successful answer; anything else is raised as a KubeError."""
@@ -115,11 +112,27 @@ class Transport:
             await asyncio.sleep(delay)
 
     async def _attempt(self, call: Call) -> bytes:
+        if call.urgent:
+            return await self._exchange(call)
+        await self._wait_for_turn(call)
+        try:
+            return await self._exchange(call)
+        finally:
+            self._turns.release()
+
+    async def _wait_for_turn(self, call: Call) -> None:
+        try:
+            async with asyncio.timeout(call.timeout if self._turns.locked() else None):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            waited = f"no connection was free within {call.timeout:g} s: {call.method} {call.target}"
+            raise Unreachable(waited, sent=False) from error
+
+    async def _exchange(self, call: Call) -> bytes:
         dressed = await self._dress()
         timeout = _allowed(call)
         with _Exchange(self, call, timeout) as exchange:
-            session = self._unbounded if call.urgent else self._bounded
-            async with self._sent(session, call, dressed, timeout, exchange.body) as response:
+            async with self._sent(call, dressed, timeout, exchange.body) as response:
                 exchange.code = response.status
                 body = await response.read()
         if response.status >= 300:
@@ -132,21 +145,16 @@ class Transport:
         dressed = await self._dress()
         timeout = ClientTimeout(connect=call.timeout, sock_read=idle, ceil_threshold=_EXACT)
         with _Exchange(self, call, timeout) as exchange:
-            async with self._sent(self._unbounded, call, dressed, timeout, None) as response:
+            async with self._sent(call, dressed, timeout, None) as response:
                 exchange.code = response.status
                 if response.status >= 300:
                     raise self._refused(response, await response.read())
                 yield response.content.iter_any()
 
     def _sent(
-        self,
-        session: ClientSession,
-        call: Call,
-        dressed: "_Dressed",
-        timeout: ClientTimeout,
-        body: "bytes | _FencedBody | None",
+        self, call: Call, dressed: "_Dressed", timeout: ClientTimeout, body: "bytes | _FencedBody | None"
     ) -> AbstractAsyncContextManager[ClientResponse]:
-        return session.request(
+        return self._session.request(
             call.method,
             URL(self._config.server + call.target, encoded=True),
             data=body,
@@ -177,7 +185,7 @@ class Transport:
     async def _dress(self) -> "_Dressed":
         identity = await self._config.credentials.current()
         if self._dressed is None or self._dressed.identity is not identity:
-            self._dressed = _Dressed(identity, _tls(self._config.trust, identity), self._headers)
+            self._dressed = _Dressed(identity, tls_context(self._config.trust, identity), self._headers)
         return self._dressed
 
 
@@ -284,11 +292,6 @@ class _Connector(aiohttp.TCPConnector):
         return connection
 
 
-def _session(limit: int) -> ClientSession:
-    connector = _Connector(limit=limit, keepalive_timeout=60, socket_factory=_keepalive_socket)
-    return ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-
 def _allowed(call: Call) -> ClientTimeout:
     """The time this request may take: a write must not outlive the right to write."""
     if call.fence is None:
@@ -301,35 +304,6 @@ def _allowed(call: Call) -> ClientTimeout:
 
 def _held_back(call: Call) -> NotLeading:
     return NotLeading(f"this process no longer leads; held back: {call.method} {call.target}")
-
-
-def _tls(trust: Trust, identity: Identity) -> ssl.SSLContext:
-    try:
-        data = trust.authority.read_bytes() if isinstance(trust.authority, Path) else trust.authority
-        context = ssl.create_default_context(cadata=data.decode() if data else None)
-        if trust.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if identity.certificate is not None:
-            _load_certificate(context, identity)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise Misconfigured(f"the certificates cannot be used: {error}") from error
-    return context
-
-
-def _load_certificate(context: ssl.SSLContext, identity: Identity) -> None:
-    """Python reads a client's key only from a file. It gets one that exists in memory, where the system has those."""
-    pem = (identity.certificate or b"") + b"\n" + (identity.key or b"")
-    if sys.platform == "linux":
-        with os.fdopen(os.memfd_create("client-key"), "wb") as memory:
-            memory.write(pem)
-            memory.flush()
-            context.load_cert_chain(f"/proc/self/fd/{memory.fileno()}")
-        return
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(pem)
-        file.flush()
-        context.load_cert_chain(file.name)
 
 
 def _keepalive_socket(address: Any) -> socket.socket:

@@ -95,7 +95,7 @@ async def test_a_killed_leader_is_followed_within_the_lease_time(
         assert [await says(first), await says(first)] == ["candidate", "leading"]
         async with candidate(control_plane, namespace, "second") as second:
             assert await says(second) == "candidate"
-            await eventually(lambda: "count" in work(kube, namespace), "the first one writes")
+            await eventually(lambda: "count-0" in work(kube, namespace), "the first one writes")
             first.kill()
             killed = asyncio.get_running_loop().time()
             assert await says(second) == "leading"
@@ -109,7 +109,7 @@ async def test_a_leader_that_was_paused_writes_nothing_when_it_wakes(
 ) -> None:
     async with candidate(control_plane, namespace, "first") as first:
         assert [await says(first), await says(first)] == ["candidate", "leading"]
-        await eventually(lambda: "count" in work(kube, namespace), "the first one writes")
+        await eventually(lambda: "count-0" in work(kube, namespace), "the first one writes")
         async with candidate(control_plane, namespace, "second") as second:
             assert await says(second) == "candidate"
             first.send_signal(signal.SIGSTOP)
