@@ -1,15 +1,15 @@
 """CPU per request of the Kubernetes client, against the floor of bare aiohttp with msgspec, in the same run.
 
-    python bench/kube_client.py [--requests 2000] [--rounds 5] [--concurrency 16]
+    python bench/kube_client.py [--requests 500] [--rounds 10] [--concurrency 16]
 
-Rounds alternate between floor and client, so that a busy machine disturbs both alike; the figure is each one's median.
+Rounds alternate between floor and client, so that a busy machine disturbs both alike. The figure is each one's least:
+that is what the code costs, and the rest is what the machine was doing besides.
 """
 
 import argparse
 import asyncio
 import os
 import ssl
-import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -117,9 +117,9 @@ def report(contenders: list[Contender]) -> bool:
     print(f"{'':26}{'verb':8}{'CPU ms/request':>16}{'requests/s':>12}{'ratio':>8}")
     worst = 0.0
     for verb in ("create", "get"):
-        least = statistics.median(contenders[0].cpu[verb])
+        least = min(contenders[0].cpu[verb])
         for contender in contenders:
-            cpu, rate = statistics.median(contender.cpu[verb]), statistics.median(contender.rate[verb])
+            cpu, rate = min(contender.cpu[verb]), max(contender.rate[verb])
             worst = max(worst, cpu / least)
             print(f"{contender.name:26}{verb:8}{cpu * 1000:16.3f}{rate:12.0f}{cpu / least:8.2f}")
     print(f"worst ratio {worst:.2f}, at most {LIMIT} is allowed")
@@ -128,8 +128,8 @@ def report(contenders: list[Contender]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--concurrency", type=int, default=16)
     options = parser.parse_args()
     with control_plane(nodes=0) as plane:

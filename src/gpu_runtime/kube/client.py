@@ -29,9 +29,9 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class Client:
-    """Cheap to derive: `fenced` and `patient` give clients that share the connections of this one."""
+    """Cheap to derive: `fenced`, `patient` and `urgent` give clients that share the connections of this one."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings by name, which `connect` and the deriving methods give
         self,
         transport: Transport,
         *,
@@ -39,12 +39,14 @@ class Client:
         timeout: float = 10.0,
         retries: RetryPolicy = RetryPolicy(),  # noqa: B008 - immutable
         fence: Fence | None = None,
+        urgent: bool = False,
     ) -> None:
         self._transport = transport
         self._field_manager = field_manager
         self._timeout = timeout
         self._retries = retries
         self._fence = fence
+        self._urgent = urgent
         self._writes = codec.query({"fieldManager": field_manager, "fieldValidation": "Strict"})
         self._forced = codec.query({"fieldManager": field_manager, "fieldValidation": "Strict", "force": "true"})
 
@@ -55,6 +57,10 @@ class Client:
     def patient(self, timeout: float, retries: RetryPolicy) -> "Client":
         """A client with another patience: seconds per attempt, and how often to try."""
         return self._derived(timeout=timeout, retries=retries)
+
+    def urgent(self) -> "Client":
+        """A client whose requests never wait until others have given a connection back."""
+        return self._derived(urgent=True)
 
     async def get(self, resource: Resource[T], key: Key) -> T:
         return codec.read(resource, await self._read(codec.object_path(resource, key)))
@@ -181,7 +187,8 @@ class Client:
         return str(found.get("gitVersion", ""))
 
     async def _read(self, target: str) -> bytes:
-        return await self._transport.request(Call("GET", target, repeatable=True, timeout=self._timeout), self._retries)
+        call = Call("GET", target, repeatable=True, timeout=self._timeout, urgent=self._urgent)
+        return await self._transport.request(call, self._retries)
 
     async def _write(
         self,
@@ -192,19 +199,23 @@ class Client:
         *,
         repeatable: bool = False,
     ) -> bytes:
-        call = Call(method, target, body, content_type, repeatable, self._timeout, self._fence)
+        call = Call(method, target, body, content_type, repeatable, self._timeout, self._fence, self._urgent)
         return await self._transport.request(call, self._retries)
 
     def _derived(self, **changes: Any) -> "Client":
-        settings: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries, "fence": self._fence}
-        return Client(self._transport, field_manager=self._field_manager, **(settings | changes))
+        settings: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries}
+        settings |= {"fence": self._fence, "urgent": self._urgent, "field_manager": self._field_manager}
+        return Client(self._transport, **(settings | changes))
 
 
 @asynccontextmanager
 async def connect(
     config: ClusterConfig, *, field_manager: str, metrics: KubeMetrics | None = None, connections: int = 128
 ) -> AsyncIterator[Client]:
-    """A client of this cluster. No request is made before the first one is asked for."""
+    """A client of this cluster. No request is made before the first one is asked for.
+
+    Watches and urgent requests come on top of the given number of connections.
+    """
     async with Transport(config, metrics=metrics, connections=connections, user_agent=field_manager) as transport:
         yield Client(transport, field_manager=field_manager)
 

@@ -116,7 +116,10 @@ class Controller(Generic[T]):
             self._queue.add(key)
 
     async def run(self) -> None:
-        """Reconcile until `stop`. Starts when every cache it watches has been complete once."""
+        """Reconcile until `stop`. Starts when every cache it watches has been complete once.
+
+        Cancelled, it can be run again: every object is then looked at anew.
+        """
         for source in self._sources:
             await source.synced()
         for found in self._primary.store.all():

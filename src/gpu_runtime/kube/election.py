@@ -126,7 +126,7 @@ class Elector:
         metrics: KubeMetrics | None = None,
     ) -> None:
         self._timing = timing or Timing()
-        self._client = client.patient(timeout=2 * self._timing.retry, retries=IMPATIENT)
+        self._client = client.urgent().patient(timeout=2 * self._timing.retry, retries=IMPATIENT)
         self._key = lease
         self._me = f"{identity}_{uuid.uuid4().hex[:8]}"  # a restarted process is another candidate
         self._gauge = (metrics or KubeMetrics()).leading.labels(str(lease))

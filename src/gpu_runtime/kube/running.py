@@ -1,11 +1,12 @@
 """Controllers as a process runs them: caches always warm, work only while leading, an orderly end.
 
-One TaskGroup owns every task. When the lead is lost, NotLeading ends it all: a process that starts anew is the simplest
-proof that nothing of the old lead is left.
+One TaskGroup owns every task. When the lead is lost, all work is cancelled, and only when its last task has ended is
+this process a candidate again: an API server that was away costs no restart, and the caches stay warm.
 """
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from gpu_runtime.kube.election import Elector
 from gpu_runtime.kube.errors import NotLeading
 from gpu_runtime.kube.events import Recorder
 from gpu_runtime.kube.informer import Informer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,20 +38,17 @@ class Ensemble:
         return all(informer.has_synced for informer in self.informers)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until the event is set, then let work finish, write the last Events and give the lead back."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                background = self._start(tasks)
-                await self._lead(stopping)
-                for task in background:
-                    task.cancel()
-            if self.recorder is not None:
-                await self.recorder.flush_all(within=2.0)
-        except BaseExceptionGroup as group:
-            lost, rest = group.split(NotLeading)
-            if lost is None or rest is not None:
-                raise
-            raise NotLeading("the lead is lost, and all work has stopped") from lost
+        """Run until the event is set, then let work finish, give the lead back and write the last Events."""
+        async with asyncio.TaskGroup() as tasks:
+            background = self._start(tasks)
+            if self.elector is None:
+                await self._work(stopping)
+            else:
+                await self._lead(self.elector, stopping)
+            for task in background:
+                task.cancel()
+        if self.recorder is not None:
+            await self.recorder.flush_all(within=2.0)
 
     def _start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
         """What runs with or without the lead."""
@@ -57,18 +57,18 @@ class Ensemble:
             background.append(tasks.create_task(self.recorder.run()))
         return background
 
-    async def _lead(self, stopping: asyncio.Event) -> None:
-        if self.elector is None:
-            await self._work(stopping)
-            return
-        elector = self.elector
-        async with asyncio.TaskGroup() as tasks:
-            leading = tasks.create_task(elector.lead(lambda: self._work(stopping)))
-            waiting = tasks.create_task(stopping.wait())
-            await asyncio.wait({leading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if not elector.leadership.still_leading():
-                leading.cancel()  # still a candidate; a leader ends with its work
+    async def _lead(self, elector: Elector, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    leading = tasks.create_task(elector.lead(lambda: self._work(stopping)))
+                    waiting = tasks.create_task(stopping.wait())
+                    await asyncio.wait({leading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                    waiting.cancel()
+                    if not elector.leadership.still_leading():
+                        leading.cancel()  # still a candidate; a leader ends with its work
+            except* NotLeading as lost:
+                logger.warning("the lead is lost, all work has stopped", extra={"error": str(lost.exceptions[0])})
 
     async def _work(self, stopping: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):

@@ -4,29 +4,28 @@ No kinds and no models here; bodies are bytes.
 """
 
 import asyncio
-import os
 import socket
 import ssl
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, Self
 
 import aiohttp
-from aiohttp import ClientResponse, ClientTimeout, hdrs
+from aiohttp import ClientRequest, ClientResponse, ClientSession, ClientTimeout, hdrs
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.connector import Connection
+from aiohttp.payload import BytesPayload
 from multidict import CIMultiDict
 from prometheus_client import Counter
 from yarl import URL
 
-from gpu_runtime.kube.config import ClusterConfig, Trust
+from gpu_runtime.kube.config import ClusterConfig
 from gpu_runtime.kube.credentials import Identity
 from gpu_runtime.kube.errors import (
     ApiError,
-    Misconfigured,
     NotLeading,
     Unauthorized,
     Unreachable,
@@ -34,6 +33,7 @@ from gpu_runtime.kube.errors import (
 )
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
+from gpu_runtime.kube.tls import tls_context
 
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _EXACT = 3600.0
@@ -61,6 +61,8 @@ class Call:
     """Whether carrying it out twice is as good as once."""
     timeout: float = 10.0
     fence: Fence | None = None
+    urgent: bool = False
+    """Whether it must not wait until a connection is free."""
 
 
 class Transport:
@@ -76,7 +78,8 @@ class Transport:
     ) -> None:
         self._config = config
         self._metrics = metrics or KubeMetrics()
-        self._connections = connections
+        self._turns = asyncio.Semaphore(connections)
+        """Not for watches, which hold their connections for minutes, nor for what is urgent."""
         self._headers = CIMultiDict([*config.headers, (hdrs.USER_AGENT, user_agent)])
         # Decompression costs more than the bytes it saves on a cluster's own network.
         self._headers.extend({hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"})
@@ -84,8 +87,9 @@ class Transport:
         self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __aenter__(self) -> Self:
-        connector = _Connector(limit=self._connections, keepalive_timeout=60, socket_factory=_keepalive_socket)
-        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        # The limit is the semaphore's, which is fair; aiohttp's own lets newcomers overtake those who wait.
+        connector = _Connector(limit=0, keepalive_timeout=60, socket_factory=_keepalive_socket)
+        self._session = ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -93,25 +97,42 @@ class Transport:
 
     async def request(self, call: Call, retries: RetryPolicy) -> bytes:
         """The body of a successful answer; anything else is raised as a KubeError."""
-        attempt = 1
+        attempt, renewed = 1, False
         while True:
             try:
                 return await self._attempt(call)
             except (ApiError, Unreachable) as error:
-                if attempt == 1 and isinstance(error, Unauthorized) and self._config.credentials.refused():
-                    delay: float | None = 0.0
-                else:
-                    delay = retries.delay(error, attempt, repeatable=call.repeatable)
+                if isinstance(error, Unauthorized) and not renewed and self._config.credentials.refused():
+                    renewed = True
+                    continue
+                delay = retries.delay(error, attempt, repeatable=call.repeatable)
                 if delay is None:
                     raise
             attempt += 1
             await asyncio.sleep(delay)
 
     async def _attempt(self, call: Call) -> bytes:
+        if call.urgent:
+            return await self._exchange(call)
+        await self._wait_for_turn(call)
+        try:
+            return await self._exchange(call)
+        finally:
+            self._turns.release()
+
+    async def _wait_for_turn(self, call: Call) -> None:
+        try:
+            async with asyncio.timeout(call.timeout if self._turns.locked() else None):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            waited = f"no connection was free within {call.timeout:g} s: {call.method} {call.target}"
+            raise Unreachable(waited, sent=False) from error
+
+    async def _exchange(self, call: Call) -> bytes:
         dressed = await self._dress()
         timeout = _allowed(call)
         with _Exchange(self, call, timeout) as exchange:
-            async with self._sent(call, dressed, timeout) as response:
+            async with self._sent(call, dressed, timeout, exchange.body) as response:
                 exchange.code = response.status
                 body = await response.read()
         if response.status >= 300:
@@ -124,19 +145,19 @@ class Transport:
         dressed = await self._dress()
         timeout = ClientTimeout(connect=call.timeout, sock_read=idle, ceil_threshold=_EXACT)
         with _Exchange(self, call, timeout) as exchange:
-            async with self._sent(call, dressed, timeout) as response:
+            async with self._sent(call, dressed, timeout, None) as response:
                 exchange.code = response.status
                 if response.status >= 300:
                     raise self._refused(response, await response.read())
                 yield response.content.iter_any()
 
     def _sent(
-        self, call: Call, dressed: "_Dressed", timeout: ClientTimeout
+        self, call: Call, dressed: "_Dressed", timeout: ClientTimeout, body: "bytes | _FencedBody | None"
     ) -> AbstractAsyncContextManager[ClientResponse]:
         return self._session.request(
             call.method,
             URL(self._config.server + call.target, encoded=True),
-            data=call.body,
+            data=body,
             headers=dressed.for_body(call),
             ssl=dressed.tls,
             server_hostname=self._config.trust.server_name,
@@ -164,31 +185,52 @@ class Transport:
     async def _dress(self) -> "_Dressed":
         identity = await self._config.credentials.current()
         if self._dressed is None or self._dressed.identity is not identity:
-            self._dressed = _Dressed(identity, _tls(self._config.trust, identity), self._headers)
+            self._dressed = _Dressed(identity, tls_context(self._config.trust, identity), self._headers)
         return self._dressed
 
 
 class _Exchange:
     """One request and its answer: behind the fence, counted, its failures in this package's words."""
 
-    __slots__ = ("_call", "_fence", "_timeout", "_transport", "code")
+    __slots__ = ("_call", "_held_back", "_timeout", "_transport", "_wire", "code")
 
     def __init__(self, transport: Transport, call: Call, timeout: ClientTimeout) -> None:
         self._transport, self._call, self._timeout = transport, call, timeout
-        self._fence: Token[Fence | None] | None = None
+        self._wire: asyncio.Transport | None = None
+        self._held_back = False
         self.code = 0
 
     def __enter__(self) -> Self:
-        if self._call.fence is not None:
-            self._fence = _FENCE.set(self._call.fence)
+        _EXCHANGE.set(self)
         return self
 
+    def connected(self, connection: Connection) -> None:
+        self._wire = connection.transport
+
+    @property
+    def body(self) -> "bytes | _FencedBody | None":
+        if self._call.body is None or self._call.fence is None:
+            return self._call.body
+        return _FencedBody(self._call.body, content_type=self._call.content_type, exchange=self)
+
+    def pass_fence(self) -> None:
+        fence = self._call.fence
+        if fence is not None and fence.remaining() <= 0:
+            self._held_back = True
+            raise _held_back(self._call)
+
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._fence is not None:
-            _FENCE.reset(self._fence)
+        _EXCHANGE.set(None)
         self._transport.count(self._call.method, self.code)
+        if error is None:
+            return
+        if self._wire is not None:
+            # What was not sent by now must not be sent later, and a server that is silent must not be waited for.
+            self._wire.abort()
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             self._transport.forget_identity()  # the authority may have been renewed on disk
+        if self._held_back:
+            raise _held_back(self._call) from error
         if isinstance(error, aiohttp.ClientError | TimeoutError):
             raise Unreachable(self._words(error), sent=not isinstance(error, _NEVER_SENT)) from error
 
@@ -220,18 +262,33 @@ class _Dressed:
         return self._by_content[call.content_type]
 
 
-_FENCE: ContextVar[Fence | None] = ContextVar("fence", default=None)
+_EXCHANGE: ContextVar[_Exchange | None] = ContextVar("exchange", default=None)
+
+
+class _FencedBody(BytesPayload):
+    """Looks at the fence once more at the moment when it is written to the socket.
+
+    A process may be stopped between any two steps before that: while it waits for a connection, or while the written
+    body waits for its turn on the event loop. Headers alone do nothing, and every write has a body.
+    """
+
+    def __init__(self, value: bytes, content_type: str, exchange: _Exchange) -> None:
+        super().__init__(value, content_type=content_type)
+        self._exchange = exchange
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._exchange.pass_fence()
+        await super().write_with_length(writer, content_length)
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Looks at the fence once more when a connection is there: waiting for one may have taken longer than the right."""
+    """Tells the exchange that asked when it has its connection."""
 
-    async def connect(self, *args: Any, **kwargs: Any) -> Any:
-        connection = await super().connect(*args, **kwargs)
-        fence = _FENCE.get()
-        if fence is not None and fence.remaining() <= 0:
-            connection.release()
-            raise NotLeading("this process no longer leads; the write was held back")
+    async def connect(self, req: ClientRequest, traces: list[Any], timeout: ClientTimeout) -> Connection:  # noqa: ASYNC109
+        connection = await super().connect(req, traces, timeout)
+        exchange = _EXCHANGE.get()
+        if exchange is not None:
+            exchange.connected(connection)
         return connection
 
 
@@ -241,37 +298,12 @@ def _allowed(call: Call) -> ClientTimeout:
         return ClientTimeout(total=call.timeout, ceil_threshold=_EXACT)
     remaining = call.fence.remaining()
     if remaining <= 0:
-        raise NotLeading(f"this process no longer leads; held back: {call.method} {call.target}")
+        raise _held_back(call)
     return ClientTimeout(total=min(call.timeout, remaining), ceil_threshold=_EXACT)
 
 
-def _tls(trust: Trust, identity: Identity) -> ssl.SSLContext:
-    try:
-        data = trust.authority.read_bytes() if isinstance(trust.authority, Path) else trust.authority
-        context = ssl.create_default_context(cadata=data.decode() if data else None)
-        if trust.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if identity.certificate is not None:
-            _load_certificate(context, identity)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise Misconfigured(f"the certificates cannot be used: {error}") from error
-    return context
-
-
-def _load_certificate(context: ssl.SSLContext, identity: Identity) -> None:
-    """Python reads a client's key only from a file. It gets one that exists in memory, where the system has those."""
-    pem = (identity.certificate or b"") + b"\n" + (identity.key or b"")
-    if sys.platform == "linux":
-        with os.fdopen(os.memfd_create("client-key"), "wb") as memory:
-            memory.write(pem)
-            memory.flush()
-            context.load_cert_chain(f"/proc/self/fd/{memory.fileno()}")
-        return
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(pem)
-        file.flush()
-        context.load_cert_chain(file.name)
+def _held_back(call: Call) -> NotLeading:
+    return NotLeading(f"this process no longer leads; held back: {call.method} {call.target}")
 
 
 def _keepalive_socket(address: Any) -> socket.socket:

@@ -2,10 +2,11 @@
 
     python candidate.py KUBECONFIG NAMESPACE NAME
 
-It prints `leading` when it leads, and the reason when it ends. On its standard error it logs what it writes.
+It prints `candidate` when it has reached the server, `leading` when it leads, and the reason when it ends.
 """
 
 import asyncio
+import contextlib
 import itertools
 import sys
 from pathlib import Path
@@ -13,24 +14,33 @@ from pathlib import Path
 from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.election import Elector, Timing
-from gpu_runtime.kube.errors import NotLeading
+from gpu_runtime.kube.errors import Conflict, NotLeading, Unreachable
 from gpu_runtime.kube.objects import Key, Object, Resource
 
 CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
+WRITERS = 24
 TIMING = Timing(lease=3, renew_deadline=2, retry=0.5)
 
 
 async def main(kubeconfig: Path, namespace: str, name: str) -> None:
-    async with connect(load_config(kubeconfig), field_manager=name) as client:
+    async with connect(load_config(kubeconfig), field_manager=name, connections=8) as client:
         elector = Elector(client, Key(namespace, "lead"), name, TIMING)
         writer = client.fenced(elector.leadership)
 
         async def work() -> None:
             print("leading", flush=True)
-            for count in itertools.count():
-                patch = {"data": {"writer": name, "count": str(count)}}
-                await writer.merge_patch(CONFIG_MAPS, Key(namespace, "work"), patch)
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(WRITERS):
+                    tasks.create_task(write(number))
 
+        async def write(number: int) -> None:
+            for count in itertools.count():
+                patch = {"data": {"writer": name, f"count-{number}": str(count)}}
+                with contextlib.suppress(Unreachable, Conflict):  # an answer may have come while it was paused
+                    await writer.merge_patch(CONFIG_MAPS, Key(namespace, "work"), patch)
+
+        await client.server_version()
+        print("candidate", flush=True)
         try:
             await elector.lead(work)
         except NotLeading as lost:

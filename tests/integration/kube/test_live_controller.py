@@ -1,6 +1,7 @@
 """Controllers on a real API server: what they own is kept true, and they end in order."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -125,6 +126,34 @@ async def test_a_standby_is_ready_and_ends_at_once(client: Client, kube: OtherEy
             await eventually(lambda: ensemble.has_synced, "the caches are warm")
         assert seconds(kube, namespace, "a") is None, "a standby writes nothing"
         enough.set()
+
+
+async def test_a_lost_lead_stops_the_work_until_it_is_won_again(
+    client: Client, kube: OtherEyes, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(kube, namespace, "a", 5)
+    async with controller(client, namespace, KubeMetrics()):
+        await eventually(lambda: seconds(kube, namespace, "a") == 5, "it leads and works")
+        kube.patch(LightLease, "lead", {"spec": {"holderIdentity": "thief"}}, namespace=namespace)
+        await eventually(lambda: "the lead is lost, all work has stopped" in caplog.messages, "the theft is noticed")
+        kube.patch(LightLease, "a", {"spec": {"leaseDurationSeconds": 99}}, namespace=namespace)
+        assert seconds(kube, namespace, "a") == 99
+        await eventually(lambda: seconds(kube, namespace, "a") == 5, "the thief does not renew, so it leads again")
+
+
+async def test_a_server_that_was_away_for_longer_than_the_lease_costs_no_restart(
+    control_plane: ControlPlane, client: Client, kube: OtherEyes, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(kube, namespace, "a", 5)
+    async with controller(client, namespace, KubeMetrics()):
+        await eventually(lambda: seconds(kube, namespace, "a") == 5, "it leads and works")
+        control_plane.processes.signal("kube-apiserver", signal.SIGSTOP)
+        try:
+            await eventually(lambda: "the lead is lost, all work has stopped" in caplog.messages, "the lead is lost")
+        finally:
+            control_plane.processes.signal("kube-apiserver", signal.SIGCONT)
+        make(kube, namespace, "b", 6)
+        await eventually(lambda: seconds(kube, namespace, "b") == 6, "it leads and works again")
 
 
 async def test_events_are_counted_and_never_fail_anybody(

@@ -15,7 +15,7 @@ from gpu_runtime.kube.credentials import Fixed, Identity
 from gpu_runtime.kube.errors import NotLeading, ServerFailure, TooManyRequests, Unauthorized, Unreachable
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.objects import Key
-from gpu_runtime.kube.retry import Backoff, RetryPolicy
+from gpu_runtime.kube.retry import IMPATIENT, Backoff, RetryPolicy
 from gpu_runtime.kube.transport import Transport
 
 KEY = Key("ns", "lead")
@@ -190,15 +190,71 @@ async def test_a_fence_that_closes_while_a_write_waits_for_a_connection_holds_it
         tasks.create_task(client.get(NODES, Key("", "one")))
         await server.arrived.wait()
         tasks.create_task(_refused(client.fenced(gate)))
-        await gate.asked.wait()
         gate.left = 0.0
         server.open.set()
     assert [request.method for request in server.asked] == ["GET"]
 
 
+async def test_whoever_waits_for_a_connection_gets_the_next_one() -> None:
+    """aiohttp's own limit would let the busy one overtake the one that waits, again and again."""
+    server = Scripted()
+    async with client_of(server, connections=1) as client, asyncio.TaskGroup() as tasks:
+        for name in ("one", "two", "three"):
+            tasks.create_task(_keep_asking(client, name))
+    asked = [request.path.rpartition("/")[2] for request in server.asked]
+    assert asked == ["one", "two", "three"] * 10
+
+
+async def _keep_asking(client: Client, name: str) -> None:
+    for _ in range(10):
+        await client.get(NODES, Key("", name))
+
+
+async def test_waiting_for_a_connection_has_an_end() -> None:
+    server = Scripted()
+    server.open.clear()
+    async with client_of(server, connections=1) as client, asyncio.TaskGroup() as tasks:
+        tasks.create_task(client.get(NODES, Key("", "one")))
+        await server.arrived.wait()
+        with pytest.raises(Unreachable, match="no connection was free") as failure:
+            await client.patient(timeout=0.05, retries=IMPATIENT).create(LEASES, MANIFEST)
+        assert not failure.value.sent
+        server.open.set()
+
+
+async def test_an_urgent_request_does_not_wait_until_a_connection_is_free() -> None:
+    server = Scripted()
+    server.open.clear()
+    async with client_of(server, connections=1) as client, asyncio.TaskGroup() as tasks:
+        tasks.create_task(client.get(NODES, Key("", "one")))
+        await server.arrived.wait()
+        server.arrived.clear()
+        tasks.create_task(client.urgent().get(LEASES, KEY))
+        async with asyncio.timeout(5):
+            await server.arrived.wait()
+        server.open.set()
+    assert len(server.asked) == 2
+
+
 async def _refused(client: Client) -> None:
     with pytest.raises(NotLeading):
         await client.create(LEASES, MANIFEST)
+
+
+async def test_a_fence_that_closes_while_a_body_waits_for_the_event_loop_holds_it_back() -> None:
+    """A process may be stopped after the first look at the fence and woken before the bytes are written."""
+
+    class Closing(Gate):
+        def remaining(self) -> float:
+            return 0.0 if self.asked.is_set() else super().remaining()
+
+    server = Scripted()
+    async with client_of(server) as client:
+        await client.get(LEASES, KEY)
+        with pytest.raises(NotLeading):
+            await client.fenced(Closing()).create(LEASES, MANIFEST)
+        await client.get(LEASES, KEY)
+    assert [request.method for request in server.asked] == ["GET", "GET"]
 
 
 async def test_a_fence_that_closes_between_attempts_ends_them() -> None:
