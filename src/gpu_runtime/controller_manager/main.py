@@ -30,7 +30,7 @@ NAME = "controller-manager"
 
 
 async def manage(settings: ControllerManagerSettings, stopping: asyncio.Event) -> None:
-    """Work until told to stop. Raises NotLeading when the lead is lost: a process that starts anew has forgotten it."""
+    """Work until told to stop; stand by with warm caches while another process leads."""
     metrics = KubeMetrics(new_registry(NAME))
     kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
     config = load_config(kubeconfig, settings.kubernetes.context or None)

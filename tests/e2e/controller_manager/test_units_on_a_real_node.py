@@ -1,5 +1,6 @@
 """Units and pools as an operator of the early parts makes them, with kubectl alone, on real pods."""
 
+import contextlib
 import functools
 import json
 import threading
@@ -8,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
 from lightkube import ApiError, Client
+from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod, Service
 
@@ -20,6 +23,7 @@ from localcluster.processes import wait_until
 
 CONFIG = Path(__file__).parents[3] / "config"
 GROUP = "runtime.lokiwager.io"
+UNIT = create_namespaced_resource(GROUP, "v1alpha1", "GPUUnit", "gpuunits")
 
 # A server that ends when told to: the first process of a container ignores SIGTERM otherwise.
 SERVER = """
@@ -54,6 +58,12 @@ def web(name: str, annotations: dict[str, str] | None = None, **spec: Any) -> di
         "ports": [{"name": "http", "port": 8080}],
     }
     return unit(name, "runtime-instance", annotations, image="python:3.12", template=template, **spec)
+
+
+def holding(name: str, annotations: dict[str, str]) -> dict[str, Any]:
+    """A unit that does nothing, and can be told to end from the first moment on."""
+    command = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
+    return unit(name, "runtime-instance", annotations, image="busybox:1.36", template={"command": command})
 
 
 def apply(node: Node, manifest: dict[str, Any]) -> None:
@@ -183,42 +193,57 @@ class Watch:
         self.running: dict[str, str] = {}
         self.overlaps: list[set[str]] = []
         self.seen: set[str] = set()
-        self._events = kube.watch(Pod, namespace="*", labels={"app.kubernetes.io/managed-by": "gpu-runtime"})
-        threading.Thread(target=self._follow, daemon=True).start()
+        self.thread = threading.Thread(target=self._follow, args=(kube,), daemon=True)
+        self.thread.start()
 
-    def _follow(self) -> None:
-        for operation, pod in self._events:
-            assert pod.metadata
-            uid = str(pod.metadata.uid)
-            if operation == "DELETED":
-                self.running.pop(uid, None)
-            elif any(each.state and each.state.running for each in (pod.status and pod.status.containerStatuses) or []):
-                self.running[uid] = str(pod.metadata.name)
-                self.seen.add(uid)
-            if len(self.running) > 1:
-                self.overlaps.append(set(self.running.values()))
+    def _follow(self, kube: Client) -> None:
+        with contextlib.suppress(httpx2.HTTPError, OSError, ValueError):  # the client is closed at the end
+            for operation, pod in kube.watch(
+                Pod, namespace="*", labels={"app.kubernetes.io/managed-by": "gpu-runtime"}
+            ):
+                self._note(operation, pod)
+
+    def _note(self, operation: str, pod: Pod) -> None:
+        uid = str(pod.metadata and pod.metadata.uid)
+        statuses = (pod.status and pod.status.containerStatuses) or []
+        if operation == "DELETED":
+            self.running.pop(uid, None)
+        elif any(each.state and each.state.running for each in statuses):
+            self.running[uid] = str(pod.metadata and pod.metadata.name)
+            self.seen.add(uid)
+        if len(self.running) > 1:
+            self.overlaps.append(set(self.running.values()))
 
 
 def test_fifty_handovers_of_the_last_gpu_never_give_it_to_two_pods(
     installed: Node, kube: Client, last_gpu: None
 ) -> None:
+    """The stock is deleted and the unit created at once, as the handoff does it; the controller has to wait."""
     rounds = 50
-    with installed.plane.client() as watching:
-        watch = Watch(watching)
-        for number in range(rounds):
-            apply(installed, unit(f"stock-{number}", "runtime-stock"))
-            stock = wait_ready(installed, "runtime-stock", f"stock-{number}")
-            provenance = {
-                f"{GROUP}/source-stock-name": f"stock-{number}",
-                f"{GROUP}/source-stock-namespace": "runtime-stock",
-                f"{GROUP}/source-stock-uid": stock["metadata"]["uid"],
-                f"{GROUP}/source-stock-node": "local",
-            }
-            installed.kubectl("delete", "gpuunit", f"stock-{number}", "--namespace=runtime-stock", "--wait=false")
-            apply(installed, web(f"unit-{number}", provenance))
-            wait_ready(installed, "runtime-instance", f"unit-{number}")
-            installed.kubectl(
-                "delete", "gpuunit", f"unit-{number}", "--namespace=runtime-instance", "--cascade=foreground"
-            )
-        wait_until(lambda: len(watch.seen) >= 2 * rounds, 30, lambda: f"{len(watch.seen)} pods were seen")
+    watching = installed.plane.client()
+    watch = Watch(watching)
+    for number in range(rounds):
+        stock = create(kube, unit(f"stock-{number}", "runtime-stock"))
+        wait_until(functools.partial(is_ready, kube, "runtime-stock", f"stock-{number}"), 60, lambda: "stock not Ready")
+        kube.delete(UNIT, f"stock-{number}", namespace="runtime-stock")
+        provenance = {"name": f"stock-{number}", "namespace": "runtime-stock", "uid": stock, "node": "local"}
+        annotations = {f"{GROUP}/source-stock-{key}": value for key, value in provenance.items()}
+        create(kube, holding(f"unit-{number}", annotations))
+        wait_until(functools.partial(is_ready, kube, "runtime-instance", f"unit-{number}"), 60, lambda: "not Ready")
+        kube.delete(UNIT, f"unit-{number}", namespace="runtime-instance")
+        left = functools.partial(nothing_left, kube, "runtime-instance", f"unit-{number}")
+        wait_until(left, 60, lambda: "children are left")
+    wait_until(lambda: len(watch.seen) >= 2 * rounds, 30, lambda: f"{len(watch.seen)} pods were seen")
+    watching.close()
     assert watch.overlaps == []
+
+
+def create(kube: Client, manifest: dict[str, Any]) -> str:
+    """Gives the UID."""
+    made = kube.create(UNIT(manifest), namespace=manifest["metadata"]["namespace"])
+    return str(made.metadata and made.metadata.uid)
+
+
+def is_ready(kube: Client, namespace: str, name: str) -> bool:
+    found: dict[str, Any] = kube.get(UNIT, name, namespace=namespace).to_dict()
+    return bool(found.get("status", {}).get("phase") == "Ready")

@@ -9,8 +9,9 @@ from gpu_runtime.kube.objects import Manifest
 STOCK_PRIORITY = "gpu-runtime-stock"
 ACTIVE_PRIORITY = "gpu-runtime-active"
 
-STOCK_GRACE_SECONDS = 5
-"""The stock process ends at once. The grace must not be 0: the pod's object would be gone before its process is."""
+STOCK_GRACE_SECONDS = 2
+"""The stock process ends at once, unless it is told to in the moment of its start. The grace must not be 0: the pod's
+object would be gone before its process is."""
 
 PLATFORM_USER = 10001
 
