@@ -4,11 +4,13 @@ They run under the identity that the RBAC manifests give them, so every test is 
 """
 
 import json
+import re
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +21,19 @@ import pytest
 import yaml
 from lightkube import ApiError, Client
 from lightkube.generic_resource import create_namespaced_resource
+from lightkube.models.core_v1 import (
+    HostPathVolumeSource,
+    ObjectReference,
+    PersistentVolumeClaimSpec,
+    PersistentVolumeSpec,
+    VolumeResourceRequirements,
+)
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace
+from lightkube.resources.core_v1 import Namespace, PersistentVolume, PersistentVolumeClaim
 from lightkube.types import PatchType
 
 from localcluster import control_plane as control_planes
+from localcluster import simulated_nodes
 from localcluster.control_plane import ControlPlane, free_port
 from localcluster.processes import tail, wait_until
 from tests.conftest import available
@@ -39,6 +49,9 @@ PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 QUICK_ELECTION = {"leaseSeconds": 3, "renewDeadlineSeconds": 2, "retrySeconds": 0.5}
 
 Object = dict[str, Any]
+
+LABELS = re.compile(r'(\w+)="([^"]*)"')
+WRITTEN = ("gpuunits", "gpuunits/status", "stockpools", "stockpools/status", "deployments", "services")
 
 
 @dataclass
@@ -93,12 +106,23 @@ class Manager:
 
     def metric(self, prefix: str) -> float:
         """The sum of all samples whose line starts so; 0 where there is none or no answer."""
+        return self.sum(lambda line: line.startswith(prefix))
+
+    def sum(self, counts: Callable[[str], bool]) -> float:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=2) as answer:
                 lines = answer.read().decode().splitlines()
         except OSError:
             return 0
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
+        return sum(float(line.rpartition(" ")[2]) for line in lines if counts(line))
+
+    @property
+    def crashes(self) -> float:
+        return self.sum(lambda line: line.startswith("kube_reconciles_total{") and 'result="crash"' in line)
+
+    @property
+    def reconciles(self) -> float:
+        return self.metric("kube_reconciles_total{")
 
     def signal(self, number: Signals) -> None:
         assert self.process
@@ -130,6 +154,31 @@ class Cluster:
         self.managers.append(manager)
         return manager.start()
 
+    @property
+    def leader(self) -> Manager:
+        return next(manager for manager in self.managers if manager.metric("kube_leading{") == 1)
+
+    def writes(self) -> Counter[str]:
+        """What the API server was asked to write of the kinds that the controller manager writes, whoever asked.
+
+        Events and Leases aside, and the status of Deployments, which is Kubernetes' own business.
+        """
+        count: Counter[str] = Counter()
+        for line in self.plane.kubectl("get", "--raw", "/metrics").splitlines():
+            if line.startswith("apiserver_request_total{"):
+                labels = dict(LABELS.findall(line))
+                what = "/".join(filter(None, (labels["resource"], labels["subresource"])))
+                if what in WRITTEN and labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE"):
+                    count[f"{labels['verb']} {what}"] += int(float(line.rpartition(" ")[2]))
+        return count
+
+    def touch(self, kind: Any, namespace: str, name: str) -> None:
+        """Make the manager look at an object without changing anything that concerns it, and wait until it has."""
+        manager = self.leader
+        before = manager.reconciles
+        self.patch(kind, namespace, name, {"metadata": {"annotations": {"example.com/touched": uuid.uuid4().hex}}})
+        wait_until(lambda: manager.reconciles > before, 10, lambda: f"{name} was not looked at")
+
     def create(self, kind: Any, namespace: str, name: str, spec: Object, **metadata: Any) -> Object:
         made = self.kube.create(
             kind(metadata=ObjectMeta(name=name, namespace=namespace, **metadata), spec=spec), namespace=namespace
@@ -146,6 +195,39 @@ class Cluster:
 
     def patch(self, kind: Any, namespace: str, name: str, patch: Object) -> None:
         self.kube.patch(kind, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
+
+    def status(self, kind: Any, namespace: str, name: str, status: Object) -> None:
+        """Write a status as whoever else is responsible for it would."""
+        self.kube.patch(kind.Status, name, {"status": status}, namespace=namespace, patch_type=PatchType.MERGE)
+
+    def bound_claim(self, namespace: str, name: str) -> None:
+        """A claim with its volume, so that the scheduler lets a pod mount it."""
+        source, claim = HostPathVolumeSource(path="/data"), ObjectReference(namespace=namespace, name=name)
+        amounts, modes = {"storage": "1Gi"}, ["ReadWriteOnce"]
+        volume = PersistentVolumeSpec(
+            accessModes=modes, capacity=amounts, claimRef=claim, hostPath=source, storageClassName=""
+        )
+        self.kube.create(PersistentVolume(metadata=ObjectMeta(name=f"{namespace}-{name}"), spec=volume))
+        wanted = PersistentVolumeClaimSpec(
+            accessModes=modes, resources=VolumeResourceRequirements(requests=amounts), storageClassName=""
+        )
+        self.kube.create(
+            PersistentVolumeClaim(metadata=ObjectMeta(name=name, namespace=namespace), spec=wanted), namespace=namespace
+        )
+
+    def add_node(self, name: str, gpus: int) -> None:
+        """One more simulated node."""
+        simulated_nodes.add_one(self.kube, name, gpus)
+
+    def uid_of_namespace(self, name: str) -> str:
+        metadata = self.kube.get(Namespace, name).metadata
+        assert metadata
+        assert metadata.uid
+        return metadata.uid
+
+    def change(self, kind: Any, namespace: str, name: str, *operations: Object) -> None:
+        """A JSON patch."""
+        self.kube.patch(kind, name, list(operations), namespace=namespace, patch_type=PatchType.JSON)
 
     def wait(
         self, kind: Any, namespace: str, name: str, condition: Callable[[Object], bool], timeout: float = 30
