@@ -12,6 +12,7 @@ import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
@@ -154,6 +155,10 @@ class Cluster:
         self.managers.append(manager)
         return manager.start()
 
+    def end_managers(self) -> None:
+        for manager in self.managers:
+            manager.end()
+
     @property
     def leader(self) -> Manager:
         return next(manager for manager in self.managers if manager.metric("kube_leading{") == 1)
@@ -247,6 +252,19 @@ class Cluster:
     def wait_reason(self, kind: Any, namespace: str, name: str, reason: str, timeout: float = 30) -> Object:
         return self.wait(kind, namespace, name, lambda found: ready(found).get("reason") == reason, timeout)
 
+    def all(self, kind: Any, namespace: str) -> list[Object]:
+        return [as_dict(found) for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
+
+    def wait_all_ready(self, namespace: str, count: int, timeout: float = 60) -> None:
+        """Wait until there are so many units, all Ready."""
+        found: list[Object] = []
+
+        def hold() -> bool:
+            found[:] = self.all(UNIT, namespace)
+            return len(found) == count and all(ready(unit).get("status") == "True" for unit in found)
+
+        wait_until(hold, timeout, lambda: f"of {count} units: {Counter(ready(unit).get('reason') for unit in found)}")
+
     def gone(self, kind: Any, namespace: str, name: str) -> bool:
         return self.get(kind, namespace, name) is None
 
@@ -263,7 +281,7 @@ def ready(found: Object) -> Object:
 
 def install(plane: ControlPlane) -> None:
     for part in ("namespace", "priority", "crd", "rbac"):
-        plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / part))
+        plane.kubectl("apply", "--server-side", "--force-conflicts", "--validate=strict", "-k", str(CONFIG / part))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 
 
@@ -275,12 +293,39 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made = Cluster(plane, kube, tmp_path_factory.mktemp("managers"))
         made.manager().wait_ready().wait_leading()
         yield made
-        for manager in made.managers:
-            manager.end()
+        made.end_managers()
+
+
+@pytest.fixture(scope="session")
+def spare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with available(control_planes.control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
+        install(plane)
+        yield Cluster(plane, kube, tmp_path_factory.mktemp("spare-managers"))
+
+
+@pytest.fixture
+def spare(spare_cluster: Cluster) -> Iterator[Cluster]:
+    """Without a controller manager, for tests that start, kill and count them, and break what they mend again."""
+    yield spare_cluster
+    spare_cluster.end_managers()
+    # They were killed: nobody gave the Lease back, and the next test need not wait for its end.
+    spare_cluster.plane.kubectl("delete", "lease", "controller-manager", "-n=runtime-system", "--ignore-not-found")
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
+    with own_namespace(cluster) as name:
+        yield name
+
+
+@pytest.fixture
+def spare_namespace(spare: Cluster) -> Iterator[str]:
+    with own_namespace(spare) as name:
+        yield name
+
+
+@contextmanager
+def own_namespace(cluster: Cluster) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:12]}"
     cluster.kube.create(Namespace(metadata=ObjectMeta(name=name)))
     yield name
