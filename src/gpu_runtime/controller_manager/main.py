@@ -8,6 +8,7 @@ from pathlib import Path
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.contract.crd.stock_pool import StockPool
+from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.controller_manager.caches import Caches, open_caches
 from gpu_runtime.controller_manager.gpu_unit.concerns import Concerns
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
@@ -19,6 +20,7 @@ from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.controller import Controller, ControllerOptions
 from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.election import Elector, Timing
+from gpu_runtime.kube.errors import NotLeading
 from gpu_runtime.kube.events import Recorder
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.objects import Key
@@ -31,7 +33,14 @@ NAME = "controller-manager"
 
 
 async def manage(settings: ControllerManagerSettings, stopping: asyncio.Event) -> None:
-    """Work until told to stop. Raises NotLeading when the lead is lost: a process that starts anew has forgotten it."""
+    """Work until told to stop, or until the lead is lost: a process that starts anew has forgotten that it led."""
+    try:
+        await _manage(settings, stopping)
+    except NotLeading as lost:
+        raise Unavailable(str(lost)) from lost
+
+
+async def _manage(settings: ControllerManagerSettings, stopping: asyncio.Event) -> None:
     metrics = KubeMetrics(new_registry(NAME))
     kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
     config = load_config(kubeconfig, settings.kubernetes.context or None)

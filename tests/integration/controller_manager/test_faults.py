@@ -69,7 +69,7 @@ def bring_back(plane: ControlPlane) -> None:
 
 def test_what_a_killed_manager_began_is_finished_by_the_next(spare: Cluster, spare_namespace: str) -> None:
     count = 50
-    first = spare.manager().wait_leading()
+    first = spare.manager(leaderElection=QUICK_ELECTION).wait_leading()
     for number in range(count):
         spare.create(UNIT, spare_namespace, f"u-{number}", SMALL)
         if number == count // 2:
@@ -78,7 +78,7 @@ def test_what_a_killed_manager_began_is_finished_by_the_next(spare: Cluster, spa
     unready = [unit for unit in spare.all(UNIT, spare_namespace) if ready(unit).get("status") != "True"]
     assert 0 < begun < count
     assert unready
-    spare.manager()
+    spare.manager(leaderElection=QUICK_ELECTION)
     spare.wait_all_ready(spare_namespace, count)
     uids = {unit["metadata"]["name"]: unit["metadata"]["uid"] for unit in spare.all(UNIT, spare_namespace)}
     for kind in (Deployment, Service):
@@ -92,8 +92,8 @@ def test_what_a_killed_manager_began_is_finished_by_the_next(spare: Cluster, spa
 
 
 def test_a_killed_leader_is_followed_within_the_lease_time(spare: Cluster, spare_namespace: str) -> None:
-    first = spare.manager().wait_leading()
-    second = spare.manager().wait_ready()
+    first = spare.manager(leaderElection=QUICK_ELECTION).wait_leading()
+    second = spare.manager(leaderElection=QUICK_ELECTION).wait_ready()
     assert not leads(second)
     first.end(Signals.SIGKILL)
     took = took_until_leading(second)
@@ -118,10 +118,10 @@ def test_a_leader_that_is_told_to_stop_hands_over_at_once(spare: Cluster, spare_
 
 
 def test_a_leader_that_was_paused_writes_nothing_when_it_wakes(spare: Cluster, spare_namespace: str) -> None:
-    first = spare.manager().wait_leading()
+    first = spare.manager(leaderElection=QUICK_ELECTION).wait_leading()
     spare.create(UNIT, spare_namespace, "a", SMALL)
     spare.wait_reason(UNIT, spare_namespace, "a", "UnitReady")
-    second = spare.manager().wait_ready()
+    second = spare.manager(leaderElection=QUICK_ELECTION).wait_ready()
     first.signal(Signals.SIGSTOP)
     took_until_leading(second)
     spare.create(UNIT, spare_namespace, "b", SMALL)
@@ -135,9 +135,12 @@ def test_a_leader_that_was_paused_writes_nothing_when_it_wakes(spare: Cluster, s
     first.signal(Signals.SIGCONT)
     assert first.process
     assert first.process.wait(10) == 1, "it ends, and says that it did not end well"
+    log = first.log.read_text()
+    assert "CRITICAL gpu_runtime.process.lifecycle: the lead is lost, and all work has stopped" in log
+    assert "Traceback" not in log
     assert spare.writes() == before
     assert holder(spare) == lease
-    spare.manager()
+    spare.manager(leaderElection=QUICK_ELECTION)
     spare.wait_reason(UNIT, spare_namespace, "c", "UnitReady")
     spare.wait(Deployment, spare_namespace, "a", lambda found: found["spec"]["replicas"] == 1)
     wait_until(lambda: not spare.gone(Service, spare_namespace, "b"), 10, lambda: "the Service is not back")

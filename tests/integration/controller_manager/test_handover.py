@@ -88,7 +88,7 @@ def test_fifty_handovers_of_the_last_gpu(cluster: Cluster, namespace: str, full_
             cluster.kube.delete(UNIT, stock, namespace="runtime-stock")
             cluster.create(UNIT, namespace, active, envelope | {"image": "python"}, annotations=source)
             cluster.wait_reason(UNIT, namespace, active, "UnitReady")
+            assert holders.most == 1
             cluster.kube.delete(UNIT, active, namespace=namespace)
             wait_until(holders.none, 20, lambda: "a pod stays")
         assert holders.events >= 4 * ROUNDS, "each pod was seen to come and go"
-        assert holders.most == 1
