@@ -30,6 +30,7 @@ from lightkube.models.core_v1 import (
     VolumeResourceRequirements,
 )
 from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Namespace, PersistentVolume, PersistentVolumeClaim
 from lightkube.types import PatchType
 
@@ -294,6 +295,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.manager().wait_ready().wait_leading()
         yield made
         made.end_managers()
+
+
+@pytest.fixture(scope="session")
+def collecting(cluster: Cluster) -> None:
+    """Kubernetes' garbage collector learns of new kinds only every half minute; from here on it knows them."""
+    name = "collected"
+    cluster.create(UNIT, "runtime-stock", name, {"specName": "g1.1"})
+    cluster.wait(Deployment, "runtime-stock", name, lambda _: True)
+    cluster.kube.delete(UNIT, name, namespace="runtime-stock")
+    wait_until(lambda: cluster.gone(Deployment, "runtime-stock", name), 60, lambda: "nothing is collected")
 
 
 @pytest.fixture(scope="session")

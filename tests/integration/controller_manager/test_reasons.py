@@ -265,7 +265,7 @@ def test_a_strangers_object_is_never_touched(cluster: Cluster, namespace: str, t
     cluster.wait_reason(POOL, namespace, "a", "DeploymentReady")
 
 
-def test_the_remains_of_a_namesake_are_waited_for(cluster: Cluster, namespace: str) -> None:
+def test_the_remains_of_a_namesake_are_waited_for(cluster: Cluster, collecting: None, namespace: str) -> None:
     cluster.create(UNIT, namespace, "a", SMALL)
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     cluster.patch(Deployment, namespace, "a", {"metadata": {"finalizers": ["example.com/slow"]}})
@@ -282,7 +282,7 @@ def test_the_remains_of_a_namesake_are_waited_for(cluster: Cluster, namespace: s
     assert deployment["metadata"]["ownerReferences"][0]["uid"] == second["metadata"]["uid"]
 
 
-def test_an_active_unit_waits_until_its_stocks_pod_is_gone(cluster: Cluster, namespace: str) -> None:
+def test_an_active_unit_waits_until_its_stocks_pod_is_gone(cluster: Cluster, collecting: None, namespace: str) -> None:
     stock_name = f"stock-{uuid.uuid4().hex[:8]}"
     stock = cluster.create(UNIT, "runtime-stock", stock_name, {"specName": "g1.1", "gpu": 1})
     cluster.wait_reason(UNIT, "runtime-stock", stock_name, "UnitReady")
