@@ -35,13 +35,17 @@ def start(plane: ControlPlane, kwok: Path) -> None:
 def add(client: Client, count: int, gpus: int, prefix: str = "simulated") -> list[str]:
     """Create nodes with GPUs and room for as many small pods as anyone wants."""
     names = [f"{prefix}-{index}" for index in range(count)]
-    capacity = {"cpu": "256", "memory": "4Ti", "pods": "4000", "nvidia.com/gpu": str(gpus)}
     for name in names:
-        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok"}
-        client.create(
-            Node(
-                metadata=ObjectMeta(name=name, labels=labels, annotations={MARK: "fake"}),
-                status=NodeStatus(capacity=capacity, allocatable=capacity),
-            )
-        )
+        add_one(client, name, gpus)
     return names
+
+
+def add_one(client: Client, name: str, gpus: int) -> None:
+    capacity = {"cpu": "256", "memory": "4Ti", "pods": "4000", "nvidia.com/gpu": str(gpus)}
+    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok"}
+    client.create(
+        Node(
+            metadata=ObjectMeta(name=name, labels=labels, annotations={MARK: "fake"}),
+            status=NodeStatus(capacity=capacity, allocatable=capacity),
+        )
+    )

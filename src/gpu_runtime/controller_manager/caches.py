@@ -18,11 +18,13 @@ from gpu_runtime.controller_manager.indexes import (
     storage_keys,
     unit_uids,
 )
+from gpu_runtime.controller_manager.workload.owned import DEPLOYMENTS, SERVICES, Deployment, Owned, Service
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.codec import Selection
-from gpu_runtime.kube.core import DEPLOYMENTS, PODS, SERVICES, Deployment, Pod, Service
+from gpu_runtime.kube.core import PODS, Pod
 from gpu_runtime.kube.informer import Informer, Pace
 from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.kube.objects import Resource
 
 OWNED = Selection(labels=OWNED_SELECTOR)
 """Of Kubernetes' own kinds, only what the platform made is of interest."""
@@ -40,6 +42,12 @@ class Caches:
     @property
     def all(self) -> Sequence[Informer[Any]]:
         return (self.units, self.pools, self.storages, self.deployments, self.services, self.pods)
+
+    def learn(self, resource: Resource[Any], written: Owned) -> None:
+        """Take note of what a write returned."""
+        for cache in self.all:
+            if cache.resource is resource:
+                cache.learn(written)
 
 
 def open_caches(client: Client, metrics: KubeMetrics, resync: float) -> Caches:

@@ -22,6 +22,7 @@ from gpu_runtime.kube.election import Elector, Timing
 from gpu_runtime.kube.events import Recorder
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.retry import RetryPolicy
 from gpu_runtime.kube.running import Ensemble
 from gpu_runtime.process.endpoints import serve_endpoints
 from gpu_runtime.process.metrics import new_registry
@@ -34,7 +35,8 @@ async def manage(settings: ControllerManagerSettings, stopping: asyncio.Event) -
     metrics = KubeMetrics(new_registry(NAME))
     kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
     config = load_config(kubeconfig, settings.kubernetes.context or None)
-    async with connect(config, field_manager=NAME, metrics=metrics) as client:
+    async with connect(config, field_manager=NAME, metrics=metrics) as connected:
+        client = connected.patient(settings.kubernetes.request_timeout_seconds, RetryPolicy())
         ensemble = assemble(client, settings, metrics)
 
         def caches() -> str | None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from lightkube import ApiError, Client
 from lightkube.generic_resource import create_namespaced_resource
+from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod, Service
 
@@ -240,10 +241,11 @@ def test_fifty_handovers_of_the_last_gpu_never_give_it_to_two_pods(
 
 def create(kube: Client, manifest: dict[str, Any]) -> str:
     """Gives the UID."""
-    made = kube.create(UNIT(manifest), namespace=manifest["metadata"]["namespace"])
+    metadata = manifest["metadata"]
+    made = kube.create(UNIT(metadata=ObjectMeta(**metadata), spec=manifest["spec"]), namespace=metadata["namespace"])
     return str(made.metadata and made.metadata.uid)
 
 
 def is_ready(kube: Client, namespace: str, name: str) -> bool:
-    found: dict[str, Any] = kube.get(UNIT, name, namespace=namespace).to_dict()
-    return bool(found.get("status", {}).get("phase") == "Ready")
+    status: Any = kube.get(UNIT, name, namespace=namespace).status
+    return bool(status and status.get("phase") == "Ready")

@@ -4,12 +4,15 @@ They run under the identity that the RBAC manifests give them, so every test is 
 """
 
 import json
+import re
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
@@ -19,11 +22,20 @@ import pytest
 import yaml
 from lightkube import ApiError, Client
 from lightkube.generic_resource import create_namespaced_resource
+from lightkube.models.core_v1 import (
+    HostPathVolumeSource,
+    ObjectReference,
+    PersistentVolumeClaimSpec,
+    PersistentVolumeSpec,
+    VolumeResourceRequirements,
+)
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Namespace, PersistentVolume, PersistentVolumeClaim
 from lightkube.types import PatchType
 
 from localcluster import control_plane as control_planes
+from localcluster import simulated_nodes
 from localcluster.control_plane import ControlPlane, free_port
 from localcluster.processes import tail, wait_until
 from tests.conftest import available
@@ -36,9 +48,13 @@ STORAGE = create_namespaced_resource(GROUP, "v1alpha1", "GPUStorage", "gpustorag
 
 IDENTITY = "system:serviceaccount:runtime-system:controller-manager"
 PROGRAM = Path(sys.executable).with_name("gpu-runtime")
-QUICK_ELECTION = {"leaseSeconds": 3, "renewDeadlineSeconds": 2, "retrySeconds": 0.5}
+QUICK_ELECTION = {"leaseSeconds": 5, "renewDeadlineSeconds": 4, "retrySeconds": 0.5}
+"""For tests that wait for the end of a lease. A busy machine may well miss deadlines that are much shorter."""
 
 Object = dict[str, Any]
+
+LABELS = re.compile(r'(\w+)="([^"]*)"')
+WRITTEN = ("gpuunits", "gpuunits/status", "stockpools", "stockpools/status", "deployments", "services")
 
 
 @dataclass
@@ -59,7 +75,6 @@ class Manager:
             "endpoints": {"bind": f"127.0.0.1:{self.port}"},
             "kubernetes": {"kubeconfig": str(self.kubeconfig)},
             "images": {"stock": "gpu-runtime:local", "placeholder": "gpu-runtime:local"},
-            "leaderElection": QUICK_ELECTION,
             "stopGraceSeconds": 5,
         }
         config.write_text(yaml.safe_dump(settings | self.settings))
@@ -93,12 +108,23 @@ class Manager:
 
     def metric(self, prefix: str) -> float:
         """The sum of all samples whose line starts so; 0 where there is none or no answer."""
+        return self.sum(lambda line: line.startswith(prefix))
+
+    def sum(self, counts: Callable[[str], bool]) -> float:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=2) as answer:
                 lines = answer.read().decode().splitlines()
         except OSError:
             return 0
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
+        return sum(float(line.rpartition(" ")[2]) for line in lines if counts(line))
+
+    @property
+    def crashes(self) -> float:
+        return self.sum(lambda line: line.startswith("kube_reconciles_total{") and 'result="crash"' in line)
+
+    @property
+    def reconciles(self) -> float:
+        return self.metric("kube_reconciles_total{")
 
     def signal(self, number: Signals) -> None:
         assert self.process
@@ -130,6 +156,35 @@ class Cluster:
         self.managers.append(manager)
         return manager.start()
 
+    def end_managers(self) -> None:
+        for manager in self.managers:
+            manager.end()
+
+    @property
+    def leader(self) -> Manager:
+        return next(manager for manager in self.managers if manager.metric("kube_leading{") == 1)
+
+    def writes(self) -> Counter[str]:
+        """What the API server was asked to write of the kinds that the controller manager writes, whoever asked.
+
+        Events and Leases aside, and the status of Deployments, which is Kubernetes' own business.
+        """
+        count: Counter[str] = Counter()
+        for line in self.plane.kubectl("get", "--raw", "/metrics").splitlines():
+            if line.startswith("apiserver_request_total{"):
+                labels = dict(LABELS.findall(line))
+                what = "/".join(filter(None, (labels["resource"], labels["subresource"])))
+                if what in WRITTEN and labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE"):
+                    count[f"{labels['verb']} {what}"] += int(float(line.rpartition(" ")[2]))
+        return count
+
+    def touch(self, kind: Any, namespace: str, name: str) -> None:
+        """Make the manager look at an object without changing anything that concerns it, and wait until it has."""
+        manager = self.leader
+        before = manager.reconciles
+        self.patch(kind, namespace, name, {"metadata": {"annotations": {"example.com/touched": uuid.uuid4().hex}}})
+        wait_until(lambda: manager.reconciles > before, 10, lambda: f"{name} was not looked at")
+
     def create(self, kind: Any, namespace: str, name: str, spec: Object, **metadata: Any) -> Object:
         made = self.kube.create(
             kind(metadata=ObjectMeta(name=name, namespace=namespace, **metadata), spec=spec), namespace=namespace
@@ -146,6 +201,39 @@ class Cluster:
 
     def patch(self, kind: Any, namespace: str, name: str, patch: Object) -> None:
         self.kube.patch(kind, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
+
+    def status(self, kind: Any, namespace: str, name: str, status: Object) -> None:
+        """Write a status as whoever else is responsible for it would."""
+        self.kube.patch(kind.Status, name, {"status": status}, namespace=namespace, patch_type=PatchType.MERGE)
+
+    def bound_claim(self, namespace: str, name: str) -> None:
+        """A claim with its volume, so that the scheduler lets a pod mount it."""
+        source, claim = HostPathVolumeSource(path="/data"), ObjectReference(namespace=namespace, name=name)
+        amounts, modes = {"storage": "1Gi"}, ["ReadWriteOnce"]
+        volume = PersistentVolumeSpec(
+            accessModes=modes, capacity=amounts, claimRef=claim, hostPath=source, storageClassName=""
+        )
+        self.kube.create(PersistentVolume(metadata=ObjectMeta(name=f"{namespace}-{name}"), spec=volume))
+        wanted = PersistentVolumeClaimSpec(
+            accessModes=modes, resources=VolumeResourceRequirements(requests=amounts), storageClassName=""
+        )
+        self.kube.create(
+            PersistentVolumeClaim(metadata=ObjectMeta(name=name, namespace=namespace), spec=wanted), namespace=namespace
+        )
+
+    def add_node(self, name: str, gpus: int) -> None:
+        """One more simulated node."""
+        simulated_nodes.add_one(self.kube, name, gpus)
+
+    def uid_of_namespace(self, name: str) -> str:
+        metadata = self.kube.get(Namespace, name).metadata
+        assert metadata
+        assert metadata.uid
+        return metadata.uid
+
+    def change(self, kind: Any, namespace: str, name: str, *operations: Object) -> None:
+        """A JSON patch."""
+        self.kube.patch(kind, name, list(operations), namespace=namespace, patch_type=PatchType.JSON)
 
     def wait(
         self, kind: Any, namespace: str, name: str, condition: Callable[[Object], bool], timeout: float = 30
@@ -165,6 +253,19 @@ class Cluster:
     def wait_reason(self, kind: Any, namespace: str, name: str, reason: str, timeout: float = 30) -> Object:
         return self.wait(kind, namespace, name, lambda found: ready(found).get("reason") == reason, timeout)
 
+    def all(self, kind: Any, namespace: str) -> list[Object]:
+        return [as_dict(found) for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
+
+    def wait_all_ready(self, namespace: str, count: int, timeout: float = 60) -> None:
+        """Wait until there are so many units, all Ready."""
+        found: list[Object] = []
+
+        def hold() -> bool:
+            found[:] = self.all(UNIT, namespace)
+            return len(found) == count and all(ready(unit).get("status") == "True" for unit in found)
+
+        wait_until(hold, timeout, lambda: f"of {count} units: {Counter(ready(unit).get('reason') for unit in found)}")
+
     def gone(self, kind: Any, namespace: str, name: str) -> bool:
         return self.get(kind, namespace, name) is None
 
@@ -181,7 +282,7 @@ def ready(found: Object) -> Object:
 
 def install(plane: ControlPlane) -> None:
     for part in ("namespace", "priority", "crd", "rbac"):
-        plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / part))
+        plane.kubectl("apply", "--server-side", "--force-conflicts", "--validate=strict", "-k", str(CONFIG / part))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 
 
@@ -193,12 +294,49 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made = Cluster(plane, kube, tmp_path_factory.mktemp("managers"))
         made.manager().wait_ready().wait_leading()
         yield made
-        for manager in made.managers:
-            manager.end()
+        made.end_managers()
+
+
+@pytest.fixture(scope="session")
+def collecting(cluster: Cluster) -> None:
+    """Kubernetes' garbage collector learns of new kinds only every half minute; from here on it knows them."""
+    name = "collected"
+    cluster.create(UNIT, "runtime-stock", name, {"specName": "g1.1"})
+    cluster.wait(Deployment, "runtime-stock", name, lambda _: True)
+    cluster.kube.delete(UNIT, name, namespace="runtime-stock")
+    wait_until(lambda: cluster.gone(Deployment, "runtime-stock", name), 60, lambda: "nothing is collected")
+
+
+@pytest.fixture(scope="session")
+def spare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with available(control_planes.control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
+        install(plane)
+        yield Cluster(plane, kube, tmp_path_factory.mktemp("spare-managers"))
+
+
+@pytest.fixture
+def spare(spare_cluster: Cluster) -> Iterator[Cluster]:
+    """Without a controller manager, for tests that start, kill and count them, and break what they mend again."""
+    yield spare_cluster
+    spare_cluster.end_managers()
+    # They were killed: nobody gave the Lease back, and the next test need not wait for its end.
+    spare_cluster.plane.kubectl("delete", "lease", "controller-manager", "-n=runtime-system", "--ignore-not-found")
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
+    with own_namespace(cluster) as name:
+        yield name
+
+
+@pytest.fixture
+def spare_namespace(spare: Cluster) -> Iterator[str]:
+    with own_namespace(spare) as name:
+        yield name
+
+
+@contextmanager
+def own_namespace(cluster: Cluster) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:12]}"
     cluster.kube.create(Namespace(metadata=ObjectMeta(name=name)))
     yield name

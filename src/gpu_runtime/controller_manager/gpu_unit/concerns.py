@@ -6,7 +6,8 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.controller_manager.indexes import SOURCE_STOCK, STORAGE
-from gpu_runtime.kube.core import Deployment, Pod
+from gpu_runtime.controller_manager.workload.owned import Deployment
+from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.objects import Key
 from gpu_runtime.kube.store import Store
 

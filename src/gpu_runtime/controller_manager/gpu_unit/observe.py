@@ -11,7 +11,8 @@ from gpu_runtime.controller_manager.caches import Caches
 from gpu_runtime.controller_manager.gpu_unit.source_stock import SourceStock, source_stock
 from gpu_runtime.controller_manager.indexes import UNIT_UID
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.kube.core import Deployment, Pod, Service
+from gpu_runtime.controller_manager.workload.owned import Deployment, Service
+from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.objects import Key, Object
 
 

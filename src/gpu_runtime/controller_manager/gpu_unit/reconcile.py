@@ -9,7 +9,7 @@ from gpu_runtime.controller_manager.gpu_unit.observe import Observed, observe
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_unit.status import status_of, verdict
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.workload.flow import keep
+from gpu_runtime.controller_manager.workload.flow import keep, next_look
 from gpu_runtime.controller_manager.workload.report import Reporter
 from gpu_runtime.controller_manager.workload.verdict import Verdict
 from gpu_runtime.kube.client import Client
@@ -27,12 +27,13 @@ class GPUUnitReconciler:
         if unit.metadata.deletion_timestamp:
             return Settled()  # its children go with it
         seen = observe(unit, self.caches, self.settings)
-        if blocked := first_violation(UNIT_RULES, seen):
-            await self._report(seen, blocked.verdict)
-            return Settled()
-        thought, outcome = await keep(self.client, unit, desired_children(seen), verdict(seen))
+        blocked = first_violation(UNIT_RULES, seen)
+        if blocked is None:
+            blocked = await keep(self.client, self.caches, unit, desired_children(seen))
+            seen = observe(unit, self.caches, self.settings)  # what was just asked for is not what runs yet
+        thought = blocked.verdict if blocked else verdict(seen)
         await self._report(seen, thought)
-        return outcome
+        return next_look(thought)
 
     async def _report(self, seen: Observed, thought: Verdict) -> None:
         after = status_of(seen, thought, self.reporter.now())

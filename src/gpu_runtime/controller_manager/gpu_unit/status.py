@@ -6,9 +6,9 @@ from gpu_runtime.contract.crd.names import Role
 from gpu_runtime.controller_manager.gpu_unit.children.service import access_url, service
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
 from gpu_runtime.controller_manager.workload.failure import startup_failure
+from gpu_runtime.controller_manager.workload.owned import Deployment, has_pods, is_current
 from gpu_runtime.controller_manager.workload.report import condition
 from gpu_runtime.controller_manager.workload.verdict import Verdict
-from gpu_runtime.kube.core import Deployment
 
 
 def verdict(seen: Observed) -> Verdict:
@@ -43,11 +43,11 @@ def is_up(deployment: Deployment | None) -> bool:
     if deployment is None:
         return False
     status = deployment.status
-    current = status.observed_generation >= deployment.metadata.generation
-    return current and status.updated_replicas >= 1 and status.available_replicas >= 1 and status.replicas == 1
+    pods = (status.updated_replicas, status.available_replicas, status.replicas)
+    return is_current(deployment) and pods == (1, 1, 1)
 
 
 def _stopped(seen: Observed) -> Verdict:
-    if seen.pods:
+    if seen.pods or has_pods(seen.deployment):
         return Verdict(UnitPhase.PROGRESSING, Reason.UNIT_PROGRESSING, "the unit is stopping: its pod is still there")
     return Verdict(UnitPhase.EMPTY, Reason.SCALED_TO_ZERO, "the unit is stopped")

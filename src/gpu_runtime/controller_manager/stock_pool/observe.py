@@ -7,7 +7,8 @@ from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.controller_manager.caches import Caches
 from gpu_runtime.controller_manager.indexes import POOL_UID
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.kube.core import Deployment, Pod, Service
+from gpu_runtime.controller_manager.workload.owned import Deployment, Service
+from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.objects import Key
 
 

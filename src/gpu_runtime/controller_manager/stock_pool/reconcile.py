@@ -10,11 +10,16 @@ from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.children import desired_children
 from gpu_runtime.controller_manager.stock_pool.observe import Observed, observe
 from gpu_runtime.controller_manager.stock_pool.status import status_of, verdict
-from gpu_runtime.controller_manager.workload.flow import keep
+from gpu_runtime.controller_manager.workload.flow import keep, next_look
 from gpu_runtime.controller_manager.workload.report import Reporter
 from gpu_runtime.controller_manager.workload.verdict import Blocked, Verdict
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.controller import Outcome, Settled
+
+
+def invalid_spec(seen: Observed) -> Blocked | None:
+    problems = pool_problems(seen.pool.spec, at="spec")
+    return Blocked(Reason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,13 @@ class StockPoolReconciler:
         if pool.metadata.deletion_timestamp:
             return Settled()  # its children go with it
         seen = observe(pool, self.caches, self.settings)
-        if problems := pool_problems(pool.spec, at="spec"):
-            await self._report(seen, Blocked(Reason.INVALID_SPEC, "; ".join(map(str, problems))).verdict)
-            return Settled()
-        thought, outcome = await keep(self.client, pool, desired_children(seen), verdict(seen))
+        blocked = invalid_spec(seen)
+        if blocked is None:
+            blocked = await keep(self.client, self.caches, pool, desired_children(seen))
+            seen = observe(pool, self.caches, self.settings)  # what was just asked for is not what runs yet
+        thought = blocked.verdict if blocked else verdict(seen)
         await self._report(seen, thought)
-        return outcome
+        return next_look(thought)
 
     async def _report(self, seen: Observed, thought: Verdict) -> None:
         after = status_of(seen, thought, self.reporter.now())

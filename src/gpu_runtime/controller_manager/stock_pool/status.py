@@ -5,15 +5,16 @@ from gpu_runtime.contract.crd.names import pool_child_name
 from gpu_runtime.contract.crd.stock_pool import StockPoolStatus
 from gpu_runtime.controller_manager.stock_pool.observe import Observed
 from gpu_runtime.controller_manager.workload.failure import startup_failure
+from gpu_runtime.controller_manager.workload.owned import Deployment, has_pods, is_current
 from gpu_runtime.controller_manager.workload.report import condition
 from gpu_runtime.controller_manager.workload.verdict import Verdict
-from gpu_runtime.kube.core import Deployment, Pod
+from gpu_runtime.kube.core import Pod
 
 
 def verdict(seen: Observed) -> Verdict:
     wanted = seen.pool.spec.replicas
     available = _available(seen.deployment)
-    if wanted == 0 and not seen.pods:
+    if wanted == 0 and not seen.pods and not has_pods(seen.deployment):
         return Verdict(UnitPhase.EMPTY, Reason.SCALED_TO_ZERO, "the pool is wanted without replicas")
     if _is_up(seen.deployment, wanted):
         return Verdict(UnitPhase.READY, Reason.DEPLOYMENT_READY, f"all {wanted} replicas are available")
@@ -49,8 +50,7 @@ def _is_up(deployment: Deployment | None, wanted: int) -> bool:
     if deployment is None or wanted == 0:
         return False
     status = deployment.status
-    current = status.observed_generation >= deployment.metadata.generation
-    return current and status.updated_replicas == status.available_replicas == status.replicas == wanted
+    return is_current(deployment) and status.updated_replicas == status.available_replicas == status.replicas == wanted
 
 
 def _unready(seen: Observed) -> list[Pod]:

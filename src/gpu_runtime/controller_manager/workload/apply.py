@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.contract.crd.conditions import Reason
-from gpu_runtime.controller_manager.workload.child import fits, is_owned, replacement
+from gpu_runtime.controller_manager.workload.child import fits, is_orphan, is_owned, replacement
+from gpu_runtime.controller_manager.workload.owned import Owned
 from gpu_runtime.controller_manager.workload.verdict import Blocked
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
@@ -16,7 +17,7 @@ class Child:
     """A child as it is and as it should be; None where there is none, and where there should be none."""
 
     resource: Resource[Any]
-    found: Object | None
+    found: Owned | None
     wanted: Manifest | None
     refused: Reason
     """What to report where Kubernetes does not take it."""
@@ -30,35 +31,47 @@ class Refused(Exception):
         self.blocked = blocked
 
 
-async def make(client: Client, owner: Object, child: Child) -> None:
-    """Conflicts are raised as they are: somebody was faster, and the next look at the cache tells."""
+async def make(client: Client, owner: Object, child: Child) -> Owned | None:
+    """What was written, if anything had to be.
+
+    Conflicts are raised as they are: somebody was faster, and the next look at the cache tells.
+    """
     try:
-        await _make(client, owner, child)
+        return await _make(client, owner, child)
     except (Forbidden, Invalid) as refusal:
         raise Refused(Blocked(child.refused, f"{child.resource.kind} is refused: {refusal}")) from refusal
 
 
-async def _make(client: Client, owner: Object, child: Child) -> None:
+async def _make(client: Client, owner: Object, child: Child) -> Owned | None:
     found, wanted = child.found, child.wanted
     if wanted is None:
         if found is not None and is_owned(found, owner):
             await _remove(client, child.resource, found)
-    elif found is None:
-        await _create(client, owner, child.resource, wanted)
-    elif not is_owned(found, owner):
-        raise Refused(_taken(child.resource, found, owner))
-    elif found.metadata.deletion_timestamp is None and not fits(found, wanted):
-        await client.replace(child.resource, replacement(found, wanted))
+        return None
+    if found is None:
+        return await _create(client, owner, child.resource, wanted)
+    return await _correct(client, owner, child.resource, found, wanted)
 
 
-async def _create(client: Client, owner: Object, resource: Resource[Any], wanted: Manifest) -> None:
+async def _create(client: Client, owner: Object, resource: Resource[Any], wanted: Manifest) -> Owned | None:
     try:
-        await client.create(resource, wanted)
+        created: Owned = await client.create(resource, wanted)
     except AlreadyExists:
-        found = await client.get(resource, Key(wanted["metadata"]["namespace"], wanted["metadata"]["name"]))
-        if not is_owned(found, owner):
-            raise Refused(_taken(resource, found, owner)) from None
-        # Otherwise it was made a moment ago, and the cache will tell.
+        # Made a moment ago, or a stranger's, or the label is gone by which the cache selects.
+        key = Key(wanted["metadata"]["namespace"], wanted["metadata"]["name"])
+        return await _correct(client, owner, resource, await client.get(resource, key), wanted)
+    return created
+
+
+async def _correct(
+    client: Client, owner: Object, resource: Resource[Any], found: Owned, wanted: Manifest
+) -> Owned | None:
+    if not is_owned(found, owner) and not is_orphan(found, wanted):
+        raise Refused(_taken(resource, found, owner))
+    if found.metadata.deletion_timestamp is not None or fits(found, wanted):
+        return None
+    corrected: Owned = await client.replace(resource, replacement(found, wanted))
+    return corrected
 
 
 async def _remove(client: Client, resource: Resource[Any], found: Object) -> None:

@@ -1,7 +1,5 @@
 """Parts of a pod template, in the shape of the manifest. Nothing here awaits."""
 
-from typing import Any
-
 from gpu_runtime.contract.crd.names import GPU_RESOURCE
 from gpu_runtime.contract.crd.workload import Template
 from gpu_runtime.kube.objects import Manifest
@@ -42,28 +40,24 @@ USER_CONTAINER: Manifest = {"allowPrivilegeEscalation": False}
 def resources(memory: str, gpu: int) -> Manifest:
     """What the workload reserves is also its limit: nothing is overcommitted."""
     amounts = ({"memory": memory} if memory else {}) | ({GPU_RESOURCE: str(gpu)} if gpu else {})
-    return {"limits": amounts, "requests": amounts} if amounts else {}
+    return {"limits": amounts, "requests": amounts}
 
 
 def container(image: str, template: Template, memory: str, gpu: int) -> Manifest:
-    optional: dict[str, Any] = {
-        "command": list(template.command),
-        "args": list(template.args),
-        "env": [
-            {"name": each.name, "value": each.value} if each.value else {"name": each.name} for each in template.envs
-        ],
-        "ports": [
-            {"name": each.name, "containerPort": each.port, "protocol": each.protocol} for each in template.ports
-        ],
-        "resources": resources(memory, gpu),
-    }
+    """What is empty is said, too: it is owned, and what somebody else puts there is drift."""
     return {
         "name": "main",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         # The last lines of a crash become part of the pod's status, and so of the unit's.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        **{key: value for key, value in optional.items() if value},
+        "command": list(template.command),
+        "args": list(template.args),
+        "env": [{"name": each.name, "value": each.value} for each in template.envs],
+        "ports": [
+            {"name": each.name, "containerPort": each.port, "protocol": each.protocol} for each in template.ports
+        ],
+        "resources": resources(memory, gpu),
     }
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpu_runtime.kube.core import ContainerStatus, Deployment, Pod, Terminated
+from gpu_runtime.controller_manager.workload.owned import Deployment, is_current
+from gpu_runtime.kube.core import ContainerStatus, Pod, Terminated
 from gpu_runtime.kube.objects import Condition
 
 PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -12,6 +13,8 @@ LONGEST_LINE = 512
 
 def startup_failure(deployment: Deployment | None, pods: Sequence[Pod]) -> str | None:
     """The most useful thing to know about a workload that is not ready, if anything is wrong with it."""
+    if deployment is not None and not is_current(deployment):
+        return None  # what there is to see is of the time before the last change
     newest_first = sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or "", reverse=True)
     live = [pod for pod in newest_first if pod.metadata.deletion_timestamp is None]
     running = [pod for pod in live if pod.status.phase not in ("Failed", "Succeeded")]

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from gpu_runtime.contract.crd.conditions import Reason
+from gpu_runtime.contract.crd.conditions import Reason, UnitPhase
+from gpu_runtime.controller_manager.caches import Caches
 from gpu_runtime.controller_manager.workload.apply import Child, Refused, make
-from gpu_runtime.controller_manager.workload.verdict import Verdict
+from gpu_runtime.controller_manager.workload.verdict import Blocked, Verdict
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.controller import Outcome, RecheckIn, Settled
 from gpu_runtime.kube.objects import Object
@@ -15,15 +16,30 @@ PASSING_SECONDS = 1.0
 RECHECK_SECONDS = 15.0
 """For what an operator must change elsewhere, which nobody tells."""
 
+UNTOLD = (
+    Reason.NAME_TAKEN,
+    Reason.DEPLOYMENT_SYNC_FAILED,
+    Reason.SERVICE_SYNC_FAILED,
+    Reason.POD_STATUS_SYNC_FAILED,
+    Reason.STOCK_RELEASING,
+)
+"""Reasons that may end without an event that this process hears of."""
 
-async def keep(client: Client, owner: Object, children: Iterable[Child], thought: Verdict) -> tuple[Verdict, Outcome]:
-    """Make the children what they should be. The verdict stands, unless one of them is refused."""
+
+async def keep(client: Client, caches: Caches, owner: Object, children: Iterable[Child]) -> Blocked | None:
+    """Make the children what they should be. The caches know at once what was written."""
     try:
         for child in children:
-            await make(client, owner, child)
+            if written := await make(client, owner, child):
+                caches.learn(child.resource, written)
     except Refused as refused:
-        blocked = refused.blocked
-        return blocked.verdict, RecheckIn(RECHECK_SECONDS if blocked.failed else PASSING_SECONDS)
-    if thought.reason is Reason.POD_STATUS_SYNC_FAILED:
-        return thought, RecheckIn(RECHECK_SECONDS)
-    return thought, Settled()
+        return refused.blocked
+    return None
+
+
+def next_look(thought: Verdict) -> Outcome:
+    """When to look again even if nothing is heard."""
+    if thought.reason not in UNTOLD:
+        return Settled()
+    passing = thought.reason is Reason.NAME_TAKEN and thought.phase is UnitPhase.PROGRESSING
+    return RecheckIn(PASSING_SECONDS if passing else RECHECK_SECONDS)

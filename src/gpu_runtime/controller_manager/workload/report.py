@@ -10,11 +10,14 @@ import msgspec
 from gpu_runtime.contract.crd import conditions
 from gpu_runtime.controller_manager.workload.verdict import Verdict
 from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.errors import NotFound
 from gpu_runtime.kube.events import Recorder
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.objects import Condition, Object, Resource, Wire
 
 T = TypeVar("T", bound=Object)
+
+LONGEST_MESSAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,12 @@ class Reporter:
             return
         patch = {"status": difference(before, after) | {"lastSyncTime": self.now()}}
         key, version = found.metadata.key, found.metadata.resource_version
-        written = await self.client.merge_patch(
-            informer.resource, key, patch, resource_version=version, subresource="status"
-        )
+        try:
+            written = await self.client.merge_patch(
+                informer.resource, key, patch, resource_version=version, subresource="status"
+            )
+        except NotFound:
+            return  # deleted meanwhile: there is nobody left to tell
         informer.learn(written)
         self._tell(informer.resource, found, _ready(before), _ready(after))
 
@@ -39,14 +45,14 @@ class Reporter:
         return self.clock().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _tell(self, resource: Resource[T], found: T, before: Condition | None, after: Condition | None) -> None:
-        if after is None or (before and (before.reason, before.message) == (after.reason, after.message)):
+        if after is None or not _is_news(before, after):
             return
-        tell = self.recorder.normal if after.status == "True" or _in_progress(after) else self.recorder.warning
+        tell = self.recorder.normal if _is_well(after) else self.recorder.warning
         tell(resource, found, after.reason, after.message or after.reason)
 
 
 def condition(before: tuple[Condition, ...], verdict: Verdict, generation: int, now: str) -> tuple[Condition, ...]:
-    new = conditions.ready(verdict.ready, verdict.reason, verdict.message, generation)
+    new = conditions.ready(verdict.ready, verdict.reason, _shortened(verdict.message), generation)
     return conditions.with_condition(before, new, now)
 
 
@@ -71,8 +77,20 @@ def _ready(status: Wire) -> Condition | None:
     return conditions.find(getattr(status, "conditions", ()), conditions.READY)
 
 
-def _in_progress(ready: Condition) -> bool:
-    return ready.reason in (
+def _shortened(message: str) -> str:
+    """The API server refuses a status whose message is too long, and a status that is refused tells nothing."""
+    return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"
+
+
+def _is_news(before: Condition | None, after: Condition) -> bool:
+    """Steps on the way are told by the status alone; of troubles, each is worth an Event."""
+    if before is None or before.reason != after.reason:
+        return True
+    return before.message != after.message and not _is_well(after)
+
+
+def _is_well(ready: Condition) -> bool:
+    return ready.status == "True" or ready.reason in (
         conditions.Reason.UNIT_PROGRESSING,
         conditions.Reason.DEPLOYMENT_PROGRESSING,
         conditions.Reason.STOCK_RELEASING,

@@ -1,7 +1,5 @@
 """The Deployment of a unit: one pod that holds the unit's GPUs."""
 
-from typing import Any
-
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.names import Label, Role, unit_labels
 from gpu_runtime.contract.crd.workload import Template
@@ -61,8 +59,7 @@ def _active_pod(seen: Observed) -> Manifest:
     spec = seen.unit.spec
     main = container(spec.image, spec.template, spec.memory, spec.gpu) | {"securityContext": USER_CONTAINER}
     mounts = [
-        {"name": each.name, "mountPath": each.mount_path} | ({"readOnly": True} if each.read_only else {})
-        for each in spec.storage_mounts
+        {"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only} for each in spec.storage_mounts
     ]
     volumes = [{"name": each.name, "persistentVolumeClaim": {"claimName": each.name}} for each in spec.storage_mounts]
     return {
@@ -70,17 +67,17 @@ def _active_pod(seen: Observed) -> Manifest:
         "enableServiceLinks": False,
         "priorityClassName": ACTIVE_PRIORITY,
         "securityContext": user_pod_security(seen.settings.pod_security.require_non_root),
-        "containers": [main | ({"volumeMounts": mounts} if mounts else {})],
-        **({"volumes": volumes} if volumes else {}),
-        **_affinity(seen),
+        "containers": [main | {"volumeMounts": mounts}],
+        "volumes": volumes,
+        "affinity": _affinity(seen),
     }
 
 
-def _affinity(seen: Observed) -> dict[str, Any]:
+def _affinity(seen: Observed) -> Manifest:
     """Preferably where the stock was: its GPUs are free there, so nobody else's stock must give way."""
     stock = seen.source_stock
     if stock is None or not stock.node:
         return {}
     expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [stock.node]}
     preference = {"weight": 100, "preference": {"matchExpressions": [expression]}}
-    return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}

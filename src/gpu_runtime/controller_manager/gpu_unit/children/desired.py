@@ -5,7 +5,7 @@ from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployme
 from gpu_runtime.controller_manager.gpu_unit.children.service import service
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
 from gpu_runtime.controller_manager.workload.apply import Child
-from gpu_runtime.kube.core import DEPLOYMENTS, SERVICES
+from gpu_runtime.controller_manager.workload.owned import DEPLOYMENTS, SERVICES
 
 
 def desired_children(seen: Observed) -> tuple[Child, ...]:

@@ -1,0 +1,304 @@
+"""Whatever somebody else changes in a child comes back, field by field, and afterwards nothing is written any more."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from lightkube import ApiError
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Service
+
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.stock_pool import StockPool
+from gpu_runtime.controller_manager.gpu_unit import children as unit_children
+from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
+from gpu_runtime.controller_manager.stock_pool import children as pool_children
+from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
+from localcluster.processes import wait_until
+from tests.integration.controller_manager.conftest import GROUP, POOL, STORAGE, UNIT, Cluster, Object
+
+SETTINGS = ControllerManagerSettings(images=Images(stock="gpu-runtime:local", placeholder="gpu-runtime:local"))
+TEMPLATE = {
+    "args": ["-m", "http.server"],
+    "envs": [{"name": "MODEL_ID", "value": "demo"}, {"name": "EMPTY", "value": ""}],
+    "ports": [{"name": "http", "port": 8080}, {"name": "voice", "port": 8080, "protocol": "UDP"}],
+}
+OTHER = {
+    "imagePullPolicy": "Always",
+    "terminationMessagePolicy": "File",
+    "priorityClassName": "system-node-critical",
+    "protocol": "SCTP",
+    "operator": "NotIn",
+}
+OTHER_TYPE = {"RuntimeDefault": "Unconfined", "ClusterIP": "NodePort", "Recreate": "RollingUpdate"}
+NOT_ROLLING = [{"op": "replace", "path": "/spec/strategy", "value": {"type": "Recreate"}}]
+ADDED: Object = {
+    "command": ["sh"],
+    "volumes": [{"name": "more", "emptyDir": {}}],
+    "volumeMounts": [],
+    "affinity": {"nodeAffinity": {}},
+}
+Path = tuple[str | int, ...]
+
+
+def leaves(wanted: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    match wanted:
+        case dict() if wanted:
+            for key, value in wanted.items():
+                yield from leaves(value, (*path, key))
+        case list() if wanted:
+            for index, value in enumerate(wanted):
+                yield from leaves(value, (*path, index))
+        case _:
+            yield path, wanted
+
+
+def pointer(path: Path) -> str:
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def value_at(found: Any, path: Path) -> Any:
+    for part in path:
+        try:
+            found = found[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return found
+
+
+def changes(path: Path, value: Any) -> Iterator[list[Object]]:
+    """What somebody might do to a field: give it another value, or take it away."""
+    name = path[-1]
+    if name == "nvidia.com/gpu":
+        amounts = path[:-2]
+        yield [
+            {"op": "replace", "path": pointer((*amounts, each, name)), "value": "2"} for each in ("limits", "requests")
+        ]
+        return
+    if value == "RollingUpdate":
+        yield NOT_ROLLING
+        return
+    match value:
+        case bool():
+            other: Any = not value
+        case int():
+            other = value + 1
+        case [] | {}:
+            other = ADDED.get(str(name), ["more"])
+        case _ if name == "type":
+            other = OTHER_TYPE[value]
+        case _ if name == "memory":
+            other = "2Gi" if path[-2] == "limits" else "1Mi"
+        case _:
+            other = OTHER.get(str(name), f"{value}x")
+    yield [{"op": "add", "path": pointer(path), "value": other}]
+    if value not in ([], {}, ""):
+        yield [{"op": "remove", "path": pointer(path)}]
+
+
+def correct_every_field(cluster: Cluster, kind: Any, namespace: str, wanted: Object) -> tuple[int, set[str]]:
+    """Change each field that is wanted of a child and wait for it to come back.
+
+    Gives the number of changes, and the fields that the API server protects itself.
+    """
+    name, done, protected = wanted["metadata"]["name"], 0, set()
+    owned = {"metadata": dict(wanted["metadata"]), "spec": wanted["spec"]}
+    for fixed in ("namespace", "name"):
+        owned["metadata"].pop(fixed)
+    # With another owner than this it is garbage, and Kubernetes collects it.
+    owned["metadata"]["ownerReferences"] = [{"controller": True, "blockOwnerDeletion": True}]
+    for path, value in leaves(owned):
+        was = value_at(cluster.get(kind, namespace, name), path)
+        for operations in changes(path, value):
+            if not allowed(lambda operations=operations: cluster.change(kind, namespace, name, *operations)):  # type: ignore[misc]
+                protected.add(pointer(path))
+                continue
+            done += 1
+            wait_until(
+                lambda path=path, was=was: value_at(cluster.get(kind, namespace, name), path) == was,  # type: ignore[misc]
+                20,
+                lambda operations=operations, was=was: f"{operations} stays, it was {was}",  # type: ignore[misc]
+            )
+    return done, protected
+
+
+def allowed(write: Callable[[], None]) -> bool:
+    """Whether the API server takes it."""
+    try:
+        write()
+    except ApiError as refusal:
+        if refusal.status.code != 422:
+            raise
+        return False
+    return True
+
+
+def unit_manifests(unit: Object) -> dict[str, Object]:
+    seen = unit_seen.Observed(unit=msgspec.convert(unit, GPUUnit), settings=SETTINGS)
+    return {child.resource.kind: child.wanted or {} for child in unit_children.desired_children(seen)}
+
+
+def pool_manifests(pool: Object) -> dict[str, Object]:
+    seen = pool_seen.Observed(pool=msgspec.convert(pool, StockPool), settings=SETTINGS)
+    return {child.resource.kind: child.wanted or {} for child in pool_children.desired_children(seen)}
+
+
+@pytest.fixture
+def unit(cluster: Cluster, namespace: str) -> Object:
+    """With something in every field that a unit can have."""
+    cluster.create(STORAGE, namespace, "data", {"size": "1Gi", "attachedTo": {"unit": "web"}})
+    cluster.status(STORAGE, namespace, "data", {"phase": "Ready"})
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    cluster.bound_claim(namespace, "data")
+    spec = {"specName": "g1.1", "image": "python", "memory": "1Gi", "gpu": 1, "template": TEMPLATE}
+    source = {f"{GROUP}/source-stock-uid": "gone", f"{GROUP}/source-stock-node": "simulated-1"}
+    cluster.create(UNIT, namespace, "web", spec | {"storageMounts": mounts}, annotations=source)
+    return cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
+
+
+@pytest.fixture
+def pool(cluster: Cluster, namespace: str) -> Object:
+    spec = {"specName": "g1.1", "memory": "1Gi", "gpu": 1, "replicas": 2, "template": TEMPLATE | {"args": []}}
+    cluster.create(POOL, namespace, "warm", spec)
+    return cluster.wait_reason(POOL, namespace, "warm", "DeploymentReady")
+
+
+def assert_quiet(cluster: Cluster, kind: Any, namespace: str, name: str) -> None:
+    """Looking at it again writes nothing but the touch itself. Other tests' remains may need a moment to be gone."""
+    touches, written = f"PATCH {kind._api_info.plural}", Counter[str]()
+
+    def is_quiet() -> bool:
+        nonlocal written
+        before = cluster.writes()
+        for _ in range(3):
+            cluster.touch(kind, namespace, name)
+        written = cluster.writes() - before
+        return written == {touches: 3}
+
+    wait_until(is_quiet, 20, lambda: f"there are still writes: {written}")
+
+
+def test_every_owned_field_of_a_units_deployment_is_corrected(cluster: Cluster, namespace: str, unit: Object) -> None:
+    done, protected = correct_every_field(cluster, Deployment, namespace, unit_manifests(unit)["Deployment"])
+    print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
+    assert done > 60
+    assert_quiet(cluster, UNIT, namespace, "web")
+
+
+def test_every_owned_field_of_a_units_service_is_corrected(cluster: Cluster, namespace: str, unit: Object) -> None:
+    done, protected = correct_every_field(cluster, Service, namespace, unit_manifests(unit)["Service"])
+    print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
+    assert done > 20
+    assert_quiet(cluster, UNIT, namespace, "web")
+
+
+def test_every_owned_field_of_a_pools_children_is_corrected(cluster: Cluster, namespace: str, pool: Object) -> None:
+    manifests = pool_manifests(pool)
+    for kind in (Deployment, Service):
+        done, protected = correct_every_field(cluster, kind, namespace, manifests[kind._api_info.resource.kind])
+        print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
+        assert done > 20
+    cluster.wait_reason(POOL, namespace, "warm", "DeploymentReady")
+    assert_quiet(cluster, POOL, namespace, "warm")
+
+
+def test_one_more_entry_in_a_selector_or_in_the_amounts_is_drift(
+    cluster: Cluster, namespace: str, unit: Object
+) -> None:
+    """A Service with one more label in its selector would select nothing."""
+    container = "/spec/template/spec/containers/0"
+    additions: list[tuple[Any, str, Any]] = [
+        (Service, "/spec/selector/more", "x"),
+        (Service, "/spec/ports/-", {"name": "more", "port": 9}),
+        (Deployment, f"{container}/resources/limits/cpu", "1"),
+        (Deployment, f"{container}/env/-", {"name": "MORE"}),
+        (Deployment, "/spec/template/spec/containers/-", {"name": "more", "image": "x"}),
+    ]
+    for kind, path, value in additions:
+        fine = cluster.get(kind, namespace, "web")
+        assert fine
+        cluster.change(kind, namespace, "web", {"op": "add", "path": path, "value": value})
+        cluster.wait(kind, namespace, "web", lambda found, fine=fine: found["spec"] == fine["spec"])  # type: ignore[misc]
+
+
+def test_deleted_children_come_back(cluster: Cluster, namespace: str, unit: Object, pool: Object) -> None:
+    for kind, name in ((Deployment, "web"), (Service, "web"), (Deployment, "pool-warm"), (Service, "pool-warm")):
+        found = cluster.get(kind, namespace, name)
+        assert found
+        cluster.kube.delete(kind, name, namespace=namespace)
+        cluster.wait(
+            kind,
+            namespace,
+            name,
+            lambda new, old=found: new["metadata"]["uid"] != old["metadata"]["uid"],  # type: ignore[misc]
+        )
+
+
+def test_a_child_that_lost_its_owner_and_its_labels_one_after_the_other_is_taken_back(
+    cluster: Cluster, namespace: str, unit: Object
+) -> None:
+    for kind in (Deployment, Service):
+        for lost in ({"ownerReferences": None}, {"labels": {"app.kubernetes.io/managed-by": None}}):
+            fine = cluster.get(kind, namespace, "web")
+            assert fine
+            cluster.patch(kind, namespace, "web", {"metadata": lost})
+            back = cluster.wait(
+                kind,
+                namespace,
+                "web",
+                lambda found, fine=fine: all(  # type: ignore[misc]
+                    found["metadata"].get(part) == fine["metadata"][part] for part in ("ownerReferences", "labels")
+                ),
+            )
+            assert back["metadata"]["uid"] == fine["metadata"]["uid"], "it is the same object"
+
+
+def test_what_others_put_on_a_child_is_left_alone(cluster: Cluster, namespace: str, unit: Object) -> None:
+    """Even when something else about the child has to be corrected."""
+    owner = {"apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": cluster.uid_of_namespace(namespace)}
+    for kind, drift in ((Deployment, {"replicas": 3}), (Service, {"type": "NodePort"})):
+        found = cluster.get(kind, namespace, "web")
+        assert found
+        foreign = {
+            "labels": {"example.com/team": "a"},
+            "annotations": {"example.com/note": "b"},
+            "finalizers": ["example.com/keep"],
+            "ownerReferences": [*found["metadata"]["ownerReferences"], owner],
+        }
+        cluster.patch(kind, namespace, "web", {"metadata": foreign})
+        assert_quiet(cluster, UNIT, namespace, "web")
+        cluster.patch(kind, namespace, "web", {"spec": drift})
+        corrected = cluster.wait(
+            kind,
+            namespace,
+            "web",
+            lambda found, drift=drift: not drift.items() <= found["spec"].items(),  # type: ignore[misc]
+        )
+        metadata = corrected["metadata"]
+        assert metadata["labels"]["example.com/team"] == "a"
+        assert metadata["annotations"]["example.com/note"] == "b"
+        assert metadata["finalizers"] == ["example.com/keep"]
+        assert {each["kind"] for each in metadata["ownerReferences"]} == {"Namespace", "GPUUnit"}
+        cluster.patch(kind, namespace, "web", {"metadata": {"finalizers": None}})
+
+
+def test_a_status_that_somebody_else_wrote_is_corrected(cluster: Cluster, namespace: str, pool: Object) -> None:
+    cluster.status(POOL, namespace, "warm", {"phase": "Failed", "available": 77, "conditions": None})
+    corrected = cluster.wait_reason(POOL, namespace, "warm", "DeploymentReady")
+    assert (corrected["status"]["phase"], corrected["status"]["available"]) == ("Ready", 2)
+
+
+def test_a_field_that_is_no_longer_wanted_goes(cluster: Cluster, namespace: str, unit: Object) -> None:
+    cluster.patch(UNIT, namespace, "web", {"spec": {"template": {"ports": None, "args": None}, "memory": None}})
+    wait_until(lambda: cluster.gone(Service, namespace, "web"), 20, lambda: "the Service of no port is still there")
+    deployment = cluster.wait(
+        Deployment, namespace, "web", lambda found: "args" not in found["spec"]["template"]["spec"]["containers"][0]
+    )
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert "ports" not in container
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    unit = cluster.wait(UNIT, namespace, "web", lambda found: "serviceName" not in found["status"])
+    assert "accessURL" not in unit["status"]

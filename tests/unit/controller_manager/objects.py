@@ -1,0 +1,86 @@
+"""Units, pools and what belongs to them, as a test needs them: everything that it does not say is plain."""
+
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from gpu_runtime.contract.crd.gpu_storage import GPUStorage
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.stock_pool import StockPool
+from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images, PodSecurity
+from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
+from gpu_runtime.controller_manager.workload.owned import Deployment, Service
+from gpu_runtime.kube.core import Pod
+from gpu_runtime.kube.objects import Manifest
+
+SETTINGS = ControllerManagerSettings(images=Images(stock="stock:1", placeholder="placeholder:1"))
+DEMANDING = msgspec.structs.replace(SETTINGS, pod_security=PodSecurity(require_non_root=True))
+PORTS = [{"name": "http", "port": 80}, {"name": "voice", "port": 80, "protocol": "UDP"}]
+
+
+def metadata(name: str, namespace: str = "runtime-instance", **more: Any) -> Manifest:
+    return {"name": name, "namespace": namespace, "uid": f"uid-of-{name}", "generation": 1, **more}
+
+
+def unit(namespace: str = "runtime-instance", annotations: Manifest | None = None, **spec: Any) -> GPUUnit:
+    given = {"specName": "g1.1", "image": "python", **spec}
+    return msgspec.convert(
+        {"metadata": metadata("web", namespace, annotations=annotations or {}), "spec": given}, GPUUnit
+    )
+
+
+def pool(**spec: Any) -> StockPool:
+    given = {"specName": "g1.1", "replicas": 2, **spec}
+    return msgspec.convert({"metadata": metadata("warm"), "spec": given}, StockPool)
+
+
+def seen(found: GPUUnit, **more: Any) -> unit_seen.Observed:
+    storages = MappingProxyType(more.pop("storages", {}))
+    return unit_seen.Observed(unit=found, **{"settings": SETTINGS, "storages": storages, **more})
+
+
+def seen_pool(found: StockPool, **more: Any) -> pool_seen.Observed:
+    return pool_seen.Observed(pool=found, **{"settings": SETTINGS, **more})
+
+
+def storage(phase: str | None = None, attached: str | None = None) -> GPUStorage:
+    spec: Manifest = {"size": "1Gi"} | ({"attachedTo": {"unit": attached}} if attached else {})
+    return msgspec.convert({"metadata": metadata("data"), "spec": spec, "status": {"phase": phase}}, GPUStorage)
+
+
+def deployment(generation: int = 1, conditions: Any = (), **status: int) -> Deployment:
+    counted = {"observedGeneration": 1, "conditions": list(conditions), **status}
+    return msgspec.convert({"metadata": metadata("web", generation=generation), "status": counted}, Deployment)
+
+
+def running(replicas: int = 1, **more: Any) -> Deployment:
+    counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), replicas)
+    return deployment(**{**counts, **more})
+
+
+def pod(name: str = "web-1", created: str = "2026-01-01T00:00:00Z", deleted: str | None = None, **status: Any) -> Pod:
+    about = metadata(name, creationTimestamp=created, deletionTimestamp=deleted)
+    return msgspec.convert({"metadata": about, "status": status}, Pod)
+
+
+def container(state: Manifest, **more: Any) -> Manifest:
+    return {"name": "main", "image": "python", "state": state, **more}
+
+
+def as_kept(wanted: Manifest, kind: type[Deployment] | type[Service], **more: Any) -> Any:
+    """The object as the API server gives it back: what is empty is left out, what was not said has its default."""
+    defaults = {"progressDeadlineSeconds": 600} if kind is Deployment else {"sessionAffinity": "None"}
+    spec = _without_empty(wanted["spec"]) | defaults
+    about = wanted["metadata"] | {"uid": "uid-of-the-child", "resourceVersion": "7", **more}
+    return msgspec.convert({"metadata": about, "spec": spec}, kind)
+
+
+def _without_empty(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _without_empty(each) for key, each in value.items() if each not in ("", [], {})}
+        case list():
+            return [_without_empty(each) for each in value]
+    return value

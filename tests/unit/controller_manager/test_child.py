@@ -1,0 +1,144 @@
+"""Whether a child is what it should be, and what is written over it when it is not."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
+from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
+from gpu_runtime.controller_manager.workload.child import DESIRED_HASH, fits, is_orphan, is_owned, replacement
+from gpu_runtime.controller_manager.workload.owned import Deployment, Service
+from tests.unit.controller_manager.objects import PORTS, as_kept, seen, unit
+
+UNIT = unit(
+    memory="1024Mi",
+    gpu=1,
+    storageMounts=[{"name": "data", "mountPath": "/data"}],
+    template={"args": ["serve"], "envs": [{"name": "EMPTY"}], "ports": PORTS},
+)
+DEPLOYMENT = unit_deployment(seen(UNIT))
+MAIN = ("template", "spec", "containers", 0)
+
+
+def service() -> dict[str, Any]:
+    wanted = unit_service(seen(UNIT))
+    assert wanted
+    return wanted
+
+
+def changed(kept: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """The same object with one field other than it was; None takes it away."""
+    spec = copy.deepcopy(kept.spec)
+    place: Any = spec
+    for part in path[:-1]:
+        place = place[part]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return type(kept)(metadata=kept.metadata, spec=spec)
+
+
+def test_what_the_api_server_gives_back_fits() -> None:
+    assert fits(as_kept(DEPLOYMENT, Deployment), DEPLOYMENT)
+    assert fits(as_kept(service(), Service), service())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("progressDeadlineSeconds",), 5),
+        (("template", "metadata", "annotations"), {"kubectl.kubernetes.io/restartedAt": "now"}),
+        ((*MAIN, "resources", "limits", "memory"), "1Gi"),
+        ((*MAIN, "volumeMounts", 0, "readOnly"), None),
+    ],
+)
+def test_what_is_not_owned_or_only_spelled_otherwise_fits(path: tuple[str | int, ...], value: Any) -> None:
+    assert fits(changed(as_kept(DEPLOYMENT, Deployment), path, value), DEPLOYMENT)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("replicas",), 0),
+        (("replicas",), True),
+        (("revisionHistoryLimit",), 10),
+        (("revisionHistoryLimit",), None),
+        (("strategy", "type"), "RollingUpdate"),
+        (("template", "spec", "automountServiceAccountToken"), True),
+        (("template", "spec", "automountServiceAccountToken"), None),
+        (("template", "spec", "affinity"), {"nodeAffinity": {}}),
+        ((*MAIN, "command"), ["sh"]),
+        ((*MAIN, "env", 0, "value"), "full"),
+        ((*MAIN, "env"), None),
+        ((*MAIN, "volumeMounts", 0, "readOnly"), True),
+        ((*MAIN, "resources", "limits", "memory"), "1025Mi"),
+        ((*MAIN, "resources", "limits", "cpu"), "1"),
+        ((*MAIN, "resources", "requests"), None),
+        (("template", "spec", "containers", 0), None),
+    ],
+)
+def test_drift_of_a_deployment_does_not_fit(path: tuple[str | int, ...], value: Any) -> None:
+    assert not fits(changed(as_kept(DEPLOYMENT, Deployment), path, value), DEPLOYMENT)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("type",), "NodePort"),
+        (("selector", "more"), "x"),
+        (("ports", 0, "protocol"), "UDP"),
+        (("ports", 0, "targetPort"), "80"),
+        (("ports", 1), None),
+    ],
+)
+def test_drift_of_a_service_does_not_fit(path: tuple[str | int, ...], value: Any) -> None:
+    assert not fits(changed(as_kept(service(), Service), path, value), service())
+
+
+@pytest.mark.parametrize("part", ["labels", "annotations"])
+def test_labels_and_annotations_of_others_fit_and_lost_ones_do_not(part: str) -> None:
+    kept = DEPLOYMENT["metadata"][part]
+    assert fits(as_kept(DEPLOYMENT, Deployment, **{part: kept | {"example.com/a": "b"}}), DEPLOYMENT)
+    assert not fits(as_kept(DEPLOYMENT, Deployment, **{part: {}}), DEPLOYMENT)
+
+
+def test_the_hash_changes_with_what_is_wanted_and_with_nothing_else() -> None:
+    def digest(**spec: Any) -> str:
+        found: str = unit_deployment(seen(unit(**spec)))["metadata"]["annotations"][DESIRED_HASH]
+        return found
+
+    assert digest() == digest()
+    assert digest() != digest(memory="1Gi")
+    assert digest(template={"args": ["a"]}) != digest(template={"command": ["a"]})
+
+
+def test_an_object_is_owned_by_its_controller_and_an_orphan_by_its_labels() -> None:
+    kept, bare = as_kept(DEPLOYMENT, Deployment), as_kept(DEPLOYMENT, Deployment, ownerReferences=[])
+    strange = as_kept(DEPLOYMENT, Deployment, ownerReferences=[], labels={"app": "web"})
+    assert (is_owned(kept, UNIT), is_orphan(kept, DEPLOYMENT)) == (True, False)
+    assert (is_owned(bare, UNIT), is_orphan(bare, DEPLOYMENT)) == (False, True)
+    assert (is_owned(strange, UNIT), is_orphan(strange, DEPLOYMENT)) == (False, False)
+    assert not fits(bare, DEPLOYMENT)
+
+
+def test_a_replacement_keeps_what_others_put_into_the_metadata() -> None:
+    other = {"apiVersion": "v1", "kind": "Namespace", "name": "n", "uid": "other"}
+    demoted = DEPLOYMENT["metadata"]["ownerReferences"][0] | {"controller": False}
+    found = as_kept(
+        DEPLOYMENT,
+        Deployment,
+        labels={"example.com/a": "b"},
+        annotations={"example.com/c": "d"},
+        finalizers=["example.com/e"],
+        ownerReferences=[other, demoted],
+    )
+    written = replacement(found, DEPLOYMENT)
+    metadata = written["metadata"]
+    assert metadata["resourceVersion"] == "7"
+    assert metadata["labels"] == {"example.com/a": "b"} | DEPLOYMENT["metadata"]["labels"]
+    assert metadata["annotations"] == {"example.com/c": "d"} | DEPLOYMENT["metadata"]["annotations"]
+    assert metadata["finalizers"] == ["example.com/e"]
+    assert metadata["ownerReferences"] == [other, *DEPLOYMENT["metadata"]["ownerReferences"]]
+    assert written["spec"] == DEPLOYMENT["spec"]
