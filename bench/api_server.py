@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from localcluster.control_plane import ControlPlane
 
+T = TypeVar("T")
 WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "APPLY": "patch", "DELETE": "delete"}
 MANAGED = {("gpuunits", "status"), ("deployments", ""), ("services", "")}
@@ -98,6 +99,10 @@ class Bare:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.session, self.url = session, url
 
+    async def read(self, path: str) -> Any:
+        async with self.session.get(self.url + path) as answer:
+            return msgspec.json.decode(await answer.read())
+
     async def create(self, path: str, manifest: Mapping[str, Any]) -> None:
         await self._write("POST", path, manifest, "application/json")
 
@@ -120,7 +125,7 @@ async def bare(plane: ControlPlane) -> AsyncIterator[Bare]:
         yield Bare(session, plane.url)
 
 
-async def at_a_time(count: int, items: Iterable[str], work: Callable[[str], Awaitable[object]]) -> None:
+async def at_a_time(count: int, items: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
     waiting = iter(items)
 
     async def worker() -> None:

@@ -1,11 +1,13 @@
-"""So many units, from their creation until all are Ready and nothing moves, with a control plane of their own."""
+"""What units cost the controller manager: while they become Ready, while they rest, and when it starts anew."""
 
 import asyncio
 import math
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,19 @@ from bench.manager import IDENTITY, Manager, manager
 from gpu_runtime.kube.codec import lines
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.places import PROJECT
+from localcluster.processes import tail, wait_until
 
 NAMESPACE = "bench"
+FLOOR_NAMESPACE = "floor"
 GPUS_PER_NODE = 500
 AT_A_TIME = 16
 """As many requests as the controller manager has workers."""
 UNITS = f"/apis/runtime.lokiwager.io/v1alpha1/namespaces/{NAMESPACE}/gpuunits"
-DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
-SERVICES = f"/api/v1/namespaces/{NAMESPACE}/services"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{FLOOR_NAMESPACE}/deployments"
+SERVICES = f"/api/v1/namespaces/{FLOOR_NAMESPACE}/services"
+RECONCILES = 'kube_reconciles_total{controller="gpu-unit"'
+RESYNC = 15
+"""Seconds after which each of all units is looked at again, in the last part."""
 
 SPEC = {
     "specName": "g1.1",
@@ -40,40 +47,81 @@ SPEC = {
 }
 
 
-class Phases(msgspec.Struct):
-    """What one run found out. Seconds of CPU, seconds, MB and requests."""
+class Step(msgspec.Struct):
+    """More units, from their creation until all are Ready and nothing moves. Seconds, MB and requests."""
 
     units: int
-    empty_rss: float = 0
-    """Of a controller manager that has nothing to do: the floor of its memory."""
+    """So many there are at the end of the step."""
+    new: int
     cpu: float = 0
     wall: float = 0
     rss: float = 0
     peak_rss: float = 0
     audited: dict[str, int] = {}
+    """The controller manager's writes by the API server's audit log."""
     metered: dict[str, int] = {}
-    reconciles: float = 0
-    restart_cpu: float = 0
-    """From the start of a process that finds all of them Ready until it has looked at each."""
-    restart_rss: float = 0
-    restart_peak_rss: float = 0
-    restart_writes: dict[str, int] = {}
-    idle_seconds: float = 0
-    idle_cpu: float = 0
-    idle_writes: dict[str, int] = {}
-    idle_reconciles: float = 0
+    """The same by the API server's metrics."""
+    floor_units: int = 0
     floor_cpu: float = 0
     floor_wall: float = 0
 
     @property
     def writes_per_unit(self) -> float:
-        """By the API server's metrics, or by its audit log if that knows of more."""
-        return max(sum(self.metered.values()), sum(self.audited.values())) / self.units
+        """By the metrics, or by the audit log if that knows of more."""
+        return max(sum(self.metered.values()), sum(self.audited.values())) / self.new
+
+    @property
+    def cpu_per_unit(self) -> float:
+        return self.cpu / self.new
+
+    @property
+    def floor_cpu_per_unit(self) -> float:
+        return self.floor_cpu / self.floor_units
 
 
-async def observe(units: int, idle: float) -> Phases:
-    """Converge, restart, rest for some seconds, and at last do the bare writes."""
-    found = Phases(units)
+class Rest(msgspec.Struct):
+    """Some time in which nothing changes."""
+
+    units: int
+    seconds: float
+    cpu: float
+    reconciles: float
+    writes: dict[str, int]
+
+
+class Restart(msgspec.Struct):
+    """A new process that finds all units Ready, until it has looked at each of them."""
+
+    units: int
+    cpu: float
+    rss: float
+    peak_rss: float
+    writes: dict[str, int]
+
+
+class Findings(msgspec.Struct):
+    empty_cpu: float = 0
+    empty_rss: float = 0
+    """Of a controller manager that has nothing to do: the floor of its memory."""
+    steps: list[Step] = []
+    rest: Rest | None = None
+    restart: Restart | None = None
+    looked_at_again: Rest | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where it all happens."""
+
+    plane: ControlPlane
+    api: Bare
+    audit: AuditLog
+    folder: Path
+
+
+@asynccontextmanager
+async def site(units: int) -> AsyncIterator[Site]:
+    """A control plane with so many GPUs and with the platform installed."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         audit = AuditLog(folder, IDENTITY)
@@ -81,15 +129,9 @@ async def observe(units: int, idle: float) -> Phases:
         with control_plane(nodes=nodes, gpus_per_node=GPUS_PER_NODE, apiserver_flags=audit.flags) as plane:
             install(plane)
             async with bare(plane) as api:
-                await api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-                with manager(plane, folder) as process:
-                    await converge(found, plane, api, process, audit)
-                # Every unit is looked at again in every such pause, which must not lead to a write either.
-                with manager(plane, folder, resyncSeconds=max(idle / 2, 10)) as process:
-                    await restart(found, process, audit)
-                    await rest(found, process, audit, idle)
-                await floor(found, api)
-    return found
+                for namespace in (NAMESPACE, FLOOR_NAMESPACE):
+                    await api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+                yield Site(plane, api, audit, folder)
 
 
 def install(plane: ControlPlane) -> None:
@@ -98,50 +140,70 @@ def install(plane: ControlPlane) -> None:
     plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 
 
-async def converge(found: Phases, plane: ControlPlane, api: Bare, process: Manager, audit: AuditLog) -> None:
-    await asyncio.sleep(1)
-    found.empty_rss, _ = process.memory()
-    before = metered_writes(plane)
-    audit.news()
-    cpu, wall = process.cpu(), time.perf_counter()
-    async with asyncio.timeout(240), asyncio.TaskGroup() as tasks:
-        tasks.create_task(at_a_time(AT_A_TIME, _names("unit", found.units), lambda name: _unit(api, name)))
-        tasks.create_task(all_ready(api, found.units))
-    found.wall = time.perf_counter() - wall
+async def observe(at: Site, steps: Sequence[int], rest_at: int, tell: Callable[[str], None]) -> Findings:
+    found = Findings()
+    with manager(at.plane, at.folder) as process:
+        await asyncio.sleep(1)
+        found.empty_cpu, (found.empty_rss, _) = process.cpu(), process.memory()
+        for before, units in pairwise((0, *steps)):
+            tell(f"{units - before} more units, {units} in all")
+            step = await converge(at, process, before, units)
+            await floor(at.api, step)
+            found.steps.append(step)
+            if units == rest_at:
+                tell(f"a minute of rest at {units} units")
+                await settled(process)
+                found.rest = await rest(at, process, units, 60)
+    tell(f"another process at {steps[-1]} units")
+    with manager(at.plane, at.folder, resyncSeconds=RESYNC) as process:
+        found.restart = await restart(at, process, steps[-1])
+        found.looked_at_again = await rest(at, process, steps[-1], 2 * RESYNC)
+    return found
+
+
+async def converge(at: Site, process: Manager, before: int, units: int) -> Step:
+    step = Step(units, units - before)
     await settled(process)
-    found.cpu = process.cpu() - cpu
-    found.rss, found.peak_rss = process.memory()
-    found.audited = _named(writes(audit.news()))
-    found.metered = _named(metered_writes(plane) - before)
-    found.reconciles = process.metric("kube_reconciles_total{")
-
-
-async def restart(found: Phases, process: Manager, audit: AuditLog) -> None:
-    while process.metric('kube_reconciles_total{controller="gpu-unit"') < found.units:
-        await asyncio.sleep(0.1)
-    await settled(process)
-    found.restart_cpu = process.cpu()
-    found.restart_rss, found.restart_peak_rss = process.memory()
-    found.restart_writes = _named(writes(audit.news()))
-
-
-async def rest(found: Phases, process: Manager, audit: AuditLog, seconds: float) -> None:
-    looks = process.metric("kube_reconciles_total{")
+    metered = metered_writes(at.plane)
+    at.audit.news()
     cpu, wall = process.cpu(), time.perf_counter()
+    async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
+        tasks.create_task(at_a_time(AT_A_TIME, range(before, units), lambda number: _unit(at.api, number)))
+        tasks.create_task(all_ready(at.api, units))
+    step.wall = time.perf_counter() - wall
+    await settled(process)
+    step.cpu = process.cpu() - cpu
+    step.rss, step.peak_rss = process.memory()
+    step.audited = _named(writes(at.audit.news()))
+    step.metered = _named(metered_writes(at.plane) - metered)
+    return step
+
+
+async def rest(at: Site, process: Manager, units: int, seconds: float) -> Rest:
+    at.audit.news()
+    looks, cpu, wall = process.metric(RECONCILES), process.cpu(), time.perf_counter()
     await asyncio.sleep(seconds)
-    found.idle_seconds, found.idle_cpu = time.perf_counter() - wall, process.cpu() - cpu
-    found.idle_writes = _named(writes(audit.news()))
-    found.idle_reconciles = process.metric("kube_reconciles_total{") - looks
+    passed, spent = time.perf_counter() - wall, process.cpu() - cpu
+    return Rest(units, passed, spent, process.metric(RECONCILES) - looks, _named(writes(at.audit.news())))
 
 
-async def floor(found: Phases, api: Bare) -> None:
-    """The same writes and nothing else: a Deployment, a Service and two patches of a status for every unit.
+async def restart(at: Site, process: Manager, units: int) -> Restart:
+    wait_until(lambda: process.metric(RECONCILES) >= units, 120, lambda: f"it is not done:\n{tail(process.log)}")
+    return Restart(units, process.cpu(), *process.memory(), _named(writes(at.audit.news())))
 
-    The Deployments want no pods, so that only the writes are measured, and the controller manager has ended.
+
+async def floor(api: Bare, step: Step) -> None:
+    """The same writes and nothing else: a Deployment, a Service and two patches of a status for each of some units.
+
+    The Deployments want no pods, so that only the writes are measured. The patches say what the statuses say already,
+    and another time, so that nobody has anything to correct.
     """
+    step.floor_units = min(step.new, 500)
+    answer = await api.read(f"{UNITS}?limit={step.floor_units}")
+    statuses = [(each["metadata"]["name"], each["status"]) for each in answer["items"]]
     cpu, wall = time.process_time(), time.perf_counter()
-    await at_a_time(AT_A_TIME, range_of(found.units), lambda number: _bare_writes(api, number))
-    found.floor_cpu, found.floor_wall = time.process_time() - cpu, time.perf_counter() - wall
+    await at_a_time(AT_A_TIME, statuses, lambda each: _bare_writes(api, f"{each[0]}-of-{step.units}", *each))
+    step.floor_cpu, step.floor_wall = time.process_time() - cpu, time.perf_counter() - wall
 
 
 async def all_ready(api: Bare, units: int) -> None:
@@ -161,7 +223,7 @@ async def settled(process: Manager) -> None:
     """Until nothing waits and no more Events are written."""
     before = -1.0
     while True:
-        now = process.metric("kube_events_total{") + process.metric("kube_reconciles_total{")
+        now = process.metric("kube_events_total{") + process.metric(RECONCILES)
         if now == before and process.metric("kube_queue_depth{") == 0:
             return
         before = now
@@ -194,19 +256,21 @@ class _Event(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_Event)
 
 
-async def _unit(api: Bare, name: str) -> None:
-    unit = {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "metadata": {"name": name}, "spec": SPEC}
-    await api.create(UNITS, unit)
+async def _unit(api: Bare, number: int) -> None:
+    metadata = {"name": f"unit-{number}"}
+    await api.create(
+        UNITS, {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "metadata": metadata, "spec": SPEC}
+    )
 
 
-async def _bare_writes(api: Bare, number: str) -> None:
-    labels = {"app": f"floor-{number}"}
-    metadata = {"name": f"floor-{number}", "labels": labels}
+async def _bare_writes(api: Bare, name: str, unit: str, status: dict[str, Any]) -> None:
+    labels = {"app": name}
+    metadata = {"name": name, "labels": labels}
     await api.create(DEPLOYMENTS, {"metadata": metadata, "spec": _deployment_spec(labels)})
     ports = [{"name": "http", "port": 8080, "protocol": "TCP", "targetPort": 8080}]
     await api.create(SERVICES, {"metadata": metadata, "spec": {"selector": labels, "ports": ports}})
-    for phase in ("Progressing", "Ready"):
-        await api.patch(f"{UNITS}/unit-{number}/status", {"status": _status(phase)})
+    for moment in ("2000-01-01T00:00:00Z", "2000-01-01T00:00:01Z"):
+        await api.patch(f"{UNITS}/{unit}/status", {"status": status | {"lastSyncTime": moment}})
 
 
 def _deployment_spec(labels: dict[str, str]) -> dict[str, Any]:
@@ -229,26 +293,6 @@ def _deployment_spec(labels: dict[str, str]) -> dict[str, Any]:
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
-
-
-def _status(phase: str) -> dict[str, Any]:
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    condition = {
-        "type": "Ready",
-        "status": "True" if phase == "Ready" else "False",
-        "reason": f"Unit{phase}",
-        "message": "a bare write",
-        "lastTransitionTime": moment,
-    }
-    return {"phase": phase, "observedGeneration": 1, "lastSyncTime": moment, "conditions": [condition]}
-
-
-def _names(prefix: str, count: int) -> list[str]:
-    return [f"{prefix}-{number}" for number in range_of(count)]
-
-
-def range_of(count: int) -> list[str]:
-    return [str(number) for number in range(count)]
 
 
 def _named(requests: Requests) -> dict[str, int]:

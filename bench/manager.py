@@ -35,8 +35,11 @@ class Manager:
     def memory(self) -> tuple[float, float]:
         """Resident now and at most so far, in MB."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)
-                     if name in ("VmRSS", "VmHWM")}
+        kilobytes = {
+            name: int(rest.split()[0])
+            for name, _, rest in (line.partition(":") for line in lines)
+            if name in ("VmRSS", "VmHWM")
+        }
         return kilobytes["VmRSS"] / 1024, kilobytes["VmHWM"] / 1024
 
     def metric(self, prefix: str) -> float:
@@ -63,7 +66,7 @@ def manager(plane: ControlPlane, folder: Path, **settings: Any) -> Iterator[Mana
         "images": {"stock": "gpu-runtime:local", "placeholder": "gpu-runtime:local"},
     }
     config.write_text(yaml.safe_dump(given | settings))
-    command = ["setpriv", "--pdeathsig", "KILL", "--", PROGRAM, "controller-manager", "--config", config]
+    command = ["setpriv", "--pdeathsig", "KILL", "--", str(PROGRAM), "controller-manager", "--config", str(config)]
     with log.open("ab") as said:
         started = Manager(subprocess.Popen(command, stderr=said), port, log)
     try:
