@@ -61,14 +61,6 @@ class Pod(Object, frozen=True, kw_only=True):
     status: PodStatus = PodStatus()
 
 
-class DeploymentSpec(Wire, frozen=True, kw_only=True):
-    replicas: int = 1
-    template: dict[str, Any] = msgspec.field(default_factory=dict)
-    """The pod template as it is, for comparison with the one that is wanted."""
-    strategy: dict[str, Any] = msgspec.field(default_factory=dict)
-    selector: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
 class DeploymentStatus(Wire, frozen=True, kw_only=True):
     observed_generation: int = 0
     replicas: int = 0
@@ -80,7 +72,8 @@ class DeploymentStatus(Wire, frozen=True, kw_only=True):
 
 
 class Deployment(Object, frozen=True, kw_only=True):
-    spec: DeploymentSpec = DeploymentSpec()
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+    """As it is, for comparison with the one that is wanted."""
     status: DeploymentStatus = DeploymentStatus()
 
 
@@ -101,22 +94,9 @@ class ReplicaSet(Object, frozen=True, kw_only=True):
     status: ReplicaSetStatus = ReplicaSetStatus()
 
 
-class ServicePort(Wire, frozen=True, kw_only=True):
-    port: int
-    name: str = ""
-    protocol: str = "TCP"
-    target_port: int | str | None = None
-
-
-class ServiceSpec(Wire, frozen=True, kw_only=True):
-    type: str = "ClusterIP"
-    cluster_ip: str = msgspec.field(default="", name="clusterIP")
-    selector: dict[str, str] = msgspec.field(default_factory=dict)
-    ports: tuple[ServicePort, ...] = ()
-
-
 class Service(Object, frozen=True, kw_only=True):
-    spec: ServiceSpec = ServiceSpec()
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+    """As it is, for comparison with the one that is wanted."""
 
 
 class VolumeResources(Wire, frozen=True, kw_only=True):

@@ -96,10 +96,10 @@ async def test_server_side_apply_owns_its_fields(client: Client, kube: OtherEyes
     assert again.metadata.generation == applied.metadata.generation, "the same again changes nothing"
 
     kube.patch(LightDeployment, "web", {"spec": {"replicas": 5}}, namespace=namespace)
-    assert (await client.get(DEPLOYMENTS, key)).spec.replicas == 5
+    assert (await client.get(DEPLOYMENTS, key)).spec["replicas"] == 5
     with pytest.raises(Conflict, match="replicas"):
         await client.apply(DEPLOYMENTS, with_label, force=False)
-    assert (await client.apply(DEPLOYMENTS, with_label)).spec.replicas == 2
+    assert (await client.apply(DEPLOYMENTS, with_label)).spec["replicas"] == 2
 
     assert (await client.apply(DEPLOYMENTS, deployment(namespace, "web", 2))).metadata.labels == {}
 
@@ -110,11 +110,11 @@ async def test_the_status_is_written_apart_from_the_rest(client: Client, namespa
     patched = await client.merge_patch(
         DEPLOYMENTS, created.metadata.key, {"spec": {"replicas": 7}, "status": {"replicas": 3}}, subresource="status"
     )
-    assert (patched.spec.replicas, patched.status.replicas) == (0, 3)
+    assert (patched.spec["replicas"], patched.status.replicas) == (0, 3)
     manifest["metadata"]["resourceVersion"] = patched.metadata.resource_version
     manifest["status"] = {"replicas": 4, "observedGeneration": 9}
     replaced = await client.replace(DEPLOYMENTS, manifest, subresource="status")
-    assert (replaced.spec.replicas, replaced.status.observed_generation) == (0, 9)
+    assert (replaced.spec["replicas"], replaced.status.observed_generation) == (0, 9)
     applied = await client.apply(
         DEPLOYMENTS,
         {"metadata": {"namespace": namespace, "name": "web"}, "status": {"updatedReplicas": 1}},

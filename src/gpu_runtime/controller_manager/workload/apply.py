@@ -7,6 +7,7 @@ from gpu_runtime.contract.crd.conditions import Reason
 from gpu_runtime.controller_manager.workload.child import fits, is_owned, replacement
 from gpu_runtime.controller_manager.workload.verdict import Blocked
 from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.core import Deployment, Service
 from gpu_runtime.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
 from gpu_runtime.kube.objects import Key, Manifest, Object, Resource
 
@@ -16,7 +17,7 @@ class Child:
     """A child as it is and as it should be; None where there is none, and where there should be none."""
 
     resource: Resource[Any]
-    found: Object | None
+    found: Deployment | Service | None
     wanted: Manifest | None
     refused: Reason
     """What to report where Kubernetes does not take it."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gpu_runtime.contract.crd.names import GROUP
+from gpu_runtime.kube.core import Deployment, Service
 from gpu_runtime.kube.objects import Manifest, Object, Resource
 from gpu_runtime.kube.quantity import same_quantity
 
@@ -49,14 +50,13 @@ def is_owned(found: Object, owner: Object) -> bool:
     return reference is not None and reference.uid == owner.metadata.uid
 
 
-def fits(found: Object, wanted: Manifest) -> bool:
+def fits(found: Deployment | Service, wanted: Manifest) -> bool:
     """Whether an object is what it should be, in every field that is wanted of it."""
-    actual = msgspec.to_builtins(found)
-    metadata, desired = actual.get("metadata", {}), wanted["metadata"]
+    metadata, desired = found.metadata, wanted["metadata"]
     return (
-        _within(desired["labels"], metadata.get("labels", {}))
-        and _within(desired["annotations"], metadata.get("annotations", {}))
-        and _within(wanted["spec"], actual.get("spec", {}))
+        _within(desired["labels"], metadata.labels)
+        and _within(desired["annotations"], metadata.annotations)
+        and _within(wanted["spec"], found.spec)
     )
 
 
