@@ -198,7 +198,7 @@ async def floor(api: Bare, step: Step) -> None:
     The Deployments want no pods, so that only the writes are measured. The patches say what the statuses say already,
     and another time, so that nobody has anything to correct.
     """
-    step.floor_units = min(step.new, 500)
+    step.floor_units = min(step.new, 300)
     answer = await api.read(f"{UNITS}?limit={step.floor_units}")
     statuses = [(each["metadata"]["name"], each["status"]) for each in answer["items"]]
     cpu, wall = time.process_time(), time.perf_counter()

@@ -77,6 +77,8 @@ def replacement(found: Object, wanted: Manifest) -> Manifest:
 
 def _within(wanted: Any, actual: Any, key: str = "") -> bool:
     """Whether all that is wanted is there. Lists are wanted whole, and 1024Mi is 1Gi."""
+    if wanted == actual:  # mostly, and at the speed of C
+        return True
     match wanted:
         case dict():
             return isinstance(actual, dict) and all(
@@ -92,4 +94,4 @@ def _within(wanted: Any, actual: Any, key: str = "") -> bool:
         case str() if key in AMOUNTS and isinstance(actual, str):
             return same_quantity(wanted, actual)
         case _:
-            return bool(wanted == actual)
+            return False
