@@ -66,7 +66,7 @@ ci: check test ## What must pass before anything lands
 ##@ Benchmarks
 
 .PHONY: bench-controller
-bench-controller: $(BIN)/.ready ## What the controller manager costs, beside floors of the same run (five minutes)
+bench-controller: $(BIN)/.ready ## What the controller manager costs, beside floors of the same run (minutes)
 	@$(BIN)/python -m bench.controller $(ARGS)
 
 ##@ Making
