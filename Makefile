@@ -11,7 +11,7 @@ COMPILE := --universal --generate-hashes --no-header --no-annotate
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} \
 	  /^##@ / {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ The platform on this machine
 
@@ -62,6 +62,12 @@ check-locks: $(BIN)/.ready
 
 .PHONY: ci
 ci: check test ## What must pass before anything lands
+
+##@ Benchmarks
+
+.PHONY: bench-controller
+bench-controller: $(BIN)/.ready ## What the controller manager costs, beside floors of the same run (minutes)
+	@$(BIN)/python -m bench.controller $(ARGS)
 
 ##@ Making
 

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -36,6 +36,8 @@ class ControlPlane:
     service_cidr: str
     durable: bool = False
     """Whether data must survive a power cut. Tests run faster without."""
+    apiserver_flags: Mapping[str, object] = field(default_factory=dict)
+    """More of them, such as those of an audit log."""
 
     @property
     def url(self) -> str:
@@ -136,7 +138,7 @@ class ControlPlane:
             # An address of the loopback interface may not stand in the `kubernetes` Service's endpoints.
             "endpoint-reconciler-type": "none" if self.address.startswith("127.") else "lease",
         }
-        self._run("kube-apiserver", flags)
+        self._run("kube-apiserver", flags | dict(self.apiserver_flags))
 
     def start_controller_manager(self) -> None:
         flags = {
@@ -203,12 +205,16 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(nodes: int = 4, gpus_per_node: int = 8) -> Iterator[ControlPlane]:
+def control_plane(
+    nodes: int = 4, gpus_per_node: int = 8, apiserver_flags: Mapping[str, object] | None = None
+) -> Iterator[ControlPlane]:
     """A control plane of one's own with simulated GPU nodes, gone without a trace at the end."""
     require_disk(LOCAL, 1, "a control plane")
     programs = binaries.resolve([*PROGRAMS, "kwok"])
     with scratch("control-planes") as state:
-        plane = ControlPlane(state, "127.0.0.1", free_port(), (free_port(), free_port()), "10.96.0.0/16")
+        ports = (free_port(), free_port())
+        flags = apiserver_flags or {}
+        plane = ControlPlane(state, "127.0.0.1", free_port(), ports, "10.96.0.0/16", apiserver_flags=flags)
         try:
             plane.processes.launch(owned=True)
             plane.start()

@@ -5,7 +5,7 @@ Only what the API server accepts is a quantity. Numbers are fractions inside, ne
 
 import re
 from fractions import Fraction
-from functools import total_ordering
+from functools import lru_cache, total_ordering
 from types import MappingProxyType
 
 _DECIMAL = MappingProxyType({"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18})
@@ -55,10 +55,12 @@ class Quantity:
 
 def same_quantity(one: str, other: str) -> bool:
     """Whether two texts mean the same amount. What is no quantity equals only itself."""
+    if one == other:
+        return True
     try:
         return Quantity(one) == Quantity(other)
     except ValueError:
-        return one == other
+        return False
 
 
 def canonical(text: str) -> str:
@@ -69,6 +71,7 @@ def canonical(text: str) -> str:
         return text
 
 
+@lru_cache(maxsize=1024)  # a cluster knows few amounts, and every look at an object meets them again
 def _parsed(text: str) -> Fraction:
     match = _SYNTAX.fullmatch(text)
     if match is None:

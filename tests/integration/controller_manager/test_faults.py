@@ -73,6 +73,7 @@ def test_what_a_killed_manager_began_is_finished_by_the_next(spare: Cluster, spa
     for number in range(count):
         spare.create(UNIT, spare_namespace, f"u-{number}", SMALL)
         if number == count // 2:
+            wait_until(lambda: bool(spare.all(Deployment, spare_namespace)), 10, lambda: "it does nothing")
             first.end(Signals.SIGKILL)  # in the middle of what it is doing
     begun = len(spare.all(Deployment, spare_namespace))
     unready = [unit for unit in spare.all(UNIT, spare_namespace) if ready(unit).get("status") != "True"]

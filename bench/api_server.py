@@ -1,0 +1,144 @@
+"""What an API server says of the requests that reached it, and how to reach it with nothing between."""
+
+import asyncio
+import ssl
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from localcluster.control_plane import ControlPlane
+
+T = TypeVar("T")
+WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "APPLY": "patch", "DELETE": "delete"}
+MANAGED = {("gpuunits", "status"), ("deployments", ""), ("services", "")}
+"""What nobody but the controller manager writes while it converges: Kubernetes itself writes `deployments/status`, and
+the benchmark creates `gpuunits`."""
+
+Requests = Counter[tuple[str, str]]
+"""How many, by verb and by resource with its subresource."""
+
+
+class AuditLog:
+    """The requests of one user, as the API server writes them down: Metadata only, nobody else's."""
+
+    def __init__(self, folder: Path, user: str) -> None:
+        self._path = folder / "audit.log"
+        self._policy = folder / "audit-policy.yaml"
+        rules = [{"level": "Metadata", "users": [user]}, {"level": "None"}]
+        policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
+        self._policy.write_text(yaml.safe_dump(policy))
+        self._read = 0
+
+    @property
+    def flags(self) -> dict[str, object]:
+        return {"audit-policy-file": self._policy, "audit-log-path": self._path, "audit-log-maxsize": 1000}
+
+    def news(self) -> Requests:
+        """What was answered since this was last asked."""
+        if not self._path.exists():
+            return Counter()
+        with self._path.open("rb") as log:
+            log.seek(self._read)
+            text = log.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        entries = (_ENTRY.decode(line) for line in whole.splitlines())
+        return Counter((each.verb, each.what) for each in entries if each.stage == "ResponseComplete")
+
+
+class _Reference(msgspec.Struct, frozen=True):
+    resource: str = ""
+    subresource: str = ""
+
+
+class _Entry(msgspec.Struct, rename="camel"):
+    verb: str
+    stage: str
+    object_ref: _Reference = _Reference()
+
+    @property
+    def what(self) -> str:
+        return "/".join(filter(None, (self.object_ref.resource, self.object_ref.subresource)))
+
+
+_ENTRY = msgspec.json.Decoder(_Entry)
+
+
+def writes(requests: Requests) -> Requests:
+    """Without reads, Events and Leases."""
+    return Counter({key: n for key, n in requests.items() if key[0] in WRITES and key[1] not in ("events", "leases")})
+
+
+def metered_writes(plane: ControlPlane) -> Requests:
+    """The writes to what only the controller manager writes, from the API server's own metrics, since it started."""
+    request = urllib.request.Request(f"{plane.url}/metrics")  # noqa: S310 - https
+    with urllib.request.urlopen(request, timeout=30, context=_tls(plane)) as answer:  # noqa: S310
+        text = "\n".join(line for line in answer.read().decode().splitlines() if "apiserver_request_total" in line)
+    found: Requests = Counter()
+    for family in text_string_to_metric_families(text + "\n"):
+        for sample in family.samples:
+            resource, subresource = sample.labels["resource"], sample.labels["subresource"]
+            verb = VERBS.get(sample.labels["verb"])
+            if verb and (resource, subresource) in MANAGED:
+                found[verb, "/".join(filter(None, (resource, subresource)))] += int(sample.value)
+    return found
+
+
+class Bare:
+    """The least that can be done: one session, no retries, no fence, no models."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.session, self.url = session, url
+
+    async def read(self, path: str) -> Any:
+        async with self.session.get(self.url + path) as answer:
+            return msgspec.json.decode(await answer.read())
+
+    async def create(self, path: str, manifest: Mapping[str, Any]) -> None:
+        await self._write("POST", path, manifest, "application/json")
+
+    async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
+        await self._write("PATCH", path, patch, "application/merge-patch+json")
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any], content: str) -> None:
+        data, headers = msgspec.json.encode(body), {"Content-Type": content}
+        async with self.session.request(method, self.url + path, data=data, headers=headers) as answer:
+            text = await answer.read()
+            if answer.status >= 300:
+                raise RuntimeError(f"{method} {path}: {text.decode()}")
+            msgspec.json.decode(text)
+
+
+@asynccontextmanager
+async def bare(plane: ControlPlane) -> AsyncIterator[Bare]:
+    connector = aiohttp.TCPConnector(ssl=_tls(plane), limit=128)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+        yield Bare(session, plane.url)
+
+
+async def at_a_time(count: int, items: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
+    waiting = iter(items)
+
+    async def worker() -> None:
+        for item in waiting:
+            await work(item)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(count):
+            tasks.create_task(worker())
+
+
+def _tls(plane: ControlPlane) -> ssl.SSLContext:
+    admin = plane.authority.issue("admin", "admin", ["system:masters"])
+    context = ssl.create_default_context(cafile=str(plane.authority.certificate))
+    context.load_cert_chain(admin.certificate, admin.key)
+    return context
