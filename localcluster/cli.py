@@ -67,8 +67,10 @@ def _up(options: argparse.Namespace) -> None:
     print("  Logs         make logs, or make logs NAME=kube-apiserver")
     print("  Stop         make down keeps the data, make wipe does not")
     print("\nTry next:\n")
-    print("  kubectl get nodes -o wide")
-    print("  kubectl get pods -A")
+    print("  kubectl apply -f config/samples/runtime_v1alpha1_gpuunit_stock.yaml")
+    print("  kubectl apply -f config/samples/runtime_v1alpha1_gpuunit_web.yaml")
+    print("  kubectl get gpuunits -A")
+    print("  curl http://$(kubectl get service web -n runtime-instance -o jsonpath='{.spec.clusterIP}'):8080")
 
 
 def _down(_: argparse.Namespace) -> None:

@@ -44,8 +44,8 @@ STOCK_UNIT = GPUUnit(
 STORAGE = GPUStorage(
     metadata=ObjectMeta(name="model-cache", namespace=INSTANCE_NAMESPACE), spec=GPUStorageSpec(size="20Gi")
 )
-ACTIVE_UNIT = GPUUnit(
-    metadata=ObjectMeta(name="demo-instance", namespace=INSTANCE_NAMESPACE),
+WEB_UNIT = GPUUnit(
+    metadata=ObjectMeta(name="web", namespace=INSTANCE_NAMESPACE),
     spec=GPUUnitSpec(
         spec_name="g1.1",
         image=IMAGE,
@@ -53,7 +53,12 @@ ACTIVE_UNIT = GPUUnit(
         gpu=1,
         template=HTTP_SERVER,
         access=Access(primary_port="http", scheme="http"),
-        storage_mounts=(StorageMount(name="model-cache", mount_path="/workspace/cache"),),
+    ),
+)
+STORING_UNIT = GPUUnit(
+    metadata=ObjectMeta(name="demo-instance", namespace=INSTANCE_NAMESPACE),
+    spec=msgspec.structs.replace(
+        WEB_UNIT.spec, storage_mounts=(StorageMount(name="model-cache", mount_path="/workspace/cache"),)
     ),
 )
 FUNCTION = GPUUnit(
@@ -76,7 +81,8 @@ def samples() -> dict[str, Manifest]:
         "runtime_v1alpha1_stockpool.yaml": _manifest(STOCK_POOLS, POOL),
         "runtime_v1alpha1_gpuunit_stock.yaml": _manifest(GPU_UNITS, STOCK_UNIT),
         "runtime_v1alpha1_gpustorage.yaml": _manifest(GPU_STORAGES, STORAGE),
-        "runtime_v1alpha1_gpuunit.yaml": _manifest(GPU_UNITS, ACTIVE_UNIT),
+        "runtime_v1alpha1_gpuunit_web.yaml": _manifest(GPU_UNITS, WEB_UNIT),
+        "runtime_v1alpha1_gpuunit.yaml": _manifest(GPU_UNITS, STORING_UNIT),
         "runtime_v1alpha1_gpuunit_function.yaml": _manifest(GPU_UNITS, FUNCTION),
     }
 

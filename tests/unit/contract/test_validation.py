@@ -17,7 +17,7 @@ from gpu_runtime.contract.validation import (
     storage_problems,
     unit_problems,
 )
-from gpu_runtime.manifests.samples import ACTIVE_UNIT, FUNCTION, POOL, STOCK_UNIT, STORAGE
+from gpu_runtime.manifests.samples import FUNCTION, POOL, STOCK_UNIT, STORAGE, STORING_UNIT
 
 HTTP = {"ports": [{"name": "http", "port": 8080}]}
 
@@ -47,7 +47,7 @@ def function(**block: Any) -> dict[str, Any]:
 
 
 def test_what_is_right_has_no_problems() -> None:
-    assert unit_problems(ACTIVE_UNIT.spec, Role.ACTIVE) == ()
+    assert unit_problems(STORING_UNIT.spec, Role.ACTIVE) == ()
     assert unit_problems(FUNCTION.spec, Role.ACTIVE) == ()
     assert unit_problems(STOCK_UNIT.spec, Role.STOCK) == ()
     assert pool_problems(POOL.spec) == ()

@@ -53,7 +53,7 @@ def test_no_pattern_keeps_a_bad_quantity_from_the_controller(name: str) -> None:
 
 
 def test_samples_have_no_problems() -> None:
-    for unit in (samples.ACTIVE_UNIT, samples.STOCK_UNIT, samples.FUNCTION):
+    for unit in (samples.STORING_UNIT, samples.STOCK_UNIT, samples.FUNCTION):
         assert unit_problems(unit.spec, role_of(unit.metadata.namespace)) == ()
         assert list(name_problems(unit.metadata.name)) == []
     assert pool_problems(samples.POOL.spec) == ()
