@@ -35,6 +35,10 @@ status: $(BIN)/.ready ## Tell what runs
 logs: $(BIN)/.ready ## Show what the processes said (NAME=kubelet for one of them, FOLLOW=1 to go on)
 	@$(LOCALCLUSTER) logs $(NAME) $(if $(FOLLOW),--follow)
 
+.PHONY: run
+run: $(BIN)/.ready ## Run a controller manager here, as one more candidate beside those in the platform
+	@KUBECONFIG=.local/kubeconfig $(BIN)/gpu-runtime controller-manager --config config/local/controller-manager.yaml
+
 ##@ Tests and checks
 
 .PHONY: test
