@@ -15,6 +15,10 @@ from localcluster.unmet import Unmet
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
+    # Also where a shell started this in the background, which makes programs ignore Ctrl-C: whoever ends this command
+    # wants nothing left half-started.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         return int(options.run(options) or 0)
     except Unmet as unmet:
@@ -141,5 +145,5 @@ def _node(options: argparse.Namespace) -> None:
 
 
 def _hold(kubeconfig: object) -> None:
-    print(f"\nRunning until interrupted:\n\n  export KUBECONFIG={kubeconfig}\n")
-    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    print(f"\nRunning until interrupted:\n\n  export KUBECONFIG={kubeconfig}\n", flush=True)
+    signal.pause()

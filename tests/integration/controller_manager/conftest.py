@@ -264,7 +264,17 @@ class Cluster:
             found[:] = self.all(UNIT, namespace)
             return len(found) == count and all(ready(unit).get("status") == "True" for unit in found)
 
-        wait_until(hold, timeout, lambda: f"of {count} units: {Counter(ready(unit).get('reason') for unit in found)}")
+        wait_until(hold, timeout, lambda: f"of {count} units: {self._explain(namespace, found)}")
+
+    def _explain(self, namespace: str, units: list[Object]) -> str:
+        """The reasons, and all that is known of the first unit that is not Ready."""
+        reasons = dict(Counter(ready(unit).get("reason") for unit in units))
+        waiting = next((unit["metadata"]["name"] for unit in units if ready(unit).get("status") != "True"), None)
+        if waiting is None:
+            return str(reasons)
+        selector = f"--selector={GROUP}/unit={waiting}"
+        known = self.plane.kubectl("get", "deployments,replicasets,pods", "-n", namespace, selector, "-o", "yaml")
+        return f"{reasons}\n{known}"
 
     def gone(self, kind: Any, namespace: str, name: str) -> bool:
         return self.get(kind, namespace, name) is None
