@@ -1,5 +1,7 @@
 """The client speaks to a real API server: what is written is there, and refusals come as their own errors."""
 
+import contextlib
+
 import msgspec
 import pytest
 from lightkube import Client as OtherEyes
@@ -111,9 +113,13 @@ async def test_the_status_is_written_apart_from_the_rest(client: Client, namespa
         DEPLOYMENTS, created.metadata.key, {"spec": {"replicas": 7}, "status": {"replicas": 3}}, subresource="status"
     )
     assert (patched.spec.replicas, patched.status.replicas) == (0, 3)
-    manifest["metadata"]["resourceVersion"] = patched.metadata.resource_version
     manifest["status"] = {"replicas": 4, "observedGeneration": 9}
-    replaced = await client.replace(DEPLOYMENTS, manifest, subresource="status")
+    replaced = None
+    while replaced is None:  # the Deployment's own controller writes its status, too
+        latest = await client.get(DEPLOYMENTS, created.metadata.key)
+        manifest["metadata"]["resourceVersion"] = latest.metadata.resource_version
+        with contextlib.suppress(Conflict):
+            replaced = await client.replace(DEPLOYMENTS, manifest, subresource="status")
     assert (replaced.spec.replicas, replaced.status.observed_generation) == (0, 9)
     applied = await client.apply(
         DEPLOYMENTS,
