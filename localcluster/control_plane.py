@@ -151,7 +151,9 @@ class ControlPlane:
             "kube-api-qps": 1000,
             "kube-api-burst": 2000,
             "node-monitor-period": "500ms",
-            "node-monitor-grace-period": "20s",
+            # A kwok that was killed waits 20 s for its own old leases. A node that is taken for lost meanwhile has its
+            # pods marked as not ready, and nobody marks a simulated one as ready again.
+            "node-monitor-grace-period": "120s",
             "pvclaimbinder-sync-period": "5s",
             "concurrent-deployment-syncs": 20,
             "concurrent-replicaset-syncs": 20,

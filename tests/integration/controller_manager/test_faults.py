@@ -210,8 +210,7 @@ def test_what_happened_while_the_watch_history_was_lost_is_found_out(spare: Clus
     manager.signal(Signals.SIGCONT)
     spare.wait_reason(UNIT, spare_namespace, "comes", "UnitReady")
     spare.wait(UNIT, spare_namespace, "changes", lambda found: ready(found)["observedGeneration"] == 2)
-    # The simulated nodes were away, too: they may be taken for lost, and their pods moved, before they are back.
-    spare.wait_all_ready(spare_namespace, 4, timeout=150)
+    spare.wait_all_ready(spare_namespace, 4)
     spare.wait(Deployment, spare_namespace, "drifts", lambda found: found["spec"]["replicas"] == 1)
     image = spare.get(Deployment, spare_namespace, "changes")
     assert image
