@@ -85,8 +85,12 @@ class Informer(Generic[T]):
         self._handlers.append(handler)
 
     def learn(self, written: T) -> None:
-        """Take note of what a write returned, so that the next look at the cache does not see the time before it."""
-        self._tell(self.store.learn(written))
+        """Take note of what a write returned, so that the next look at the cache does not see the time before it.
+
+        What the watch has passed already it has told itself, also that the object is gone again.
+        """
+        ahead = _is_later(written.metadata.resource_version, self._version)
+        self._tell(self.store.put(written) if ahead else self.store.learn(written))
 
     async def run(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:
@@ -148,7 +152,7 @@ class Informer(Generic[T]):
                     self._tell(self.store.put(found))
                 case Gone(found):
                     self._version = found.metadata.resource_version
-                    self._tell(self.store.remove(found.metadata.key))
+                    self._tell(self.store.remove(found.metadata.key, found.metadata.uid))
                 case Garbled(found):
                     self._version = found.metadata.resource_version
             self._known.set(len(self.store))
@@ -167,3 +171,7 @@ class Informer(Generic[T]):
     @property
     def _extra(self) -> dict[str, object]:
         return {"kind": self.resource.kind, "namespace": self.selection.namespace or "*", "version": self._version}
+
+
+def _is_later(version: str, known: str) -> bool:
+    return version.isdecimal() and known.isdecimal() and int(version) > int(known)

@@ -60,16 +60,17 @@ class Store(Generic[T]):
             return None
         return self._set(found, before)
 
-    def remove(self, key: Key) -> Change[T] | None:
-        before = self._objects.pop(key, None)
+    def remove(self, key: Key, uid: str | None = None) -> Change[T] | None:
+        """Take note that an object is gone; with a uid, only that one: another of its name may be known already."""
+        before = self._objects.get(key)
+        if before is None or uid not in (None, before.metadata.uid):
+            return None
+        del self._objects[key]
         self._unindex(key, before)
-        return Change(before, None) if before is not None else None
+        return Change(before, None)
 
     def learn(self, written: T) -> Change[T] | None:
-        """Take note of what a write returned before the watch tells of it.
-
-        Only of an object that is known: the watch may already have told that this one is gone.
-        """
+        """Take note of what a write returned, if its object is known: else it may be gone already."""
         known = self._objects.get(written.metadata.key)
         if known is None or known.metadata.uid != written.metadata.uid:
             return None

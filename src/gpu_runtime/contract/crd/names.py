@@ -48,6 +48,8 @@ class Label:
     POOL_UID = f"{GROUP}/pool-uid"
     ROLE = f"{GROUP}/role"
     SPEC_NAME = f"{GROUP}/spec-name"
+    RECORDED = f"{GROUP}/recorded"
+    """On operations: the hour in which it was recorded, so that old ones are found without reading all."""
 
 
 class Annotation:

@@ -1,0 +1,27 @@
+"""What Kubernetes refuses, in the words of the product: the edge knows how to answer those."""
+
+from gpu_runtime.contract.errors import Conflict, RuntimeFault, Unavailable
+from gpu_runtime.kube import errors as kube
+
+
+def translated(error: kube.KubeError) -> RuntimeFault:
+    match error:
+        case kube.Conflict() | kube.AlreadyExists():
+            return Conflict(f"somebody else wrote at the same time; try again ({error})")
+        case kube.Forbidden() if not is_about_rights(error):
+            return Conflict(f"the cluster refuses it: {error}")
+        case kube.Invalid():
+            return Conflict(f"the cluster does not accept it: {error}")
+        case kube.ApiError(retry_after=wait):
+            return Unavailable(f"Kubernetes cannot do this now: {error}", retry_after=wait)
+    return Unavailable(f"Kubernetes cannot be reached: {error}")
+
+
+def is_about_rights(error: kube.Forbidden) -> bool:
+    """Whether this process lacks a right; else a quota or a policy refused, which is the caller's concern."""
+    return " cannot " in str(error) and "in API group" in str(error)
+
+
+def refuses_for_good(error: kube.KubeError) -> bool:
+    """Whether trying again cannot help: the object itself is refused, and nothing was written."""
+    return isinstance(error, kube.Invalid) or (isinstance(error, kube.Forbidden) and not is_about_rights(error))

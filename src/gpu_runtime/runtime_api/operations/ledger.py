@@ -1,0 +1,117 @@
+"""The records themselves: written once, changed only by whoever read the version that is changed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpu_runtime.contract.crd.names import Label, operation_name
+from gpu_runtime.contract.crd.operation import (
+    OPERATIONS,
+    Operation,
+    OperationError,
+    OperationSpec,
+    OperationState,
+    OperationStatus,
+    OperationType,
+    Target,
+)
+from gpu_runtime.contract.errors import OperationReused, RuntimeFault
+from gpu_runtime.contract.request_hash import canonical_request, request_hash
+from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.errors import AlreadyExists, NotFound
+from gpu_runtime.kube.objects import Key
+from gpu_runtime.runtime_api.clock import Clock, stamp
+
+
+@dataclass(frozen=True)
+class Recorded:
+    operation: Operation
+    new: bool
+    """Whether this request was the first under its operationID."""
+
+
+class Ledger:
+    def __init__(self, client: Client, namespace: str, clock: Clock) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._clock = clock
+
+    async def record(self, kind: OperationType, operation_id: str, request: msgspec.Struct, target: Target) -> Recorded:
+        """The one operation under this operationID. The API server makes the second writer lose, on every replica."""
+        text = canonical_request(request)
+        spec = OperationSpec(
+            operation_id=operation_id,
+            type=kind.value,
+            request_hash=request_hash(kind, text),
+            request=text,
+            target=target,
+        )
+        while True:
+            try:
+                return Recorded(await self._client.create(OPERATIONS, self._manifest(spec)), new=True)
+            except AlreadyExists:
+                found = await self.find(operation_id)
+            if found is not None:  # else it was forgotten in between
+                return Recorded(_same(found, spec), new=False)
+
+    async def find(self, operation_id: str) -> Operation | None:
+        try:
+            return await self._client.get(OPERATIONS, self.key(operation_id))
+        except NotFound:
+            return None
+
+    async def advance(self, operation: Operation, **changes: Any) -> Operation:
+        """Write the next state, if nobody else has written one since; otherwise Conflict."""
+        status = msgspec.structs.replace(operation.status, **changes)
+        patch = {"status": _with_nulls(status)}
+        return await self._client.merge_patch(
+            OPERATIONS,
+            operation.metadata.key,
+            patch,
+            resource_version=operation.metadata.resource_version,
+            subresource="status",
+        )
+
+    async def succeed(self, operation: Operation, target_uid: str | None = None) -> Operation:
+        return await self.advance(
+            operation, state=OperationState.SUCCEEDED.value, target_uid=target_uid, finished_at=self._now()
+        )
+
+    async def give_up(self, operation: Operation, fault: RuntimeFault) -> Operation:
+        """From here the operation can only fail: whatever it made is undone first."""
+        error = OperationError(code=fault.code, message=fault.message[:4096])
+        return await self.advance(operation, state=OperationState.GIVING_UP.value, error=error)
+
+    async def fail(self, operation: Operation) -> Operation:
+        return await self.advance(operation, state=OperationState.FAILED.value, finished_at=self._now())
+
+    async def start(self, operation: Operation, **changes: Any) -> Operation:
+        started = operation.status.started_at or self._now()
+        return await self.advance(operation, state=OperationState.RUNNING.value, started_at=started, **changes)
+
+    def key(self, operation_id: str) -> Key:
+        return Key(self._namespace, operation_name(operation_id))
+
+    def _manifest(self, spec: OperationSpec) -> dict[str, Any]:
+        labels = {Label.RECORDED: self._clock.now().strftime("%Y-%m-%dT%H")}
+        metadata = {"name": operation_name(spec.operation_id), "namespace": self._namespace, "labels": labels}
+        return {"metadata": metadata, "spec": msgspec.to_builtins(spec)}
+
+    def _now(self) -> str:
+        return stamp(self._clock.now())
+
+
+def _same(found: Operation, asked: OperationSpec) -> Operation:
+    if found.spec.request_hash != asked.request_hash:
+        raise OperationReused(
+            f"operationID {asked.operation_id} already stands for another request; choose a new one, or repeat the"
+            " first request unchanged"
+        )
+    return found
+
+
+def _with_nulls(status: OperationStatus) -> dict[str, Any]:
+    """In a merge patch, what is left out stays: what is to go away must be said."""
+    said = msgspec.to_builtins(status)
+    return {each.encode_name: said.get(each.encode_name) for each in msgspec.structs.fields(OperationStatus)}

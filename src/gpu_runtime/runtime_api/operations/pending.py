@@ -1,0 +1,20 @@
+"""Unfinished operations as the caches hold them: without the request, which may be large and is read when needed."""
+
+from msgspec import field
+
+from gpu_runtime.contract.crd.names import GROUP, VERSION
+from gpu_runtime.contract.crd.operation import OperationStatus
+from gpu_runtime.kube.objects import Object, Resource, Wire
+
+
+class PendingSpec(Wire, frozen=True, kw_only=True):
+    operation_id: str = field(name="operationID")
+    type: str
+
+
+class PendingOperation(Object, frozen=True, kw_only=True):
+    spec: PendingSpec
+    status: OperationStatus = OperationStatus()
+
+
+PENDING_OPERATIONS = Resource(GROUP, VERSION, "Operation", "operations", PendingOperation)

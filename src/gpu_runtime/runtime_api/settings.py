@@ -1,0 +1,103 @@
+"""The settings of the runtime API."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE, SYSTEM_NAMESPACE
+from gpu_runtime.process.sections import Endpoints, Kubernetes, ProcessSettings, Seconds
+from gpu_runtime.process.settings import Settings
+
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+Names = Annotated[tuple[Name, ...], Meta(min_length=1)]
+
+
+class Namespaces(Settings, frozen=True, kw_only=True):
+    system: Name = SYSTEM_NAMESPACE
+    """Where the platform itself runs: the Operations lie here."""
+
+    stock: Name = STOCK_NAMESPACE
+    """Where stock is seeded, and taken from."""
+
+    units: Names = (INSTANCE_NAMESPACE,)
+    """Where units and storages may be made. The first one is meant where a request names none."""
+
+    pools: Names = ("default",)
+    """Where pools may be made. The first one is meant where a request names none."""
+
+
+class Operations(Settings, frozen=True, kw_only=True):
+    retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400
+    """How long a finished operation is remembered: for so long its operationID means this one request."""
+
+    most: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
+    """How many operations are remembered. Beyond that the oldest finished ones are forgotten before their time."""
+
+    sweep_seconds: Seconds = 2
+    """How often a replica looks for what others left half-done."""
+
+    orphaned_seconds: Seconds = 3
+    """After how long without progress an operation is taken for left behind."""
+
+
+class ServiceAccountScopes(Settings, frozen=True, kw_only=True):
+    namespace: Name
+    """The service account's namespace."""
+
+    name: Name
+    """The service account."""
+
+    scopes: Annotated[tuple[Literal["operator", "runtime"], ...], Meta(min_length=1)]
+    """What it is trusted with."""
+
+
+class Authentication(Settings, frozen=True, kw_only=True):
+    mode: Literal["required", "off"] = "required"
+    """required, or off: everybody may do everything. For a machine that nobody else can reach."""
+
+    token_file: str = ""
+    """A YAML file, mounted from a Secret, with `tokens`: a list of `name`, `token` and `scopes`. It is read again when
+    it changes."""
+
+    service_accounts: tuple[ServiceAccountScopes, ...] = ()
+    """Service accounts of the cluster whose tokens are taken, too."""
+
+    audiences: tuple[Name, ...] = ("gpu-runtime",)
+    """What a service account's token must have been made for."""
+
+
+class Limits(Settings, frozen=True, kw_only=True):
+    body_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 256 * 1024
+    """The largest body that is taken."""
+
+    requests_per_second: Annotated[float, Meta(ge=0)] = 50
+    """How many requests each caller may make per second, on average and on each replica. 0: as many as it likes."""
+
+    burst: Annotated[int, Meta(ge=1)] = 200
+    """How many it may make at once."""
+
+    request_seconds: Seconds = 30
+    """How long a request may take before it is answered with 503."""
+
+    drain_seconds: Seconds = 2
+    """How long requests are still taken after readiness went false, until every load balancer has noticed."""
+
+
+class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
+    api: Endpoints = Endpoints(bind=":8080")
+    """Where the API listens."""
+
+    kubernetes: Kubernetes = Kubernetes()
+    """How Kubernetes is reached."""
+
+    namespaces: Namespaces = Namespaces()
+    """Which namespaces have a meaning."""
+
+    operations: Operations = Operations()
+    """How operations are finished and kept."""
+
+    authentication: Authentication = Authentication()
+    """Who may call."""
+
+    limits: Limits = Limits()
+    """How much a caller may ask for."""
