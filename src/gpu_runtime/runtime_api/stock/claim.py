@@ -1,0 +1,52 @@
+"""Claims on stock: whether one stands, and how it is taken back."""
+
+from enum import StrEnum
+
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
+from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.operation import Operation, OperationState
+from gpu_runtime.kube import errors as kube
+from gpu_runtime.kube.client import Client
+
+
+class Claim(StrEnum):
+    STANDS = "stands"
+    """Its operation is under way."""
+    CONSUMED = "consumed"
+    """Its operation has succeeded: the stock has become a unit."""
+    UNWANTED = "unwanted"
+    """Its operation has failed, has chosen other stock, or is not known."""
+
+
+def claim_of(operation: Operation | None, stock_uid: str) -> Claim:
+    if operation is None or operation.status.stock is None or operation.status.stock.uid != stock_uid:
+        return Claim.UNWANTED
+    match OperationState(operation.status.state):
+        case OperationState.SUCCEEDED:
+            return Claim.CONSUMED
+        case OperationState.FAILED:
+            return Claim.UNWANTED
+    return Claim.STANDS
+
+
+async def give_back(client: Client, unit: GPUUnit | None, operation_id: str) -> None:
+    """Let others claim the stock again, if it is still this operation that has claimed it."""
+    while unit is not None and unit.metadata.annotations.get(Annotation.CLAIMED_BY) == operation_id:
+        key, version = unit.metadata.key, unit.metadata.resource_version
+        patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: None}}}
+        try:
+            await client.merge_patch(GPU_UNITS, key, patch, resource_version=version)
+        except kube.NotFound:
+            return
+        except kube.Conflict:  # most likely the controller's report on it
+            unit = await _same(client, unit)
+        else:
+            return
+
+
+async def _same(client: Client, unit: GPUUnit) -> GPUUnit | None:
+    try:
+        found = await client.get(GPU_UNITS, unit.metadata.key)
+    except kube.NotFound:
+        return None
+    return found if found.metadata.uid == unit.metadata.uid else None

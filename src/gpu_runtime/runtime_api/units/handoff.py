@@ -1,0 +1,293 @@
+"""Stock in, active unit out, for any number of replicas, with no lock but the API server's optimistic concurrency.
+
+    choose   write the stock's UID into the operation        (conditional: duplicates work on the same stock)
+    claim    write the operation's name onto the stock       (conditional: other operations lose)
+    make     create the active unit                          (its name: one of the duplicates makes it)
+    commit   write the unit's UID into the operation         (conditional: from here it can only have succeeded)
+    release  delete the stock                                (its UID: only ever the one that was consumed)
+
+The stock goes last: until the commit nothing is lost that could not be given back, and giving it back is one write. The
+unit's own pod waits until the stock's is gone. Every step may be repeated by anyone, and a process may die between any
+two of them: the replay of the request or the sweep of any replica goes on from the operation's record.
+"""
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
+from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType, SourceStock, Target
+from gpu_runtime.contract.errors import Conflict, Gone, NoStock, RuntimeFault, Unavailable
+from gpu_runtime.kube import errors as kube
+from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.objects import Key, Manifest
+from gpu_runtime.runtime_api.caches import Caches
+from gpu_runtime.runtime_api.faults import refuses_for_good
+from gpu_runtime.runtime_api.operations.ledger import Ledger, is_finished, is_under_way
+from gpu_runtime.runtime_api.stock.claim import give_back
+from gpu_runtime.runtime_api.units.requests import CreateUnit
+from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
+
+logger = logging.getLogger(__name__)
+_REQUEST = msgspec.json.Decoder(CreateUnit)
+
+
+@dataclass
+class _Course:
+    """One process's way through an operation, beside others that may be on the same way."""
+
+    operation: Operation
+    unit: GPUUnit | None = None
+    """What this course made, or found to be made by another one."""
+    committed: bool = False
+    """Whether it was this course that made the operation succeed."""
+
+    @property
+    def id(self) -> str:
+        return self.operation.spec.operation_id
+
+
+class Handoff:
+    def __init__(self, client: Client, caches: Caches, ledger: Ledger, shelf: Shelf) -> None:
+        self._client = client
+        self._caches = caches
+        self._ledger = ledger
+        self._shelf = shelf
+
+    async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
+        """The unit, and whether it was this call that made it and not an earlier or simultaneous one."""
+        target = Target(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
+        recorded = await self._ledger.record(OperationType.CREATE_UNIT, request.operation_id, request, target)
+        course = await self._drive(recorded.operation)
+        if course.operation.status.error is not None:
+            raise Conflict(course.operation.status.error.message)
+        if course.committed and course.unit:
+            return course.unit, True
+        return await self._unit_of(course.operation), False
+
+    async def carry(self, operation: Operation) -> Operation:
+        """Drive an operation to its end from wherever somebody left it."""
+        return (await self._drive(operation)).operation
+
+    async def settle(self, operation_id: str) -> None:
+        """End an operation that is under way, so that nobody makes its unit after this."""
+        operation = await self._ledger.find(operation_id)
+        if operation is not None and is_under_way(operation.status):
+            await self.carry(operation)
+
+    async def _drive(self, operation: Operation) -> _Course:
+        course = _Course(operation)
+        try:
+            while not is_finished(course.operation.status):
+                try:
+                    await self._step(course)
+                except kube.Conflict:  # somebody else wrote the record: go on from what it says now
+                    self._shelf.release(course.id)
+                    course.operation = await self._latest(course)
+        finally:
+            self._shelf.release(course.id)
+        await self._clear_up(course)
+        return course
+
+    async def _step(self, course: _Course) -> None:
+        """From one state of the record to the next."""
+        if course.operation.status.state == OperationState.GIVING_UP.value:
+            await self._undo(course)
+            course.operation = await self._ledger.fail(course.operation)
+        elif await self._claim(course):
+            await self._make_and_commit(course)
+        else:
+            await self._choose(course)
+
+    async def _choose(self, course: _Course) -> None:
+        request = _REQUEST.decode(course.operation.spec.request)
+        if self._name_is_taken(course):
+            await self._refuse(course, _name_taken(course))
+            return
+        unit = await self._shelf.reserve(request.stock_namespace, request.spec_name, course.id)
+        if unit is None:
+            await self._refuse(
+                course, NoStock(f"no Ready stock of {request.spec_name} is left; seed some, or try later")
+            )
+            return
+        course.operation = await self._ledger.start(course.operation, stock=self._source(unit))
+
+    async def _refuse(self, course: _Course, fault: RuntimeFault) -> None:
+        """Nothing is claimed yet, so the operation goes back to its beginning: the same request may succeed later."""
+        if course.operation.status.stock is not None:
+            course.operation = await self._ledger.step_back(course.operation)
+            raise fault
+        latest = await self._latest(course)
+        if latest.metadata.resource_version == course.operation.metadata.resource_version:
+            raise fault
+        course.operation = latest  # a duplicate has found stock meanwhile
+
+    async def _claim(self, course: _Course) -> bool:
+        """Whether the chosen stock is claimed for this operation. False: choose, or choose another."""
+        stock = course.operation.status.stock
+        if stock is None:
+            return False
+        claimed = await self._claimed(stock, course.id)
+        self._shelf.release(course.id)
+        return claimed
+
+    async def _claimed(self, stock: SourceStock, operation_id: str) -> bool:
+        unit = self._caches.units.store.get(Key(stock.namespace, stock.name))
+        if unit is None or unit.metadata.uid != stock.uid or not is_free(unit):
+            unit = await self._live_stock(stock)
+        while unit is not None:
+            if unit.metadata.annotations.get(Annotation.CLAIMED_BY) == operation_id:
+                return True
+            if not is_free(unit):
+                return False
+            patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: operation_id}}}
+            version = unit.metadata.resource_version
+            try:
+                unit = await self._client.merge_patch(GPU_UNITS, unit.metadata.key, patch, resource_version=version)
+                self._caches.units.learn(unit)
+            except (kube.Conflict, kube.NotFound):
+                unit = await self._live_stock(stock)
+        return False
+
+    async def _live_stock(self, stock: SourceStock) -> GPUUnit | None:
+        """The stock as it is now; None when it is gone."""
+        unit = await self._live(Key(stock.namespace, stock.name))
+        if unit is None or unit.metadata.uid != stock.uid:
+            self._caches.units.forget(Key(stock.namespace, stock.name), stock.uid)
+            return None
+        return unit
+
+    async def _make_and_commit(self, course: _Course) -> None:
+        try:
+            course.unit = await self._make(course)
+        except Conflict as fault:
+            course.operation = await self._ledger.give_up(course.operation, fault)
+            return
+        course.operation = await self._ledger.succeed(course.operation, target_uid=course.unit.metadata.uid)
+        course.committed = True
+
+    async def _make(self, course: _Course) -> GPUUnit:
+        """The unit, made now or by another course of the same operation from the same stock."""
+        manifest = _manifest(course.operation)
+        while True:
+            try:
+                made = await self._client.create(GPU_UNITS, manifest)
+            except kube.AlreadyExists:
+                found = await self._live(_target(course.operation))
+            except kube.KubeError as error:
+                if refuses_for_good(error):
+                    raise Conflict(f"the cluster refuses the unit: {error}") from error
+                raise
+            else:
+                self._caches.units.learn(made)
+                return made
+            if found is not None and not _is_of(found, course.id):
+                raise _name_taken(course)
+            if found is not None and _is_from_chosen_stock(found, course.operation):
+                return found
+            if found is not None:  # made from stock that this operation has since given up for other stock
+                await self._delete(found.metadata.key, found.metadata.uid)
+
+    async def _clear_up(self, course: _Course) -> None:
+        """After the end is written: the consumed stock goes, and a unit that the record does not commit to."""
+        if course.unit is None:
+            return
+        status = course.operation.status
+        try:
+            if not status.commits_to(course.unit.metadata.uid):
+                await self._delete(course.unit.metadata.key, course.unit.metadata.uid)
+            elif status.stock is not None:
+                await self._delete(Key(status.stock.namespace, status.stock.name), status.stock.uid)
+        except kube.KubeError as error:  # the answer stands; the sweep looks after what is left
+            logger.warning("left to the sweep", extra={"operationID": course.id, "error": str(error)})
+
+    async def _undo(self, course: _Course) -> None:
+        """Give back what was taken, once the record says that this operation can only fail."""
+        found = await self._live(_target(course.operation))
+        if found is not None and _is_of(found, course.id):
+            await self._delete(found.metadata.key, found.metadata.uid)
+        stock = course.operation.status.stock
+        if stock is not None:
+            await give_back(self._client, await self._live_stock(stock), course.id)
+
+    async def _delete(self, key: Key, uid: str) -> None:
+        with contextlib.suppress(kube.NotFound, kube.Conflict):  # it is gone, and one of its name is another one
+            await self._client.delete(GPU_UNITS, key, uid=uid)
+        self._caches.units.forget(key, uid)
+
+    async def _unit_of(self, operation: Operation) -> GPUUnit:
+        """What a finished operation made, if it is still there."""
+        key, uid = _target(operation), operation.status.target_uid
+        unit = self._caches.units.store.get(key)
+        if unit is None or unit.metadata.uid != uid:
+            unit = await self._live(key)
+        if unit is None or unit.metadata.uid != uid:
+            raise Gone(f"operation {operation.spec.operation_id} made unit {key.name}, which has been deleted since")
+        return unit
+
+    async def _live(self, key: Key) -> GPUUnit | None:
+        try:
+            unit = await self._client.get(GPU_UNITS, key)
+        except kube.NotFound:
+            return None
+        self._caches.units.learn(unit)
+        return unit
+
+    async def _latest(self, course: _Course) -> Operation:
+        found = await self._ledger.find(course.id)
+        if found is None:
+            raise Unavailable(f"the record of operation {course.id} is gone; send the request again")
+        return found
+
+    def _name_is_taken(self, course: _Course) -> bool:
+        known = self._caches.units.store.get(_target(course.operation))
+        return known is not None and not _is_of(known, course.id)
+
+    def _source(self, unit: GPUUnit) -> SourceStock:
+        return SourceStock(
+            namespace=unit.metadata.namespace,
+            name=unit.metadata.name,
+            uid=unit.metadata.uid,
+            memory=unit.spec.memory,
+            gpu=unit.spec.gpu,
+            node=self._caches.node_of(unit),
+        )
+
+
+def _target(operation: Operation) -> Key:
+    return Key(operation.spec.target.namespace, operation.spec.target.name)
+
+
+def _is_of(unit: GPUUnit, operation_id: str) -> bool:
+    return unit.metadata.annotations.get(Annotation.OPERATION_ID) == operation_id
+
+
+def _is_from_chosen_stock(unit: GPUUnit, operation: Operation) -> bool:
+    stock = operation.status.stock
+    return stock is not None and unit.metadata.annotations.get(Annotation.SOURCE_STOCK_UID) == stock.uid
+
+
+def _name_taken(course: _Course) -> Conflict:
+    return Conflict(f"name: there is already a unit {_target(course.operation).name}; choose another name")
+
+
+def _manifest(operation: Operation) -> Manifest:
+    """The active unit: the user's image in the envelope of the stock."""
+    request, stock = _REQUEST.decode(operation.spec.request), operation.status.stock
+    if stock is None:
+        raise ValueError(f"operation {operation.spec.operation_id} has chosen no stock")
+    annotations = {
+        Annotation.OPERATION_ID: operation.spec.operation_id,
+        Annotation.REQUEST_HASH: operation.spec.request_hash,
+        Annotation.SOURCE_STOCK_NAME: stock.name,
+        Annotation.SOURCE_STOCK_NAMESPACE: stock.namespace,
+        Annotation.SOURCE_STOCK_UID: stock.uid,
+    }
+    if stock.node:
+        annotations[Annotation.SOURCE_STOCK_NODE] = stock.node
+    metadata: dict[str, Any] = {"name": request.name, "namespace": request.namespace, "annotations": annotations}
+    return {"metadata": metadata, "spec": msgspec.to_builtins(request.spec(stock.memory, stock.gpu))}

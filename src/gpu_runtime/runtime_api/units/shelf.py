@@ -1,0 +1,98 @@
+"""Stock that can be taken now, as this replica sees it.
+
+Requests of one replica do not choose the same unit: a chosen one is reserved in memory until its claim is decided. That
+only saves lost races; between replicas the claim alone decides.
+"""
+
+import asyncio
+import random
+
+from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.runtime_api.caches import Caches
+from gpu_runtime.runtime_api.operations.ledger import Ledger, is_finished
+
+REMEMBERED = 1024
+"""How many seeding operations are remembered as finished. A forgotten one costs a read."""
+
+
+class Shelf:
+    def __init__(self, caches: Caches, ledger: Ledger) -> None:
+        self._caches = caches
+        self._ledger = ledger
+        self._reserved: dict[str, str] = {}
+        """Which operation has reserved a stock unit, by its UID."""
+        self._changed = asyncio.Event()
+        self._seeded: dict[str, frozenset[str] | None] = {}
+        """The stock that finished operations have seeded; None where nobody knows any more."""
+
+    async def reserve(self, namespace: str, spec_name: str, operation_id: str) -> GPUUnit | None:
+        """A stock unit to claim, at random among those that can be. None when there is none left."""
+        while True:
+            ready = [unit for unit in self._caches.stock_of(namespace, spec_name) if is_free(unit)]
+            free = [unit for unit in ready if unit.metadata.uid not in self._reserved]
+            random.shuffle(free)  # so that replicas seldom choose the same one
+            for unit in free:
+                if await self._take(unit, operation_id):
+                    return unit
+            if len(free) == len(ready):
+                return None
+            # What others have reserved may still become free: an answer of "none left" must be true.
+            await self._changed.wait()
+
+    def release(self, operation_id: str) -> None:
+        """What the operation had reserved is claimed now, or was not taken."""
+        mine = [uid for uid, holder in self._reserved.items() if holder == operation_id]
+        for uid in mine:
+            del self._reserved[uid]
+        if mine:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _take(self, unit: GPUUnit, operation_id: str) -> bool:
+        if unit.metadata.uid in self._reserved:  # by somebody else, while another candidate was looked at
+            return False
+        self._reserved[unit.metadata.uid] = operation_id
+        try:
+            taken = await self._is_seeded(unit)
+        except BaseException:
+            self.release(operation_id)
+            raise
+        if not taken:
+            self.release(operation_id)
+        return taken
+
+    async def _is_seeded(self, unit: GPUUnit) -> bool:
+        """Whether the operation that seeds this stock is finished, and has this unit among its own.
+
+        Until then a seeding that resumes after a crash would make the consumed unit again.
+        """
+        operation_id = unit.metadata.annotations.get(Annotation.OPERATION_ID)
+        if operation_id is None:
+            return True
+        if operation_id not in self._seeded and not await self._learn(operation_id):
+            return False
+        seeded = self._seeded[operation_id]
+        return seeded is None or unit.metadata.uid in seeded
+
+    async def _learn(self, operation_id: str) -> bool:
+        """Read what a finished operation has seeded. False while it is not finished."""
+        if self._caches.pending.store.get(self._ledger.key(operation_id)) is not None:
+            return False
+        found = await self._ledger.find(operation_id)
+        if found is not None and not is_finished(found.status):
+            return False
+        if len(self._seeded) >= REMEMBERED:
+            self._seeded.clear()
+        self._seeded[operation_id] = frozenset(found.status.stock_uids) if found else None
+        return True
+
+
+def is_free(unit: GPUUnit) -> bool:
+    """Whether a stock unit may be claimed: its GPUs are held, and nobody else is taking it."""
+    return (
+        unit.status.phase == UnitPhase.READY.value
+        and unit.metadata.deletion_timestamp is None
+        and Annotation.CLAIMED_BY not in unit.metadata.annotations
+    )
