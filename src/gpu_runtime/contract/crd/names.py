@@ -56,6 +56,9 @@ class Annotation:
     OPERATION_ID = f"{GROUP}/operation-id"
     """The operation that made the object."""
 
+    OPERATION_ATTEMPT = f"{GROUP}/operation-attempt"
+    """Which of the operation's attempts it was."""
+
     REQUEST_HASH = f"{GROUP}/request-hash"
     """The hash of the request that made it."""
 

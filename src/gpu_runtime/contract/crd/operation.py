@@ -120,6 +120,9 @@ class OperationStatus(Wire, frozen=True, kw_only=True):
     stock: SourceStock | None = None
     """The stock unit that becomes the target."""
 
+    attempt: Count = 0
+    """How often stock was chosen. What an earlier attempt made, nobody takes for this one's."""
+
     target_uid: Annotated[str, held(maxLength=64)] | None = field(default=None, name="targetUID")
     """The UID of the object that was made: one of the same name that comes later is another one."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_runtime.contract.crd.names import Label, operation_name
+from gpu_runtime.contract.crd.names import Annotation, Label, operation_name
 from gpu_runtime.contract.crd.operation import (
     OPERATIONS,
     Operation,
@@ -14,13 +14,14 @@ from gpu_runtime.contract.crd.operation import (
     OperationState,
     OperationStatus,
     OperationType,
+    SourceStock,
     Target,
 )
 from gpu_runtime.contract.errors import OperationReused, RuntimeFault
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.errors import AlreadyExists, NotFound
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.objects import Key, Object
 from gpu_runtime.runtime_api.clock import Clock, stamp
 
 
@@ -89,6 +90,9 @@ class Ledger:
         started = operation.status.started_at or self._now()
         return await self.advance(operation, state=OperationState.RUNNING.value, started_at=started, **changes)
 
+    async def choose(self, operation: Operation, stock: SourceStock) -> Operation:
+        return await self.start(operation, stock=stock, attempt=operation.status.attempt + 1)
+
     async def step_back(self, operation: Operation) -> Operation:
         """To the beginning: nothing is claimed, and the same request may succeed later."""
         return await self.advance(operation, state=OperationState.ACCEPTED.value, stock=None)
@@ -112,6 +116,16 @@ def is_finished(status: OperationStatus) -> bool:
 def is_under_way(status: OperationStatus) -> bool:
     """Whether somebody must end it: it has chosen stock, or has something to undo."""
     return not is_finished(status) and (status.stock is not None or status.state == OperationState.GIVING_UP.value)
+
+
+def disowns(operation: Operation, made: Object) -> bool:
+    """Whether an object that carries the operation's name is not, and never will be, what the operation made."""
+    if is_finished(operation.status):
+        return not operation.status.commits_to(made.metadata.uid)
+    if operation.spec.type != OperationType.CREATE_UNIT.value:
+        return False
+    attempt = made.metadata.annotations.get(Annotation.OPERATION_ATTEMPT)
+    return operation.status.stock is None or attempt != str(operation.status.attempt)
 
 
 def _same(found: Operation, asked: OperationSpec) -> Operation:

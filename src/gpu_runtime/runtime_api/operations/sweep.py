@@ -25,7 +25,7 @@ from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.objects import Object
 from gpu_runtime.runtime_api.caches import CLAIMED, Caches
 from gpu_runtime.runtime_api.clock import Clock
-from gpu_runtime.runtime_api.operations.ledger import Ledger, is_finished, is_under_way
+from gpu_runtime.runtime_api.operations.ledger import Ledger, disowns, is_finished, is_under_way
 from gpu_runtime.runtime_api.operations.pending import PendingOperation
 from gpu_runtime.runtime_api.operations.unmoved import Unmoved
 from gpu_runtime.runtime_api.settings import Operations
@@ -116,17 +116,16 @@ class Sweep:
                 await self._delete(self._caches.units, unit)
             case Claim.UNWANTED:
                 logger.info("giving back stock that its operation does not want", extra=_extra(unit, operation_id))
+                # If it has changed since, then perhaps for a new reason to keep it: the next sweep sees.
                 await give_back(self._client, unit, operation_id)
 
     async def _confirm(self, made: tuple[Informer[Any], Object]) -> None:
         cache, found = made
         operation_id = _operation_of(found)
-        if self._caches.pending.store.get(self._ledger.key(operation_id)) is not None:
-            return
         operation = await self._ledger.find(operation_id)
         if operation is None or operation.status.commits_to(found.metadata.uid):
             self._confirmed.add(found.metadata.uid)
-        elif is_finished(operation.status):
+        elif disowns(operation, found):
             logger.warning("deleting what its operation did not make", extra=_extra(found, operation_id))
             await self._delete(cache, found)
 

@@ -29,24 +29,16 @@ def claim_of(operation: Operation | None, stock_uid: str) -> Claim:
     return Claim.STANDS
 
 
-async def give_back(client: Client, unit: GPUUnit | None, operation_id: str) -> None:
-    """Let others claim the stock again, if it is still this operation that has claimed it."""
-    while unit is not None and unit.metadata.annotations.get(Annotation.CLAIMED_BY) == operation_id:
-        key, version = unit.metadata.key, unit.metadata.resource_version
-        patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: None}}}
-        try:
-            await client.merge_patch(GPU_UNITS, key, patch, resource_version=version)
-        except kube.NotFound:
-            return
-        except kube.Conflict:  # most likely the controller's report on it
-            unit = await _same(client, unit)
-        else:
-            return
-
-
-async def _same(client: Client, unit: GPUUnit) -> GPUUnit | None:
+async def give_back(client: Client, unit: GPUUnit | None, operation_id: str) -> bool:
+    """Let others claim the stock again, if this operation has claimed it. False where it has changed meanwhile."""
+    if unit is None or unit.metadata.annotations.get(Annotation.CLAIMED_BY) != operation_id:
+        return True
+    patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: None}}}
+    version = unit.metadata.resource_version
     try:
-        found = await client.get(GPU_UNITS, unit.metadata.key)
+        await client.merge_patch(GPU_UNITS, unit.metadata.key, patch, resource_version=version)
     except kube.NotFound:
-        return None
-    return found if found.metadata.uid == unit.metadata.uid else None
+        return True
+    except kube.Conflict:
+        return False
+    return True

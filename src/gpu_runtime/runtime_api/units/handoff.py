@@ -27,7 +27,7 @@ from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.objects import Key, Manifest
 from gpu_runtime.runtime_api.caches import Caches
 from gpu_runtime.runtime_api.faults import refuses_for_good
-from gpu_runtime.runtime_api.operations.ledger import Ledger, is_finished, is_under_way
+from gpu_runtime.runtime_api.operations.ledger import Ledger, disowns, is_finished, is_under_way
 from gpu_runtime.runtime_api.stock.claim import give_back
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
@@ -88,6 +88,7 @@ class Handoff:
                 except kube.Conflict:  # somebody else wrote the record: go on from what it says now
                     self._shelf.release(course.id)
                     course.operation = await self._latest(course)
+                    await self._drop_disowned(course)
         finally:
             self._shelf.release(course.id)
         await self._clear_up(course)
@@ -114,7 +115,7 @@ class Handoff:
                 course, NoStock(f"no Ready stock of {request.spec_name} is left; seed some, or try later")
             )
             return
-        course.operation = await self._ledger.start(course.operation, stock=self._source(unit))
+        course.operation = await self._ledger.choose(course.operation, self._source(unit))
 
     async def _refuse(self, course: _Course, fault: RuntimeFault) -> None:
         """Nothing is claimed yet, so the operation goes back to its beginning: the same request may succeed later."""
@@ -171,7 +172,7 @@ class Handoff:
         course.committed = True
 
     async def _make(self, course: _Course) -> GPUUnit:
-        """The unit, made now or by another course of the same operation from the same stock."""
+        """The unit, made now or by another course of the same attempt."""
         manifest = _manifest(course.operation)
         while True:
             try:
@@ -187,21 +188,23 @@ class Handoff:
                 return made
             if found is not None and not _is_of(found, course.id):
                 raise _name_taken(course)
-            if found is not None and _is_from_chosen_stock(found, course.operation):
+            if found is not None and not disowns(course.operation, found):
                 return found
-            if found is not None:  # made from stock that this operation has since given up for other stock
+            if found is not None:  # of an earlier attempt, which ended on the way
                 await self._delete(found.metadata.key, found.metadata.uid)
 
+    async def _drop_disowned(self, course: _Course) -> None:
+        if course.unit is not None and disowns(course.operation, course.unit):
+            await self._delete(course.unit.metadata.key, course.unit.metadata.uid)
+            course.unit = None
+
     async def _clear_up(self, course: _Course) -> None:
-        """After the end is written: the consumed stock goes, and a unit that the record does not commit to."""
-        if course.unit is None:
+        """After the commit the stock has become the unit, and goes."""
+        stock = course.operation.status.stock
+        if course.unit is None or stock is None:
             return
-        status = course.operation.status
         try:
-            if not status.commits_to(course.unit.metadata.uid):
-                await self._delete(course.unit.metadata.key, course.unit.metadata.uid)
-            elif status.stock is not None:
-                await self._delete(Key(status.stock.namespace, status.stock.name), status.stock.uid)
+            await self._delete(Key(stock.namespace, stock.name), stock.uid)
         except kube.KubeError as error:  # the answer stands; the sweep looks after what is left
             logger.warning("left to the sweep", extra={"operationID": course.id, "error": str(error)})
 
@@ -211,8 +214,8 @@ class Handoff:
         if found is not None and _is_of(found, course.id):
             await self._delete(found.metadata.key, found.metadata.uid)
         stock = course.operation.status.stock
-        if stock is not None:
-            await give_back(self._client, await self._live_stock(stock), course.id)
+        while stock is not None and not await give_back(self._client, await self._live_stock(stock), course.id):
+            pass  # most likely the controller has reported on it
 
     async def _delete(self, key: Key, uid: str) -> None:
         with contextlib.suppress(kube.NotFound, kube.Conflict):  # it is gone, and one of its name is another one
@@ -266,11 +269,6 @@ def _is_of(unit: GPUUnit, operation_id: str) -> bool:
     return unit.metadata.annotations.get(Annotation.OPERATION_ID) == operation_id
 
 
-def _is_from_chosen_stock(unit: GPUUnit, operation: Operation) -> bool:
-    stock = operation.status.stock
-    return stock is not None and unit.metadata.annotations.get(Annotation.SOURCE_STOCK_UID) == stock.uid
-
-
 def _name_taken(course: _Course) -> Conflict:
     return Conflict(f"name: there is already a unit {_target(course.operation).name}; choose another name")
 
@@ -282,6 +280,7 @@ def _manifest(operation: Operation) -> Manifest:
         raise ValueError(f"operation {operation.spec.operation_id} has chosen no stock")
     annotations = {
         Annotation.OPERATION_ID: operation.spec.operation_id,
+        Annotation.OPERATION_ATTEMPT: str(operation.status.attempt),
         Annotation.REQUEST_HASH: operation.spec.request_hash,
         Annotation.SOURCE_STOCK_NAME: stock.name,
         Annotation.SOURCE_STOCK_NAMESPACE: stock.namespace,
