@@ -160,6 +160,8 @@ class World:
                 await alongside(replica.sweep.once(), self.turns)
 
     async def replay(self) -> None:
+        while await self.turns.next():
+            pass  # until every cache has heard of everything
         for request in self.requests:
             await alongside(self.ask(self.turns.chance.choice(self.replicas), request), self.turns)
 
