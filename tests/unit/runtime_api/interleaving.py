@@ -155,13 +155,14 @@ class FakeClient:
         self, resource: Resource[Any], selection: Selection, version: int
     ) -> AsyncIterator[WatchEvent[Any]]:
         while True:
+            news = self._server.news  # taken before the look, so that nothing is missed between the look and the wait
             for number, plural, document, there in self._server.history[version:]:
                 version = number
                 if plural == resource.plural:
                     await self._turns.mine(f"{self.who}/watch")
                     found = msgspec.convert(document, resource.model)
                     yield Present(found) if there and _selected(document, selection) else Gone(found)
-            await self._server.news.wait()
+            await news.wait()
 
     async def _exchange(self, resource: Resource[Any], work: Callable[[], Document]) -> Any:
         await self._turns.mine(self.who)
