@@ -124,8 +124,14 @@ def disowns(operation: Operation, made: Object) -> bool:
         return not operation.status.commits_to(made.metadata.uid)
     if operation.spec.type != OperationType.CREATE_UNIT.value:
         return False
-    attempt = made.metadata.annotations.get(Annotation.OPERATION_ATTEMPT)
-    return operation.status.stock is None or attempt != str(operation.status.attempt)
+    current = operation.status.attempt + (operation.status.stock is None)
+    return attempt_of(made) < current
+
+
+def attempt_of(made: Object) -> int:
+    """Which attempt of its operation made the object."""
+    said = made.metadata.annotations.get(Annotation.OPERATION_ATTEMPT, "")
+    return int(said) if said.isdecimal() else 0
 
 
 def _same(found: Operation, asked: OperationSpec) -> Operation:

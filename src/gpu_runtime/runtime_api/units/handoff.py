@@ -27,13 +27,17 @@ from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.objects import Key, Manifest
 from gpu_runtime.runtime_api.caches import Caches
 from gpu_runtime.runtime_api.faults import refuses_for_good
-from gpu_runtime.runtime_api.operations.ledger import Ledger, disowns, is_finished, is_under_way
+from gpu_runtime.runtime_api.operations.ledger import Ledger, attempt_of, disowns, is_finished, is_under_way
 from gpu_runtime.runtime_api.stock.claim import give_back
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
 
 logger = logging.getLogger(__name__)
 _REQUEST = msgspec.json.Decoder(CreateUnit)
+
+
+class _Outdated(Exception):
+    """What was read of the record is no longer so: another course is at a later attempt."""
 
 
 @dataclass
@@ -85,7 +89,7 @@ class Handoff:
             while not is_finished(course.operation.status):
                 try:
                     await self._step(course)
-                except kube.Conflict:  # somebody else wrote the record: go on from what it says now
+                except (kube.Conflict, _Outdated):  # somebody else wrote the record: go on from what it says now
                     self._shelf.release(course.id)
                     course.operation = await self._latest(course)
                     await self._drop_disowned(course)
@@ -188,10 +192,13 @@ class Handoff:
                 return made
             if found is not None and not _is_of(found, course.id):
                 raise _name_taken(course)
-            if found is not None and not disowns(course.operation, found):
+            if found is None:
+                continue
+            if attempt_of(found) > course.operation.status.attempt:
+                raise _Outdated
+            if not disowns(course.operation, found):
                 return found
-            if found is not None:  # of an earlier attempt, which ended on the way
-                await self._delete(found.metadata.key, found.metadata.uid)
+            await self._delete(found.metadata.key, found.metadata.uid)
 
     async def _drop_disowned(self, course: _Course) -> None:
         if course.unit is not None and disowns(course.operation, course.unit):
