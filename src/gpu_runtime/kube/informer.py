@@ -92,6 +92,10 @@ class Informer(Generic[T]):
         ahead = _is_later(written.metadata.resource_version, self._version)
         self._tell(self.store.put(written) if ahead else self.store.learn(written))
 
+    def forget(self, deleted: T) -> None:
+        """Take note of a delete that ended the object at once, as `learn` does of a write."""
+        self._tell(self.store.remove(deleted.metadata.key, deleted.metadata.uid))
+
     async def run(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:
             if self._pace.resync is not None:
