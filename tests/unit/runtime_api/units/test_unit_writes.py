@@ -1,16 +1,18 @@
-"""A write that loses every race ends, and says so."""
+"""What the service decides before and after it talks to anybody."""
 
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.errors import Conflict
+from gpu_runtime.contract.errors import Conflict, Invalid
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.runtime_api.settings import Namespaces
 from gpu_runtime.runtime_api.units import service
+from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.service import ATTEMPTS, Units
 
 UNIT = msgspec.convert(
@@ -43,3 +45,32 @@ async def test_a_write_that_loses_every_race_is_given_up(monkeypatch: pytest.Mon
     with pytest.raises(Conflict, match="somebody else wrote at the same time; try again"):
         await units.stop("", "web")
     assert (contended.reads, contended.writes) == (ATTEMPTS, ATTEMPTS)
+
+
+class Making:
+    """A handoff that makes what it is asked for, and a cache that takes note."""
+
+    def __init__(self) -> None:
+        self.asked: list[CreateUnit] = []
+        self.learned: list[GPUUnit] = []
+        self.units = self
+
+    async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
+        self.asked.append(request)
+        return UNIT, True
+
+    def learn(self, unit: GPUUnit) -> None:
+        self.learned.append(unit)
+
+
+async def test_a_create_is_checked_and_spelled_out_before_the_handoff_sees_it() -> None:
+    making: Any = Making()
+    units = Units(making, making, Namespaces(), making, making)
+    sloppy = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image=" python ")
+    with pytest.raises(Invalid, match="name: is required"):
+        await units.create(structs.replace(sloppy, name=""))
+    assert making.asked == []
+    assert await units.create(sloppy) == (UNIT, True)
+    spelled = structs.replace(sloppy, image="python", namespace="runtime-instance", stock_namespace="runtime-stock")
+    assert making.asked == [spelled]
+    assert making.learned == [UNIT]
