@@ -88,7 +88,7 @@ class Units:
             await self.settle(operation_id)
         await self._end(unit)
         if not unit.metadata.finalizers:  # else it lives on until they are gone
-            self.caches.units.forget(unit)
+            self.caches.units.forget(unit.metadata.key, unit.metadata.uid)
 
     async def _change(self, key: Key, change: Change) -> GPUUnit:
         for attempt in range(1, ATTEMPTS + 1):
