@@ -25,6 +25,10 @@ class Namespaces(Settings, frozen=True, kw_only=True):
     pools: Names = ("default",)
     """Where pools may be made. The first one is meant where a request names none."""
 
+    def __post_init__(self) -> None:
+        if self.stock in self.units:
+            raise ValueError(f"units must not name {self.stock}: a unit in the stock namespace is stock")
+
 
 class Operations(Settings, frozen=True, kw_only=True):
     retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400

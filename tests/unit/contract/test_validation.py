@@ -91,6 +91,14 @@ UNITS = {
         unit(template={"envs": [{"name": "A", "value": "1"}, {"name": "A"}]}),
         "template.envs[1].name: A is already set by template.envs[0]; keep one of them",
     ),
+    "a variable whose name is too long": (
+        unit(template={"envs": [{"name": "A" * 256}]}),
+        "template.envs[0].name: has 256 characters; use at most 255",
+    ),
+    "a variable whose value is too long": (
+        unit(template={"envs": [{"name": "A", "value": "x" * 32769}]}),
+        "template.envs[0].value: has 32769 characters; use at most 32768",
+    ),
     "a primary port that the template lacks": (
         unit(template=HTTP, access={"primaryPort": "grpc"}),
         "access.primaryPort: 'grpc' names no port of the template (it has http)",
@@ -160,6 +168,10 @@ UNITS = {
     "an invoke path that is none": (
         unit(serverless=function(framework={"invokePath": "invoke"})),
         "serverless.framework.invokePath: 'invoke' is not an HTTP path; begin with '/'",
+    ),
+    "a health path that is too long": (
+        unit(serverless=function(framework={"healthPath": "/" + "x" * 1024})),
+        "serverless.framework.healthPath: has 1025 characters; use at most 1024",
     ),
 }
 

@@ -22,8 +22,9 @@ from gpu_runtime.kube.objects import Condition, Object, Resource, Wire
 SCHEMES = ("http", "https")
 SOCKET_PATH_LIMIT = 107
 """Linux takes no longer path for a unix socket."""
+HTTP_PATH_LIMIT = 1024
 
-Path = Annotated[str, held(pattern="^/", maxLength=1024)]
+Path = Annotated[str, held(pattern="^/", maxLength=HTTP_PATH_LIMIT)]
 
 
 class Access(Wire, frozen=True, kw_only=True):

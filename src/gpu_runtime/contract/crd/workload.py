@@ -7,6 +7,8 @@ from gpu_runtime.contract.crd.names import SPEC_NAME_PATTERN
 from gpu_runtime.kube.objects import Wire
 
 ENV_NAME_PATTERN = "^[-._a-zA-Z][-._a-zA-Z0-9]*$"
+ENV_NAME_LIMIT = 255
+ENV_VALUE_LIMIT = 32768
 PORT_NAME_PATTERN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 PORT_NAME_LIMIT = 15
 PROTOCOLS = ("TCP", "UDP", "SCTP")
@@ -26,10 +28,10 @@ Words = Annotated[tuple[str, ...], held(maxItems=256)]
 class EnvVar(Wire, frozen=True, kw_only=True):
     """An environment variable of the container."""
 
-    name: Annotated[str, held(pattern=ENV_NAME_PATTERN, maxLength=255)]
+    name: Annotated[str, held(pattern=ENV_NAME_PATTERN, maxLength=ENV_NAME_LIMIT)]
     """The variable's name, unique in the template."""
 
-    value: Annotated[str, held(maxLength=32768)] = ""
+    value: Annotated[str, held(maxLength=ENV_VALUE_LIMIT)] = ""
     """The variable's value. $(NAME) stands for another variable, as in every Pod."""
 
 

@@ -1,6 +1,6 @@
 """The serverless block: what makes a unit a function."""
 
-from gpu_runtime.contract.crd.gpu_unit import SOCKET_PATH_LIMIT, Framework, GPUUnitSpec, Serverless
+from gpu_runtime.contract.crd.gpu_unit import HTTP_PATH_LIMIT, SOCKET_PATH_LIMIT, Framework, GPUUnitSpec, Serverless
 from gpu_runtime.contract.crd.names import REQUEST_ID_PATTERN
 from gpu_runtime.contract.validation.mounts import normal_path, within
 from gpu_runtime.contract.validation.problem import Problem, Problems, under
@@ -52,3 +52,5 @@ def framework_problems(framework: Framework, at: str) -> Problems:
     for field, path in (("invokePath", framework.invoke_path), ("healthPath", framework.health_path)):
         if not path.startswith("/") or any(character.isspace() for character in path):
             yield Problem(under(at, field), f"{path!r} is not an HTTP path; begin with '/'")
+        elif len(path) > HTTP_PATH_LIMIT:
+            yield Problem(under(at, field), f"has {len(path)} characters; use at most {HTTP_PATH_LIMIT}")

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 
 from gpu_runtime.contract.crd.gpu_unit import SCHEMES, Access
 from gpu_runtime.contract.crd.workload import (
+    ENV_NAME_LIMIT,
     ENV_NAME_PATTERN,
+    ENV_VALUE_LIMIT,
     PORT_NAME_LIMIT,
     PORT_NAME_PATTERN,
     PROTOCOLS,
@@ -37,10 +39,14 @@ def env_problems(envs: Iterable[EnvVar], at: str) -> Problems:
                 f"{env.name!r} is not an environment variable; use letters, digits, '_', '-' and '.', not beginning"
                 " with a digit or '..'",
             )
+        elif len(env.name) > ENV_NAME_LIMIT:
+            yield Problem(path, f"has {len(env.name)} characters; use at most {ENV_NAME_LIMIT}")
         elif env.name in seen:
             yield Problem(path, f"{env.name} is already set by {at}[{seen[env.name]}]; keep one of them")
         if "\0" in env.value:
             yield Problem(f"{at}[{index}].value", "contains a NUL character, which no environment can hold")
+        elif len(env.value) > ENV_VALUE_LIMIT:
+            yield Problem(f"{at}[{index}].value", f"has {len(env.value)} characters; use at most {ENV_VALUE_LIMIT}")
         seen.setdefault(env.name, index)
 
 

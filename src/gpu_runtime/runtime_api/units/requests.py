@@ -1,10 +1,12 @@
 """What callers ask of units."""
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
+from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
 from gpu_runtime.contract.crd.workload import Template
-from gpu_runtime.runtime_api.http.route import Body
+from gpu_runtime.runtime_api.http.paging import Paged
+from gpu_runtime.runtime_api.http.route import Body, Query
 
 
 class CreateUnit(Body, frozen=True, kw_only=True):
@@ -52,3 +54,54 @@ class CreateUnit(Body, frozen=True, kw_only=True):
             storage_mounts=self.storage_mounts,
             serverless=self.serverless,
         )
+
+
+class UpdateUnit(Body, frozen=True, kw_only=True):
+    """What is to change. A field that is left out stays as it is; one that is given replaces all that was there."""
+
+    image: str | UnsetType = UNSET
+    """The image to run."""
+
+    template: Template | UnsetType = UNSET
+    """How the image is run, as a whole: a command that is not repeated goes away."""
+
+    access: Access | UnsetType = UNSET
+    """How the unit is reached, as a whole."""
+
+    storage_mounts: tuple[StorageMount, ...] | UnsetType = UNSET
+    """All storages that are mounted from now on. An empty list mounts none."""
+
+    serverless: Serverless | UnsetType = UNSET
+    """How the function is served, as a whole. Its requestID never changes once it is set: repeat it."""
+
+    spec_name: str | UnsetType = UNSET
+    """Never changes. It may be repeated."""
+
+    memory: str | UnsetType = UNSET
+    """Never changes, since it was reserved with the stock. It may be repeated."""
+
+    gpu: int | UnsetType = UNSET
+    """Never changes, since the GPUs were reserved with the stock. It may be repeated."""
+
+
+class UnitQuery(Query, frozen=True, kw_only=True):
+    """Which of the units of that name."""
+
+    namespace: str = ""
+    """Where the unit is. Default: the first namespace that the configuration allows."""
+
+
+class ListUnits(Paged, frozen=True, kw_only=True):
+    """Which units."""
+
+    namespace: str = ""
+    """Only those of this namespace. Default: those of every namespace that the configuration allows."""
+
+    spec_name: str = ""
+    """Only those of this flavour."""
+
+    phase: UnitPhase | None = None
+    """Only those in this phase."""
+
+    serverless: bool | None = None
+    """true: only functions; false: only units that are none."""

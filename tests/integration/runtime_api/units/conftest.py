@@ -1,0 +1,129 @@
+"""Replicas of the units' service on the real API server, without the HTTP in front of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import pytest
+from lightkube import Client as OtherEyes
+from lightkube.generic_resource import create_namespaced_resource
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.types import PatchType
+
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.kube.client import Client, connect
+from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.runtime_api.caches import Caches, open_caches
+from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.units.requests import CreateUnit
+from gpu_runtime.runtime_api.units.service import Units
+from localcluster.control_plane import ControlPlane
+
+UNIT = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "GPUUnit", "gpuunits")
+Object: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Replica:
+    units: Units
+    caches: Caches
+    client: Client
+    settled: "Settled"
+
+
+class Settled(list[str]):
+    """The operations that were to be brought to their end."""
+
+    async def settle(self, operation_id: str) -> None:
+        self.append(operation_id)
+
+
+class Replicas(Protocol):
+    async def __call__(self, *, idle: bool = False) -> Replica: ...
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The units of one namespace, seen and changed by somebody else."""
+
+    kube: OtherEyes
+    namespace: str
+
+    def make(self, name: str, annotations: Object | None = None, **spec: Any) -> Object:
+        given = {"specName": "g1.1", "image": "python:3.12", **spec}
+        about = ObjectMeta(name=name, namespace=self.namespace, annotations=annotations or {})
+        return as_dict(self.kube.create(UNIT(metadata=about, spec=given)))
+
+    def look(self, name: str) -> Object:
+        return as_dict(self.kube.get(UNIT, name, namespace=self.namespace))
+
+    def patch(self, name: str, patch: Object) -> None:
+        self.kube.patch(UNIT, name, patch, namespace=self.namespace, patch_type=PatchType.MERGE)
+
+    def report(self, name: str, **status: Any) -> None:
+        self.kube.patch(UNIT.Status, name, {"status": status}, namespace=self.namespace, patch_type=PatchType.MERGE)
+
+    def end(self, name: str) -> None:
+        self.kube.delete(UNIT, name, namespace=self.namespace)
+
+
+def as_dict(found: Any) -> Object:
+    return dict(found.to_dict())
+
+
+class Nobody:
+    async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
+        raise AssertionError(f"{request.name} is not to be made here")
+
+
+@pytest.fixture
+def cluster(kube: OtherEyes, namespace: str, platform_crds: tuple[str, ...]) -> Cluster:
+    return Cluster(kube, namespace)
+
+
+@pytest.fixture
+def namespaces(namespace: str) -> Namespaces:
+    return Namespaces(system=namespace, stock=f"{namespace}-stock", units=(namespace, "elsewhere"))
+
+
+@pytest.fixture
+async def replicas(control_plane: ControlPlane, namespaces: Namespaces, cluster: Cluster) -> AsyncIterator[Replicas]:
+    """As many replicas as a test asks for, each with its own connections and caches; idle ones hear of nothing."""
+    async with AsyncExitStack() as stack:
+
+        async def another(*, idle: bool = False) -> Replica:
+            config = load_config(control_plane.kubeconfig)
+            client = await stack.enter_async_context(connect(config, field_manager="test"))
+            caches = open_caches(client, namespaces, KubeMetrics())
+            if not idle:
+                await stack.enter_async_context(_running(caches))
+            settled = Settled()
+            return Replica(Units(client, caches, namespaces, Nobody(), settled.settle), caches, client, settled)
+
+        yield another
+
+
+@pytest.fixture
+async def replica(replicas: Replicas) -> Replica:
+    return await replicas()
+
+
+@pytest.fixture
+async def idle(replicas: Replicas) -> Replica:
+    """A replica whose caches hear of nothing."""
+    return await replicas(idle=True)
+
+
+@asynccontextmanager
+async def _running(caches: Caches) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(cache.run()) for cache in caches.all]
+        async with asyncio.timeout(20):
+            for cache in caches.all:
+                await cache.synced()
+        yield
+        for task in running:
+            task.cancel()

@@ -1,0 +1,134 @@
+"""The routes of units say all that the document of the API needs, and their examples work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.manifests.field_docs import field_docs
+from gpu_runtime.runtime_api.http.route import Call, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.units.admission import accepted, updated
+from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
+from gpu_runtime.runtime_api.units.routes import routes
+from gpu_runtime.runtime_api.units.view import ConditionView, SourceStockView, UnitView
+
+UNIT = msgspec.convert(
+    {"metadata": {"name": "web", "namespace": "batch"}, "spec": {"specName": "g1.1", "image": "python"}}, GPUUnit
+)
+
+
+@dataclass
+class FakeUnits:
+    """Takes note of what it is asked."""
+
+    first: bool = True
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def list(self, query: ListUnits) -> tuple[Sequence[GPUUnit], str | None]:
+        self.asked.append(("list", query))
+        return [UNIT], "more"
+
+    async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
+        self.asked.append(("create", request))
+        return UNIT, self.first
+
+    def __getattr__(self, verb: str) -> Any:
+        async def take_note(*arguments: Any) -> GPUUnit:
+            self.asked.append((verb, *arguments))
+            return UNIT
+
+        return take_note
+
+
+def by_name(units: Any = None) -> dict[str, Route]:
+    return {route.name: route for route in routes(units)}
+
+
+def test_every_way_to_units_is_there() -> None:
+    assert {(route.method, route.path) for route in by_name().values()} == {
+        ("GET", "/api/v1/gpu-units"),
+        ("POST", "/api/v1/gpu-units"),
+        ("GET", "/api/v1/gpu-units/{name}"),
+        ("PUT", "/api/v1/gpu-units/{name}"),
+        ("DELETE", "/api/v1/gpu-units/{name}"),
+        ("POST", "/api/v1/gpu-units/{name}/stop"),
+        ("POST", "/api/v1/gpu-units/{name}/start"),
+    }
+
+
+@pytest.mark.parametrize("route", by_name().values(), ids=by_name())
+def test_a_route_explains_itself_and_is_for_the_runtime(route: Route) -> None:
+    assert route.summary
+    assert route.description
+    assert route.tag
+    assert route.scope is Scope.RUNTIME
+    assert Invalid in route.faults
+
+
+@pytest.mark.parametrize(
+    "model", [UnitView, ConditionView, SourceStockView, CreateUnit, UpdateUnit, UnitQuery, ListUnits]
+)
+def test_every_field_is_explained(model: type[msgspec.Struct]) -> None:
+    own = model.__annotations__
+    assert set(own) - set(field_docs(model)) == set()
+
+
+def test_the_examples_of_create_are_accepted() -> None:
+    examples = by_name()["createUnit"].examples
+    for title, example in examples.items():
+        assert accepted(msgspec.convert(example, CreateUnit), Namespaces()), title
+
+
+def test_the_examples_of_update_are_accepted() -> None:
+    for title, example in by_name()["updateUnit"].examples.items():
+        assert updated(UNIT.spec, msgspec.convert(example, UpdateUnit)) != UNIT.spec, title
+
+
+async def test_the_first_create_is_201_and_its_replay_200() -> None:
+    body = msgspec.convert(by_name()["createUnit"].examples["A web server"], CreateUnit)
+    for first, status in ((True, 201), (False, 200)):
+        units = FakeUnits(first)
+        answer = await by_name(units)["createUnit"].handler(Call(body, NoQuery()))
+        assert (answer.status, answer.data.name) == (status, "web")
+        assert units.asked == [("create", body)]
+
+
+async def test_a_list_passes_on_where_it_goes_on() -> None:
+    units = FakeUnits()
+    query = ListUnits(spec_name="g1.1")
+    answer = await by_name(units)["listUnits"].handler(Call(None, query))
+    assert (answer.status, [unit.name for unit in answer.data], answer.continuation) == (200, ["web"], "more")
+    assert units.asked == [("list", query)]
+
+
+@pytest.mark.parametrize("verb", ["get", "stop", "start"])
+async def test_one_unit_is_named_by_path_and_query(verb: str) -> None:
+    units = FakeUnits()
+    answer = await by_name(units)[f"{verb}Unit"].handler(Call(None, UnitQuery(namespace="batch"), {"name": "web"}))
+    assert (answer.status, answer.data.name) == (200, "web")
+    assert units.asked == [(verb, "batch", "web")]
+
+
+async def test_an_update_passes_its_body_on() -> None:
+    units, body = FakeUnits(), UpdateUnit(image="new")
+    answer = await by_name(units)["updateUnit"].handler(Call(body, UnitQuery(), {"name": "web"}))
+    assert (answer.status, answer.data.name) == (200, "web")
+    assert units.asked == [("update", "", "web", body)]
+
+
+async def test_a_delete_answers_without_data() -> None:
+    units = FakeUnits()
+    answer = await by_name(units)["deleteUnit"].handler(Call(None, UnitQuery(), {"name": "web"}))
+    assert (answer.status, answer.data) == (204, None)
+    assert units.asked == [("delete", "", "web")]
+
+
+def test_a_query_is_read_as_it_stands_in_an_address() -> None:
+    written = {"phase": "Ready", "serverless": "true", "limit": "7", "continue": "x", "specName": "g1.1"}
+    read = msgspec.convert(written, ListUnits, strict=False)
+    assert (read.phase, read.serverless, read.limit, read.after, read.spec_name) == ("Ready", True, 7, "x", "g1.1")
