@@ -20,7 +20,6 @@ from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.names import Annotation, operation_name
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
 from gpu_runtime.contract.errors import Conflict, Gone, NoStock
-from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.objects import Key
@@ -252,9 +251,14 @@ async def test_two_operations_want_one_name(seed: int) -> None:
         assert len(made.of("runtime-stock")) == 2
 
 
-async def test_a_record_that_is_there_is_found_under_its_name() -> None:
-    with world(1, 1, requests(1)) as made:
+async def test_after_an_operation_is_forgotten_its_name_means_nothing_any_more() -> None:
+    """The unit stays, and the same request again finds its name taken and takes no stock."""
+    with world(1, 2, requests(1)) as made:
         await made.run(kills=0, deletions=0)
-        assert made.server.find(OPERATIONS, Key("runtime-system", operation_name("op-0")))
-        with pytest.raises(kube.NotFound):
-            made.server.delete(OPERATIONS, Key("runtime-system", "none"), None)
+        made.server.delete(OPERATIONS, Key("runtime-system", operation_name("op-0")), None)
+        before = [each["metadata"]["uid"] for each in made.of("runtime-instance")]
+        await made.replay()
+        await made.settle()
+        assert made.answers[-1] == ("op-0", Conflict)
+        assert [each["metadata"]["uid"] for each in made.of("runtime-instance")] == before
+        assert len(made.of("runtime-stock")) == 1

@@ -118,8 +118,15 @@ def is_under_way(status: OperationStatus) -> bool:
     return not is_finished(status) and (status.stock is not None or status.state == OperationState.GIVING_UP.value)
 
 
+def made_by(operation: Operation, found: Object) -> bool:
+    """Whether the object says that this very operation made it, and not an earlier one of the same operationID."""
+    return found.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
+
+
 def disowns(operation: Operation, made: Object) -> bool:
-    """Whether an object that carries the operation's name is not, and never will be, what the operation made."""
+    """Whether an object says that this operation made it, which is not so and never will be."""
+    if not made_by(operation, made):
+        return False
     if is_finished(operation.status):
         return not operation.status.commits_to(made.metadata.uid)
     if operation.spec.type != OperationType.CREATE_UNIT.value:

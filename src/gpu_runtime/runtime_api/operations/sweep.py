@@ -25,7 +25,7 @@ from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.objects import Object
 from gpu_runtime.runtime_api.caches import CLAIMED, Caches
 from gpu_runtime.runtime_api.clock import Clock
-from gpu_runtime.runtime_api.operations.ledger import Ledger, disowns, is_finished, is_under_way
+from gpu_runtime.runtime_api.operations.ledger import Ledger, disowns, is_finished, is_under_way, made_by
 from gpu_runtime.runtime_api.operations.pending import PendingOperation
 from gpu_runtime.runtime_api.operations.unmoved import Unmoved
 from gpu_runtime.runtime_api.settings import Operations
@@ -123,7 +123,8 @@ class Sweep:
         cache, found = made
         operation_id = _operation_of(found)
         operation = await self._ledger.find(operation_id)
-        if operation is None or operation.status.commits_to(found.metadata.uid):
+        known = operation is not None and made_by(operation, found)
+        if operation is None or not known or operation.status.commits_to(found.metadata.uid):
             self._confirmed.add(found.metadata.uid)
         elif disowns(operation, found):
             logger.warning("deleting what its operation did not make", extra=_extra(found, operation_id))

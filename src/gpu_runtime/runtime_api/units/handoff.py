@@ -27,7 +27,7 @@ from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.objects import Key, Manifest
 from gpu_runtime.runtime_api.caches import Caches
 from gpu_runtime.runtime_api.faults import refuses_for_good
-from gpu_runtime.runtime_api.operations.ledger import Ledger, attempt_of, disowns, is_finished, is_under_way
+from gpu_runtime.runtime_api.operations.ledger import Ledger, attempt_of, disowns, is_finished, is_under_way, made_by
 from gpu_runtime.runtime_api.stock.claim import give_back
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
@@ -190,7 +190,7 @@ class Handoff:
             else:
                 self._caches.units.learn(made)
                 return made
-            if found is not None and not _is_of(found, course.id):
+            if found is not None and not made_by(course.operation, found):
                 raise _name_taken(course)
             if found is None:
                 continue
@@ -218,7 +218,7 @@ class Handoff:
     async def _undo(self, course: _Course) -> None:
         """Give back what was taken, once the record says that this operation can only fail."""
         found = await self._live(_target(course.operation))
-        if found is not None and _is_of(found, course.id):
+        if found is not None and made_by(course.operation, found):
             await self._delete(found.metadata.key, found.metadata.uid)
         stock = course.operation.status.stock
         while stock is not None and not await give_back(self._client, await self._live_stock(stock), course.id):
@@ -255,7 +255,7 @@ class Handoff:
 
     def _name_is_taken(self, course: _Course) -> bool:
         known = self._caches.units.store.get(_target(course.operation))
-        return known is not None and not _is_of(known, course.id)
+        return known is not None and not made_by(course.operation, known)
 
     def _source(self, unit: GPUUnit) -> SourceStock:
         return SourceStock(
@@ -272,10 +272,6 @@ def _target(operation: Operation) -> Key:
     return Key(operation.spec.target.namespace, operation.spec.target.name)
 
 
-def _is_of(unit: GPUUnit, operation_id: str) -> bool:
-    return unit.metadata.annotations.get(Annotation.OPERATION_ID) == operation_id
-
-
 def _name_taken(course: _Course) -> Conflict:
     return Conflict(f"name: there is already a unit {_target(course.operation).name}; choose another name")
 
@@ -287,6 +283,7 @@ def _manifest(operation: Operation) -> Manifest:
         raise ValueError(f"operation {operation.spec.operation_id} has chosen no stock")
     annotations = {
         Annotation.OPERATION_ID: operation.spec.operation_id,
+        Annotation.OPERATION_UID: operation.metadata.uid,
         Annotation.OPERATION_ATTEMPT: str(operation.status.attempt),
         Annotation.REQUEST_HASH: operation.spec.request_hash,
         Annotation.SOURCE_STOCK_NAME: stock.name,
