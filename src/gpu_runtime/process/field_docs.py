@@ -19,6 +19,12 @@ def field_docs(model: type) -> dict[str, str]:
     return docs
 
 
+def field_doc(model: type, name: str) -> str:
+    """The docstring of a field, in whichever class of the model's line declares it."""
+    declaring = next(each for each in model.__mro__ if name in inspect.get_annotations(each))
+    return field_docs(declaring).get(name, "")
+
+
 def class_doc(model: type) -> str:
     return one_paragraph(model.__doc__ or "")
 
