@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from gpu_runtime.contract.crd.definition import held
 from gpu_runtime.contract.crd.gpu_unit import Access
-from gpu_runtime.contract.crd.names import NAME_LIMIT, NAME_PATTERN
+from gpu_runtime.contract.crd.names import NAME_LIMIT, NAME_PATTERN, generated_pool_name
 from gpu_runtime.contract.crd.workload import Count, EnvVar, Port, SpecName, Template
 from gpu_runtime.contract.errors import NotFound, OperationReused
 from gpu_runtime.runtime_api.http.route import Answer, Body, Call, NoQuery, Query, Route, Scope, View
@@ -96,9 +96,11 @@ class ShelfService:
         known, view = self.made.get(asked.operation_id, (None, None))
         if known == asked:
             return Answer(200, view)
-        if known:
-            raise OperationReused("operationID already stands for another request")
-        view = ShelfView(name=asked.name or "shelf", replicas=asked.replicas, template=asked.template)
+        if known or asked.name in {view.name for _, view in self.made.values()}:
+            raise OperationReused("operationID already stands for another request, or the name for another shelf")
+        view = ShelfView(
+            name=asked.name or generated_pool_name(asked.operation_id), replicas=asked.replicas, template=asked.template
+        )
         self.made[asked.operation_id] = (asked, view)
         return Answer(202, view)
 
@@ -107,20 +109,20 @@ class ShelfService:
         return Answer(200, views[: call.query.limit], "more" if len(views) > call.query.limit else None)
 
     async def get(self, call: Call[None, NoQuery]) -> Answer:
-        return Answer(200, self._found(call.path["name"]))
+        return Answer(200, self.made[self._found(call)][1])
 
     async def change(self, call: Call[ChangeShelf, NoQuery]) -> Answer:
-        return Answer(200, self._found(call.path["name"]))
+        return Answer(200, self.made[self._found(call)][1])
 
     async def delete(self, call: Call[None, NoQuery]) -> Answer:
-        self._found(call.path["name"])
+        del self.made[self._found(call)]
         return Answer(204)
 
-    def _found(self, name: str) -> ShelfView:
-        for _, view in self.made.values():
-            if view.name == name:
-                return view
-        raise NotFound(f"there is no shelf {name}")
+    def _found(self, call: Call[Any, Any]) -> str:
+        for operation_id, (_, view) in self.made.items():
+            if view.name == call.path["name"]:
+                return operation_id
+        raise NotFound(f"there is no shelf {call.path['name']}")
 
 
 def sample_routes(service: ShelfService) -> Sequence[Route]:
