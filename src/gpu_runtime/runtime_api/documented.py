@@ -3,21 +3,21 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpu_runtime.runtime_api.http.route import Answer, Call, Route
+from gpu_runtime.runtime_api.http.route import Route
 
 PARTS: tuple[Callable[[Any], Sequence[Route]], ...] = ()
 """What gives the routes of each part of the API."""
 
 
-class _Unserved:
-    """Stands for any service: it has every method, and none of them may be called."""
+class _Nothing:
+    """Stands for any service and whatever that is made from: it can be asked for anything, and does nothing."""
 
-    def __getattr__(self, name: str) -> Callable[[Call[Any, Any]], Any]:
-        async def handler(_call: Call[Any, Any]) -> Answer:
-            raise NotImplementedError(f"{name} is only documented here, not served")
+    def __getattr__(self, name: str) -> "_Nothing":
+        return self
 
-        return handler
+    def __call__(self, *_given: object, **_named: object) -> "_Nothing":
+        return self
 
 
 def documented_routes() -> list[Route]:
-    return [route for part in PARTS for route in part(_Unserved())]
+    return [route for part in PARTS for route in part(_Nothing())]

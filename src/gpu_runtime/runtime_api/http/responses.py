@@ -124,12 +124,10 @@ def _refusals(route: Route) -> dict[int, set[type[RuntimeFault]]]:
 
 
 def _before_the_handler(route: Route) -> Iterator[type[RuntimeFault]]:
-    yield Invalid  # on every route: a parameter that it does not know is an error
+    yield from (Invalid, TooLarge)  # also where nothing is asked for: a parameter or a body may be sent all the same
     yield Unavailable
     if route.scope:
         yield from (Unauthenticated, Forbidden, Overloaded)
-    if route.body:
-        yield TooLarge
     if "{" in route.path:
         yield NotFound
 

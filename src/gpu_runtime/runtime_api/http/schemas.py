@@ -37,7 +37,8 @@ def components(sent: Iterable[Any], got: Iterable[Any]) -> dict[str, Schema]:
 
 def struct_schema(model: type[Struct], sent: bool) -> Schema:
     """The schema of a struct, with its fields in the order in which it has them."""
-    schema: Schema = {"description": class_doc(model), "type": "object"}
+    schema: Schema = {"description": class_doc(model)} if class_doc(model) else {}
+    schema["type"] = "object"
     if required := [field.encode_name for field in _fields(model) if field.required]:
         schema["required"] = required
     schema["properties"] = {field.encode_name: field_schema(model, field, sent) for field in _fields(model)}

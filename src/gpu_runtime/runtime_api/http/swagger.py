@@ -5,12 +5,12 @@ Everything here is open to anybody: it says how the API is used, not what is in 
 
 import gzip
 import hashlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import resources
-from typing import TypeAlias
 
 from aiohttp import ETag, web
+
+from gpu_runtime.process.endpoints import Handler
 
 FILES = {
     "index.html": "text/html",
@@ -40,8 +40,6 @@ HEADERS = {
     "Vary": "Accept-Encoding",
 }
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 @dataclass(frozen=True)
 class Page:
@@ -54,11 +52,16 @@ class Page:
 
 
 def add_swagger(app: web.Application, document: bytes) -> None:
-    app.router.add_get("/openapi.json", _serve(Page("application/json", gzip.compress(document, mtime=0))))
-    for name in FILES:
-        app.router.add_get(f"/swagger/{name}", _serve(packaged(name)))
-    app.router.add_get("/swagger", _redirect("swagger/index.html"))
-    app.router.add_get("/swagger/", _redirect("index.html"))
+    for path, handler in swagger_handlers(document).items():
+        app.router.add_get(path, handler)
+
+
+def swagger_handlers(document: bytes) -> dict[str, Handler]:
+    """What answers GET, by its path."""
+    pages = {f"/swagger/{name}": _serve(packaged(name)) for name in FILES}
+    openapi = _serve(Page("application/json", gzip.compress(document, mtime=0)))
+    start = {"/swagger": _redirect("swagger/index.html"), "/swagger/": _redirect("index.html")}
+    return {"/openapi.json": openapi, **start, **pages}
 
 
 def packaged(name: str) -> Page:
@@ -73,7 +76,7 @@ def packaged(name: str) -> Page:
 def _serve(page: Page) -> Handler:
     tag = page.tag
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def answer(request: web.Request) -> web.Response:
         known = any(each.value in (tag, "*") for each in request.if_none_match or ())
         response = web.Response(status=304, headers=HEADERS) if known else _whole(page, request)
         response.etag = ETag(tag, is_weak=True)
@@ -94,7 +97,7 @@ def _whole(page: Page, request: web.Request) -> web.Response:
 def _redirect(location: str) -> Handler:
     """Relative, so that it also holds behind a proxy that adds a prefix."""
 
-    async def answer(_request: web.Request) -> web.StreamResponse:
-        raise web.HTTPFound(location)
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": location})
 
     return answer

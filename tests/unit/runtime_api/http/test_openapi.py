@@ -120,12 +120,12 @@ def test_two_routes_in_one_place_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "statuses"),
     [
-        ("getHealth", "200 400 503"),
-        ("listShelves", "200 400 401 403 429 503"),
+        ("getHealth", "200 400 413 503"),
+        ("listShelves", "200 400 401 403 413 429 503"),
         ("createShelf", "200 202 400 401 403 409 413 429 503"),
-        ("getShelf", "200 400 401 403 404 429 503"),
+        ("getShelf", "200 400 401 403 404 413 429 503"),
         ("changeShelf", "200 400 401 403 404 413 429 503"),
-        ("deleteShelf", "204 400 401 403 404 429 503"),
+        ("deleteShelf", "204 400 401 403 404 413 429 503"),
     ],
 )
 def test_a_route_answers_what_it_can_answer_and_nothing_else(name: str, statuses: str) -> None:
