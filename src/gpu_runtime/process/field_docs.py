@@ -2,7 +2,8 @@
 
 import ast
 import inspect
-import textwrap
+import sys
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
@@ -10,10 +11,9 @@ from itertools import pairwise
 @cache
 def field_docs(model: type) -> dict[str, str]:
     """The docstring under each field of the class itself, by the field's name."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    declared = _classes(model.__module__).get(model.__qualname__)
     docs = {}
-    for statement, after in pairwise(body):
+    for statement, after in pairwise(declared.body if declared else ()):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and (text := _text(after)):
             docs[statement.target.id] = text
     return docs
@@ -31,6 +31,24 @@ def class_doc(model: type) -> str:
 
 def one_paragraph(text: str) -> str:
     return " ".join(text.split())
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Every class of a module by its qualified name. The source is read once, however many classes it has."""
+    return dict(_within(ast.parse(inspect.getsource(sys.modules[module])), ""))
+
+
+def _within(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.ClassDef(name=name):
+                yield prefix + name, child
+                yield from _within(child, f"{prefix}{name}.")
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from _within(child, f"{prefix}{name}.<locals>.")
+            case ast.stmt():
+                yield from _within(child, prefix)
 
 
 def _text(statement: ast.stmt) -> str:
