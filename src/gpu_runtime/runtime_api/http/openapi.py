@@ -19,7 +19,8 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 INFO: Schema = {
     "title": "GPU Runtime",
     "description": "Warm GPU stock, and the units that are made from it. Every answer is `{data}` or `{error}`; every"
-    " request that makes something carries an operationID, under which it is made once.",
+    " request that makes something carries an operationID, under which it is made once. A path that is not here is"
+    " answered with 404, and a method that a path does not have with 405 and `Allow`.",
     "version": "v1",
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
 }
