@@ -56,6 +56,7 @@ check: $(BIN)/.ready ## Format, lint, types, import contracts, generated files f
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m gpu_runtime.manifests --check config
+	$(BIN)/python -m gpu_runtime.manifests.api_document --check docs/api/openapi.json
 	@$(MAKE) --no-print-directory check-locks
 
 .PHONY: check-locks
@@ -79,6 +80,10 @@ bench-controller: $(BIN)/.ready ## What the controller manager costs, beside flo
 manifests: $(BIN)/.ready ## Write the generated files under config/: CRDs, RBAC, samples, settings
 	$(BIN)/python -m gpu_runtime.manifests config
 generate: manifests ## The same
+
+.PHONY: swagger
+swagger: $(BIN)/.ready ## Write the API's document, docs/api/openapi.json
+	$(BIN)/python -m gpu_runtime.manifests.api_document docs/api/openapi.json
 
 .PHONY: format
 format: $(BIN)/.ready ## Format the code and sort the imports

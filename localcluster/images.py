@@ -106,7 +106,8 @@ def _debootstrap(root: Path, release: str, source: str) -> None:
 
 
 def _product_layer() -> Path:
-    sources = [PROJECT / "pyproject.toml", PROJECT / "locks" / "runtime.txt", *sorted((PROJECT / "src").rglob("*.py"))]
+    shipped = (path for path in (PROJECT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    sources = [PROJECT / "pyproject.toml", PROJECT / "locks" / "runtime.txt", *sorted(shipped)]
     contents = [f"{path.relative_to(PROJECT)} {_digest(path)}" for path in sources]
     layer = _cached("gpu-runtime", RECIPE, debian.python_version(), *contents, suffix=".tar")
     if not layer.exists():

@@ -5,8 +5,8 @@ from typing import Any, get_type_hints
 from gpu_runtime.contract.crd.definition import Column, Definition
 from gpu_runtime.contract.crd.names import GROUP, NAME_PATTERN
 from gpu_runtime.kube.objects import Manifest
-from gpu_runtime.manifests.field_docs import class_doc
 from gpu_runtime.manifests.openapi import Schema, struct_schema
+from gpu_runtime.process.field_docs import class_doc
 
 CATEGORY = "gpu-runtime"
 

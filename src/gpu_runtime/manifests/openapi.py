@@ -6,7 +6,7 @@ from msgspec import Struct, inspect
 
 from gpu_runtime.contract.crd.definition import Rule
 from gpu_runtime.kube.objects import Condition
-from gpu_runtime.manifests.field_docs import class_doc, field_docs
+from gpu_runtime.process.field_docs import class_doc, field_docs
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpu_runtime.manifests.document import GENERATED, plain
-from gpu_runtime.manifests.field_docs import field_docs
+from gpu_runtime.process.field_docs import field_doc
 from gpu_runtime.process.settings import Settings
 
 
@@ -27,12 +27,7 @@ def _lines(settings: Settings, indent: str) -> Iterator[str]:
 
 
 def _comment(model: type, name: str) -> str:
-    """The docstring of the field, in the class that declares it."""
-    doc = next((docs[name] for each in model.__mro__ if name in (docs := _own_docs(each))), "")
+    doc = field_doc(model, name)
     if not doc:
         raise LookupError(f"{model.__name__}.{name} has no docstring")
     return "".join(f"# {line}\n" for line in textwrap.wrap(doc, 100))
-
-
-def _own_docs(model: type) -> dict[str, str]:
-    return field_docs(model) if issubclass(model, Settings) and model is not Settings else {}

@@ -1,0 +1,58 @@
+"""What the docstrings under a class's fields say, read from the source, where the reader of the code sees them."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+
+@cache
+def field_docs(model: type) -> dict[str, str]:
+    """The docstring under each field of the class itself, by the field's name."""
+    declared = _classes(model.__module__).get(model.__qualname__)
+    docs = {}
+    for statement, after in pairwise(declared.body if declared else ()):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and (text := _text(after)):
+            docs[statement.target.id] = text
+    return docs
+
+
+def field_doc(model: type, name: str) -> str:
+    """The docstring of a field, in whichever class of the model's line declares it."""
+    declaring = next(each for each in model.__mro__ if name in inspect.get_annotations(each))
+    return field_docs(declaring).get(name, "")
+
+
+def class_doc(model: type) -> str:
+    return one_paragraph(model.__doc__ or "")
+
+
+def one_paragraph(text: str) -> str:
+    return " ".join(text.split())
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Every class of a module by its qualified name. The source is read once, however many classes it has."""
+    return dict(_within(ast.parse(inspect.getsource(sys.modules[module])), ""))
+
+
+def _within(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.ClassDef(name=name):
+                yield prefix + name, child
+                yield from _within(child, f"{prefix}{name}.")
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield from _within(child, f"{prefix}{name}.<locals>.")
+            case ast.stmt():
+                yield from _within(child, prefix)
+
+
+def _text(statement: ast.stmt) -> str:
+    match statement:
+        case ast.Expr(value=ast.Constant(value=str(text))):
+            return one_paragraph(text)
+    return ""

@@ -1,0 +1,153 @@
+"""JSON Schemas of what callers send and get, from the models themselves. Pure.
+
+What a caller sends is closed at any depth: a field that is not in the schema is an error. What a caller gets may grow.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+from msgspec import NODEFAULT, Struct, inspect
+
+from gpu_runtime.process.field_docs import class_doc, field_doc
+
+Schema: TypeAlias = dict[str, Any]
+
+NUMBER_LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+TEXT_LIMITS = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
+ITEM_LIMITS = {"min_length": "minItems", "max_length": "maxItems"}
+ENTRY_LIMITS = {"min_length": "minProperties", "max_length": "maxProperties"}
+
+SCALARS: dict[type[inspect.Type], tuple[Schema, dict[str, str]]] = {
+    inspect.AnyType: ({}, {}),
+    inspect.BoolType: ({"type": "boolean"}, {}),
+    inspect.DateTimeType: ({"type": "string", "format": "date-time"}, {}),
+    inspect.FloatType: ({"type": "number"}, NUMBER_LIMITS),
+    inspect.IntType: ({"type": "integer"}, NUMBER_LIMITS),
+    inspect.NoneType: ({"type": "null"}, {}),
+    inspect.StrType: ({"type": "string"}, TEXT_LIMITS),
+}
+
+
+def components(sent: Iterable[Any], got: Iterable[Any]) -> dict[str, Schema]:
+    """The schema of every struct in these types, by its name, in the order of the names."""
+    from_callers = set(_structs(sent))
+    models = from_callers | set(_structs(got))
+    return _by_name((model, struct_schema(model, sent=model in from_callers)) for model in models)
+
+
+def struct_schema(model: type[Struct], sent: bool) -> Schema:
+    """The schema of a struct, with its fields in the order in which it has them."""
+    schema: Schema = {"description": class_doc(model)} if class_doc(model) else {}
+    schema["type"] = "object"
+    if required := [field.encode_name for field in _fields(model) if field.required]:
+        schema["required"] = required
+    schema["properties"] = {field.encode_name: field_schema(model, field, sent) for field in _fields(model)}
+    return schema | {"additionalProperties": False} if sent else schema
+
+
+def field_schema(model: type[Struct], field: inspect.Field, sent: bool) -> Schema:
+    info = field.type
+    if field.default is None and not sent:
+        info = without_null(info)  # a default is left out of an answer: null is never in it
+    schema = _with_default(type_schema(info), field.default)
+    if doc := field_doc(model, field.name):
+        schema = {"description": doc} | {key: value for key, value in schema.items() if key != "description"}
+    return schema
+
+
+def schema_of(kind: Any) -> Schema:
+    return type_schema(inspect.type_info(kind))
+
+
+def type_schema(info: inspect.Type) -> Schema:  # noqa: PLR0911 - one for each sort of type
+    match info:
+        case inspect.Metadata(type=inner, extra_json_schema=keywords):
+            return type_schema(inner) | _for_everybody(keywords or {})
+        case inspect.StructType(cls=cls):
+            return {"$ref": f"#/components/schemas/{cls.__name__}"}
+        case inspect.UnionType(types=types):
+            return {"anyOf": [type_schema(each) for each in types]} if len(types) > 1 else type_schema(types[0])
+        case inspect.LiteralType(values=values):
+            return _one_of(values)
+        case inspect.EnumType(cls=cls):
+            return _one_of(member.value for member in cls)
+        case inspect.CollectionType(item_type=item):
+            return {"type": "array", "items": type_schema(item)} | _limits(info, ITEM_LIMITS)
+        case inspect.DictType(value_type=value):
+            return {"type": "object", "additionalProperties": type_schema(value)} | _limits(info, ENTRY_LIMITS)
+    schema, limits = SCALARS[type(info)]
+    return schema | _limits(info, limits)
+
+
+def without_null(info: inspect.Type) -> inspect.Type:
+    match info:
+        case inspect.UnionType(types=types):
+            return inspect.UnionType(tuple(each for each in types if not isinstance(each, inspect.NoneType)))
+    return info
+
+
+def _fields(model: type[Struct]) -> tuple[inspect.Field, ...]:
+    info = inspect.type_info(model)
+    return info.fields if isinstance(info, inspect.StructType) else ()
+
+
+def _one_of(values: Iterable[Any]) -> Schema:
+    choice = list(values)
+    return ({"type": "string"} if all(isinstance(each, str) for each in choice) else {}) | {"enum": choice}
+
+
+def _limits(info: inspect.Type, names: dict[str, str]) -> Schema:
+    given = {keyword: getattr(info, name) for name, keyword in names.items()}
+    return {keyword: limit for keyword, limit in given.items() if limit is not None}
+
+
+def _for_everybody(keywords: Schema) -> Schema:
+    """Without what only the Kubernetes API server understands."""
+    return {keyword: value for keyword, value in keywords.items() if not keyword.startswith("x-kubernetes-")}
+
+
+def _with_default(schema: Schema, default: Any) -> Schema:
+    """An empty text stands for "not given", whatever pattern holds for one that is."""
+    if default == "" and "pattern" in schema:
+        return schema | {"pattern": f"^$|{schema['pattern']}"}
+    if default is NODEFAULT or not isinstance(default, bool | int | float | str) or default == "":
+        return schema
+    return schema | {"default": getattr(default, "value", default)}
+
+
+def _structs(kinds: Iterable[Any]) -> Iterator[type[Struct]]:
+    """Every struct that these types are made of."""
+    waiting = list(inspect.multi_type_info(kinds))
+    seen: set[type[Struct]] = set()
+    while waiting:
+        info = waiting.pop()
+        if isinstance(info, inspect.StructType):
+            if info.cls in seen:
+                continue
+            seen.add(info.cls)
+            yield info.cls
+        waiting.extend(_parts(info))
+
+
+def _parts(info: inspect.Type) -> Iterable[inspect.Type]:
+    match info:
+        case inspect.Metadata(type=inner):
+            return (inner,)
+        case inspect.UnionType(types=types):
+            return types
+        case inspect.CollectionType(item_type=item):
+            return (item,)
+        case inspect.DictType(value_type=value):
+            return (value,)
+        case inspect.StructType(fields=fields):
+            return tuple(field.type for field in fields)
+    return ()
+
+
+def _by_name(models: Iterable[tuple[type[Struct], Schema]]) -> dict[str, Schema]:
+    named: dict[str, tuple[type[Struct], Schema]] = {}
+    for model, schema in models:
+        other, _ = named.setdefault(model.__name__, (model, schema))
+        if other is not model:
+            raise ValueError(f"{other.__module__} and {model.__module__} both have a {model.__name__}: rename one")
+    return {name: named[name][1] for name in sorted(named)}

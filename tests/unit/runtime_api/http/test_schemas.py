@@ -1,0 +1,109 @@
+"""Schemas from models: each sort of type, and the difference between what is sent and what is got."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import pytest
+from msgspec import UNSET, Meta, UnsetType
+
+from gpu_runtime.contract.crd.definition import held
+from gpu_runtime.runtime_api.http.route import Body, View
+from gpu_runtime.runtime_api.http.schemas import components, schema_of, struct_schema
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Inner(View, frozen=True, kw_only=True):
+    """A part."""
+
+    size: int = 1
+    """Its size."""
+
+
+class Base(View, frozen=True, kw_only=True):
+    name: str
+    """Its name."""
+
+
+class Whole(Base, frozen=True, kw_only=True):
+    """A whole."""
+
+    inner: Inner | None = None
+    """Its part."""
+
+    trouble: str | None = None
+    """What is wrong."""
+
+
+class Change(Body, frozen=True, kw_only=True):
+    """A change."""
+
+    inner: Inner | UnsetType = UNSET
+    """The part."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [
+        (bool, {"type": "boolean"}),
+        (Annotated[float, Meta(gt=0, lt=1)], {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+        (Annotated[str, Meta(min_length=1, pattern="^a")], {"type": "string", "minLength": 1, "pattern": "^a"}),
+        (Annotated[str, held(maxLength=3)], {"type": "string", "maxLength": 3}),
+        (Annotated[list[str], Meta(max_length=2)], {"type": "array", "items": {"type": "string"}, "maxItems": 2}),
+        (
+            Annotated[tuple[int, ...], held(maxItems=2, **{"x-kubernetes-list-type": "set"})],
+            {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+        ),
+        (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
+        (datetime, {"type": "string", "format": "date-time"}),
+        (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
+        (Colour, {"type": "string", "enum": ["blue", "red"]}),
+        (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+        (Inner, {"$ref": "#/components/schemas/Inner"}),
+        (Any, {}),
+    ],
+    ids=str,
+)
+def test_each_sort_of_type_has_its_schema(kind: Any, schema: dict[str, Any]) -> None:
+    found = schema_of(kind)
+    assert found | {"enum": sorted(found["enum"])} == schema if "enum" in found else found == schema
+
+
+def test_what_is_got_is_never_null_and_may_grow() -> None:
+    schema = struct_schema(Whole, sent=False)
+    assert schema["properties"]["trouble"] == {"description": "What is wrong.", "type": "string"}
+    assert schema["required"] == ["name"]
+    assert "additionalProperties" not in schema
+
+
+def test_what_is_sent_may_be_null_where_that_is_taken_and_is_closed() -> None:
+    schema = struct_schema(Whole, sent=True)
+    assert schema["properties"]["trouble"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
+    assert schema["additionalProperties"] is False
+
+
+def test_a_field_is_described_by_the_class_that_declares_it() -> None:
+    assert struct_schema(Whole, sent=False)["properties"]["name"]["description"] == "Its name."
+
+
+def test_a_part_that_is_both_sent_and_got_is_closed() -> None:
+    schemas = components([Change], [list[Whole]])
+    assert list(schemas) == ["Change", "Inner", "Whole"]
+    closed = {name for name, schema in schemas.items() if schema.get("additionalProperties") is False}
+    assert closed == {"Change", "Inner"}
+
+
+def test_a_field_that_may_be_left_unset_is_not_required() -> None:
+    schema = struct_schema(Change, sent=True)
+    assert "required" not in schema
+    assert schema["properties"]["inner"] == {"description": "The part.", "$ref": "#/components/schemas/Inner"}
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    other = type("Inner", (Inner,), {"__doc__": "Another."}, frozen=True, kw_only=True)
+    with pytest.raises(ValueError, match="both have a Inner"):
+        components([], [Inner, other])

@@ -1,0 +1,84 @@
+"""Swagger UI comes from our own files, says what it may load, and is sent again only when it changed."""
+
+import gzip
+import hashlib
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from gpu_runtime.runtime_api.http import swagger
+from gpu_runtime.runtime_api.http.swagger import FILES, add_swagger, packaged
+
+FOLDER = Path(swagger.__file__).with_name("swagger_ui")
+DOCUMENT = b'{"openapi": "3.1.1"}\n'
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[ClientSession]:
+    app = web.Application()
+    add_swagger(app, DOCUMENT)
+    async with TestServer(app) as server, ClientSession(server.make_url("/")) as session:
+        yield session
+
+
+async def test_the_document_is_served_as_it_is(page: ClientSession) -> None:
+    async with page.get("/openapi.json") as response:
+        assert (response.status, response.content_type) == (200, "application/json")
+        assert await response.read() == DOCUMENT
+
+
+@pytest.mark.parametrize("path", ["/swagger", "/swagger/"])
+async def test_the_folder_leads_to_the_page(page: ClientSession, path: str) -> None:
+    async with page.get(path) as response:
+        assert response.status == 200
+        assert response.url.path == "/swagger/index.html"
+
+
+@pytest.mark.parametrize(("name", "content_type"), FILES.items())
+async def test_every_file_has_its_type_and_may_not_be_taken_for_another(
+    page: ClientSession, name: str, content_type: str
+) -> None:
+    async with page.get(f"/swagger/{name}") as response:
+        assert (response.status, response.content_type, response.charset) == (200, content_type, "utf-8")
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert len(await response.read()) == len(gzip.decompress(packaged(name).compressed))
+
+
+async def test_nothing_may_be_loaded_from_elsewhere(page: ClientSession) -> None:
+    async with page.get("/swagger/index.html") as response:
+        policy = dict(each.split(" ", 1) for each in response.headers["Content-Security-Policy"].split("; "))
+        text = await response.text()
+    assert policy["default-src"] == "'none'"
+    assert (policy["script-src"], policy["connect-src"]) == ("'self'", "'self'")
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {*FILES, "data:,"} - {"index.html"}
+    assert "http" not in text
+    assert not re.search(r"<script>|<style>|\son\w+=", text), "what is inline would be refused by the policy"
+
+
+async def test_what_is_known_already_is_not_sent_again(page: ClientSession) -> None:
+    async with page.get("/swagger/swagger-ui.css") as response:
+        tag = response.headers["ETag"]
+    async with page.get("/swagger/swagger-ui.css", headers={"If-None-Match": tag}) as response:
+        assert (response.status, await response.read()) == (304, b"")
+    async with page.get("/swagger/swagger-ui.css", headers={"If-None-Match": 'W/"another"'}) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(("asked", "encoding"), [("gzip, br", "gzip"), ("identity", None)])
+async def test_only_those_who_can_read_it_get_it_compressed(
+    page: ClientSession, asked: str, encoding: str | None
+) -> None:
+    async with page.get("/swagger/swagger-ui.css", headers={"Accept-Encoding": asked}) as response:
+        assert response.headers.get("Content-Encoding") == encoding
+        assert (await response.read()).startswith(b".swagger-ui")
+
+
+def test_the_files_of_others_are_the_ones_that_were_taken_over() -> None:
+    written_down = dict(re.findall(r"^    ([0-9a-f]{64})  (\S+)$", (FOLDER / "README.md").read_text(), re.MULTILINE))
+    assert sorted(written_down.values()) == sorted(path.stem for path in FOLDER.glob("*.gz"))
+    for digest, name in written_down.items():
+        assert hashlib.sha256(gzip.decompress((FOLDER / f"{name}.gz").read_bytes())).hexdigest() == digest
