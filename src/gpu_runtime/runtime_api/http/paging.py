@@ -1,0 +1,51 @@
+"""Pages of a list that lives: each page resumes after a name, so objects that come and go neither repeat nor hide
+others. Pure."""
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, field
+
+from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.runtime_api.http.route import Query
+
+T = TypeVar("T")
+DEFAULT_LIMIT = 100
+LARGEST_LIMIT = 500
+
+
+class Paged(Query, frozen=True, kw_only=True):
+    """What every list is asked."""
+
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_LIMIT)] = DEFAULT_LIMIT
+    """How many to answer with at most."""
+
+    after: str | None = field(default=None, name="continue")
+    """The `continue` of the page before."""
+
+
+def page(
+    items: Sequence[T], key: Callable[[T], tuple[str, str]], limit: int, after: str | None
+) -> tuple[list[T], str | None]:
+    """The next items in the order of their keys, and where the page after them resumes: None on the last one."""
+    passed = _read(after) if after else ("", "")
+    rest = sorted((item for item in items if key(item) > passed), key=key)
+    found = rest[:limit]
+    return found, _written(key(found[-1])) if len(rest) > limit else None
+
+
+def _written(last: tuple[str, str]) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(last)).decode().rstrip("=")
+
+
+def _read(after: str) -> tuple[str, str]:
+    try:
+        padded = after.encode() + b"=" * (-len(after) % 4)
+        return msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=tuple[str, str])
+    except ValueError as error:  # whether it is no base64, no JSON or no pair of texts
+        raise Invalid(
+            [Problem("continue", "cannot be read; pass on what the page before gave, or leave it out to begin anew")]
+        ) from error
