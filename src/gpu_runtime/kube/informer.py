@@ -15,7 +15,7 @@ from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.codec import EVERYTHING, Bookmark, Garbled, Gone, Present, Selection, WatchEvent
 from gpu_runtime.kube.errors import ApiError, Expired, KubeError
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Object, Resource
+from gpu_runtime.kube.objects import Key, Object, Resource
 from gpu_runtime.kube.retry import IMPATIENT, Backoff
 from gpu_runtime.kube.store import Change, Store
 
@@ -91,6 +91,10 @@ class Informer(Generic[T]):
         """
         ahead = _is_later(written.metadata.resource_version, self._version)
         self._tell(self.store.put(written) if ahead else self.store.learn(written))
+
+    def forget(self, key: Key, uid: str) -> None:
+        """Take note that an object is gone, as the answer to a write told."""
+        self._tell(self.store.remove(key, uid))
 
     async def run(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:

@@ -1,5 +1,8 @@
 """What Kubernetes refuses, in the words of the product: the edge knows how to answer those."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from gpu_runtime.contract.errors import Conflict, RuntimeFault, Unavailable
 from gpu_runtime.kube import errors as kube
 
@@ -25,3 +28,12 @@ def is_about_rights(error: kube.Forbidden) -> bool:
 def refuses_for_good(error: kube.KubeError) -> bool:
     """Whether trying again cannot help: the object itself is refused, and nothing was written."""
     return isinstance(error, kube.Invalid) or (isinstance(error, kube.Forbidden) and not is_about_rights(error))
+
+
+@contextmanager
+def in_product_words() -> Iterator[None]:
+    """Around what is done for a caller: Kubernetes' refusals leave it as faults that the edge can answer."""
+    try:
+        yield
+    except kube.KubeError as error:
+        raise translated(error) from error

@@ -56,6 +56,9 @@ class Annotation:
     OPERATION_ID = f"{GROUP}/operation-id"
     """The operation that made the object."""
 
+    OPERATION_UID = f"{GROUP}/operation-uid"
+    """That very operation: once it is forgotten, its operationID may come to stand for another one."""
+
     REQUEST_HASH = f"{GROUP}/request-hash"
     """The hash of the request that made it."""
 

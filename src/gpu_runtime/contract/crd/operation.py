@@ -11,6 +11,8 @@ from gpu_runtime.contract.crd.workload import Count, Quantity
 from gpu_runtime.kube.objects import Object, Resource, Wire
 
 OPERATION_ID_LIMIT = 256
+STOCK_LIMIT = 1000
+"""How much stock one operation seeds at most."""
 REQUEST_LIMIT = 256 * 1024
 """Characters of a request that the record keeps: well below what etcd takes for an object."""
 
@@ -121,6 +123,10 @@ class OperationStatus(Wire, frozen=True, kw_only=True):
     target_uid: Annotated[str, held(maxLength=64)] | None = field(default=None, name="targetUID")
     """The UID of the object that was made: one of the same name that comes later is another one."""
 
+    stock_uids: Annotated[tuple[str, ...], held(maxItems=STOCK_LIMIT)] = field(default=(), name="stockUIDs")
+    """The UIDs of the stock units that were seeded. Others that carry the operation's name are not its own: a process
+    that was asleep may have made one again after the first was consumed."""
+
     error: OperationError | None = None
     """Why the operation failed."""
 
@@ -129,6 +135,10 @@ class OperationStatus(Wire, frozen=True, kw_only=True):
 
     finished_at: Annotated[str, held(format="date-time")] | None = None
     """When it succeeded or failed: its retention counts from here."""
+
+    def commits_to(self, uid: str) -> bool:
+        """Whether this object is what the operation made."""
+        return uid == self.target_uid or uid in self.stock_uids
 
 
 class Operation(Object, frozen=True, kw_only=True):

@@ -73,22 +73,25 @@ class Ledger:
             subresource="status",
         )
 
-    async def succeed(self, operation: Operation, target_uid: str | None = None) -> Operation:
-        return await self.advance(
-            operation, state=OperationState.SUCCEEDED.value, target_uid=target_uid, finished_at=self._now()
-        )
+    async def succeed(self, operation: Operation, **made: Any) -> Operation:
+        """With the UIDs of what was made: the operation commits to these objects and no others."""
+        return await self.advance(operation, state=OperationState.SUCCEEDED.value, finished_at=self._now(), **made)
 
     async def give_up(self, operation: Operation, fault: RuntimeFault) -> Operation:
         """From here the operation can only fail: whatever it made is undone first."""
         error = OperationError(code=fault.code, message=fault.message[:4096])
         return await self.advance(operation, state=OperationState.GIVING_UP.value, error=error)
 
-    async def fail(self, operation: Operation) -> Operation:
-        return await self.advance(operation, state=OperationState.FAILED.value, finished_at=self._now())
+    async def fail(self, operation: Operation, **changes: Any) -> Operation:
+        return await self.advance(operation, state=OperationState.FAILED.value, finished_at=self._now(), **changes)
 
     async def start(self, operation: Operation, **changes: Any) -> Operation:
         started = operation.status.started_at or self._now()
         return await self.advance(operation, state=OperationState.RUNNING.value, started_at=started, **changes)
+
+    async def step_back(self, operation: Operation) -> Operation:
+        """To the beginning: nothing is claimed, and the same request may succeed later."""
+        return await self.advance(operation, state=OperationState.ACCEPTED.value, stock=None)
 
     def key(self, operation_id: str) -> Key:
         return Key(self._namespace, operation_name(operation_id))
@@ -100,6 +103,15 @@ class Ledger:
 
     def _now(self) -> str:
         return stamp(self._clock.now())
+
+
+def is_finished(status: OperationStatus) -> bool:
+    return OperationState(status.state).finished
+
+
+def is_under_way(status: OperationStatus) -> bool:
+    """Whether somebody must end it: it has chosen stock, or has something to undo."""
+    return not is_finished(status) and (status.stock is not None or status.state == OperationState.GIVING_UP.value)
 
 
 def _same(found: Operation, asked: OperationSpec) -> Operation:
