@@ -1,11 +1,11 @@
 """The inventory: what there is of every flavour, counted from the caches. It may be a moment behind."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
@@ -16,8 +16,6 @@ from gpu_runtime.runtime_api.caches import Caches
 from gpu_runtime.runtime_api.http.route import Answer, Call, Route, Scope, View
 from gpu_runtime.runtime_api.stock.requests import AskInventory
 from gpu_runtime.runtime_api.stock.views import phase_of
-
-K = TypeVar("K", GPUUnit, StockPool)
 
 
 class Reserved(View, frozen=True, kw_only=True):
@@ -121,16 +119,19 @@ class InventoryView(View, frozen=True, kw_only=True):
 class Seen:
     """What is counted together."""
 
-    stock: Sequence[GPUUnit]
-    active: Sequence[GPUUnit]
-    pools: Sequence[StockPool]
+    stock: list[GPUUnit] = field(default_factory=list)
+    active: list[GPUUnit] = field(default_factory=list)
+    pools: list[StockPool] = field(default_factory=list)
 
-    def of(self, spec_name: str) -> "Seen":
-        return Seen(_of(self.stock, spec_name), _of(self.active, spec_name), _of(self.pools, spec_name))
-
-    @property
-    def flavours(self) -> list[str]:
-        return sorted({each.spec.spec_name for each in (*self.stock, *self.active, *self.pools)})
+    def by_flavour(self) -> dict[str, "Seen"]:
+        found: defaultdict[str, Seen] = defaultdict(Seen)
+        for unit in self.stock:
+            found[unit.spec.spec_name].stock.append(unit)
+        for unit in self.active:
+            found[unit.spec.spec_name].active.append(unit)
+        for pool in self.pools:
+            found[pool.spec.spec_name].pools.append(pool)
+        return found
 
 
 @dataclass(frozen=True)
@@ -140,18 +141,17 @@ class Inventory:
 
     def get(self, spec_name: str = "") -> InventoryView:
         seen = self._seen()
-        return inventory(seen.of(spec_name) if spec_name else seen)
+        return inventory(seen.by_flavour().get(spec_name, Seen()) if spec_name else seen)
 
     def _seen(self) -> Seen:
-        stock: list[GPUUnit] = []
-        active: list[GPUUnit] = []
+        seen = Seen(pools=self.caches.pools.store.all())
         for unit in self.caches.units.store.all():
-            (stock if unit.metadata.namespace == self.stock_namespace else active).append(unit)
-        return Seen(stock, active, self.caches.pools.store.all())
+            (seen.stock if unit.metadata.namespace == self.stock_namespace else seen.active).append(unit)
+        return seen
 
 
 def inventory(seen: Seen) -> InventoryView:
-    flavours = tuple(FlavourHoldings(spec_name=name, **_counts(seen.of(name))) for name in seen.flavours)
+    flavours = tuple(FlavourHoldings(spec_name=name, **_counts(of)) for name, of in sorted(seen.by_flavour().items()))
     return InventoryView(total=Holdings(**_counts(seen)), flavours=flavours)
 
 
@@ -201,10 +201,6 @@ def _bytes(amount: str) -> Fraction:
         return Quantity(amount).value
     except ValueError:
         return Fraction(0)
-
-
-def _of(things: Sequence[K], spec_name: str) -> list[K]:
-    return [each for each in things if each.spec.spec_name == spec_name]
 
 
 _PHASES = MappingProxyType(
