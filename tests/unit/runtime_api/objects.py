@@ -33,9 +33,10 @@ def unit(
 
 
 def pool(name: str = "p", *, available: int = 0, **spec: Any) -> StockPool:
+    asked: dict[str, Any] = {"spec_name": "g1.1", "replicas": 1} | spec
     return StockPool(
         metadata=ObjectMeta(name=name, namespace="default"),
-        spec=StockPoolSpec(**({"spec_name": "g1.1", "replicas": 1} | spec)),
+        spec=StockPoolSpec(**asked),
         status=StockPoolStatus(available=available),
     )
 
