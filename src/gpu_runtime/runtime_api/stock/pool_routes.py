@@ -1,6 +1,7 @@
 """The routes of pools."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NotFound, OperationReused
 from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope
@@ -93,7 +94,7 @@ def _of_one(pools: Pools) -> Sequence[Route]:
     )
 
 
-EXAMPLE = {
+EXAMPLE: dict[str, Any] = {
     "operationID": "stock-g1-demo-001",
     "name": "pool-g1-demo",
     "namespace": "default",

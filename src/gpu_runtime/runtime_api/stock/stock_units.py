@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Annotation
@@ -94,4 +95,10 @@ def routes(stock: StockUnits) -> Sequence[Route]:
     )
 
 
-EXAMPLE = {"operationID": "stock-g1-demo-001", "specName": "g1.1", "memory": "16Gi", "gpu": 1, "replicas": 2}
+EXAMPLE: dict[str, Any] = {
+    "operationID": "stock-g1-demo-001",
+    "specName": "g1.1",
+    "memory": "16Gi",
+    "gpu": 1,
+    "replicas": 2,
+}

@@ -80,8 +80,8 @@ SAME = [
     {"namespace": ""},
     {"memory": "16384Mi"},
     {"image": " python:3.12-slim "},
-    {"template": POOL["template"] | {"ports": [{"name": "http", "port": 8080}]}},  # type: ignore[operator]
-    {"template": POOL["template"] | {"ports": [{"name": "http", "port": 8080, "protocol": "tcp"}]}},  # type: ignore[operator]
+    {"template": POOL["template"] | {"ports": [{"name": "http", "port": 8080}]}},
+    {"template": POOL["template"] | {"ports": [{"name": "http", "port": 8080, "protocol": "tcp"}]}},
 ]
 
 
