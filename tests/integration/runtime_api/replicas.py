@@ -99,14 +99,17 @@ class Replica:
 
 
 @asynccontextmanager
-async def replica(kubeconfig: Path, namespace: str) -> AsyncIterator[Replica]:
-    """One with caches that are complete and keep themselves true."""
+async def replica(kubeconfig: Path, namespace: str, *, watching: bool = True) -> AsyncIterator[Replica]:
+    """One with caches that are complete, and keep themselves true while they watch."""
     async with connect(load_config(kubeconfig), field_manager="runtime-api") as client:
         caches = open_caches(client, Namespaces(system=namespace, stock=namespace), KubeMetrics())
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(cache.run()) for cache in caches.all]
             for cache in caches.all:
                 await cache.synced()
+            if not watching:
+                for task in running:
+                    task.cancel()
             try:
                 yield Replica(client, caches, namespace)
             finally:

@@ -206,7 +206,12 @@ async def test_the_process_of_the_first_request_works_in_the_background(start_re
             stopping.set()
         assert (await replica.jobs.get("seed")).status == "succeeded"
         assert len(await replica.units()) == 30
-        assert len(replica.stock.list(ListStock())[0]) == 30, "what was written is in the cache at once"
+
+
+async def test_what_a_replica_seeded_it_lists_before_any_watch_tells(start_replica: StartReplica) -> None:
+    async with start_replica(watching=False) as replica:
+        await seed(replica, request())
+        assert [unit.name for unit in replica.stock.list(ListStock())[0]] == NAMES
 
 
 async def test_jobs_are_told_by_replicas_that_never_heard_the_request(start_replica: StartReplica) -> None:
