@@ -92,6 +92,11 @@ class Client:
         query = codec.query({**selection.parameters, "limit": limit or None, "continue": continuation})
         return codec.read_page(resource, await self._read(codec.path(resource, selection.namespace) + query))
 
+    async def count(self, resource: Resource[T], namespace: str = "") -> int:
+        """How many there are, about, at the price of reading one."""
+        found = await self.page(resource, Selection(namespace), limit=1)
+        return len(found.items) + len(found.unreadable) + found.remaining
+
     async def create(self, resource: Resource[T], manifest: Manifest) -> T:
         namespace = codec.key_of(manifest).namespace
         if resource.namespaced and not namespace:

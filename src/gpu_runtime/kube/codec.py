@@ -42,6 +42,8 @@ class Page(Generic[T]):
     """Where the next page starts; empty on the last one."""
     unreadable: tuple[Object, ...] = ()
     """What was listed but does not fit the model."""
+    remaining: int = 0
+    """How many come after this page, about. The server tells it only where nothing was selected by label or field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,9 @@ def read_page(resource: Resource[T], body: bytes) -> Page[T]:
         except msgspec.DecodeError as error:
             unreadable.append(_identify(resource, raw, error))
     metadata = listing.metadata
-    return Page(tuple(items), metadata.resource_version, metadata.continue_, tuple(unreadable))
+    return Page(
+        tuple(items), metadata.resource_version, metadata.continue_, tuple(unreadable), metadata.remaining_item_count
+    )
 
 
 def read_event(resource: Resource[T], line: bytes) -> WatchEvent[T]:
@@ -164,6 +168,7 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 class _ListMeta(Wire, frozen=True, kw_only=True):
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
+    remaining_item_count: int = 0
 
 
 class _List(Wire, frozen=True, kw_only=True):

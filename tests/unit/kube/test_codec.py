@@ -77,5 +77,8 @@ def test_an_object_that_does_not_fit_its_model_is_told_apart_and_hides_no_other(
 
 
 def test_an_empty_list_may_be_null() -> None:
-    page = codec.read_page(NODES, b'{"metadata":{"resourceVersion":"8","continue":"next"},"items":null}')
+    page = codec.read_page(
+        NODES, b'{"metadata":{"resourceVersion":"8","continue":"next","remainingItemCount":7},"items":null}'
+    )
+    assert page.remaining == 7
     assert (page.items, page.resource_version, page.continuation) == ((), "8", "next")

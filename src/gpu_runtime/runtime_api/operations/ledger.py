@@ -8,6 +8,7 @@ import msgspec
 from gpu_runtime.contract.crd.names import Annotation, Label, operation_name
 from gpu_runtime.contract.crd.operation import (
     OPERATIONS,
+    REQUEST_LIMIT,
     Operation,
     OperationError,
     OperationSpec,
@@ -17,7 +18,7 @@ from gpu_runtime.contract.crd.operation import (
     SourceStock,
     Target,
 )
-from gpu_runtime.contract.errors import OperationReused, RuntimeFault
+from gpu_runtime.contract.errors import OperationReused, RuntimeFault, TooLarge
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.errors import AlreadyExists, NotFound
@@ -41,6 +42,8 @@ class Ledger:
     async def record(self, kind: OperationType, operation_id: str, request: msgspec.Struct, target: Target) -> Recorded:
         """The one operation under this operationID. The API server makes the second writer lose, on every replica."""
         text = canonical_request(request)
+        if len(text) > REQUEST_LIMIT:
+            raise TooLarge(f"the request has {len(text)} characters; an operation records at most {REQUEST_LIMIT}")
         spec = OperationSpec(
             operation_id=operation_id,
             type=kind.value,
@@ -83,8 +86,8 @@ class Ledger:
         error = OperationError(code=fault.code, message=fault.message[:4096])
         return await self.advance(operation, state=OperationState.GIVING_UP.value, error=error)
 
-    async def fail(self, operation: Operation) -> Operation:
-        return await self.advance(operation, state=OperationState.FAILED.value, finished_at=self._now())
+    async def fail(self, operation: Operation, **changes: Any) -> Operation:
+        return await self.advance(operation, state=OperationState.FAILED.value, finished_at=self._now(), **changes)
 
     async def start(self, operation: Operation, **changes: Any) -> Operation:
         started = operation.status.started_at or self._now()

@@ -1,0 +1,232 @@
+"""The inventory: what there is of every flavour, counted from the caches. It may be a moment behind."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
+
+from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.stock_pool import StockPool
+from gpu_runtime.kube.quantity import Quantity
+from gpu_runtime.runtime_api.caches import Caches
+from gpu_runtime.runtime_api.http.route import Answer, Call, Route, Scope, View
+from gpu_runtime.runtime_api.stock.requests import AskInventory
+from gpu_runtime.runtime_api.stock.views import phase_of
+
+
+class Reserved(View, frozen=True, kw_only=True):
+    """What is held back for somebody. What is stopped holds nothing."""
+
+    gpus: int
+    """GPUs."""
+
+    memory: str
+    """Memory, as a quantity. What reserves none is not in it."""
+
+
+class StockCount(View, frozen=True, kw_only=True):
+    """Stock units by state; each is in one state."""
+
+    ready: int
+    """Can be taken."""
+
+    progressing: int
+    """Do not hold their GPUs yet."""
+
+    failed: int
+    """Do not start; the stock unit says why."""
+
+    stopped: int
+    """Were stopped by hand."""
+
+    claimed: int
+    """Are being turned into units."""
+
+    reserved: Reserved
+    """What all of them hold."""
+
+
+class ActiveCount(View, frozen=True, kw_only=True):
+    """Active units by phase."""
+
+    ready: int
+    """Serve."""
+
+    progressing: int
+    """Are starting."""
+
+    failed: int
+    """Do not start; the unit says why."""
+
+    stopped: int
+    """Are stopped, and hold no GPUs."""
+
+    reserved: Reserved
+    """What all of them hold."""
+
+
+class PoolCount(View, frozen=True, kw_only=True):
+    """Pools and their replicas."""
+
+    pools: int
+    """How many pools there are."""
+
+    desired: int
+    """Replicas that are wanted."""
+
+    available: int
+    """Replicas that are available."""
+
+    reserved: Reserved
+    """What the wanted replicas hold."""
+
+
+class Holdings(View, frozen=True, kw_only=True):
+    """What there is, of one flavour or of all."""
+
+    stock: StockCount
+    """Stock units."""
+
+    active: ActiveCount
+    """Active units."""
+
+    pools: PoolCount
+    """Pools."""
+
+
+class FlavourHoldings(Holdings, frozen=True, kw_only=True):
+    """What there is of one flavour."""
+
+    spec_name: str
+    """The flavour."""
+
+
+class InventoryView(View, frozen=True, kw_only=True):
+    """What there is."""
+
+    total: Holdings
+    """Of all flavours that were asked for."""
+
+    flavours: tuple[FlavourHoldings, ...]
+    """Of each flavour, in the order of their names."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is counted together."""
+
+    stock: list[GPUUnit] = field(default_factory=list)
+    active: list[GPUUnit] = field(default_factory=list)
+    pools: list[StockPool] = field(default_factory=list)
+
+    def by_flavour(self) -> dict[str, "Seen"]:
+        found: defaultdict[str, Seen] = defaultdict(Seen)
+        for unit in self.stock:
+            found[unit.spec.spec_name].stock.append(unit)
+        for unit in self.active:
+            found[unit.spec.spec_name].active.append(unit)
+        for pool in self.pools:
+            found[pool.spec.spec_name].pools.append(pool)
+        return found
+
+
+@dataclass(frozen=True)
+class Inventory:
+    caches: Caches
+    stock_namespace: str
+
+    def get(self, spec_name: str = "") -> InventoryView:
+        seen = self._seen()
+        return inventory(seen.by_flavour().get(spec_name, Seen()) if spec_name else seen)
+
+    def _seen(self) -> Seen:
+        seen = Seen(pools=self.caches.pools.store.all())
+        for unit in self.caches.units.store.all():
+            (seen.stock if unit.metadata.namespace == self.stock_namespace else seen.active).append(unit)
+        return seen
+
+
+def inventory(seen: Seen) -> InventoryView:
+    flavours = tuple(FlavourHoldings(spec_name=name, **_counts(of)) for name, of in sorted(seen.by_flavour().items()))
+    return InventoryView(total=Holdings(**_counts(seen)), flavours=flavours)
+
+
+def _counts(seen: Seen) -> dict[str, Any]:
+    return {"stock": _stock(seen.stock), "active": _active(seen.active), "pools": _pools(seen.pools)}
+
+
+def _stock(units: Sequence[GPUUnit]) -> StockCount:
+    free = [unit for unit in units if Annotation.CLAIMED_BY not in unit.metadata.annotations]
+    return StockCount(**_by_phase(free), claimed=len(units) - len(free), reserved=_held(units))
+
+
+def _active(units: Sequence[GPUUnit]) -> ActiveCount:
+    return ActiveCount(**_by_phase(units), reserved=_held(units))
+
+
+def _pools(pools: Sequence[StockPool]) -> PoolCount:
+    return PoolCount(
+        pools=len(pools),
+        desired=sum(pool.spec.replicas for pool in pools),
+        available=sum(pool.status.available for pool in pools),
+        reserved=_reserved((pool.spec.gpu, pool.spec.memory, pool.spec.replicas) for pool in pools),
+    )
+
+
+def _by_phase(units: Iterable[GPUUnit]) -> dict[str, int]:
+    phases = Counter(phase_of(unit) for unit in units)
+    return {name: phases[phase] for name, phase in _PHASES.items()}
+
+
+def _held(units: Iterable[GPUUnit]) -> Reserved:
+    return _reserved((unit.spec.gpu, unit.spec.memory, 1) for unit in units if unit.spec.running)
+
+
+def _reserved(envelopes: Iterable[tuple[int, str, int]]) -> Reserved:
+    """The sum of GPUs and memory, each so many times."""
+    gpus, memory = 0, Fraction(0)
+    for gpu, amount, times in envelopes:
+        gpus += gpu * times
+        memory += _bytes(amount) * times
+    return Reserved(gpus=gpus, memory=str(Quantity.of(memory, binary=True)))
+
+
+def _bytes(amount: str) -> Fraction:
+    """What is no quantity reserves nothing: the object itself is Failed for it."""
+    try:
+        return Quantity(amount).value
+    except ValueError:
+        return Fraction(0)
+
+
+_PHASES = MappingProxyType(
+    {
+        "ready": UnitPhase.READY,
+        "progressing": UnitPhase.PROGRESSING,
+        "failed": UnitPhase.FAILED,
+        "stopped": UnitPhase.EMPTY,
+    }
+)
+
+
+def routes(inventory: Inventory) -> Sequence[Route]:
+    async def get_inventory(call: Call[None, AskInventory]) -> Answer:
+        return Answer(200, inventory.get(call.query.spec_name))
+
+    return (
+        Route(
+            "GET",
+            "/api/v1/operator/inventory",
+            "getInventory",
+            "Count stock, units and pools of every flavour",
+            get_inventory,
+            answers={200: InventoryView},
+            scope=Scope.OPERATOR,
+            query=AskInventory,
+            tag="Stock",
+        ),
+    )

@@ -1,0 +1,20 @@
+"""Two replicas' worth of what tests of stock and pools need."""
+
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Protocol
+
+import pytest
+
+from localcluster.control_plane import ControlPlane
+from tests.integration.runtime_api.replicas import Replica, replica
+
+
+class StartReplica(Protocol):
+    def __call__(self, *, watching: bool = True) -> AbstractAsyncContextManager[Replica]: ...
+
+
+@pytest.fixture
+def start_replica(control_plane: ControlPlane, platform_crds: tuple[str, ...], namespace: str) -> StartReplica:
+    """Starts a replica for a namespace of the test's own, where operations, stock and pools all lie."""
+    return partial(replica, control_plane.kubeconfig, namespace)

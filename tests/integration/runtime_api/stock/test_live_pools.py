@@ -1,0 +1,186 @@
+"""Pools on a real API server: made once, for one operation, whoever dies."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpu_runtime.contract.crd.names import Annotation, generated_pool_name
+from gpu_runtime.contract.crd.operation import OPERATIONS
+from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
+from gpu_runtime.contract.crd.workload import EnvVar, Port, Template
+from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NotFound, OperationReused
+from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools
+from tests.integration.kube.waiting import eventually
+from tests.integration.runtime_api.replicas import Killed, Replica
+from tests.integration.runtime_api.stock.conftest import StartReplica
+
+TEMPLATE = Template(
+    command=("python",),
+    args=("-m", "http.server"),
+    envs=(EnvVar(name="MODEL_ID", value="demo"),),
+    ports=(Port(name="http", port=8080),),
+)
+
+
+def request(**changes: Any) -> CreateStockPool:
+    asked: dict[str, Any] = {
+        "operation_id": "make",
+        "name": "warm",
+        "spec_name": "g1.1",
+        "image": "python:3.12",
+        "memory": "1Gi",
+        "gpu": 1,
+        "replicas": 2,
+        "template": TEMPLATE,
+    }
+    return CreateStockPool(**asked | changes)
+
+
+async def make(replica: Replica, asked: CreateStockPool) -> str:
+    recorded = await replica.pools.create(asked)
+    return (await replica.making.carry(recorded.operation)).status.state
+
+
+async def test_a_pool_is_what_was_asked_and_names_its_operation(start_replica: StartReplica, namespace: str) -> None:
+    async with start_replica() as replica:
+        assert await make(replica, request()) == "Succeeded"
+        pool = (await replica.pools_there())["warm"]
+        operation = (await replica.operations())["make"]
+        assert pool.spec == request().spec()
+        assert pool.metadata.annotations == {
+            Annotation.OPERATION_ID: "make",
+            Annotation.OPERATION_UID: operation.metadata.uid,
+            Annotation.REQUEST_HASH: operation.spec.request_hash,
+        }
+        assert operation.status.target_uid == pool.metadata.uid
+        job = await replica.jobs.get("make")
+        assert (job.status, job.target.kind, job.target.namespace) == ("succeeded", "StockPool", namespace)
+        assert job.target.name == "warm"
+
+
+async def test_the_same_request_on_two_replicas_at_once_makes_one_pool(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        first, second = await asyncio.gather(one.pools.create(request()), other.pools.create(request()))
+        assert sorted([first.new, second.new]) == [False, True]
+        ended = await asyncio.gather(one.making.carry(first.operation), other.making.carry(second.operation))
+        assert [each.status.state for each in ended] == ["Succeeded"] * 2
+        assert list(await one.pools_there()) == ["warm"]
+        with pytest.raises(OperationReused):
+            await other.pools.create(request(spec_name="g2.1"))
+
+
+async def test_a_pool_without_a_name_has_the_same_one_for_every_retry(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        await make(one, request(name=""))
+        assert await make(other, request(name="")) == "Succeeded"
+        assert list(await one.pools_there()) == [generated_pool_name("make")]
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "unheard"])
+@pytest.mark.parametrize("at_write", range(1, 5))
+async def test_whoever_is_killed_at_whatever_write_another_replica_goes_on(
+    start_replica: StartReplica, at_write: int, carried_out: bool
+) -> None:
+    """The record, its start, the pool, its end."""
+    async with start_replica() as one, start_replica() as other:
+        with pytest.raises(Killed):
+            await make(one.mortal(at_write, carried_out=carried_out), request())
+        assert await make(other, request()) == "Succeeded"
+        pools = await other.pools_there()
+        assert list(pools) == ["warm"]
+        assert (await other.operations())["make"].status.target_uid == pools["warm"].metadata.uid
+
+
+async def test_a_name_that_another_operation_has_is_refused_and_nothing_is_recorded(
+    start_replica: StartReplica,
+) -> None:
+    async with start_replica() as replica:
+        await make(replica, request())
+        with pytest.raises(Conflict, match="choose another name"):
+            await replica.pools.create(request(operation_id="second"))
+        assert list(await replica.operations()) == ["make"]
+
+
+async def test_a_lost_race_for_a_name_fails_in_the_job_and_leaves_the_winner_alone(start_replica: StartReplica) -> None:
+    async with start_replica() as replica:
+        first = await replica.pools.create(request())
+        second = await replica.pools.create(request(operation_id="second", gpu=2))
+        await asyncio.gather(replica.making.carry(first.operation), replica.making.carry(second.operation))
+        jobs = [await replica.jobs.get("make"), await replica.jobs.get("second")]
+        assert sorted(job.status for job in jobs) == ["failed", "succeeded"]
+        [error] = [job.error for job in jobs if job.error]
+        assert error.code == "conflict"
+        assert "choose another name" in error.message
+        winner = next(job.operation_id for job in jobs if not job.error)
+        pool = (await replica.pools_there())["warm"]
+        assert pool.metadata.annotations[Annotation.OPERATION_ID] == winner
+
+
+async def test_the_replay_of_a_create_whose_pool_was_deleted_is_gone(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        await make(one, request())
+        await one.pools.delete("", "warm")
+        with pytest.raises(Gone, match="choose a new operationID"):
+            await other.pools.create(request())
+        assert await make(one, request(operation_id="again")) == "Succeeded"
+        with pytest.raises(Gone):
+            await other.pools.create(request())
+
+
+async def test_a_pool_that_is_deleted_before_its_operation_ended_stays_deleted(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        with pytest.raises(Killed):
+            await make(one.mortal(3, carried_out=True), request())
+        await other.pools.delete("", "warm")
+        operation = (await other.operations())["make"]
+        assert operation.status.state == "Succeeded"
+        await other.making.carry(operation)
+        assert await other.pools_there() == {}
+
+
+async def test_a_pool_outlives_the_memory_of_its_operation(start_replica: StartReplica) -> None:
+    async with start_replica() as replica:
+        await make(replica, request())
+        old = (await replica.operations())["make"]
+        await replica.client.delete(OPERATIONS, old.metadata.key, uid=old.metadata.uid)
+        assert await make(replica, request()) == "Succeeded"
+        assert (await replica.operations())["make"].status.target_uid == old.status.target_uid
+
+
+async def test_pools_are_seen_on_every_replica(start_replica: StartReplica, namespace: str) -> None:
+    async with start_replica() as one, start_replica() as other:
+        await make(one, request())
+        assert (await other.pools.get("", "warm")).replicas == 2
+        await make(one, request(operation_id="two", name="cold", spec_name="g2.1"))
+        here = ListPools(namespace=namespace)
+        await eventually(lambda: len(other.pools.list(here)[0]) == 2, "both are listed")
+        first, after = other.pools.list(ListPools(namespace=namespace, limit=1))
+        rest, end = other.pools.list(ListPools(namespace=namespace, limit=1, after=after))
+        assert [pool.name for pool in (*first, *rest)] == ["cold", "warm"]
+        assert end is None
+        assert [pool.name for pool in other.pools.list(ListPools(namespace=namespace, spec_name="g2.1"))[0]] == ["cold"]
+        await other.pools.delete(namespace, "cold")
+        assert [pool.name for pool in other.pools.list(here)[0]] == ["warm"], "what was deleted is gone at once"
+        for missing in (other.pools.get("", "cold"), other.pools.delete("", "cold")):
+            with pytest.raises(NotFound, match="no pool"):
+                await missing
+
+
+async def test_a_bad_request_writes_nothing(start_replica: StartReplica) -> None:
+    async with start_replica() as replica:
+        with pytest.raises(Invalid):
+            await replica.pools.create(request(memory="not-a-quantity"))
+        with pytest.raises(Invalid, match="namespace"):
+            await replica.pools.create(request(namespace="kube-system"))
+        assert await replica.operations() == {}
+        assert await replica.pools_there() == {}
+
+
+async def test_a_pool_made_by_hand_can_be_seen_and_deleted(start_replica: StartReplica, namespace: str) -> None:
+    async with start_replica() as replica:
+        metadata = {"name": "manual", "namespace": namespace}
+        await replica.client.create(STOCK_POOLS, {"metadata": metadata, "spec": {"specName": "g1.1", "replicas": 0}})
+        assert (await replica.pools.get("", "manual")).operation_id is None
+        await replica.pools.delete("", "manual")
+        assert await replica.pools_there() == {}

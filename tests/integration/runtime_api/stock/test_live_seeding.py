@@ -1,0 +1,247 @@
+"""Seeding on a real API server: once, all or none, whoever dies."""
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+from lightkube import Client as Lightkube
+from lightkube.models.core_v1 import ResourceQuotaSpec
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import ResourceQuota
+
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
+from gpu_runtime.contract.crd.names import Annotation, stock_unit_name
+from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
+from gpu_runtime.contract.errors import NotFound, OperationReused
+from gpu_runtime.runtime_api.operations.workers import Workers
+from gpu_runtime.runtime_api.stock import seeding
+from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock
+from localcluster.processes import ProcessFailed, wait_until
+from tests.integration.kube.waiting import eventually
+from tests.integration.runtime_api.replicas import Killed, Replica
+from tests.integration.runtime_api.stock.conftest import StartReplica
+
+STOCK_QUOTA = "count/gpuunits.runtime.lokiwager.io"
+
+
+def request(**changes: Any) -> SeedStock:
+    asked: dict[str, Any] = {"operation_id": "seed", "spec_name": "g1.1", "memory": "1Gi", "gpu": 1, "replicas": 3}
+    return SeedStock(**asked | changes)
+
+
+NAMES = [stock_unit_name("seed", index) for index in range(3)]
+
+
+async def seed(replica: Replica, asked: SeedStock) -> str:
+    """Seed to the end, as the request's own process does, and give the state that the record ends in."""
+    recorded = await replica.stock.seed(asked)
+    return (await replica.seeding.carry(recorded.operation)).status.state
+
+
+async def test_the_same_request_on_two_replicas_at_once_seeds_once(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        first, second = await asyncio.gather(one.stock.seed(request()), other.stock.seed(request(memory="1024Mi")))
+        assert sorted([first.new, second.new]) == [False, True]
+        assert first.operation.metadata.uid == second.operation.metadata.uid
+        ended = await asyncio.gather(one.seeding.carry(first.operation), other.seeding.carry(second.operation))
+        assert {each.status.state for each in ended} == {"Succeeded"}
+        units = await one.units()
+        assert sorted(units) == NAMES
+        assert ended[0].status.stock_uids == ended[1].status.stock_uids
+        assert set(ended[0].status.stock_uids) == {unit.metadata.uid for unit in units.values()}
+
+
+async def test_stock_is_an_envelope_that_names_its_operation(start_replica: StartReplica) -> None:
+    async with start_replica() as replica:
+        await seed(replica, request())
+        operation = (await replica.operations())["seed"]
+        for unit in (await replica.units()).values():
+            assert (unit.spec.spec_name, unit.spec.memory, unit.spec.gpu, unit.spec.image) == ("g1.1", "1Gi", 1, "")
+            assert unit.metadata.annotations == {
+                Annotation.OPERATION_ID: "seed",
+                Annotation.OPERATION_UID: operation.metadata.uid,
+                Annotation.REQUEST_HASH: operation.spec.request_hash,
+            }
+
+
+async def test_another_request_under_the_same_operation_is_refused(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        await seed(one, request())
+        with pytest.raises(OperationReused, match="operationID seed"):
+            await other.stock.seed(request(replicas=4))
+        assert len(await one.units()) == 3
+
+
+async def test_a_replay_makes_nothing_again_that_was_consumed(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        await seed(one, request())
+        consumed = (await one.units())[NAMES[0]]
+        await one.client.delete(GPU_UNITS, consumed.metadata.key, uid=consumed.metadata.uid)
+        replayed = await other.stock.seed(request())
+        assert not replayed.new
+        assert other.begun == []
+        await other.seeding.carry(replayed.operation)
+        assert sorted(await other.units()) == NAMES[1:]
+
+
+WRITES = range(1, 7)
+"""Of seeding three: the record, its start, three units, its end."""
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "unheard"])
+@pytest.mark.parametrize("at_write", WRITES)
+async def test_whoever_is_killed_at_whatever_write_another_replica_goes_on(
+    start_replica: StartReplica, at_write: int, carried_out: bool
+) -> None:
+    async with start_replica() as one, start_replica() as other:
+        with pytest.raises(Killed):
+            await seed(one.mortal(at_write, carried_out=carried_out), request())
+        assert await seed(other, request()) == "Succeeded"
+        units = await other.units()
+        assert sorted(units) == NAMES
+        operation = (await other.operations())["seed"]
+        assert set(operation.status.stock_uids) == {unit.metadata.uid for unit in units.values()}
+
+
+async def test_a_resumed_seeding_goes_on_after_what_is_written_down(
+    start_replica: StartReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record, start, two units, progress, and the third unit is never made."""
+    monkeypatch.setattr(seeding, "BATCH", 2)
+    async with start_replica() as one, start_replica() as other:
+        with pytest.raises(Killed):
+            await seed(one.mortal(6, carried_out=False), request())
+        job = await other.jobs.get("seed")
+        assert (job.status, job.requested, job.seeded) == ("running", 3, 2)
+        first = (await other.units())[NAMES[0]]
+        await other.client.delete(GPU_UNITS, first.metadata.key, uid=first.metadata.uid)
+        assert await seed(other, request()) == "Succeeded"
+        assert sorted(await other.units()) == NAMES[1:], "what was there once is not made again"
+
+
+@pytest.fixture
+def two_at_most(kube: Lightkube, namespace: str) -> None:
+    """A quota that counts. Kubernetes learns of new kinds every half minute, and older quotas are not counted anew."""
+    limit = ResourceQuotaSpec(hard={STOCK_QUOTA: "2"})
+    deadline, number = time.monotonic() + 90, 0
+    while True:
+        name = f"stock-{number}"
+        kube.create(ResourceQuota(metadata=ObjectMeta(name=name, namespace=namespace), spec=limit), namespace=namespace)
+        try:
+            wait_until(partial(counts, kube, namespace, name), 3, lambda: "the quota does not count")
+        except ProcessFailed:
+            assert time.monotonic() < deadline
+            kube.delete(ResourceQuota, name, namespace=namespace)
+            number += 1
+        else:
+            return
+
+
+def counts(kube: Lightkube, namespace: str, name: str) -> bool:
+    status = kube.get(ResourceQuota, name, namespace=namespace).status
+    return bool(status and status.used and STOCK_QUOTA in status.used)
+
+
+@pytest.mark.usefixtures("two_at_most")
+async def test_a_quota_that_refuses_leaves_nothing_behind(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        assert await seed(one, request()) == "Failed"
+        assert await one.units() == {}
+        job = await other.jobs.get("seed")
+        assert (job.status, job.seeded) == ("failed", 0)
+        assert job.error
+        assert job.error.code == "conflict"
+        assert "exceeded quota" in job.error.message
+        assert job.finished_at
+        replayed = await other.stock.seed(request())
+        assert (replayed.new, replayed.operation.status.state) == (False, "Failed")
+
+
+GIVING_UP = range(2, 11)
+"""Start, three tries of which two succeed, giving up, two deletions, the end. Of more writes, no test dies."""
+
+
+@pytest.mark.usefixtures("two_at_most")
+@pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "unheard"])
+async def test_whoever_is_killed_while_giving_up_another_replica_undoes_the_rest(
+    start_replica: StartReplica, carried_out: bool
+) -> None:
+    async with start_replica() as one, start_replica() as other:
+        killed = 0
+        for at_write in GIVING_UP:
+            asked = request(operation_id=f"seed-{at_write}")
+            try:
+                await seed(one.mortal(at_write, carried_out=carried_out), asked)
+            except Killed:
+                killed += 1
+            assert await seed(other, asked) == "Failed"
+            assert await other.units() == {}
+        assert killed >= 7
+
+
+async def test_stock_of_a_forgotten_operation_is_not_taken_for_the_new_ones_own(start_replica: StartReplica) -> None:
+    async with start_replica() as replica:
+        await seed(replica, request(replicas=1))
+        before = await replica.units()
+        old = (await replica.operations())["seed"]
+        await replica.client.delete(OPERATIONS, old.metadata.key, uid=old.metadata.uid)
+        assert await seed(replica, request(replicas=2)) == "Failed"
+        assert await replica.units() == before
+        error = (await replica.operations())["seed"].status.error
+        assert error
+        assert "choose a new operationID" in error.message
+
+
+async def test_the_process_of_the_first_request_works_in_the_background(start_replica: StartReplica) -> None:
+    async with start_replica() as replica:
+        workers, stopping = Workers(replica.drivers), asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(workers.run(stopping, grace=5))
+            workers.begin((await replica.stock.seed(request(replicas=30))).operation)
+            key = replica.ledger.key("seed")
+            await eventually(lambda: replica.caches.pending.store.get(key) is not None, "the operation is pending")
+            await eventually(lambda: replica.caches.pending.store.get(key) is None, "the operation has ended")
+            stopping.set()
+        assert (await replica.jobs.get("seed")).status == "succeeded"
+        assert len(await replica.units()) == 30
+
+
+async def test_what_a_replica_seeded_it_lists_before_any_watch_tells(start_replica: StartReplica) -> None:
+    async with start_replica(watching=False) as replica:
+        await seed(replica, request())
+        assert [unit.name for unit in replica.stock.list(ListStock())[0]] == NAMES
+
+
+async def test_jobs_are_told_by_replicas_that_never_heard_the_request(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        with pytest.raises(NotFound, match="no operation seed"):
+            await other.jobs.get("seed")
+        await one.stock.seed(request())
+        accepted = await other.jobs.get("seed")
+        assert (accepted.status, accepted.type, accepted.seeded) == ("accepted", OperationType.SEED_STOCK.value, 0)
+        assert accepted.created_at
+        await seed(one, request())
+        ended = await other.jobs.get("seed")
+        assert (ended.status, ended.seeded, ended.error) == ("succeeded", 3, None)
+        assert ended.started_at
+        assert ended.finished_at
+
+
+async def test_stock_is_listed_in_pages_and_by_what_is_asked(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        await seed(one, request())
+        await seed(one, request(operation_id="more", spec_name="g2.1", replicas=1))
+        await eventually(lambda: len(other.stock.list(ListStock())[0]) == 4, "the other replica's cache knows all")
+        first, after = other.stock.list(ListStock(spec_name="g1.1", limit=2))
+        rest, end = other.stock.list(ListStock(spec_name="g1.1", limit=2, after=after))
+        assert [unit.name for unit in (*first, *rest)] == NAMES
+        assert end is None
+        claim = {"metadata": {"annotations": {Annotation.CLAIMED_BY: "someone"}}}
+        await one.client.merge_patch(GPU_UNITS, (await one.units())[NAMES[1]].metadata.key, claim)
+        await eventually(
+            lambda: [unit.claimed_by for unit in other.stock.list(ListStock(claimed=True))[0]] == ["someone"],
+            "the claimed one alone is told as claimed",
+        )
+        assert len(other.stock.list(ListStock(claimed=False))[0]) == 3

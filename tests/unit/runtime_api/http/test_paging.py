@@ -1,0 +1,46 @@
+"""Lists in pages."""
+
+import pytest
+
+from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.runtime_api.http.paging import page
+
+Item = tuple[str, str]
+
+
+def itself(item: Item) -> Item:
+    return item
+
+
+def walk(items: list[Item], limit: int) -> list[Item]:
+    found, after = page(items, itself, limit, None)
+    while after:
+        more, after = page(items, itself, limit, after)
+        found += more
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7])
+@pytest.mark.parametrize("limit", [1, 2, 3, 500])
+def test_pages_together_are_the_list_in_order(count: int, limit: int) -> None:
+    items = [(f"n{number % 2}", f"u{number}") for number in reversed(range(count))]
+    assert walk(items, limit) == sorted(items)
+
+
+def test_the_last_page_has_no_continuation_even_when_it_is_full() -> None:
+    assert page([("n", "a"), ("n", "b")], itself, 2, None) == ([("n", "a"), ("n", "b")], None)
+
+
+def test_what_comes_and_goes_between_pages_repeats_nothing_and_hides_nothing() -> None:
+    before = [("n", name) for name in "bdfh"]
+    first, after = page(before, itself, 2, None)
+    now = [("n", name) for name in "acefh"]  # b and d are gone, a, c and e are new
+    second, _ = page(now, itself, 10, after)
+    assert first == [("n", "b"), ("n", "d")]
+    assert second == [("n", "e"), ("n", "f"), ("n", "h")]
+
+
+@pytest.mark.parametrize("after", ["x", "!!!!", "e30", "WyJhIl0", "ünicode", "W10=", "bm9uZQ"])
+def test_a_continuation_that_nobody_gave_is_refused_by_its_name(after: str) -> None:
+    with pytest.raises(Invalid, match=r"^continue: cannot be read"):
+        page([("n", "a")], itself, 2, after)

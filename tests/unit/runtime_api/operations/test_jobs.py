@@ -1,0 +1,46 @@
+"""What a job tells of an operation."""
+
+import msgspec
+import pytest
+
+from gpu_runtime.contract.crd.operation import OperationState, OperationType
+from gpu_runtime.runtime_api.operations.jobs import job_view
+from tests.unit.runtime_api.objects import STOCK, TROUBLE, operation
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (OperationState.ACCEPTED, "accepted"),
+        (OperationState.RUNNING, "running"),
+        (OperationState.GIVING_UP, "running"),
+        (OperationState.SUCCEEDED, "succeeded"),
+        (OperationState.FAILED, "failed"),
+    ],
+)
+def test_every_state_has_a_status(state: OperationState, status: str) -> None:
+    assert job_view(operation(state=state)).status == status
+
+
+def test_a_seeding_tells_how_far_it_is() -> None:
+    job = job_view(operation(state=OperationState.RUNNING, stock_uids=("a", "b")))
+    assert (job.requested, job.seeded) == (3, 2)
+
+
+def test_other_operations_seed_nothing() -> None:
+    job = job_view(operation(OperationType.CREATE_UNIT, OperationState.RUNNING, "{}", stock=STOCK))
+    assert (job.requested, job.seeded) == (None, None)
+
+
+def test_a_failure_is_told_in_the_words_of_the_fault() -> None:
+    told = msgspec.to_builtins(job_view(operation(state=OperationState.FAILED, error=TROUBLE)))
+    assert told == {
+        "operationID": "one",
+        "type": "SeedStock",
+        "status": "failed",
+        "target": {"kind": "GPUUnit", "namespace": "runtime-stock"},
+        "requested": 3,
+        "seeded": 0,
+        "error": {"code": "conflict", "message": "the cluster refuses it"},
+        "createdAt": "2026-01-02T03:04:05Z",
+    }

@@ -1,0 +1,110 @@
+"""What operators may ask for."""
+
+from typing import Any
+
+import pytest
+from msgspec import convert
+
+from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.request_hash import canonical_request
+from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.stock.admission import accepted_pool, accepted_seed, pool_key
+from gpu_runtime.runtime_api.stock.making import POOL_REQUEST, SEED_REQUEST
+from gpu_runtime.runtime_api.stock.pool_routes import EXAMPLE as POOL
+from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
+from gpu_runtime.runtime_api.stock.stock_units import EXAMPLE as SEED
+
+NAMESPACES = Namespaces(pools=("default", "pools"))
+
+
+def pool(**changes: Any) -> CreateStockPool:
+    return accepted_pool(convert(POOL | changes, CreateStockPool), NAMESPACES)
+
+
+def seed(**changes: Any) -> SeedStock:
+    return accepted_seed(convert(SEED | changes, SeedStock))
+
+
+BAD_POOLS = [
+    ({"operationID": ""}, ["operationID"]),
+    ({"operationID": "a\nb"}, ["operationID"]),
+    ({"name": "Not_A_Name"}, ["name"]),
+    ({"name": "p" * 59}, ["name"]),
+    ({"namespace": "kube-system"}, ["namespace"]),
+    ({"specName": ""}, ["specName"]),
+    ({"memory": "not-a-quantity"}, ["memory"]),
+    ({"gpu": -1}, ["gpu"]),
+    ({"replicas": -1}, ["replicas"]),
+    ({"template": {"envs": [{"name": "1 bad"}]}}, ["template.envs[0].name"]),
+    ({"template": {"ports": [{"name": "a", "port": 70000}]}}, ["template.ports[0].port"]),
+    ({"operationID": "", "memory": "x", "namespace": "other"}, ["operationID", "namespace", "memory"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "fields"), BAD_POOLS)
+def test_a_bad_pool_is_refused_with_every_field_that_is_wrong(changes: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(Invalid) as refused:
+        pool(**changes)
+    assert [problem.path for problem in refused.value.problems] == fields
+
+
+BAD_SEEDS = [
+    ({"operationID": ""}, ["operationID"]),
+    ({"specName": ""}, ["specName"]),
+    ({"memory": "0"}, ["memory"]),
+    ({"gpu": -1}, ["gpu"]),
+    ({"replicas": 0}, ["replicas"]),
+    ({"replicas": 1001}, ["replicas"]),
+    ({"replicas": -1, "gpu": -1}, ["gpu", "replicas"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "fields"), BAD_SEEDS)
+def test_bad_stock_is_refused_with_every_field_that_is_wrong(changes: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(Invalid) as refused:
+        seed(**changes)
+    assert [problem.path for problem in refused.value.problems] == fields
+
+
+def test_the_bound_of_a_seeding_is_in_the_message() -> None:
+    with pytest.raises(Invalid, match="replicas: 1001 is not between 1 and 1000"):
+        seed(replicas=1001)
+
+
+def test_the_allowed_namespaces_are_in_the_message() -> None:
+    with pytest.raises(Invalid, match="namespace: 'other' is not allowed for pools; use default or pools"):
+        pool(namespace="other")
+
+
+SAME = [
+    {"namespace": ""},
+    {"memory": "16384Mi"},
+    {"image": " python:3.12-slim "},
+    {"template": POOL["template"] | {"ports": [{"name": "http", "port": 8080}]}},
+    {"template": POOL["template"] | {"ports": [{"name": "http", "port": 8080, "protocol": "tcp"}]}},
+]
+
+
+@pytest.mark.parametrize("changes", SAME)
+def test_a_retry_that_says_the_same_otherwise_is_the_same_request(changes: dict[str, Any]) -> None:
+    assert canonical_request(pool(**changes)) == canonical_request(pool())
+
+
+@pytest.mark.parametrize("changes", [{"gpu": 2}, {"namespace": "pools"}, {"name": "other"}, {"template": {}}])
+def test_a_request_that_means_something_else_is_another(changes: dict[str, Any]) -> None:
+    assert canonical_request(pool(**changes)) != canonical_request(pool())
+
+
+def test_a_pool_without_a_name_gets_one_from_its_operation() -> None:
+    assert pool(name="").name == pool(name="").name != pool(name="", operationID="another").name
+
+
+def test_what_the_record_keeps_is_the_whole_request() -> None:
+    assert POOL_REQUEST.decode(canonical_request(pool(replicas=0))) == pool(replicas=0)
+    assert SEED_REQUEST.decode(canonical_request(seed())) == seed()
+
+
+def test_a_pool_is_looked_for_where_pools_may_be() -> None:
+    assert pool_key("", "p", NAMESPACES) == ("default", "p")
+    with pytest.raises(Invalid, match="namespace"):
+        pool_key("kube-system", "p", NAMESPACES)
