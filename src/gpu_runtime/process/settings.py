@@ -43,7 +43,7 @@ def parse(text: str, model: type[S]) -> S:
     try:
         document = yaml.load(text, Loader=_OneOfEachKey)  # noqa: S506 - derived from the safe loader
     except yaml.YAMLError as error:
-        raise BadSettings(f"not YAML: {error}") from error
+        raise BadSettings(f"not YAML: {_without_text(error)}") from error
     document = {} if document is None else document
     if unknown := [f"{each.path} is not a setting; {each.remedy}" for each in unknown_fields(document, model)]:
         raise BadSettings("; ".join(unknown))
@@ -51,6 +51,13 @@ def parse(text: str, model: type[S]) -> S:
         return msgspec.convert(document, model)
     except msgspec.ValidationError as error:
         raise BadSettings(_worded(str(error), document, model)) from error
+
+
+def _without_text(error: yaml.YAMLError) -> str:
+    """Where and what, without the text around it: a file may hold secrets, and errors are logged."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
+    return "it has characters that YAML does not allow"
 
 
 class _OneOfEachKey(yaml.SafeLoader):

@@ -84,6 +84,10 @@ class Limits(Settings, frozen=True, kw_only=True):
 
 
 class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
+    stop_grace_seconds: Seconds = 40
+    """How long requests in flight may take after SIGTERM, the drain included. Keep it above drainSeconds and
+    requestSeconds together, and below the pod's termination grace period."""
+
     api: Endpoints = Endpoints(bind=":8080")
     """Where the API listens."""
 
