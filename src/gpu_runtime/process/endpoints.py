@@ -1,11 +1,13 @@
 """/healthz, /readyz and /metrics over HTTP, on a port of their own or beside other paths."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -16,6 +18,15 @@ Check: TypeAlias = Callable[[], str | None]
 """Nothing where all is well, else the sentence that says what is not."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whoever speaks no HTTP is answered with 400; that must not fill our log with tracebacks."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+logger = logging.getLogger(__name__)
+logger.addFilter(_is_ours)
 
 
 @asynccontextmanager
@@ -51,7 +62,7 @@ def endpoint_handlers(
 @asynccontextmanager
 async def listening(app: web.Application, settings: Endpoints, finish_within: float) -> AsyncIterator[int]:
     """Take requests until the block ends, then let those in flight finish within so many seconds. Gives the port."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=finish_within)
+    runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=finish_within)
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port)

@@ -72,12 +72,13 @@ def _is_sane(text: str) -> bool:
 def _parsed(raw: bytes) -> Any:
     try:
         document = msgspec.json.decode(raw)
+        _refuse_twins(raw)
     except UnicodeDecodeError as error:
         raise _wrong("body", "is not UTF-8") from error
     except (msgspec.DecodeError, RecursionError) as error:
         text = str(error).replace("JSON is malformed: ", "").partition(" - at")[0]
+        text = text.replace("was truncated", f"was truncated (byte {len(raw)})")
         raise _wrong("body", f"is not JSON: {text[:1].lower()}{text[1:]}") from error
-    _refuse_twins(raw)
     return document
 
 

@@ -56,7 +56,10 @@ def make_app(routes: Sequence[Route], edge: Edge, plain: Mapping[str, Handler] =
     """An application of these routes. Plain handlers answer GET on their paths with whatever they like, to anybody."""
     app = web.Application(client_max_size=edge.limits.body_bytes + 1)
     for path, handler in plain.items():
-        app.router.add_get(path, handler)
+        resource = app.router.add_resource(path)
+        for method in (hdrs.METH_GET, hdrs.METH_HEAD):
+            resource.add_route(method, handler)
+        resource.add_route("*", Served(edge, _UNMATCHED, _refuse_method("GET, HEAD")).handle)
     for path, at_path in groupby(sorted(routes, key=lambda route: route.path), key=lambda route: route.path):
         _add_path(app, path, list(at_path), edge)
     app.router.add_route("*", "/{tail:.*}", Served(edge, _UNMATCHED, _no_such_path).handle)
