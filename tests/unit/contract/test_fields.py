@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.contract.validation.fields import missing_fields, unknown_fields, value_at
+from gpu_runtime.contract.validation.fields import is_complete, missing_fields, unknown_fields, value_at
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
-WHOLE = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}
+WHOLE: dict[str, Any] = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}
 
 UNKNOWN: dict[str, tuple[dict[str, Any], str, str]] = {
     "at the top": ({"imge": "x"}, "imge", "did you mean image?"),
@@ -71,3 +71,17 @@ def test_a_value_is_found_by_its_path() -> None:
     assert value_at(document, "a[1].b") == 2
     assert value_at(document, "a[7].b") is None
     assert value_at(document, "a.x.y") is None
+
+
+COMPLETE: dict[str, tuple[dict[str, Any], bool]] = {
+    "whole": (WHOLE, True),
+    "whole with parts": (WHOLE | {"template": {"ports": [{"name": "a", "port": 1}]}, "access": None}, True),
+    "something missing in a list": (WHOLE | {"template": {"ports": [{"name": "a"}]}}, False),
+    "something missing": ({"name": "web"}, False),
+} | {f"something unknown {name}": (WHOLE | document, False) for name, (document, _, _) in UNKNOWN.items()}
+
+
+@pytest.mark.parametrize(("document", "complete"), COMPLETE.values(), ids=COMPLETE)
+def test_the_quick_answer_and_the_long_one_agree(document: dict[str, Any], complete: bool) -> None:
+    assert is_complete(document, CreateUnit) == complete
+    assert complete == (not [*unknown_fields(document, CreateUnit), *missing_fields(document, CreateUnit)])

@@ -7,7 +7,7 @@ at once, in the spelling of whoever wrote the document.
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -38,6 +38,25 @@ class Shape:
     required: frozenset[str] = frozenset()
     element: "Shape | None" = None
     is_struct: bool = False
+    inner: "Mapping[str, Shape]" = field(default_factory=dict)
+    """Those of its fields that have something inside."""
+
+
+def is_complete(document: Document, model: type) -> bool:
+    """Whether nothing is unknown or missing: the quick answer for the usual case, in which nobody needs the paths."""
+    return _fits(document, shape_of(model))
+
+
+def _fits(document: Document, shape: Shape) -> bool:
+    if isinstance(document, list):
+        return shape.element is None or all(_fits(each, shape.element) for each in document)
+    if not isinstance(document, dict):
+        return True
+    if not shape.is_struct:
+        return shape.element is None or all(_fits(each, shape.element) for each in document.values())
+    if not (shape.required <= document.keys() <= shape.fields.keys()):
+        return False
+    return all(_fits(document[key], inner) for key, inner in shape.inner.items() if key in document)
 
 
 def unknown_fields(document: Document, model: type) -> Iterator[Unknown]:
@@ -107,8 +126,10 @@ _LEAF = Shape({})
 def _shape(info: inspect.Type) -> Shape:
     match info:
         case inspect.StructType(fields=fields):
-            known = {field.encode_name: _shape(field.type) for field in fields}
-            return Shape(known, frozenset(each.encode_name for each in fields if each.required), is_struct=True)
+            known = {each.encode_name: _shape(each.type) for each in fields}
+            required = frozenset(each.encode_name for each in fields if each.required)
+            inner = {name: shape for name, shape in known.items() if shape != _LEAF}
+            return Shape(known, required, is_struct=True, inner=inner)
         case inspect.Metadata(type=inner):
             return _shape(inner)
         case inspect.UnionType(types=types):
@@ -129,7 +150,7 @@ def _many(item: inspect.Type) -> Shape:
 def _inner(info: inspect.Type, step: str) -> inspect.Type | None:
     match info:
         case inspect.StructType(fields=fields):
-            return next((field.type for field in fields if field.encode_name == step), None)
+            return next((each.type for each in fields if each.encode_name == step), None)
         case inspect.Metadata(type=inner):
             return _inner(inner, step)
         case inspect.UnionType(types=types):

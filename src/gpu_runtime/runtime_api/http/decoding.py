@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.contract.validation.fields import choices_at, missing_fields, unknown_fields, value_at
+from gpu_runtime.contract.validation.fields import choices_at, is_complete, missing_fields, unknown_fields, value_at
 from gpu_runtime.contract.validation.problem import Problem, under
 from gpu_runtime.runtime_api.http.route import Body, Query
 
@@ -86,8 +86,8 @@ def _refuse_twins(raw: bytes) -> None:
     """The decoder keeps the last of two values under one key; the caller should say which one is meant."""
 
     def looked_at(pairs: list[tuple[str, Any]]) -> None:
-        keys = [key for key, _ in pairs]
-        if len(set(keys)) < len(keys):
+        if len(dict(pairs)) < len(pairs):
+            keys = [key for key, _ in pairs]
             twins = sorted({key for key in keys if keys.count(key) > 1})
             raise Invalid([Problem(key, "is given twice in one object") for key in twins])
 
@@ -95,11 +95,7 @@ def _refuse_twins(raw: bytes) -> None:
 
 
 def _fitted(document: dict[str, Any], model: type[S], *, strict: bool) -> S:
-    what = "field" if strict else "parameter"
-    problems = [
-        Problem(each.path, f"there is no such {what}; {each.remedy}") for each in unknown_fields(document, model)
-    ]
-    problems += [Problem(path, "is required") for path in missing_fields(document, model)]
+    problems = [] if is_complete(document, model) else _misfits(document, model, "field" if strict else "parameter")
     try:
         fitted = msgspec.convert(document, model, strict=strict)
     except msgspec.ValidationError as error:
@@ -108,6 +104,13 @@ def _fitted(document: dict[str, Any], model: type[S], *, strict: bool) -> S:
     if problems:
         raise Invalid(problems)
     return fitted
+
+
+def _misfits(document: dict[str, Any], model: type, what: str) -> list[Problem]:
+    unknown = [
+        Problem(each.path, f"there is no such {what}; {each.remedy}") for each in unknown_fields(document, model)
+    ]
+    return unknown + [Problem(path, "is required") for path in missing_fields(document, model)]
 
 
 def _worded(error: str, document: Any, model: type) -> Problem:
