@@ -36,9 +36,11 @@ class NoBody(Body, frozen=True, kw_only=True):
 
 
 def read_body(raw: bytes, content_type: str, model: type[B]) -> B:
-    """The body as the model. The content type is the caller's, without parameters."""
+    """The body as the model. The content type is the caller's, without parameters, or empty."""
     if not raw:
         raise _wrong("body", "is required; send a JSON object")
+    if not content_type:
+        raise _wrong("Content-Type", "is missing; send the body as application/json")
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise _wrong("Content-Type", f"is {content_type!r}; send the body as application/json")
     document = _parsed(raw)

@@ -47,7 +47,7 @@ class Edge:
     rates: Rates
     journal: Journal
     limits: Limits
-    usable: Check
+    unusable: Check
     """Why no route can work now, if that is so. Routes without a scope work always."""
     stopping: asyncio.Event
 
@@ -147,7 +147,7 @@ class Admission:
         query = read_query(tuple(request.query.items()), self._route.query)
         body = await self._body(request)
         entry.operation_id = getattr(body, "operation_id", None)
-        if self._route.scope is not None and (reason := self._edge.usable()):
+        if self._route.scope is not None and (reason := self._edge.unusable()):
             raise Unavailable(reason)
         return await self._route.handler(Call(body=body, query=query, path=path, caller=caller.name))
 
@@ -163,10 +163,11 @@ class Admission:
 
     async def _body(self, request: web.Request) -> Body | None:
         raw = await self._read(request) if request.body_exists else b""
+        content_type = request.content_type if hdrs.CONTENT_TYPE in request.headers else ""
         if self._route.body is not None:
-            return read_body(raw, request.content_type, self._route.body)
+            return read_body(raw, content_type, self._route.body)
         if raw:
-            read_body(raw, request.content_type, NoBody)
+            read_body(raw, content_type, NoBody)
         return None
 
     async def _read(self, request: web.Request) -> bytes:

@@ -192,6 +192,18 @@ async def test_a_compressed_body_is_refused_before_it_is_unpacked() -> None:
     assert (reply.status, reply.error["details"][0]["field"]) == (400, "Content-Encoding")
 
 
+async def test_a_body_must_say_that_it_is_json() -> None:
+    async with served([POST]) as edge:
+        form = await edge.ask("POST", "/things", data={"size": "1"})
+        untold = await edge.ask("POST", "/things", data=b"{}", skip_auto_headers=["Content-Type"])
+        charset = await edge.ask(
+            "POST", "/things", data=b"{}", headers={"Content-Type": "application/json; charset=utf-8"}
+        )
+    assert (form.status, untold.status, charset.status) == (400, 400, 200)
+    assert form.error["message"].startswith("Content-Type: is 'application/x-www-form-urlencoded'; send")
+    assert untold.error["message"] == "Content-Type: is missing; send the body as application/json"
+
+
 async def test_a_route_without_a_body_takes_nothing_or_an_empty_object() -> None:
     async with served([a_route("POST")]) as edge:
         nothing = await edge.ask("POST", "/things/a")
