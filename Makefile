@@ -39,6 +39,10 @@ logs: $(BIN)/.ready ## Show what the processes said (NAME=kubelet for one of the
 run: $(BIN)/.ready ## Run a controller manager here, as one more candidate beside those in the platform
 	@KUBECONFIG=.local/kubeconfig $(BIN)/gpu-runtime controller-manager --config config/local/controller-manager.yaml
 
+.PHONY: run-api
+run-api: $(BIN)/.ready ## Run a runtime API here, at 127.0.0.1:8090, as one more replica beside those in the platform
+	@KUBECONFIG=.local/kubeconfig $(BIN)/gpu-runtime runtime-api --config config/local/runtime-api.yaml
+
 ##@ Tests and checks
 
 .PHONY: test

@@ -66,11 +66,12 @@ def _up(options: argparse.Namespace) -> None:
     print(f"\nThe platform is up ({time.monotonic() - started:.1f} s).\n")
     print("  Kubernetes   export KUBECONFIG=$PWD/.local/kubeconfig PATH=$PWD/.local/bin:$PATH")
     for route in forwards:
-        if route.title == "NATS":
-            print(f"  NATS         nats://127.0.0.1:{route.port}")
+        scheme = "http" if route.title == "API" else "nats"
+        print(f"  {route.title:<12} {scheme}://127.0.0.1:{route.port}")
     print("  Logs         make logs, or make logs NAME=kube-apiserver")
     print("  Stop         make down keeps the data, make wipe does not")
     print("\nTry next:\n")
+    print(f"  curl http://127.0.0.1:{options.api_port}/api/v1/health")
     print("  kubectl apply -f config/samples/runtime_v1alpha1_gpuunit_stock.yaml")
     print("  kubectl apply -f config/samples/runtime_v1alpha1_gpuunit_web.yaml")
     print("  kubectl get gpuunits -A")

@@ -19,8 +19,14 @@ from localcluster.sandbox import Network, free_network
 from localcluster.unmet import Unmet
 
 STATE = LOCAL / "platform"
-DEPLOYMENTS = (PROJECT / "config" / "nats", PROJECT / "config" / "default")
-WORKLOADS = (("messaging", "statefulset/nats"), ("runtime-system", "deployment/controller-manager"))
+DEPLOYMENTS = (PROJECT / "config" / "nats", PROJECT / "config" / "overlays" / "local")
+WORKLOADS = (
+    ("messaging", "statefulset/nats"),
+    ("runtime-system", "deployment/controller-manager"),
+    ("runtime-system", "deployment/runtime-api"),
+)
+
+_HEALTH = b"GET /api/v1/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,16 @@ class Route:
     port: int
     service: str
     variable: str
-    greeting: bytes = b""
-    """How its answer begins, where the Service speaks first."""
+    greeting: bytes
+    """How its answer begins."""
+    question: bytes = b""
+    """What it is asked, where the Service does not speak first."""
 
 
 def routes(api_port: int, nats_port: int) -> tuple[Route, ...]:
     return (
-        Route("API", api_port, "runtime-api.runtime-system:8080", "API_PORT"),
-        Route("NATS", nats_port, "nats.messaging:4222", "NATS_PORT", greeting=b"INFO"),
+        Route("API", api_port, "runtime-api.runtime-system:8080", "API_PORT", b"HTTP/1.1 200", _HEALTH),
+        Route("NATS", nats_port, "nats.messaging:4222", "NATS_PORT", b"INFO"),
     )
 
 
@@ -125,10 +133,9 @@ def install(node: Node, *folders: Path) -> None:
 
 def _answers(route: Route) -> bool:
     """Whether the Service itself is heard through its port: right after a start, what Kubernetes says is old news."""
-    if not route.greeting:
-        return True
     try:
         with socket.create_connection(("127.0.0.1", route.port), timeout=5) as connection:
+            connection.sendall(route.question)
             return connection.recv(64).startswith(route.greeting)
     except OSError:
         return False

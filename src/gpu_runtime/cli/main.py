@@ -1,6 +1,7 @@
 """Parses the command line and hands over to the process it names."""
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"gpu-runtime {version('gpu-runtime')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _process(commands, "controller-manager", _controller_manager, "keep units and pools true")
-    options = parser.parse_args(argv)
+    _process(commands, "runtime-api", _runtime_api, "serve the HTTP API")
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["manager"]:  # with whatever options it had
+        return _manager()
+    options = parser.parse_args(arguments)
     run: Callable[[Path], int] = options.run
     return run(options.config)
 
@@ -24,6 +29,16 @@ def _process(
     command.set_defaults(run=run)
 
 
+def _manager() -> int:
+    """The single process of the platform's first days, which scripts may still start."""
+    sys.stderr.write(
+        "gpu-runtime manager was replaced by two commands, which run beside each other:\n"
+        "  gpu-runtime controller-manager --config FILE\n"
+        "  gpu-runtime runtime-api --config FILE\n"
+    )
+    return 2
+
+
 # A process is imported when it is run: one process does not need another's dependencies.
 
 
@@ -33,3 +48,11 @@ def _controller_manager(config: Path) -> int:
     from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
 
     return run_process(config, ControllerManagerSettings, manage)
+
+
+def _runtime_api(config: Path) -> int:
+    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+    from gpu_runtime.runtime_api.main import serve  # noqa: PLC0415
+    from gpu_runtime.runtime_api.settings import RuntimeAPISettings  # noqa: PLC0415
+
+    return run_process(config, RuntimeAPISettings, serve)

@@ -70,6 +70,8 @@ class Informer(Generic[T]):
         self._failures = 0
         self.trouble = ""
         """Why the cache may be out of date; empty while a watch is open."""
+        self.troubled_at = 0.0
+        """Since when that is so, in the time of the event loop."""
 
     @property
     def has_synced(self) -> bool:
@@ -116,6 +118,7 @@ class Informer(Generic[T]):
             await asyncio.sleep(self._pace.backoff.delay(1))
         except KubeError as error:
             self._failures += 1
+            self.troubled_at = self.troubled_at if self.trouble else asyncio.get_running_loop().time()
             self.trouble = f"{self.resource.plural} cannot be watched: {error}"
             asked = error.retry_after if isinstance(error, ApiError) else None
             wait = max(asked or 0.0, self._pace.backoff.delay(self._failures))

@@ -238,6 +238,8 @@ class _Exchange:
         asked = f"{self._call.method} {self._call.target}"
         if isinstance(error, TimeoutError):
             return f"no answer within {self._timeout.total or self._timeout.sock_read or 0:g} s: {asked}"
+        if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+            return f"cannot connect to {error.host}:{error.port}: {error.strerror}: {asked}"
         return f"{str(error) or type(error).__name__}: {asked}"
 
 

@@ -2,9 +2,20 @@
 
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
 from gpu_runtime.process.sections import Endpoints, Log
+from gpu_runtime.runtime_api.settings import Authentication, Limits, Listener, RuntimeAPISettings
 
 CONTROLLER_MANAGER = ControllerManagerSettings(
     log=Log(format="text"),
     endpoints=Endpoints(bind="127.0.0.1:8081"),
     images=Images(stock="gpu-runtime:local", placeholder="gpu-runtime:local"),
+)
+
+RUNTIME_API = RuntimeAPISettings(
+    log=Log(format="text"),
+    endpoints=Endpoints(bind="127.0.0.1:8082"),
+    # Beside the platform's own, which is at 8080.
+    api=Listener(bind="127.0.0.1:8090"),
+    # Said in so many words: nobody but the developer reaches this address.
+    authentication=Authentication(mode="off"),
+    limits=Limits(requests_per_second=0),
 )

@@ -25,6 +25,8 @@ class Process:
     """In every namespace: units and pools live wherever their owners put them."""
     at_home: tuple[Grant, ...] = ()
     """Only in the platform's own namespace."""
+    in_stock: tuple[Grant, ...] = ()
+    """Only where the stock is."""
     namespace: str = SYSTEM_NAMESPACE
 
 
@@ -57,4 +59,18 @@ CONTROLLER_MANAGER = Process(
     ),
 )
 
-PROCESSES = (CONTROLLER_MANAGER,)
+RUNTIME_API = Process(
+    "runtime-api",
+    everywhere=(
+        # Not only where the settings allow units and pools: those are names that the operator chooses.
+        Grant("what callers ask for, and the handoff", GROUP, ("gpuunits", "gpustorages", "stockpools"), READ + WRITE),
+        Grant("whose token a caller has", "authentication.k8s.io", ("tokenreviews",), ("create",)),
+    ),
+    at_home=(
+        Grant("the record of operations", GROUP, ("operations",), (*READ, "create", "delete")),
+        Grant("their progress", GROUP, ("operations/status",), ("update", "patch")),
+    ),
+    in_stock=(Grant("the node on which a stock unit holds its GPUs", "", ("pods",), READ),),
+)
+
+PROCESSES = (CONTROLLER_MANAGER, RUNTIME_API)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpu_runtime.contract.crd.names import STOCK_NAMESPACE
 from gpu_runtime.kube.objects import Manifest
 from gpu_runtime.manifests.permissions import Grant, Process
 
@@ -14,7 +15,12 @@ def rbac(process: Process) -> list[Manifest]:
         "kind": "ServiceAccount",
         "metadata": {"name": process.name, "namespace": process.namespace},
     }
-    return [account, *_cluster_wide(process), *_at_home(process)]
+    return [
+        account,
+        *_cluster_wide(process),
+        *_within(process, process.namespace, process.at_home),
+        *_within(process, STOCK_NAMESPACE, process.in_stock),
+    ]
 
 
 def _cluster_wide(process: Process) -> list[Manifest]:
@@ -22,9 +28,9 @@ def _cluster_wide(process: Process) -> list[Manifest]:
     return _role_and_binding(process, "Cluster", metadata, process.everywhere) if process.everywhere else []
 
 
-def _at_home(process: Process) -> list[Manifest]:
-    metadata = {"name": process.name, "namespace": process.namespace}
-    return _role_and_binding(process, "", metadata, process.at_home) if process.at_home else []
+def _within(process: Process, namespace: str, grants: Sequence[Grant]) -> list[Manifest]:
+    metadata = {"name": process.name, "namespace": namespace}
+    return _role_and_binding(process, "", metadata, grants) if grants else []
 
 
 def _role_and_binding(process: Process, scope: str, metadata: Manifest, grants: Sequence[Grant]) -> list[Manifest]:

@@ -1,20 +1,32 @@
-"""/healthz, /readyz and /metrics over HTTP."""
+"""/healthz, /readyz and /metrics over HTTP, on a port of their own or beside other paths."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.process.sections import Endpoints
 
 Check: TypeAlias = Callable[[], str | None]
 """Nothing where all is well, else the sentence that says what is not."""
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.Response]]
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whoever speaks no HTTP is answered with 400; that must not fill our log with tracebacks."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+logger = logging.getLogger(__name__)
+logger.addFilter(_is_ours)
 
 
 @asynccontextmanager
@@ -27,14 +39,37 @@ async def serve_endpoints(
 ) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port. A process that is stopping is healthy and not ready."""
     app = web.Application()
-    app.router.add_get("/healthz", _checked(healthy or {}))
-    app.router.add_get("/readyz", _checked({"stopping": lambda: _stopping(stopping), **ready}))
-    app.router.add_get("/metrics", _exposed(registry))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    for path, handler in endpoint_handlers(registry, stopping, ready, healthy).items():
+        app.router.add_get(path, handler)
+    async with listening(app, settings, finish_within=1.0) as port:
+        yield port
+
+
+def endpoint_handlers(
+    registry: CollectorRegistry,
+    stopping: asyncio.Event,
+    ready: Mapping[str, Check],
+    healthy: Mapping[str, Check] | None = None,
+) -> dict[str, Handler]:
+    """What every process answers, by path."""
+    return {
+        "/healthz": _checked(healthy or {}),
+        "/readyz": _checked({"stopping": lambda: _stopping(stopping), **ready}),
+        "/metrics": _exposed(registry),
+    }
+
+
+@asynccontextmanager
+async def listening(app: web.Application, settings: Endpoints, finish_within: float) -> AsyncIterator[int]:
+    """Take requests until the block ends, then let those in flight finish within so many seconds. Gives the port."""
+    runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=finish_within)
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {settings.bind}: {error.strerror}") from error
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()

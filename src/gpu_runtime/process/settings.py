@@ -3,17 +3,17 @@
 Nothing here reads the environment: what a process does is what its file says.
 """
 
-import difflib
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import yaml
-from msgspec import Struct, inspect
+from msgspec import Struct
 
 from gpu_runtime.contract.errors import Rejected
+from gpu_runtime.contract.validation.fields import choices_at, unknown_fields, value_at
 
 
 class Settings(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -43,14 +43,21 @@ def parse(text: str, model: type[S]) -> S:
     try:
         document = yaml.load(text, Loader=_OneOfEachKey)  # noqa: S506 - derived from the safe loader
     except yaml.YAMLError as error:
-        raise BadSettings(f"not YAML: {error}") from error
+        raise BadSettings(f"not YAML: {_without_text(error)}") from error
     document = {} if document is None else document
-    if unknown := list(_unknown_keys(document, inspect.type_info(model), "")):
+    if unknown := [f"{each.path} is not a setting; {each.remedy}" for each in unknown_fields(document, model)]:
         raise BadSettings("; ".join(unknown))
     try:
         return msgspec.convert(document, model)
     except msgspec.ValidationError as error:
         raise BadSettings(_worded(str(error), document, model)) from error
+
+
+def _without_text(error: yaml.YAMLError) -> str:
+    """Where and what, without the text around it: a file may hold secrets, and errors are logged."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
+    return "it has characters that YAML does not allow"
 
 
 class _OneOfEachKey(yaml.SafeLoader):
@@ -66,36 +73,6 @@ class _OneOfEachKey(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _unknown_keys(document: Any, info: inspect.Type, at: str) -> Iterator[str]:
-    fields = _fields(info)
-    if not fields or not isinstance(document, dict):
-        return
-    for key, value in document.items():
-        path = f"{at}.{key}" if at else str(key)
-        if key in fields:
-            yield from _unknown_keys(value, fields[key], path)
-        else:
-            yield f"{path} is not a setting{_suggestion(str(key), list(fields))}"
-
-
-def _fields(info: inspect.Type) -> dict[str, inspect.Type]:
-    """The keys of a section and their types; none where it is no section."""
-    match info:
-        case inspect.StructType(fields=fields):
-            return {field.encode_name: field.type for field in fields}
-        case inspect.Metadata(type=inner):
-            return _fields(inner)
-        case inspect.UnionType(types=types):
-            return {key: each for inner in types for key, each in _fields(inner).items()}
-    return {}
-
-
-def _suggestion(key: str, known: list[str]) -> str:
-    by_lower = {each.lower(): each for each in known}
-    nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
-    return f"; did you mean {by_lower[nearest[0]]}?" if nearest else f"; there are {', '.join(sorted(known))}"
-
-
 def _worded(error: str, document: Any, model: type[Settings]) -> str:
     """The decoder's words with the key's path in front, and with what was expected and found."""
     text, _, place = error.partition(" - at `$")
@@ -103,21 +80,8 @@ def _worded(error: str, document: Any, model: type[Settings]) -> str:
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
         return f"{'.'.join(filter(None, (path, missing[1])))} is required"
     if text.startswith("Invalid enum value"):
-        choices = ", ".join(map(str, _choices(model, path)))
-        return f"{path}: {_at(document, path)!r} is not one of {choices}"
-    found = "" if "got" in text or not text.startswith("Expected") else f", got {_at(document, path)!r}"
+        choices = ", ".join(map(str, choices_at(model, path)))
+        return f"{path}: {value_at(document, path)!r} is not one of {choices}"
+    found = "" if "got" in text or not text.startswith("Expected") else f", got {value_at(document, path)!r}"
     worded = text.replace("`", "").replace("Expected", "expected").replace("object", "a section")
     return f"{path or 'the file'}: {worded}{found}"
-
-
-def _at(document: Any, path: str) -> Any:
-    for key in path.split("."):
-        document = document.get(key) if isinstance(document, dict) else None
-    return document
-
-
-def _choices(model: type[Settings], path: str) -> tuple[Any, ...]:
-    info: inspect.Type = inspect.type_info(model)
-    for key in path.split("."):
-        info = _fields(info)[key]
-    return info.values if isinstance(info, inspect.LiteralType) else ()

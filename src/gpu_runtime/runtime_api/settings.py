@@ -87,9 +87,18 @@ class Limits(Settings, frozen=True, kw_only=True):
     """How long requests are still taken after readiness went false, until every load balancer has noticed."""
 
 
+class Listener(Endpoints, frozen=True, kw_only=True):
+    bind: str = ":8080"
+    """Where the API listens, as host:port. Without a host: on every interface."""
+
+
 class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
-    api: Endpoints = Endpoints(bind=":8080")
-    """Where the API listens."""
+    stop_grace_seconds: Seconds = 40
+    """How long requests in flight may take after SIGTERM, the drain included. Keep it above drainSeconds and
+    requestSeconds together, and below the pod's termination grace period."""
+
+    api: Listener = Listener()
+    """The API itself."""
 
     kubernetes: Kubernetes = Kubernetes()
     """How Kubernetes is reached."""

@@ -37,7 +37,7 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=8080, bind="0.0.0.0"
 @pytest.fixture(scope="module")
 def installed(node: Node) -> Node:
     """The node with the platform in it, by the same manifests that any cluster gets."""
-    platform.install(node, CONFIG / "default")
+    platform.install(node, CONFIG / "overlays" / "local")
     node.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
     node.kubectl("rollout", "status", "deployment/controller-manager", "--namespace=runtime-system", "--timeout=120s")
     return node

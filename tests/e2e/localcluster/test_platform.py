@@ -1,16 +1,19 @@
 """The development platform: up is idempotent, a power cut loses nothing, and down leaves nothing behind."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client as Nats
@@ -108,9 +111,15 @@ def published(port: int) -> int:
     return asyncio.run(scenario())
 
 
+def health(port: int) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/health", timeout=5) as answer:
+        return dict(json.loads(answer.read())["data"])
+
+
 def test_up_down_and_power_cuts(platform: Platform) -> None:
     first = platform.up()
     assert first.returncode == 0, first.stderr
+    assert health(platform.api_port)["kubernetesConnected"]
     assert f"nats://127.0.0.1:{platform.nats_port}" in first.stdout
     publish(platform.nats_port)
     again = platform.up()
@@ -123,6 +132,7 @@ def test_up_down_and_power_cuts(platform: Platform) -> None:
     back = platform.up()
     assert back.returncode == 0, back.stderr
     assert published(platform.nats_port) == 1, "a power cut lost a message"
+    assert health(platform.api_port)["kubernetesConnected"]
 
     pid = platform.processes.get("kube-apiserver").pid
     platform.processes.signal("kube-apiserver", signal.SIGKILL)

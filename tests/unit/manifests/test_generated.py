@@ -4,19 +4,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from gpu_runtime.contract.crd import DEFINITIONS
 from gpu_runtime.contract.crd.names import role_of
 from gpu_runtime.contract.validation import name_problems, pool_problems, storage_problems, unit_problems
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.manifests import samples
 from gpu_runtime.manifests.crd import custom_resource_definition
-from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER
+from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RUNTIME_API
 from gpu_runtime.manifests.settings_file import settings_file
 from gpu_runtime.manifests.tree import generated
 from gpu_runtime.process.settings import Settings, load
+from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 CONFIG = Path(__file__).parents[3] / "config"
 
@@ -60,13 +61,26 @@ def test_samples_have_no_problems() -> None:
     assert storage_problems(samples.STORAGE.spec) == ()
 
 
-def test_the_local_settings_load_and_show_every_setting() -> None:
-    path = CONFIG / "local" / "controller-manager.yaml"
-    assert load(path, ControllerManagerSettings) == CONTROLLER_MANAGER
-    shown = yaml.safe_load(path.read_text())
-    assert shown.keys() == set(ControllerManagerSettings.__struct_encode_fields__)
-    for field in ("kubernetes", "leaderElection", "workers", "log"):
-        assert shown[field]
+@pytest.mark.parametrize("settings", [CONTROLLER_MANAGER, RUNTIME_API], ids=["controller-manager", "runtime-api"])
+def test_the_local_settings_load_and_show_every_setting(settings: Settings, request: pytest.FixtureRequest) -> None:
+    path = CONFIG / "local" / f"{request.node.callspec.id}.yaml"
+    assert load(path, type(settings)) == settings
+    assert shape(yaml.safe_load(path.read_text())) == shape(msgspec.to_builtins(settings))
+
+
+def shape(shown: Any) -> Any:
+    """The keys, at every depth."""
+    return {key: shape(value) for key, value in shown.items()} if isinstance(shown, dict) else None
+
+
+@pytest.mark.parametrize("path", ["api/settings.yaml", "overlays/local/runtime-api.yaml"])
+def test_the_settings_of_the_deployed_api_load(path: str) -> None:
+    settings = load(CONFIG / path, RuntimeAPISettings)
+    assert settings.authentication.mode == ("required" if path.startswith("api/") else "off")
+    deployment = next(yaml.safe_load_all((CONFIG / "api" / "runtime-api.yaml").read_text()))
+    grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    limits = settings.limits
+    assert limits.drain_seconds + limits.request_seconds < settings.stop_grace_seconds < grace
 
 
 def test_a_setting_without_a_docstring_cannot_be_shown() -> None:

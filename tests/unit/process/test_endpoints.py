@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 from prometheus_client import Counter
 
-from gpu_runtime.process.endpoints import serve_endpoints
+from gpu_runtime.contract.errors import Unavailable
+from gpu_runtime.process.endpoints import listening, serve_endpoints
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.sections import Endpoints
 
@@ -61,3 +62,24 @@ async def test_metrics_speak_both_dialects(served: Served) -> None:
     _, text, kind = await served.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert text.endswith("# EOF\n")
+
+
+async def test_a_taken_port_is_one_sentence(served: Served) -> None:
+    taken = Endpoints(bind=served.url.removeprefix("http://"))
+    with pytest.raises(Unavailable, match=f"cannot listen on {taken.bind}: .*address already in use"):
+        async with listening(web.Application(), taken, finish_within=1):
+            pass
+
+
+async def test_what_is_no_http_is_refused_and_fills_no_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for garbage in (
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+        writer.write(garbage)
+        assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
+        writer.close()
+        await writer.wait_closed()
+    assert caplog.records == []

@@ -1,0 +1,35 @@
+"""Who calls, as the edge needs to know it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_runtime.contract.errors import Forbidden
+from gpu_runtime.runtime_api.http.route import Scope
+
+
+@dataclass(frozen=True)
+class Caller:
+    name: str
+    scopes: frozenset[Scope] = frozenset()
+
+    def must_have(self, scope: Scope) -> None:
+        if scope not in self.scopes:
+            has = f"it has {', '.join(sorted(self.scopes))}" if self.scopes else "it has none"
+            raise Forbidden(f"{self.name} lacks the scope {scope}; {has}")
+
+
+ANYBODY = Caller("anonymous", frozenset(Scope))
+"""Everybody, where authentication is off."""
+
+
+class Authenticator(Protocol):
+    async def caller(self, authorization: str | None) -> Caller:
+        """Who sent this header; Unauthenticated where that cannot be said, Unavailable where it cannot be found out."""
+        ...
+
+
+class Open:
+    """Everybody may do everything."""
+
+    async def caller(self, authorization: str | None) -> Caller:  # noqa: ARG002 - nobody is asked
+        return ANYBODY

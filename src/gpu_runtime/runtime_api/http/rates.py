@@ -1,0 +1,43 @@
+"""How often each caller may call: a bucket of tokens per caller, in bounded memory. Pure: the time is passed in."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from gpu_runtime.contract.errors import Overloaded
+
+
+@dataclass
+class _Bucket:
+    tokens: float
+    at: float
+
+
+class Rates:
+    def __init__(self, per_second: float, burst: int, callers: int = 10_000) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._most = callers
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def admit(self, caller: str, now: float) -> None:
+        """Count one request of the caller, or raise Overloaded with the time after which one is possible again."""
+        if not self._per_second:
+            return
+        bucket = self._bucket(caller, now)
+        bucket.tokens = min(float(self._burst), bucket.tokens + (now - bucket.at) * self._per_second)
+        bucket.at = now
+        if bucket.tokens < 1:
+            wait = (1 - bucket.tokens) / self._per_second
+            raise Overloaded(
+                f"{caller} makes more than {self._per_second:g} requests per second; wait {wait:.2g} s", wait
+            )
+        bucket.tokens -= 1
+
+    def _bucket(self, caller: str, now: float) -> _Bucket:
+        bucket = self._buckets.get(caller)
+        if bucket is None:
+            bucket = self._buckets[caller] = _Bucket(self._burst, now)
+            if len(self._buckets) > self._most:
+                self._buckets.popitem(last=False)  # whoever has been silent the longest has a full bucket by now
+        self._buckets.move_to_end(caller)
+        return bucket

@@ -1,0 +1,121 @@
+"""Callers with tokens of their own, from a file that may change at any time.
+
+A mounted Secret is changed by swapping a symbolic link, which looks like another file behind the same path. A new file
+that cannot be used changes nothing: the tokens from before stay good, and the log says so.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+from msgspec import Meta
+
+from gpu_runtime.process.settings import BadSettings, Settings, load
+from gpu_runtime.runtime_api.http.identity import Caller
+from gpu_runtime.runtime_api.http.route import Scope
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_TOKEN = 16
+LOOK_SECONDS = 1.0
+
+
+class TokenEntry(Settings, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    """Who has it. Calls are logged, limited and audited under this name."""
+
+    token: str
+    """The secret itself. There is no constraint here: a refusal must not quote it."""
+
+    scopes: Annotated[tuple[Literal["operator", "runtime"], ...], Meta(min_length=1)]
+    """What its holder is trusted with."""
+
+
+class TokenList(Settings, frozen=True, kw_only=True):
+    tokens: tuple[TokenEntry, ...]
+    """Every token that is good."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    digest: bytes
+    caller: Caller
+
+
+class TokenFile:
+    def __init__(self, path: Path) -> None:
+        """Read the file. BadSettings, with the remedy, where that cannot be done."""
+        self._path = path
+        self._seen = _version(path)
+        self._known = _read(path)
+
+    def find(self, token: str) -> Caller | None:
+        """Whose token it is. However much of it is right, finding out takes the same time."""
+        digest = _digest(token)
+        matches = [known.caller for known in self._known if hmac.compare_digest(known.digest, digest)]
+        return matches[0] if matches else None
+
+    async def follow(self) -> NoReturn:
+        """Keep up with the file until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.to_thread(self.look_again)
+
+    def look_again(self) -> None:
+        version = _version(self._path)
+        if version == self._seen:
+            return
+        self._seen = version
+        try:
+            self._known = _read(self._path)
+        except BadSettings as bad:
+            logger.error(  # noqa: TRY400 - the sentence says it all
+                "the new token file cannot be used; the tokens from before stay good: %s", bad
+            )
+        else:
+            logger.info("tokens read anew", extra={"file": str(self._path), "tokens": len(self._known)})
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Another one for every file that was ever behind this path; nothing where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def _read(path: Path) -> tuple[_Known, ...]:
+    entries = load(path, TokenList).tokens
+    if problems := list(_problems(entries)):
+        raise BadSettings(f"{path}: {'; '.join(problems)}")
+    return tuple(_Known(_digest(each.token), _caller(each)) for each in entries)
+
+
+def _problems(entries: tuple[TokenEntry, ...]) -> Iterator[str]:
+    names, digests = set[str](), set[bytes]()
+    for index, entry in enumerate(entries):
+        at, digest = f"tokens[{index}] ({entry.name})", _digest(entry.token)
+        if len(entry.token) < SHORTEST_TOKEN:
+            yield f"{at}: token has {len(entry.token)} characters; use at least {SHORTEST_TOKEN}"
+        if not entry.token.isascii() or not entry.token.isprintable() or " " in entry.token:
+            yield f"{at}: token has characters that no header can carry; use letters, digits and punctuation"
+        if entry.name in names:
+            yield f"{at}: another token has this name already; every holder has its own"
+        if digest in digests:
+            yield f"{at}: token is the same as another one; every holder has its own"
+        names.add(entry.name)
+        digests.add(digest)
+
+
+def _caller(entry: TokenEntry) -> Caller:
+    return Caller(f"token:{entry.name}", frozenset(map(Scope, entry.scopes)))
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

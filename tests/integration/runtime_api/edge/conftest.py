@@ -1,0 +1,154 @@
+"""A control plane of its own with the platform's kinds and roles, and replicas as processes that can be killed.
+
+They run under the identity that the RBAC manifests give them, so every test is also a test of those.
+"""
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import pytest
+import yaml
+
+from localcluster import control_plane as control_planes
+from localcluster.control_plane import ControlPlane, free_port
+from localcluster.processes import tail, wait_until
+from tests.conftest import available
+from tests.integration.conftest import CONFIG
+
+IDENTITY = "system:serviceaccount:runtime-system:runtime-api"
+PROJECT = CONFIG.parent
+
+
+@dataclass
+class Reply:
+    status: int
+    """0 where there was no answer."""
+    headers: Any
+    json: Any
+
+
+@dataclass
+class Replica:
+    """A runtime API as a process of its own."""
+
+    folder: Path
+    kubeconfig: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    endpoints: int = field(default_factory=free_port)
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> "Replica":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "settings.yaml"
+        settings = {
+            "api": {"bind": f"127.0.0.1:{self.port}"},
+            "endpoints": {"bind": f"127.0.0.1:{self.endpoints}"},
+            "kubernetes": {"kubeconfig": str(self.kubeconfig)},
+            "authentication": {"mode": "off"},
+            "limits": {"drainSeconds": 0.3, "requestsPerSecond": 0},
+        }
+        config.write_text(yaml.safe_dump(settings | self.settings))
+        program = [sys.executable, "-m", "tests.integration.runtime_api.edge.replica", str(config)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "--", *program], stderr=log, cwd=PROJECT)
+        return self
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def ask(self, path: str, method: str = "GET", body: Any = None, token: str = "", timeout: float = 5) -> Reply:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(self.url(path), data, headers, method=method)  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
+                return Reply(answer.status, answer.headers, _json(answer.read()))
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return Reply(refusal.code, refusal.headers, _json(refusal.read()))
+        except OSError:
+            return Reply(0, {}, None)
+
+    def wait_for(self, path: str, status: int, timeout: float = 30, **how: Any) -> Reply:
+        last = Reply(0, {}, None)
+
+        def holds() -> bool:
+            nonlocal last
+            last = self.ask(path, **how)
+            return last.status == status
+
+        wait_until(holds, timeout, lambda: f"{path} answers {last} instead of {status}:\n{tail(self.log, 20)}")
+        return last
+
+    def wait_ready(self) -> "Replica":
+        self.wait_for("/readyz", 200)
+        return self
+
+    def signal(self, number: Signals) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    def ended(self, timeout: float = 20) -> int:
+        assert self.process
+        return self.process.wait(timeout)
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode()
+
+
+@dataclass
+class Cluster:
+    plane: ControlPlane
+    folder: Path
+    replicas: list[Replica] = field(default_factory=list)
+
+    def replica(self, **settings: Any) -> Replica:
+        identity = self.plane.kubeconfig_for("runtime-api", IDENTITY)
+        self.replicas.append(Replica(self.folder / f"replica-{len(self.replicas)}", identity, settings))
+        return self.replicas[-1].start()
+
+    def end_replicas(self) -> None:
+        for replica in self.replicas:
+            assert replica.process
+            replica.process.kill()
+            replica.process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def api_plane() -> Iterator[ControlPlane]:
+    with available(control_planes.control_plane(nodes=1, gpus_per_node=1)) as plane:
+        for part in ("namespace", "crd", "rbac"):
+            plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / part))
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+        yield plane
+
+
+@pytest.fixture
+def cluster(api_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(api_plane, tmp_path)
+    yield made
+    made.end_replicas()
+    if not api_plane.ready():
+        api_plane.start_apiserver()
+        api_plane.wait_ready()

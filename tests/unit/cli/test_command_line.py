@@ -1,0 +1,15 @@
+"""What the command line says of what it does not start."""
+
+import pytest
+
+from gpu_runtime.cli.main import main
+
+
+@pytest.mark.parametrize("options", [[], ["--config", "x.yaml"], ["--metrics-bind-address=:8080", "-v"]])
+def test_the_manager_of_the_first_days_names_what_replaced_it(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["manager", *options]) == 2
+    said = capsys.readouterr().err
+    assert "gpu-runtime controller-manager --config FILE" in said
+    assert "gpu-runtime runtime-api --config FILE" in said

@@ -1,0 +1,79 @@
+"""Health says what is not well, and asks Kubernetes no more often than it must."""
+
+import asyncio
+
+import pytest
+
+from gpu_runtime.kube.errors import Unreachable
+from gpu_runtime.runtime_api.http import health
+from gpu_runtime.runtime_api.http.health import Pulse, routes, state_of_health
+from tests.unit.runtime_api.http.serving import served
+
+AWAY = "Kubernetes cannot be reached: no answer"
+
+
+@pytest.mark.parametrize(
+    ("error", "unusable", "status", "connected", "said"),
+    [
+        ("", None, "ok", True, None),
+        (AWAY, None, "degraded", False, AWAY),
+        ("", "it is still starting", "degraded", True, "it is still starting"),
+        (AWAY, "stale", "degraded", False, AWAY),
+    ],
+)
+def test_what_is_not_well_is_said(
+    error: str, unusable: str | None, status: str, connected: bool, said: str | None
+) -> None:
+    found = state_of_health("" if error else "v1.34.0", error, unusable)
+    assert (found.status, found.kubernetes_connected, found.error) == (status, connected, said)
+    assert found.caches_complete == (unusable is None)
+
+
+async def test_health_answers_200_whatever_it_finds() -> None:
+    async def away() -> tuple[str, str]:
+        return "", AWAY
+
+    async with served(routes(away, lambda: "stale")) as edge:
+        reply = await edge.ask("GET", "/api/v1/health")
+    assert (reply.status, reply.json["data"]["kubernetesConnected"], reply.json["data"]["error"]) == (200, False, AWAY)
+
+
+class Kubernetes:
+    """Answers, refuses or is silent, for the logic around it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.silent = False
+
+    def patient(self, *_: object) -> "Kubernetes":
+        return self
+
+    def urgent(self) -> "Kubernetes":
+        return self
+
+    async def server_version(self) -> str:
+        self.asked += 1
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.asked > 1:
+            raise Unreachable("no answer", sent=False)
+        return "v1.34.0"
+
+
+async def test_those_who_ask_at_once_share_one_answer_and_later_ones_get_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kubernetes = Kubernetes()
+    pulse = Pulse(kubernetes)  # type: ignore[arg-type]
+    assert await asyncio.gather(*(pulse.feel() for _ in range(50))) == [("v1.34.0", "")] * 50
+    assert kubernetes.asked == 1
+    monkeypatch.setattr(health, "FRESH_SECONDS", -1.0)
+    assert await pulse.feel() == ("", AWAY)
+
+
+async def test_a_silent_kubernetes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "ASK_SECONDS", 0.05)
+    kubernetes = Kubernetes()
+    kubernetes.silent = True
+    _, error = await Pulse(kubernetes).feel()  # type: ignore[arg-type]
+    assert error == "Kubernetes cannot be reached: no answer within 0.05 s"

@@ -1,0 +1,336 @@
+"""What a caller gets from the edge, whatever it sends and whatever happens behind it."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+from yarl import URL
+
+from gpu_runtime.contract.errors import (
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    NoStock,
+    NotFound,
+    OperationReused,
+    Overloaded,
+    StorageInUse,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.kube import errors as kube
+from gpu_runtime.runtime_api.http.rates import Rates
+from gpu_runtime.runtime_api.http.route import Answer, Call, Scope
+from gpu_runtime.runtime_api.settings import Limits
+from tests.unit.runtime_api.http.serving import Fixed, Paged, Settings, Thing, a_route, echo, served
+
+POST = a_route("POST", "/things", body=Thing)
+
+
+def raising(error: BaseException) -> Any:
+    async def handler(_call: Call[Any, Any]) -> Answer:
+        raise error
+
+    return handler
+
+
+async def test_a_route_gets_body_query_and_path() -> None:
+    async with served([a_route("PUT", body=Thing, query=Paged)]) as edge:
+        reply = await edge.ask("PUT", "/things/w%20eb%2F1?limit=3", json={"size": 5})
+    assert reply.status == 200
+    assert reply.json == {
+        "data": {
+            "body": {"size": 5},
+            "query": {"limit": 3},
+            "path": {"name": "w eb/1"},
+            "caller": "anonymous",
+        }
+    }
+
+
+async def test_a_list_says_where_the_next_page_begins() -> None:
+    async def page(call: Call[Any, Paged]) -> Answer:
+        return Answer(200, [1, 2], continuation="more" if call.query.limit == 2 else None)
+
+    async with served([a_route(handler=page, query=Paged)]) as edge:
+        assert (await edge.ask("GET", "/things/a?limit=2")).json == {"data": [1, 2], "continue": "more"}
+        assert (await edge.ask("GET", "/things/a")).json == {"data": [1, 2]}
+
+
+async def test_an_answer_without_data_has_no_body() -> None:
+    async def nothing(_call: Call[Any, Any]) -> Answer:
+        return Answer(204)
+
+    async with served([a_route("DELETE", handler=nothing)]) as edge:
+        reply = await edge.ask("DELETE", "/things/a")
+    assert (reply.status, reply.body) == (204, b"")
+
+
+async def test_head_is_get_without_its_body() -> None:
+    async with served([a_route()]) as edge:
+        get, head = await edge.ask("GET", "/things/a"), await edge.ask("HEAD", "/things/a")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["Content-Length"] == get.headers["Content-Length"] == str(len(get.body))
+
+
+FAULTS: dict[str, tuple[BaseException, int, str]] = {
+    "invalid": (Invalid([Problem("a.b", "is odd")]), 400, "invalid"),
+    "unauthenticated": (Unauthenticated("who?"), 401, "unauthenticated"),
+    "forbidden": (Forbidden("no"), 403, "forbidden"),
+    "unknown": (NotFound("no"), 404, "not_found"),
+    "a conflict": (Conflict("no"), 409, "conflict"),
+    "another request": (OperationReused("no"), 409, "operation_reused"),
+    "no stock": (NoStock("no"), 409, "no_stock"),
+    "a held storage": (StorageInUse("no"), 409, "storage_in_use"),
+    "gone": (Gone("no"), 410, "gone"),
+    "too large": (TooLarge("no"), 413, "too_large"),
+    "overloaded": (Overloaded("no", 2.5), 429, "overloaded"),
+    "unavailable": (Unavailable("no"), 503, "unavailable"),
+    "Kubernetes away": (kube.Unreachable("no answer", sent=False), 503, "unavailable"),
+    "a lost race in Kubernetes": (kube.Conflict(kube.Status(code=409, message="no")), 409, "conflict"),
+    "one of several at once": (ExceptionGroup("several", [NoStock("no")]), 409, "no_stock"),
+    "a bug": (KeyError("secret"), 500, "internal"),
+    "a bug beside a fault": (ExceptionGroup("several", [NoStock("no"), KeyError("secret")]), 500, "internal"),
+}
+
+
+@pytest.mark.parametrize(("error", "status", "code"), FAULTS.values(), ids=FAULTS)
+async def test_every_fault_has_its_status_and_code(error: BaseException, status: int, code: str) -> None:
+    async with served([a_route(handler=raising(error))]) as edge:
+        reply = await edge.ask("GET", "/things/a", headers={"X-Request-ID": "r-1"})
+    assert (reply.status, reply.error["code"], reply.error["requestID"]) == (status, code, "r-1")
+    assert reply.headers["X-Request-ID"] == "r-1"
+    assert reply.error["message"]
+    assert "secret" not in reply.body.decode()
+    assert ("WWW-Authenticate" in reply.headers) == (status == 401)
+    assert ("Retry-After" in reply.headers) == (status in (429, 503))
+
+
+async def test_details_name_every_field() -> None:
+    error = Invalid([Problem("a.b", "is odd"), Problem("c[0]", "is too many")])
+    async with served([a_route(handler=raising(error))]) as edge:
+        reply = await edge.ask("GET", "/things/a")
+    assert reply.error["message"] == "a.b: is odd; c[0]: is too many"
+    assert reply.error["details"] == [
+        {"field": "a.b", "message": "is odd"},
+        {"field": "c[0]", "message": "is too many"},
+    ]
+
+
+async def test_the_time_to_wait_is_in_whole_seconds() -> None:
+    async with served([a_route(handler=raising(Overloaded("no", 2.2)))]) as edge:
+        assert (await edge.ask("GET", "/things/a")).headers["Retry-After"] == "3"
+
+
+async def test_a_bug_is_in_the_log_under_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
+    async with served([a_route(handler=raising(KeyError("secret")))]) as edge:
+        reply = await edge.ask("GET", "/things/a")
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert vars(record)["requestID"] == reply.error["requestID"]
+    assert "KeyError: 'secret'" in caplog.text
+
+
+async def test_what_cannot_be_encoded_is_a_bug_and_answered() -> None:
+    async def odd(_call: Call[Any, Any]) -> Answer:
+        return Answer(200, object())
+
+    async with served([a_route(handler=odd)]) as edge:
+        assert (await edge.ask("GET", "/things/a")).status == 500
+
+
+@pytest.mark.parametrize("given", ["", "a b", "ä", "x" * 129, "a;b"])
+async def test_a_request_id_that_cannot_stand_in_a_log_is_replaced(given: str) -> None:
+    async with served([a_route()]) as edge:
+        reply = await edge.ask("GET", "/things/a", headers={"X-Request-ID": given})
+    assert len(reply.headers["X-Request-ID"]) == 32
+
+
+async def test_an_unknown_path_and_a_wrong_method_are_told_in_the_envelope() -> None:
+    async with served([a_route(), a_route("PUT", body=Thing)]) as edge:
+        unknown = await edge.ask("GET", "/nothing")
+        trailing = await edge.ask("GET", "/things/a/")
+        wrong = await edge.ask("PATCH", "/things/a")
+        plain = await edge.ask("POST", "/healthz")
+    assert (unknown.status, unknown.error["code"]) == (404, "not_found")
+    assert (trailing.status, trailing.error["code"]) == (404, "not_found")
+    assert (wrong.status, wrong.error["code"], wrong.headers["Allow"]) == (405, "method_not_allowed", "GET, HEAD, PUT")
+    assert (plain.status, plain.headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["/things/%2e%2e", "/things/%00", "/things/%0a"])
+async def test_a_path_that_means_something_else_never_reaches_a_route(path: str) -> None:
+    async with served([a_route()]) as edge, edge.session.get(URL(edge.url(path), encoded=True)) as answer:
+        assert answer.status in (400, 404)
+
+
+async def test_the_body_has_a_limit_whether_its_length_is_told_or_not() -> None:
+    limits = replace(Limits(), body_bytes=1024)
+
+    async def chunks() -> Any:
+        for _ in range(40):
+            yield b" " * 100
+
+    async with served([POST], Settings(limits=limits)) as edge:
+        fits = await edge.ask("POST", "/things", json={"operationId": "x" * (1024 - 19)})
+        told = await edge.ask("POST", "/things", json={"operationId": "x" * (1024 - 18)})
+        untold = await edge.ask("POST", "/things", data=chunks(), headers={"Content-Type": "application/json"})
+    assert [reply.status for reply in (fits, told, untold)] == [200, 413, 413]
+    assert told.error["message"] == "the body is larger than 1024 bytes"
+    assert untold.error["code"] == "too_large"
+
+
+async def test_a_compressed_body_is_refused_before_it_is_unpacked() -> None:
+    async with served([POST]) as edge:
+        reply = await edge.ask("POST", "/things", data=b"x", headers={"Content-Encoding": "gzip"})
+    assert (reply.status, reply.error["details"][0]["field"]) == (400, "Content-Encoding")
+
+
+async def test_a_body_must_say_that_it_is_json() -> None:
+    async with served([POST]) as edge:
+        form = await edge.ask("POST", "/things", data={"size": "1"})
+        untold = await edge.ask("POST", "/things", data=b"{}", skip_auto_headers=["Content-Type"])
+        charset = await edge.ask(
+            "POST", "/things", data=b"{}", headers={"Content-Type": "application/json; charset=utf-8"}
+        )
+    assert (form.status, untold.status, charset.status) == (400, 400, 200)
+    assert form.error["message"].startswith("Content-Type: is 'application/x-www-form-urlencoded'; send")
+    assert untold.error["message"] == "Content-Type: is missing; send the body as application/json"
+
+
+async def test_a_route_without_a_body_takes_nothing_or_an_empty_object() -> None:
+    async with served([a_route("POST")]) as edge:
+        nothing = await edge.ask("POST", "/things/a")
+        empty = await edge.ask("POST", "/things/a", json={})
+        something = await edge.ask("POST", "/things/a", json={"force": True})
+    assert [reply.status for reply in (nothing, empty, something)] == [200, 200, 400]
+    assert something.error["message"] == "force: there is no such field; there is none"
+
+
+async def test_a_slow_request_is_cut_and_its_handler_ended() -> None:
+    ended = asyncio.Event()
+
+    async def slow(_call: Call[Any, Any]) -> Answer:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async with served([a_route(handler=slow)], Settings(limits=replace(Limits(), request_seconds=0.05))) as edge:
+        reply = await edge.ask("GET", "/things/a")
+        await ended.wait()
+    assert reply.status == 503
+    assert reply.error["message"].startswith("not finished within 0.05 s")
+
+
+async def test_the_caller_must_be_known_and_have_the_scope() -> None:
+    routes = [a_route(), a_route(path="/operator", scope=Scope.OPERATOR), a_route(path="/open", scope=None)]
+    good = {"Authorization": "Bearer good"}
+    async with served(routes, Settings(authenticator=Fixed(Scope.RUNTIME))) as edge:
+        known = await edge.ask("GET", "/things/a", headers=good)
+        unknown = await edge.ask("GET", "/things/a")
+        lacking = await edge.ask("GET", "/operator", headers=good)
+        free = await edge.ask("GET", "/open")
+    assert [reply.status for reply in (known, unknown, lacking, free)] == [200, 401, 403, 200]
+    assert known.json["data"]["caller"] == "token:tester"
+    assert lacking.error["message"] == "token:tester lacks the scope operator; it has runtime"
+
+
+async def test_a_stranger_is_refused_before_its_body_is_looked_at() -> None:
+    async with served([POST], Settings(authenticator=Fixed(Scope.RUNTIME))) as edge:
+        assert (await edge.ask("POST", "/things", data=b"{broken")).status == 401
+
+
+async def test_too_many_requests_are_told_when_to_come_back() -> None:
+    open_route = a_route(path="/open", scope=None)
+    async with served([a_route(), open_route], Settings(rates=Rates(per_second=0.1, burst=2))) as edge:
+        replies = [await edge.ask("GET", "/things/a") for _ in range(3)]
+        free = await edge.ask("GET", "/open")
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    assert 1 <= int(replies[2].headers["Retry-After"]) <= 10
+    assert free.status == 200
+
+
+async def test_while_the_world_is_away_only_open_routes_work_and_bad_requests_are_still_told_so() -> None:
+    routes = [a_route(), a_route(path="/open", scope=None), POST]
+    async with served(routes, Settings(unusable="Kubernetes cannot be reached")) as edge:
+        away = await edge.ask("GET", "/things/a")
+        free = await edge.ask("GET", "/open")
+        bad = await edge.ask("POST", "/things", json={"sise": 1})
+    assert (away.status, away.error["message"]) == (503, "Kubernetes cannot be reached")
+    assert (free.status, bad.status) == (200, 400)
+
+
+async def test_every_write_is_in_the_audit_log_and_reads_only_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with served([a_route(), POST]) as edge:
+        await edge.ask("GET", "/things/a")
+        await edge.ask("POST", "/things", json={"operationId": "op-7"}, headers={"X-Request-ID": "r-2"})
+        await edge.ask("POST", "/things", data=b"{broken", headers={"Content-Type": "application/json"})
+    lines = [vars(record) for record in caplog.records if record.name == "gpu_runtime.audit"]
+    assert [(line["status"], line.get("operationID")) for line in lines] == [(200, "op-7"), (400, None)]
+    first = {key: lines[0][key] for key in ("method", "route", "path", "caller", "requestID")}
+    assert first == {
+        "method": "POST",
+        "route": "postThing",
+        "path": "/things",
+        "caller": "anonymous",
+        "requestID": "r-2",
+    }
+    assert lines[0]["seconds"] >= 0
+    assert not [record for record in caplog.records if record.name == "gpu_runtime.access"]
+
+
+async def test_metrics_go_by_the_name_of_the_route_and_never_by_its_path() -> None:
+    async with served([a_route()]) as edge:
+        for path in ("/things/a", "/things/b", "/what/ever", "/else"):
+            await edge.ask("GET", path)
+        await edge.ask("PROPFIND", "/else")
+        text = (await edge.ask("GET", "/metrics")).body.decode()
+    assert 'http_requests_total{code="200",method="GET",route="getThing"} 2.0' in text
+    assert 'http_requests_total{code="404",method="GET",route="unmatched"} 2.0' in text
+    assert 'http_requests_total{code="404",method="other",route="unmatched"} 1.0' in text
+    assert 'http_request_seconds_count{route="getThing"} 2.0' in text
+    assert "/things/a" not in text
+
+
+async def test_what_is_in_flight_finishes_after_the_end_was_asked_for() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_call: Call[Any, Any]) -> Answer:
+        begun.set()
+        await go_on.wait()
+        return Answer(200, "done")
+
+    async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
+        async with served([a_route(handler=slow)]) as edge:
+            asked = tasks.create_task(_get(session, edge.url("/things/a")))
+            await begun.wait()
+            edge.stopping.set()
+            asyncio.get_running_loop().call_later(0.1, go_on.set)  # after the listener has closed
+        status, connection, data = await asked
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.get(edge.url("/things/a"))
+    assert (status, connection, data) == (200, "close", {"data": "done"})
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str | None, Any]:
+    async with session.get(url) as answer:
+        return answer.status, answer.headers.get("Connection"), json.loads(await answer.read())
+
+
+async def test_a_keep_alive_connection_is_told_to_close_once_stopping() -> None:
+    async with served([a_route(handler=echo)]) as edge:
+        before = await edge.ask("GET", "/things/a")
+        edge.stopping.set()
+        after = await edge.ask("GET", "/things/a")
+        ready = await edge.ask("GET", "/readyz")
+    assert before.headers.get("Connection") is None
+    assert (after.status, after.headers.get("Connection"), ready.status) == (200, "close", 503)
