@@ -1,12 +1,10 @@
 """The one place that knows every route, for the API's document: no cluster is needed, and no handler is called."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gpu_runtime.runtime_api.http.route import Route
-
-PARTS: tuple[Callable[[Any], Sequence[Route]], ...] = ()
-"""What gives the routes of each part of the API."""
+from gpu_runtime.runtime_api.main import routes
 
 
 class _Nothing:
@@ -19,5 +17,6 @@ class _Nothing:
         return self
 
 
-def documented_routes() -> list[Route]:
-    return [route for part in PARTS for route in part(_Nothing())]
+def documented_routes() -> Sequence[Route]:
+    nothing: Any = _Nothing()
+    return routes(nothing)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
@@ -16,16 +17,33 @@ from gpu_runtime.kube.retry import Backoff, RetryPolicy
 from gpu_runtime.process.endpoints import endpoint_handlers, listening, serve_endpoints
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.runtime_api.caches import Caches, open_caches
-from gpu_runtime.runtime_api.clock import Clock, SystemClock
+from gpu_runtime.runtime_api.clock import SystemClock
 from gpu_runtime.runtime_api.freshness import unusable
 from gpu_runtime.runtime_api.http import health
 from gpu_runtime.runtime_api.http.authentication import authenticator
 from gpu_runtime.runtime_api.http.journal import Journal
+from gpu_runtime.runtime_api.http.openapi import document, written
 from gpu_runtime.runtime_api.http.rates import Rates
 from gpu_runtime.runtime_api.http.route import Route
 from gpu_runtime.runtime_api.http.server import Edge, make_app
+from gpu_runtime.runtime_api.http.swagger import swagger_handlers
+from gpu_runtime.runtime_api.operations import jobs
+from gpu_runtime.runtime_api.operations.drivers import Drivers
+from gpu_runtime.runtime_api.operations.jobs import Jobs
 from gpu_runtime.runtime_api.operations.ledger import Ledger
+from gpu_runtime.runtime_api.operations.retention import Retention, RetentionMetrics
+from gpu_runtime.runtime_api.operations.sweep import Sweep
+from gpu_runtime.runtime_api.operations.workers import Workers
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
+from gpu_runtime.runtime_api.stock import inventory, pool_routes, stock_units
+from gpu_runtime.runtime_api.stock.inventory import Inventory
+from gpu_runtime.runtime_api.stock.pools import PoolMaking, Pools
+from gpu_runtime.runtime_api.stock.seeding import Seeding
+from gpu_runtime.runtime_api.stock.stock_units import StockUnits
+from gpu_runtime.runtime_api.units import routes as unit_routes
+from gpu_runtime.runtime_api.units.handoff import Handoff
+from gpu_runtime.runtime_api.units.service import Units
+from gpu_runtime.runtime_api.units.shelf import Shelf
 
 NAME = "runtime-api"
 
@@ -39,14 +57,20 @@ Background: TypeAlias = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Services:
-    """What the routes and the background work of this process stand on."""
+    """The parts of this process: what the routes answer with, and what runs beside the requests."""
 
     settings: RuntimeAPISettings
     client: Client
     """With the patience of somebody whose caller waits."""
     caches: Caches
-    ledger: Ledger
-    clock: Clock
+    units: Units
+    pools: Pools
+    stock_units: StockUnits
+    inventory: Inventory
+    jobs: Jobs
+    workers: Workers
+    sweep: Sweep
+    retention: Retention
 
     def unusable(self) -> str | None:
         return unusable(self.caches, asyncio.get_running_loop().time())
@@ -54,12 +78,19 @@ class Services:
 
 def routes(services: Services) -> Sequence[Route]:
     """Every route. A part of the product adds its list here."""
-    return (*health.routes(health.Pulse(services.client).feel, services.unusable),)
+    return (
+        *health.routes(health.Pulse(services.client).feel, services.unusable),
+        *unit_routes.routes(services.units),
+        *pool_routes.routes(services.pools),
+        *stock_units.routes(services.stock_units),
+        *inventory.routes(services.inventory),
+        *jobs.routes(services.jobs),
+    )
 
 
 def background(services: Services) -> Sequence[Background]:
     """Everything that runs beside the requests. A part of the product adds its tasks here."""
-    return tuple(cache.run for cache in services.caches.all)
+    return (*(cache.run for cache in services.caches.all), services.sweep.run, services.retention.run)
 
 
 async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
@@ -73,8 +104,36 @@ async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
 
 def build(connected: Client, settings: RuntimeAPISettings, metrics: KubeMetrics) -> Services:
     client = connected.patient(min(settings.kubernetes.request_timeout_seconds, LONGEST_ATTEMPT), IN_A_REQUEST)
-    caches, clock = open_caches(client, settings.namespaces, metrics), SystemClock()
-    return Services(settings, client, caches, Ledger(client, settings.namespaces.system, clock), clock)
+    namespaces, clock = settings.namespaces, SystemClock()
+    caches = open_caches(client, namespaces, metrics)
+    ledger = Ledger(client, namespaces.system, clock)
+    handoff = Handoff(client, caches, ledger, Shelf(caches, ledger))
+    pool_making = PoolMaking(client, caches, ledger)
+    drivers: Drivers = {
+        OperationType.CREATE_UNIT: handoff,
+        OperationType.SEED_STOCK: Seeding(client, caches, ledger),
+        OperationType.CREATE_STOCK_POOL: pool_making,
+    }
+    workers = Workers(drivers)
+    return Services(
+        settings=settings,
+        client=client,
+        caches=caches,
+        units=Units(client, caches, namespaces, handoff, handoff.settle),
+        pools=Pools(client, caches, ledger, namespaces, pool_making, workers.begin),
+        stock_units=StockUnits(caches, ledger, namespaces.stock, workers.begin),
+        inventory=Inventory(caches, namespaces.stock),
+        jobs=Jobs(ledger),
+        workers=workers,
+        sweep=Sweep(client, caches, ledger, drivers, settings=settings.operations, clock=clock),
+        retention=Retention(
+            client,
+            namespaces.system,
+            settings=settings.operations,
+            clock=clock,
+            metrics=RetentionMetrics(metrics.registry),
+        ),
+    )
 
 
 async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Event) -> None:
@@ -83,15 +142,20 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
     rates = Rates(limits.requests_per_second, limits.burst)
     edge = Edge(who, rates, Journal(metrics.registry), limits, services.unusable, stopping)
     ready = {"caches": lambda: None if services.caches.have_synced else "the caches are not complete yet"}
-    app = make_app(routes(services), edge, endpoint_handlers(metrics.registry, stopping, ready))
+    served = routes(services)
+    beside = endpoint_handlers(metrics.registry, stopping, ready) | swagger_handlers(written(document(served)))
+    app = make_app(served, edge, beside)
     async with (
         serve_endpoints(settings.endpoints, metrics.registry, stopping, ready),
         asyncio.TaskGroup() as tasks,
     ):
         running = [tasks.create_task(_endless(work)) for work in (*background(services), *keeping_up)]
+        closed = asyncio.Event()
+        tasks.create_task(services.workers.run(closed, _time_to_finish(settings)))
         async with listening(app, settings.api, finish_within=_time_to_finish(settings)):
             await stopping.wait()
             await asyncio.sleep(limits.drain_seconds)
+        closed.set()
         for task in running:
             task.cancel()
 

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from gpu_runtime.contract.errors import Invalid, RuntimeFault, Unauthenticated
 from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.runtime_api.http.answers import status_of
 from gpu_runtime.runtime_api.http.openapi import document, written
 from gpu_runtime.runtime_api.http.route import Answer, Call, Route
-from gpu_runtime.runtime_api.http.statuses import status_of
 from gpu_runtime.runtime_api.http.swagger import add_swagger
 from tests.unit.runtime_api.http.sample_routes import ShelfService, sample_routes
 

@@ -13,9 +13,9 @@ from gpu_runtime.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
+from gpu_runtime.runtime_api.http.answers import status_of
 from gpu_runtime.runtime_api.http.route import Route
 from gpu_runtime.runtime_api.http.schemas import Schema, schema_of
-from gpu_runtime.runtime_api.http.statuses import status_of
 
 REPLAYED = "The same request was made before under this operationID: here is what it made."
 SUCCESSES = {200: "Done.", 201: "Made.", 202: "Accepted and recorded.", 204: "Done. There is nothing to show."}

@@ -12,12 +12,12 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NoReturn, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NoReturn, TypeVar
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Annotation
-from gpu_runtime.contract.crd.operation import Operation, OperationType
+from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
@@ -25,6 +25,7 @@ from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.objects import Object
 from gpu_runtime.runtime_api.caches import CLAIMED, Caches
 from gpu_runtime.runtime_api.clock import Clock
+from gpu_runtime.runtime_api.operations.drivers import Drivers
 from gpu_runtime.runtime_api.operations.ledger import Ledger, disowns, is_finished, is_under_way, made_by
 from gpu_runtime.runtime_api.operations.pending import PendingOperation
 from gpu_runtime.runtime_api.operations.unmoved import Unmoved
@@ -38,19 +39,13 @@ AT_ONCE = 8
 """How many things are looked into at a time."""
 
 
-class Driver(Protocol):
-    async def carry(self, operation: Operation) -> Operation:
-        """Drive an operation to its end from wherever somebody left it."""
-        ...
-
-
 class Sweep:
     def __init__(  # noqa: PLR0913 - what it looks at, and what it works with
         self,
         client: Client,
         caches: Caches,
         ledger: Ledger,
-        drivers: Mapping[OperationType, Driver],
+        drivers: Drivers,
         *,
         settings: Operations,
         clock: Clock,

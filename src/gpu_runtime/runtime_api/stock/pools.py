@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType, Target
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
@@ -146,7 +148,7 @@ def _is_asked_for(pool: StockPool, query: ListPools) -> bool:
     return (
         query.namespace in ("", pool.metadata.namespace)
         and query.spec_name in ("", pool.spec.spec_name)
-        and query.phase in (None, phase_of(pool))
+        and query.phase in (UNSET, phase_of(pool))
     )
 
 

@@ -1,6 +1,6 @@
 """What operators ask of stock and pools."""
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
@@ -80,7 +80,7 @@ class ListPools(Paged, frozen=True, kw_only=True):
     spec_name: str = ""
     """Only pools of this flavour."""
 
-    phase: UnitPhase | None = None
+    phase: UnitPhase | UnsetType = UNSET
     """Only pools in this phase."""
 
 
@@ -93,10 +93,10 @@ class ListStock(Paged, frozen=True, kw_only=True):
     spec_name: str = ""
     """Only stock of this flavour."""
 
-    phase: UnitPhase | None = None
+    phase: UnitPhase | UnsetType = UNSET
     """Only stock in this phase."""
 
-    claimed: bool | None = None
+    claimed: bool | UnsetType = UNSET
     """true: only stock that is being turned into a unit; false: only other stock."""
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import Operation, OperationType, Target
@@ -52,7 +54,7 @@ class StockUnits:
 
 def _is_asked_for(unit: GPUUnit, query: ListStock) -> bool:
     claimed = Annotation.CLAIMED_BY in unit.metadata.annotations
-    return query.phase in (None, phase_of(unit)) and query.claimed in (None, claimed)
+    return query.phase in (UNSET, phase_of(unit)) and query.claimed in (UNSET, claimed)
 
 
 def routes(stock: StockUnits) -> Sequence[Route]:

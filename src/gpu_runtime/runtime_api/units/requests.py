@@ -100,8 +100,8 @@ class ListUnits(Paged, frozen=True, kw_only=True):
     spec_name: str = ""
     """Only those of this flavour."""
 
-    phase: UnitPhase | None = None
+    phase: UnitPhase | UnsetType = UNSET
     """Only those in this phase."""
 
-    serverless: bool | None = None
+    serverless: bool | UnsetType = UNSET
     """true: only functions; false: only units that are none."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, GPUUnitSpec
 from gpu_runtime.contract.crd.names import Annotation, operation_name
@@ -142,8 +142,8 @@ class Units:
 def _matches(unit: GPUUnit, query: ListUnits) -> bool:
     return (
         query.spec_name in ("", unit.spec.spec_name)
-        and query.phase in (None, phase_of(unit))
-        and query.serverless in (None, unit.spec.is_function)
+        and query.phase in (UNSET, phase_of(unit))
+        and query.serverless in (UNSET, unit.spec.is_function)
     )
 
 

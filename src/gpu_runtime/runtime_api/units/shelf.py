@@ -25,7 +25,7 @@ class Shelf:
         """Which operation has reserved a stock unit, by its UID."""
         self._changed = asyncio.Event()
         self._seeded: dict[str, frozenset[str] | None] = {}
-        """The stock that finished operations have seeded; None where nobody knows any more."""
+        """The stock that finished operations have seeded, by their UIDs; None where nobody knows any more."""
 
     async def reserve(self, namespace: str, spec_name: str, operation_id: str) -> GPUUnit | None:
         """A stock unit to claim, at random among those that can be. None when there is none left."""
@@ -68,24 +68,27 @@ class Shelf:
 
         Until then a seeding that resumes after a crash would make the consumed unit again.
         """
-        operation_id = unit.metadata.annotations.get(Annotation.OPERATION_ID)
-        if operation_id is None:
-            return True
-        if operation_id not in self._seeded and not await self._learn(operation_id):
+        said = unit.metadata.annotations
+        operation_id, operation_uid = said.get(Annotation.OPERATION_ID, ""), said.get(Annotation.OPERATION_UID, "")
+        if not operation_id or not operation_uid:
+            return True  # made by hand
+        if operation_uid not in self._seeded and not await self._learn(operation_id, operation_uid):
             return False
-        seeded = self._seeded[operation_id]
+        seeded = self._seeded[operation_uid]
         return seeded is None or unit.metadata.uid in seeded
 
-    async def _learn(self, operation_id: str) -> bool:
+    async def _learn(self, operation_id: str, operation_uid: str) -> bool:
         """Read what a finished operation has seeded. False while it is not finished."""
-        if self._caches.pending.store.get(self._ledger.key(operation_id)) is not None:
+        pending = self._caches.pending.store.get(self._ledger.key(operation_id))
+        if pending is not None and pending.metadata.uid == operation_uid:
             return False
         found = await self._ledger.find(operation_id)
-        if found is not None and not is_finished(found.status):
+        known = found is not None and found.metadata.uid == operation_uid
+        if found is not None and known and not is_finished(found.status):
             return False
         if len(self._seeded) >= REMEMBERED:
             self._seeded.clear()
-        self._seeded[operation_id] = frozenset(found.status.stock_uids) if found else None
+        self._seeded[operation_uid] = frozenset(found.status.stock_uids) if found is not None and known else None
         return True
 
 

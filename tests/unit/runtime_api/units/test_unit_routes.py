@@ -9,7 +9,7 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.manifests.field_docs import field_docs
+from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.http.route import Call, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.settings import Namespaces
 from gpu_runtime.runtime_api.units.admission import accepted, updated
