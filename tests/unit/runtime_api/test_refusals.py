@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_runtime.contract.errors import Conflict, RuntimeFault, Unavailable
+from gpu_runtime.contract.errors import Conflict, Invalid, RuntimeFault, Unavailable
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.errors import Status
 from gpu_runtime.runtime_api.faults import in_product_words, refuses_for_good, translated
@@ -22,7 +22,7 @@ def forbidden(message: str) -> kube.Forbidden:
         (forbidden(RIGHTS), False, Unavailable),
         (forbidden(QUOTA), True, Conflict),
         (forbidden(NEW_QUOTA), False, Unavailable),
-        (kube.Invalid(Status(code=422, message="no")), True, Conflict),
+        (kube.Invalid(Status(code=422, message="no")), True, Invalid),
         (kube.Conflict(Status(code=409, message="no")), False, Conflict),
         (kube.ServerFailure(Status(code=500, message="no")), False, Unavailable),
         (kube.Unreachable("no answer", sent=True), False, Unavailable),

@@ -81,7 +81,8 @@ class Handoff:
         """End an operation that is under way, so that nobody makes its unit after this."""
         operation = await self._ledger.find(operation_id)
         if operation is not None and is_under_way(operation.status):
-            await self.carry(operation)
+            with contextlib.suppress(Conflict):  # it has come to its end without a unit, which will do
+                await self.carry(operation)
 
     async def _drive(self, operation: Operation) -> _Course:
         course = _Course(operation)

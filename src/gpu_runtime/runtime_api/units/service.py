@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import UNSET, structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, GPUUnitSpec
-from gpu_runtime.contract.crd.names import Annotation, operation_name
+from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.errors import Conflict, NotFound, Unavailable
 from gpu_runtime.contract.validation import name_problems
 from gpu_runtime.kube import errors as kube
@@ -34,7 +34,7 @@ _APART = Backoff(first=0.01, longest=0.5, spread=0.5)
 
 Change = Callable[[GPUUnitSpec], GPUUnitSpec]
 Settle = Callable[[str], Awaitable[None]]
-"""Brings the operation of this operationID to its end, so that nothing goes on making its unit."""
+"""Brings the operation of this operationID to its end if it has none, so that nothing goes on making its unit."""
 
 
 class Creator(Protocol):
@@ -84,7 +84,7 @@ class Units:
     async def delete(self, namespace: str, name: str) -> None:
         unit = await self._read(self._key(namespace, name))
         operation_id = unit.metadata.annotations.get(Annotation.OPERATION_ID, "")
-        if operation_id and self._is_unfinished(operation_id):
+        if operation_id:
             await self.settle(operation_id)
         await self._end(unit)
         if not unit.metadata.finalizers:  # else it lives on until they are gone
@@ -133,10 +133,6 @@ class Units:
         if any(name_problems(name)):  # no unit can have it, and it need not stand in a path
             raise _unknown(key)
         return key
-
-    def _is_unfinished(self, operation_id: str) -> bool:
-        key = Key(self.namespaces.system, operation_name(operation_id))
-        return self.caches.pending.store.get(key) is not None
 
 
 def _matches(unit: GPUUnit, query: ListUnits) -> bool:
