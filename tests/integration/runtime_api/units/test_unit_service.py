@@ -270,7 +270,7 @@ async def test_a_unit_that_lives_on_for_a_finalizer_is_shown_as_deleting(replica
 
 
 async def test_an_unfinished_create_is_settled_before_its_unit_is_deleted(replica: Replica, cluster: Cluster) -> None:
-    ledger, operation = await begun(replica, cluster.namespace)
+    await begun(replica, cluster.namespace)
     seen = []
 
     async def settle(operation_id: str) -> None:
@@ -279,13 +279,6 @@ async def test_an_unfinished_create_is_settled_before_its_unit_is_deleted(replic
     cluster.make("web", {Annotation.OPERATION_ID: "unit-1"})
     await replace(replica.units, settle=settle).delete("", "web")
     assert seen == [("unit-1", "web")], "it was still there"
-
-    await ledger.succeed(operation)
-    pending = replica.caches.pending.store
-    await eventually(lambda: pending.get(operation.metadata.key) is None, "the operation is finished")
-    cluster.make("web", {Annotation.OPERATION_ID: "unit-1"})
-    await replica.units.delete("", "web")
-    assert replica.settled == []
 
 
 async def test_a_unit_that_the_settling_took_away_is_deleted(replica: Replica, cluster: Cluster) -> None:
