@@ -4,8 +4,8 @@ A cache whose watch is broken is still true for a moment: watches are opened ane
 restarts is back in seconds. So reads go on for a few seconds; after that nobody knows how old the answer is, and no
 answer is better than an old one. Recovery needs nobody: the watch opens again, and the trouble is over.
 
-A server that keeps its connections open and says nothing is found out by the watch itself, after at most 90 seconds; until
-then reads are as old as its silence, while writes fail within seconds.
+A server that keeps its connections open and says nothing is found out by the watch itself, after at most 90 seconds;
+until then reads are as old as its silence, while writes fail within seconds.
 """
 
 from gpu_runtime.runtime_api.caches import Caches
