@@ -60,8 +60,16 @@ def _without_text(error: yaml.YAMLError) -> str:
     return "it has characters that YAML does not allow"
 
 
+_SWITCH = "tag:yaml.org,2002:bool"
+
+
 class _OneOfEachKey(yaml.SafeLoader):
-    """YAML that refuses a key given twice instead of keeping the last one."""
+    """YAML that refuses a key given twice instead of keeping the last one, and in which off and no are words."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as its base class has it
+        first: [(tag, pattern) for tag, pattern in known if tag != _SWITCH]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value]
@@ -71,6 +79,9 @@ class _OneOfEachKey(yaml.SafeLoader):
                     None, None, f"{key!r} is given twice", node.value[index][0].start_mark
                 )
         return super().construct_mapping(node, deep)
+
+
+_OneOfEachKey.add_implicit_resolver(_SWITCH, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
 def _worded(error: str, document: Any, model: type[Settings]) -> str:

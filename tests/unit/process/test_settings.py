@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images, PodSecurity
 from gpu_runtime.process.sections import Endpoints, LeaderElection
 from gpu_runtime.process.settings import BadSettings, load, parse
+from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 IMAGES = "images: {stock: a, placeholder: b}\n"
 
@@ -55,6 +56,17 @@ def test_what_is_left_out_has_its_default() -> None:
     assert parse(IMAGES + "leaderElection: {leaseSeconds: 30}", ControllerManagerSettings).leader_election == (
         LeaderElection(lease_seconds=30)
     )
+
+
+def test_off_is_a_word_and_only_true_and_false_are_switches() -> None:
+    assert parse("authentication: {mode: off}", RuntimeAPISettings).authentication.mode == "off"
+    for text, value in (("true", True), ("False", False)):
+        assert parse(IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings).pod_security == (
+            PodSecurity(require_non_root=value)
+        )
+    for text in ("yes", "no", "off", "trueish"):
+        with pytest.raises(BadSettings, match=r"podSecurity\.requireNonRoot: expected bool, got str"):
+            parse(IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings)
 
 
 def test_the_error_names_the_file(tmp_path: Path) -> None:
