@@ -49,6 +49,7 @@ CONTROLLER_MANAGER = Process(
         Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     at_home=(
+        Grant("whether a unit that a storage is held for may still come", GROUP, ("operations",), ("get",)),
         # A name cannot limit a create: the object does not have it yet when the right is checked.
         Grant("leader election", "coordination.k8s.io", ("leases",), ("create",)),
         Grant(

@@ -1,0 +1,86 @@
+"""Who holds a storage, decided from what was seen. Pure.
+
+An attachment is released when nothing mounts the claim any more and the unit that it names is gone or names the storage
+no longer. A stopped unit keeps its storages: it must find them when it is started again.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.controller_manager.gpu_storage.observe import Observed
+
+GRACE = timedelta(seconds=3)
+"""How long an attachment that no operation answers for may wait for its unit, counted from when it was first told."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """As it is: what would change that is heard of."""
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Nobody holds it, and this unit is the first that wants it."""
+
+    unit: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Nobody needs it any more."""
+
+    unit: str
+
+
+@dataclass(frozen=True)
+class AskOperation:
+    """The unit is not there. Whether it may still come, only the operation that attached the storage knows."""
+
+    operation_id: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class LookAgain:
+    """Too early to tell."""
+
+    seconds: float
+
+
+Step = Keep | Attach | Release | AskOperation | LookAgain
+
+
+def next_step(seen: Observed) -> Step:
+    attached = seen.attached
+    if attached is None:
+        return Attach(seen.claimants[0].metadata.name) if seen.claimants else Keep()
+    if is_wanted(seen) or seen.mounted_in:
+        return Keep()
+    if seen.pods_trouble:
+        return LookAgain(1.0)
+    if attached.operation_id:
+        made = seen.holder is not None and is_made_by(seen.holder, attached.operation_id)
+        return Release(attached.unit) if made else AskOperation(attached.operation_id, attached.unit)
+    return Release(attached.unit) if _is_old(seen) else LookAgain(GRACE.total_seconds())
+
+
+def is_wanted(seen: Observed) -> bool:
+    """Whether the unit that holds the storage is there, and still names it."""
+    return seen.holder is not None and mounts(seen.holder, seen.storage.metadata.name)
+
+
+def mounts(unit: GPUUnit, storage: str) -> bool:
+    return any(mount.name == storage for mount in unit.spec.storage_mounts)
+
+
+def is_made_by(unit: GPUUnit, operation_id: str) -> bool:
+    return unit.metadata.annotations.get(Annotation.OPERATION_ID) == operation_id
+
+
+def _is_old(seen: Observed) -> bool:
+    status = seen.storage.status
+    if seen.attached is None or status.mounted_by != seen.attached.unit or status.last_sync_time is None:
+        return False
+    return seen.now - datetime.fromisoformat(status.last_sync_time) >= GRACE
