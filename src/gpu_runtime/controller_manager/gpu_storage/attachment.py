@@ -12,7 +12,8 @@ from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.controller_manager.gpu_storage.observe import Observed
 
 GRACE = timedelta(seconds=3)
-"""How long an attachment that no operation answers for may wait for its unit, counted from when it was first told."""
+"""How long an attachment that no operation answers for may wait until a unit names the storage, counted from when the
+status first told of it. An update of a unit attaches what it is about to mount."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,8 @@ def next_step(seen: Observed) -> Step:
         return Keep()
     if seen.pods_trouble:
         return LookAgain(1.0)
-    if attached.operation_id:
-        made = seen.holder is not None and is_made_by(seen.holder, attached.operation_id)
-        return Release(attached.unit) if made else AskOperation(attached.operation_id, attached.unit)
+    if attached.operation_id and not _was_made(seen, attached.operation_id):
+        return AskOperation(attached.operation_id, attached.unit)
     return Release(attached.unit) if _is_old(seen) else LookAgain(GRACE.total_seconds())
 
 
@@ -75,8 +75,10 @@ def mounts(unit: GPUUnit, storage: str) -> bool:
     return any(mount.name == storage for mount in unit.spec.storage_mounts)
 
 
-def is_made_by(unit: GPUUnit, operation_id: str) -> bool:
-    return unit.metadata.annotations.get(Annotation.OPERATION_ID) == operation_id
+def _was_made(seen: Observed, operation_id: str) -> bool:
+    """Whether the unit that the operation attached the storage for is there."""
+    unit = seen.holder
+    return unit is not None and unit.metadata.annotations.get(Annotation.OPERATION_ID) == operation_id
 
 
 def _is_old(seen: Observed) -> bool:
