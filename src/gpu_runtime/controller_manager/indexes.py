@@ -4,6 +4,7 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.controller_manager.gpu_unit.source_stock import source_stock
+from gpu_runtime.controller_manager.mounts import claims_of_pod, storages_of
 from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.objects import Key
 
@@ -43,15 +44,14 @@ def source_stock_uids(unit: GPUUnit) -> tuple[str, ...]:
 
 
 def storage_keys(unit: GPUUnit) -> tuple[str, ...]:
-    return tuple(str(Key(unit.metadata.namespace, mount.name)) for mount in unit.spec.storage_mounts)
+    return tuple(map(str, storages_of(unit)))
 
 
 def claim_keys(pod: Pod) -> tuple[str, ...]:
     """The claims that a pod mounts, until all of its containers have ended."""
     if pod.status.phase in ("Failed", "Succeeded"):
         return ()
-    claims = [each.persistent_volume_claim for each in pod.spec.volumes if each.persistent_volume_claim]
-    return tuple(str(Key(pod.metadata.namespace, claim.claim_name)) for claim in claims)
+    return tuple(map(str, claims_of_pod(pod)))
 
 
 def attached_units(storage: GPUStorage) -> tuple[str, ...]:

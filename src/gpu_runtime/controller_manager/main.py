@@ -84,7 +84,8 @@ def _storages(
 ) -> Controller[GPUStorage]:
     options = ControllerOptions(workers=settings.workers.gpu_storages)
     controller = Controller("gpu-storage", caches.storages, reconciler.reconcile, options, metrics)
-    concerns = StorageConcerns(caches.storages.store)
+    concerns = StorageConcerns(caches.storages.store, caches.units.store)
+    controller.watches(caches.storages, concerns.of_storage)
     controller.watches(caches.claims, concerns.of_claim)
     controller.watches(caches.units, concerns.of_unit)
     controller.watches(caches.pods, concerns.of_pod)

@@ -46,6 +46,7 @@ CONTROLLER_MANAGER = Process(
         Grant("the data of storages", "", ("persistentvolumeclaims",), READ + WRITE),
         Grant("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), READ),
         Grant("why a workload does not start", "", ("pods",), READ),
+        Grant("why a volume is not made", "events.k8s.io", ("events",), ("list",)),
         Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     at_home=(

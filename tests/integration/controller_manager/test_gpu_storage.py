@@ -34,6 +34,16 @@ def found_claim(cluster: Cluster, namespace: str) -> Object:
     return found
 
 
+def complain(cluster: Cluster, claim: Object, note: str) -> None:
+    """As a provisioner does that cannot make a volume."""
+    about = claim["metadata"]
+    subject = {"kind": "PersistentVolumeClaim", "apiVersion": "v1"}
+    subject |= {part: about[part] for part in ("namespace", "name", "uid")}
+    event = {"metadata": {"name": "complaint"}, "type": "Warning", "reason": "ProvisioningFailed", "message": note}
+    made: Any = Event.from_dict(event | {"involvedObject": subject})
+    cluster.kube.create(made, namespace=about["namespace"])
+
+
 def test_a_storage_gets_its_claim_and_becomes_ready(cluster: Cluster, namespace: str) -> None:
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
     waiting = cluster.wait_reason(STORAGE, namespace, "data", "ClaimPending")
@@ -79,6 +89,11 @@ def test_a_claim_waits_for_its_provisioner_or_for_its_first_unit(cluster: Cluste
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi", "storageClassName": "immediate"})
     waiting = cluster.wait_reason(STORAGE, namespace, "data", "ClaimPending")
     assert "provisioner example.com/nobody of StorageClass immediate" in ready(waiting)["message"]
+    complain(cluster, found_claim(cluster, namespace), "rpc error: no such pool")
+    cluster.touch(STORAGE, namespace, "data")
+    cluster.wait(
+        STORAGE, namespace, "data", lambda found: ready(found)["message"].endswith(": rpc error: no such pool")
+    )
     cluster.create(STORAGE, namespace, "lazy", {"size": "1Gi", "storageClassName": "on-demand"})
     lazy = cluster.wait_reason(STORAGE, namespace, "lazy", "WaitForFirstConsumer")
     assert verdict(lazy) == ("Pending", "False", "WaitForFirstConsumer")

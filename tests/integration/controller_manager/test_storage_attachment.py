@@ -90,10 +90,13 @@ def test_units_made_with_kubectl_get_their_storage_one_after_the_other(
     wait_holder(cluster, namespace, "second")
 
 
-def test_of_two_units_that_race_one_gets_the_storage(cluster: Cluster, namespace: str) -> None:
-    cluster.storage(namespace, "data")
-    names = ["left", "right"]
-    racers = [threading.Thread(target=cluster.create, args=(UNIT, namespace, name, MOUNTING)) for name in names]
+def test_of_two_units_that_race_for_two_storages_one_gets_both(cluster: Cluster, namespace: str) -> None:
+    for name in ("data", "more"):
+        cluster.storage(namespace, name)
+    mounts = [{"name": "data", "mountPath": "/data"}, {"name": "more", "mountPath": "/more"}]
+    specs = {"right": SMALL | {"storageMounts": mounts}, "left": SMALL | {"storageMounts": mounts[::-1]}}
+    names = list(specs)
+    racers = [threading.Thread(target=cluster.create, args=(UNIT, namespace, name, specs[name])) for name in names]
     for racer in racers:
         racer.start()
     for racer in racers:

@@ -95,10 +95,9 @@ def running(replicas: int = 1, **more: Any) -> Deployment:
 
 def pod(name: str = "web-1", created: str = "2026-01-01T00:00:00Z", deleted: str | None = None, **status: Any) -> Pod:
     about = metadata(name, creationTimestamp=created, deletionTimestamp=deleted, labels=status.pop("labels", {}))
-    spec = {
-        "volumes": [{"name": "other"}, *({"persistentVolumeClaim": {"claimName": c}} for c in status.pop("claims", ()))]
-    }
-    return msgspec.convert({"metadata": about, "spec": spec, "status": status}, Pod)
+    mounted = [{"persistentVolumeClaim": {"claimName": name}} for name in status.pop("claims", ())]
+    content = {"metadata": about, "spec": {"volumes": [{"name": "other"}, *mounted]}, "status": status}
+    return msgspec.convert(content, Pod)
 
 
 def container(state: Manifest, **more: Any) -> Manifest:

@@ -14,9 +14,16 @@ from gpu_runtime.controller_manager.gpu_storage.attachment import (
     Release,
     next_step,
 )
-from gpu_runtime.controller_manager.gpu_storage.concerns import Concerns, claims_of_deployment
+from gpu_runtime.controller_manager.gpu_storage.concerns import Concerns
 from gpu_runtime.controller_manager.gpu_storage.ending import ending
-from gpu_runtime.controller_manager.indexes import claim_keys
+from gpu_runtime.controller_manager.indexes import (
+    ATTACHED,
+    STORAGE_CLASS,
+    attached_units,
+    claim_keys,
+    storage_classes,
+)
+from gpu_runtime.controller_manager.mounts import claims_of_deployment
 from gpu_runtime.controller_manager.workload.owned import Deployment
 from gpu_runtime.kube.objects import Key
 from gpu_runtime.kube.store import Store
@@ -112,19 +119,15 @@ def test_a_deployment_names_the_claims_that_its_pods_mount() -> None:
 
 
 def test_a_change_concerns_the_storages_that_are_mounted_and_those_that_are_held() -> None:
-    from gpu_runtime.controller_manager.indexes import (  # noqa: PLC0415 - as the caches set it up
-        ATTACHED,
-        STORAGE_CLASS,
-        attached_units,
-        storage_classes,
-    )
-
     store: Store[Any] = Store()
     store.index_by(ATTACHED, attached_units)
     store.index_by(STORAGE_CLASS, storage_classes)
     store.put(a_storage(HELD))
-    concerns, data = Concerns(store), Key("runtime-instance", "data")
-    more = unit(storageMounts=[{"name": "more", "mountPath": "/more"}])
+    more, units = unit(storageMounts=[{"name": "more", "mountPath": "/more"}]), Store[Any]()
+    units.put(more)
+    concerns, data = Concerns(store, units), Key("runtime-instance", "data")
+    assert list(concerns.of_storage(a_storage(HELD))) == [Key("runtime-instance", "more")]
+    assert list(concerns.of_storage(a_storage())) == []
     assert list(concerns.of_unit(more)) == [Key("runtime-instance", "more"), data]
     assert list(concerns.of_pod(pod(claims=["x"], phase="Failed"))) == [Key("runtime-instance", "x")]
     assert list(concerns.of_deployment(msgspec.convert({"metadata": metadata("web")}, Deployment))) == [data]

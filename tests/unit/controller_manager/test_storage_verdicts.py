@@ -62,6 +62,8 @@ def test_nothing_is_in_the_way_of_a_first_claim_nor_of_ones_own() -> None:
     [
         ("1Gi", {"claim": WAITING}, "Pending", "ClaimPending", "there is no StorageClass rook-ceph-block: create it"),
         ("1Gi", {"claim": WAITING, **CLASS}, "Pending", "ClaimPending", "provisioner driver of StorageClass"),
+        ("1Gi", {"claim": WAITING, "complaint": "full", **CLASS}, "Pending", "ClaimPending", "the volume yet: full"),
+        ("1Gi", {"claim": CHOSEN, "complaint": "full", **LAZY}, "Pending", "WaitForFirstConsumer", "node-1: full"),
         ("1Gi", {"claim": WAITING, **LAZY}, "Pending", "WaitForFirstConsumer", "mount the storage"),
         ("1Gi", {"claim": CHOSEN, **LAZY}, "Pending", "WaitForFirstConsumer", "for node node-1"),
         ("2Gi", {"claim": WAITING, **FIXED}, "Pending", "ClaimPending", "has not made the volume yet"),

@@ -41,6 +41,12 @@ EXPLAINED = {
 HELD = {"unit": "web"}
 
 
+def test_the_storage_that_another_holds_is_told_before_those_that_are_free() -> None:
+    mounts = [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}]
+    found = violation(unit(storageMounts=mounts), storages={"a": storage("Ready"), "b": storage("Ready", "other")})
+    assert found == ("StorageMountInvalid", "GPUStorage b is attached to unit other", True)
+
+
 def test_a_volume_that_waits_for_its_first_unit_can_be_mounted() -> None:
     assert violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(HELD, LAZY)}) is None
 
@@ -51,7 +57,7 @@ def test_why_a_storage_is_not_ready_is_passed_on() -> None:
 
 
 def test_a_storage_that_is_being_deleted_is_given_to_nobody_but_stays_with_its_holder() -> None:
-    going = {"deletionTimestamp": "2026-01-01T00:00:00Z", "status": {"phase": "Ready"}}
+    going: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z", "status": {"phase": "Ready"}}
     found = violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(**going)})
     assert found == ("StorageMountInvalid", "GPUStorage data is being deleted", True)
     assert violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(HELD, **going)}) is None

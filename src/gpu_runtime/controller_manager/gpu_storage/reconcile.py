@@ -11,6 +11,7 @@ from gpu_runtime.controller_manager.gpu_storage.attachment import Attach, LookAg
 from gpu_runtime.controller_manager.gpu_storage.children import claim, corrected, growth
 from gpu_runtime.controller_manager.gpu_storage.ending import Ending, ending
 from gpu_runtime.controller_manager.gpu_storage.observe import Observed, observe
+from gpu_runtime.controller_manager.gpu_storage.provisioner import complaint
 from gpu_runtime.controller_manager.gpu_storage.release import confirmed
 from gpu_runtime.controller_manager.gpu_storage.rules import STORAGE_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_storage.status import may_grow, refused_growth, status_of, verdict
@@ -25,7 +26,14 @@ from gpu_runtime.kube.core import CLAIMS
 from gpu_runtime.kube.errors import Forbidden, Invalid, NotFound
 from gpu_runtime.kube.objects import Manifest
 
-UNTOLD = (Reason.NAME_TAKEN, Reason.CLAIM_SYNC_FAILED, Reason.CLAIM_LOST, Reason.RESIZE_REFUSED)
+UNTOLD = (
+    Reason.NAME_TAKEN,
+    Reason.CLAIM_SYNC_FAILED,
+    Reason.CLAIM_LOST,
+    Reason.CLAIM_PENDING,
+    Reason.WAIT_FOR_FIRST_CONSUMER,
+    Reason.RESIZE_REFUSED,
+)
 """Reasons that may end without an event that this process hears of."""
 
 
@@ -55,7 +63,7 @@ class GPUStorageReconciler:
         thought = first_violation(STORAGE_RULES, seen)
         if thought is None:
             seen, refusal = await self._make_claim(seen)
-            thought = refusal or verdict(seen)
+            thought = refusal or verdict(replace(seen, complaint=await complaint(self.client, seen)))
         await self._report(seen, thought)
         return _next_look(step, thought)
 

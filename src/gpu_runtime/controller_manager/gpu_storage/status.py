@@ -91,6 +91,7 @@ def _lost(claim: PersistentVolumeClaim) -> Verdict:
 
 def _pending(seen: Observed, claim: PersistentVolumeClaim) -> Verdict:
     name, found = seen.storage.spec.storage_class_name, seen.storage_class
+    said = f": {seen.complaint}" if seen.complaint else ""
     if found is None:
         text = f"there is no StorageClass {name}: create it, or create another storage with a class that exists"
         return Verdict(StoragePhase.PENDING, Reason.CLAIM_PENDING, text)
@@ -98,9 +99,9 @@ def _pending(seen: Observed, claim: PersistentVolumeClaim) -> Verdict:
         node = claim.metadata.annotations.get(SELECTED_NODE)
         waits = f"provisioner {found.provisioner} makes the volume for node {node}" if node else "mount the storage"
         text = f"the volume is made when the first unit mounts it: {waits}"
-        return Verdict(StoragePhase.PENDING, Reason.WAIT_FOR_FIRST_CONSUMER, text)
+        return Verdict(StoragePhase.PENDING, Reason.WAIT_FOR_FIRST_CONSUMER, text + said)
     text = f"provisioner {found.provisioner} of StorageClass {name} has not made the volume yet"
-    return Verdict(StoragePhase.PENDING, Reason.CLAIM_PENDING, text)
+    return Verdict(StoragePhase.PENDING, Reason.CLAIM_PENDING, text + said)
 
 
 def _growing(claim: PersistentVolumeClaim) -> Verdict:

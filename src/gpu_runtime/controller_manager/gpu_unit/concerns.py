@@ -6,6 +6,7 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.controller_manager.indexes import SOURCE_STOCK, STORAGE
+from gpu_runtime.controller_manager.mounts import claims_of_pod
 from gpu_runtime.controller_manager.workload.owned import Deployment
 from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.objects import Key
@@ -22,9 +23,8 @@ class Concerns:
         if name := labels.get(Label.UNIT):
             yield Key(pod.metadata.namespace, name)
         yield from self._made_from(labels.get(Label.UNIT_UID, ""))
-        for volume in pod.spec.volumes:
-            if claim := volume.persistent_volume_claim:
-                yield from self._mounting(Key(pod.metadata.namespace, claim.claim_name))
+        for claim in claims_of_pod(pod):
+            yield from self._mounting(claim)
 
     def of_deployment(self, deployment: Deployment) -> Iterable[Key]:
         owner = deployment.metadata.controller

@@ -10,6 +10,7 @@ from gpu_runtime.contract.crd.names import Role, role_of
 from gpu_runtime.controller_manager.caches import Caches
 from gpu_runtime.controller_manager.gpu_unit.source_stock import SourceStock, source_stock
 from gpu_runtime.controller_manager.indexes import CLAIM, UNIT_UID
+from gpu_runtime.controller_manager.mounts import storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.workload.owned import Deployment, Service
 from gpu_runtime.kube.core import Pod
@@ -55,10 +56,6 @@ def observe(unit: GPUUnit, caches: Caches, settings: ControllerManagerSettings) 
         ),
         stock_remains=_remains(source_stock(unit), caches),
     )
-
-
-def storages_of(unit: GPUUnit) -> list[Key]:
-    return [Key(unit.metadata.namespace, mount.name) for mount in unit.spec.storage_mounts]
 
 
 def _storages(unit: GPUUnit, caches: Caches) -> dict[str, GPUStorage]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.controller_manager.caches import Caches
 from gpu_runtime.controller_manager.gpu_unit.children import desired_children
-from gpu_runtime.controller_manager.gpu_unit.observe import Observed, observe, storages_of
+from gpu_runtime.controller_manager.gpu_unit.observe import Observed, observe
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_unit.status import status_of, verdict
+from gpu_runtime.controller_manager.mounts import storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.turns import Turns
 from gpu_runtime.controller_manager.workload.flow import keep, next_look

@@ -37,13 +37,17 @@ def storage_of_another(seen: Observed) -> Blocked | None:
         attached = storage.spec.attached_to
         if attached is None and storage.metadata.deletion_timestamp:
             return Blocked(Reason.STORAGE_MOUNT_INVALID, f"GPUStorage {name} is being deleted")
-        if attached is None:
-            return Blocked(
-                Reason.STORAGE_NOT_READY, f"GPUStorage {name} is not attached to this unit yet", failed=False
-            )
-        if attached.unit != seen.unit.metadata.name:
+        if attached is not None and attached.unit != seen.unit.metadata.name:
             return Blocked(Reason.STORAGE_MOUNT_INVALID, f"GPUStorage {name} is attached to unit {attached.unit}")
     return None
+
+
+def storage_unattached(seen: Observed) -> Blocked | None:
+    names = [name for name, storage in _storages(seen) if storage.spec.attached_to is None]
+    if not names:
+        return None
+    text = f"GPUStorage {', '.join(names)} is not attached to this unit yet"
+    return Blocked(Reason.STORAGE_NOT_READY, text, failed=False)
 
 
 def storage_still_mounted(seen: Observed) -> Blocked | None:
@@ -98,6 +102,7 @@ UNIT_RULES: Sequence[Rule] = (
     invalid_spec,
     storage_missing,
     storage_of_another,
+    storage_unattached,
     storage_still_mounted,
     storage_not_ready,
     stock_still_holding,
