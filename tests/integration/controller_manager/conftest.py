@@ -331,6 +331,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def collecting(cluster: Cluster) -> None:
     """Kubernetes' garbage collector learns of new kinds only every half minute; from here on it knows them."""
+    wait_collecting(cluster)
+
+
+def wait_collecting(cluster: Cluster) -> None:
     name = "collected"
     cluster.create(UNIT, "runtime-stock", name, {"specName": "g1.1"})
     cluster.wait(Deployment, "runtime-stock", name, lambda _: True)

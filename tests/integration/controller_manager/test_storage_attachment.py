@@ -1,7 +1,9 @@
 """Who holds a storage: given before a pod mounts it, kept as long as one does, and never left with nobody."""
 
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from lightkube.generic_resource import create_namespaced_resource
@@ -90,13 +92,22 @@ def test_units_made_with_kubectl_get_their_storage_one_after_the_other(
     wait_holder(cluster, namespace, "second")
 
 
-def test_of_two_units_that_race_for_two_storages_one_gets_both(cluster: Cluster, namespace: str) -> None:
+def kubectl_create(cluster: Cluster, folder: Path, namespace: str, name: str, spec: Object) -> "threading.Thread":
+    about = {"apiVersion": f"{GROUP}/v1alpha1", "kind": "GPUUnit", "metadata": {"name": name, "namespace": namespace}}
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(about | {"spec": spec}))
+    return threading.Thread(target=cluster.plane.kubectl, args=("create", "-f", str(path)))
+
+
+def test_of_two_units_that_race_for_two_storages_one_gets_both(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
     for name in ("data", "more"):
         cluster.storage(namespace, name)
     mounts = [{"name": "data", "mountPath": "/data"}, {"name": "more", "mountPath": "/more"}]
     specs = {"right": SMALL | {"storageMounts": mounts}, "left": SMALL | {"storageMounts": mounts[::-1]}}
     names = list(specs)
-    racers = [threading.Thread(target=cluster.create, args=(UNIT, namespace, name, specs[name])) for name in names]
+    racers = [kubectl_create(cluster, tmp_path, namespace, name, spec) for name, spec in specs.items()]
     for racer in racers:
         racer.start()
     for racer in racers:
@@ -202,3 +213,15 @@ def test_a_stopped_unit_keeps_its_storage(cluster: Cluster, namespace: str) -> N
     cluster.patch(UNIT, namespace, "a", {"spec": {"running": True}})
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     assert holder(cluster, namespace) == {"unit": "a"}
+
+
+def test_an_update_may_attach_a_storage_before_the_unit_names_it(cluster: Cluster, namespace: str) -> None:
+    """And whoever attached it and then died leaves it to nobody."""
+    cluster.storage(namespace, "data")
+    cluster.create(UNIT, namespace, "web", SMALL)
+    cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
+    cluster.patch(STORAGE, namespace, "data", {"spec": {"attachedTo": {"unit": "web"}}})
+    wait_holder(cluster, namespace, "web")
+    cluster.touch(STORAGE, namespace, "data")
+    assert holder(cluster, namespace) == {"unit": "web"}
+    wait_holder(cluster, namespace, None)

@@ -2,47 +2,43 @@
 
 import contextlib
 import itertools
-import threading
+import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from signal import Signals
-from typing import Any
 
-import httpx2
-from lightkube import Client
-from lightkube.resources.core_v1 import PersistentVolumeClaim, Pod
+from lightkube.resources.core_v1 import PersistentVolumeClaim
 
-from localcluster.processes import wait_until
-from tests.integration.controller_manager.conftest import STORAGE, UNIT, Cluster, as_dict
+from tests.integration.controller_manager.conftest import GROUP, UNIT, Cluster, wait_collecting
 from tests.integration.controller_manager.test_storage_attachment import MOUNTING, pods, wait_holder
 
-ROUNDS = 6
+ROUNDS = 3
 ALONE = {"enabled": False}
 """No Lease to wait for: there is never more than one."""
 
 
-class Watch:
-    """Follows the pods of a namespace and notes when two of different units mount the claim at a time."""
+@contextlib.contextmanager
+def watched(cluster: Cluster, namespace: str, told: Path) -> Iterator[None]:
+    """Writes down everything that happens to pods of the namespace, by a process of its own."""
+    program = [str(cluster.plane.programs["kubectl"]), f"--kubeconfig={cluster.plane.kubeconfig}"]
+    arguments = ["get", "pods", f"--namespace={namespace}", "--watch", "--output-watch-events", "--output=json"]
+    with told.open("wb") as output, subprocess.Popen([*program, *arguments], stdout=output) as watching:
+        yield
+        watching.terminate()
 
-    def __init__(self, kube: Client, namespace: str) -> None:
-        self.there: dict[str, str] = {}
-        self.seen: set[str] = set()
-        self.overlaps: list[dict[str, str]] = []
-        threading.Thread(target=self._follow, args=(kube, namespace), daemon=True).start()
 
-    def _follow(self, kube: Client, namespace: str) -> None:
-        with contextlib.suppress(httpx2.HTTPError, OSError, ValueError):  # the client is closed at the end
-            for operation, pod in kube.watch(Pod, namespace=namespace):
-                self._note(operation, as_dict(pod))
-
-    def _note(self, operation: str, pod: dict[str, Any]) -> None:
-        uid, labels = pod["metadata"]["uid"], pod["metadata"]["labels"]
-        if operation == "DELETED" or not pod["spec"].get("volumes"):
-            self.there.pop(uid, None)
-            return
-        self.there[uid] = labels["runtime.lokiwager.io/unit-uid"]
-        self.seen.add(uid)
-        if len(set(self.there.values())) > 1:
-            self.overlaps.append(dict(self.there))
+def mounts(told: Path) -> Iterator[dict[str, str]]:
+    """After every event: the pods that mount the claim, with the UIDs of their units."""
+    decoder, text, there = json.JSONDecoder(), told.read_text().strip(), dict[str, str]()
+    while text:
+        event, end = decoder.raw_decode(text)
+        text = text[end:].lstrip()
+        metadata = event["object"]["metadata"]
+        there.pop(metadata["uid"], None)
+        if event["type"] != "DELETED" and event["object"]["spec"].get("volumes"):
+            there[metadata["uid"]] = metadata["labels"][f"{GROUP}/unit-uid"]
+        yield dict(there)
 
 
 def turns(cluster: Cluster, namespace: str) -> Iterator[None]:
@@ -58,24 +54,25 @@ def turns(cluster: Cluster, namespace: str) -> Iterator[None]:
         cluster.kube.delete(UNIT, name, namespace=namespace)
 
 
-def test_a_storage_is_never_mounted_twice_and_is_free_in_the_end(spare: Cluster, spare_namespace: str) -> None:
+def test_a_storage_is_never_mounted_twice_and_is_free_in_the_end(
+    spare: Cluster, spare_namespace: str, tmp_path: Path
+) -> None:
     manager = spare.manager(leaderElection=ALONE).wait_ready()
+    wait_collecting(spare)
     spare.storage(spare_namespace, "data")
     claim = spare.get(PersistentVolumeClaim, spare_namespace, "data")
-    assert claim
-    watching = spare.plane.client()
-    watch = Watch(watching, spare_namespace)
-    for _ in itertools.islice(turns(spare, spare_namespace), 2 * ROUNDS):
-        manager.end(Signals.SIGKILL)
-        manager = spare.manager(leaderElection=ALONE).wait_ready()
-    for name in ("web", "other"):
-        if spare.get(UNIT, spare_namespace, name):
-            spare.kube.delete(UNIT, name, namespace=spare_namespace)
-    wait_holder(spare, spare_namespace, None, timeout=30)
-    watching.close()
-    assert len(watch.seen) >= ROUNDS
-    assert watch.overlaps == []
+    with watched(spare, spare_namespace, tmp_path / "told"):
+        for _ in itertools.islice(turns(spare, spare_namespace), 2 * ROUNDS):
+            manager.end(Signals.SIGKILL)
+            manager = spare.manager(leaderElection=ALONE).wait_ready()
+        for name in ("web", "other"):
+            if spare.get(UNIT, spare_namespace, name):
+                spare.kube.delete(UNIT, name, namespace=spare_namespace)
+        wait_holder(spare, spare_namespace, None, timeout=30)
+    seen = list(mounts(tmp_path / "told"))
+    assert len({pod for there in seen for pod in there}) >= ROUNDS
+    assert [there for there in seen if len(set(there.values())) > 1] == []
     after = spare.get(PersistentVolumeClaim, spare_namespace, "data")
+    assert claim
     assert after
     assert after["metadata"]["uid"] == claim["metadata"]["uid"]
-    wait_until(lambda: not spare.gone(STORAGE, spare_namespace, "data"), 1, lambda: "the storage is gone")

@@ -12,8 +12,8 @@ from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.controller_manager.gpu_storage.observe import Observed
 
 GRACE = timedelta(seconds=3)
-"""How long an attachment that no operation answers for may wait until a unit names the storage, counted from when the
-status first told of it. An update of a unit attaches what it is about to mount."""
+"""How long an attachment may wait until its unit, which is there, names the storage: an update of a unit attaches what
+it is about to mount. Counted from when the status first told of it."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def next_step(seen: Observed) -> Step:
         return LookAgain(1.0)
     if attached.operation_id and not _was_made(seen, attached.operation_id):
         return AskOperation(attached.operation_id, attached.unit)
-    return Release(attached.unit) if _is_old(seen) else LookAgain(GRACE.total_seconds())
+    if seen.holder is not None and not _is_old(seen):
+        return LookAgain(GRACE.total_seconds())
+    return Release(attached.unit)
 
 
 def is_wanted(seen: Observed) -> bool:
