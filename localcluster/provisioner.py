@@ -1,4 +1,4 @@
-"""Volumes for claims of the class `rook-ceph-block`: folders on this machine that outlive pods and grow on paper.
+"""Volumes for claims of classes with this provisioner: folders on this machine that outlive pods and grow on paper.
 
 A program of its own: `python -m localcluster.provisioner --kubeconfig FILE --volumes FOLDER`. Level-triggered: after
 any change of a claim or a volume, everything is looked at again.
@@ -18,8 +18,9 @@ from lightkube.models.core_v1 import HostPathVolumeSource, ObjectReference, Pers
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus
 
-STORAGE_CLASS = "rook-ceph-block"
 PROVISIONER = "localcluster/hostpath"
+WANTED_OF = "volume.kubernetes.io/storage-provisioner"
+"""How Kubernetes asks for a claim's volume: at once or when the first pod mounts it, as its class says."""
 PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
 LOOK_AGAIN_SECONDS = 30.0
 
@@ -63,7 +64,7 @@ class Provisioner:
             claimRef=reference,
             hostPath=HostPathVolumeSource(path=str(folder), type="Directory"),
             persistentVolumeReclaimPolicy="Delete",
-            storageClassName=STORAGE_CLASS,
+            storageClassName=claim.spec.storageClassName if claim.spec else None,
         )
         metadata = ObjectMeta(name=name, annotations={PROVISIONED_BY: PROVISIONER})
         self.client.create(PersistentVolume(metadata=metadata, spec=spec))
@@ -97,7 +98,8 @@ class Provisioner:
 
 def _is_ours(claim: PersistentVolumeClaim) -> bool:
     deleted = bool(claim.metadata and claim.metadata.deletionTimestamp)
-    return bool(claim.spec and claim.spec.storageClassName == STORAGE_CLASS) and not deleted
+    asked = ((claim.metadata and claim.metadata.annotations) or {}).get(WANTED_OF)
+    return asked == PROVISIONER and not deleted
 
 
 def _volume_name(claim: PersistentVolumeClaim) -> str:

@@ -1,8 +1,10 @@
 """By what else than their names objects are found in the caches. Pure."""
 
+from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.controller_manager.gpu_unit.source_stock import source_stock
+from gpu_runtime.controller_manager.mounts import claims_of_pod, storages_of
 from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.objects import Key
 
@@ -17,6 +19,15 @@ SOURCE_STOCK = "source-stock"
 
 STORAGE = "storage"
 """Units by the storages they mount."""
+
+CLAIM = "claim"
+"""Pods by the claims they mount."""
+
+ATTACHED = "attached"
+"""Storages by the unit that they are attached to."""
+
+STORAGE_CLASS = "storage-class"
+"""Storages by their class."""
 
 
 def unit_uids(pod: Pod) -> tuple[str, ...]:
@@ -33,7 +44,23 @@ def source_stock_uids(unit: GPUUnit) -> tuple[str, ...]:
 
 
 def storage_keys(unit: GPUUnit) -> tuple[str, ...]:
-    return tuple(str(Key(unit.metadata.namespace, mount.name)) for mount in unit.spec.storage_mounts)
+    return tuple(map(str, storages_of(unit)))
+
+
+def claim_keys(pod: Pod) -> tuple[str, ...]:
+    """The claims that a pod mounts, until all of its containers have ended."""
+    if pod.status.phase in ("Failed", "Succeeded"):
+        return ()
+    return tuple(map(str, claims_of_pod(pod)))
+
+
+def attached_units(storage: GPUStorage) -> tuple[str, ...]:
+    attached = storage.spec.attached_to
+    return (str(Key(storage.metadata.namespace, attached.unit)),) if attached else ()
+
+
+def storage_classes(storage: GPUStorage) -> tuple[str, ...]:
+    return (storage.spec.storage_class_name,)
 
 
 def _label(pod: Pod, name: str) -> tuple[str, ...]:

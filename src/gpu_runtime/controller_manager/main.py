@@ -5,14 +5,18 @@ import os
 import socket
 from pathlib import Path
 
+from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.controller_manager.caches import Caches, open_caches
-from gpu_runtime.controller_manager.gpu_unit.concerns import Concerns
+from gpu_runtime.controller_manager.gpu_storage.concerns import Concerns as StorageConcerns
+from gpu_runtime.controller_manager.gpu_storage.reconcile import GPUStorageReconciler
+from gpu_runtime.controller_manager.gpu_unit.concerns import Concerns as UnitConcerns
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.reconcile import StockPoolReconciler
+from gpu_runtime.controller_manager.turns import Turns
 from gpu_runtime.controller_manager.workload.report import Reporter
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
@@ -51,9 +55,10 @@ def assemble(client: Client, settings: ControllerManagerSettings, metrics: KubeM
     writer = client.fenced(elector.leadership) if elector else client
     recorder = Recorder(writer, NAME, _identity(), metrics=metrics)
     caches = open_caches(client, metrics, settings.resync_seconds)
-    reporter = Reporter(writer, recorder)
+    reporter, turns = Reporter(writer, recorder), Turns()
     controllers = (
-        _units(caches, GPUUnitReconciler(writer, caches, reporter, settings), settings, metrics),
+        _units(caches, GPUUnitReconciler(writer, caches, reporter, settings, turns), settings, metrics),
+        _storages(caches, GPUStorageReconciler(writer, caches, reporter, settings, turns), settings, metrics),
         _pools(caches, StockPoolReconciler(writer, caches, reporter, settings), settings, metrics),
     )
     return Ensemble(caches.all, controllers, elector, recorder, settings.stop_grace_seconds)
@@ -64,13 +69,28 @@ def _units(
 ) -> Controller[GPUUnit]:
     options = ControllerOptions(workers=settings.workers.gpu_units)
     controller = Controller("gpu-unit", caches.units, reconciler.reconcile, options, metrics)
-    concerns = Concerns(caches.units.store)
+    concerns = UnitConcerns(caches.units.store)
     controller.owns(caches.deployments)
     controller.owns(caches.services)
     controller.watches(caches.pods, concerns.of_pod)
     controller.watches(caches.deployments, concerns.of_deployment)
     controller.watches(caches.units, concerns.of_unit)
     controller.watches(caches.storages, concerns.of_storage)
+    return controller
+
+
+def _storages(
+    caches: Caches, reconciler: GPUStorageReconciler, settings: ControllerManagerSettings, metrics: KubeMetrics
+) -> Controller[GPUStorage]:
+    options = ControllerOptions(workers=settings.workers.gpu_storages)
+    controller = Controller("gpu-storage", caches.storages, reconciler.reconcile, options, metrics)
+    concerns = StorageConcerns(caches.storages.store, caches.units.store)
+    controller.watches(caches.storages, concerns.of_storage)
+    controller.watches(caches.claims, concerns.of_claim)
+    controller.watches(caches.units, concerns.of_unit)
+    controller.watches(caches.pods, concerns.of_pod)
+    controller.watches(caches.deployments, concerns.of_deployment)
+    controller.watches(caches.storage_classes, concerns.of_class)
     return controller
 
 

@@ -42,8 +42,17 @@ class ContainerStatus(Wire, frozen=True, kw_only=True):
     last_state: ContainerState = ContainerState()
 
 
+class ClaimVolume(Wire, frozen=True, kw_only=True):
+    claim_name: str = ""
+
+
+class Volume(Wire, frozen=True, kw_only=True):
+    persistent_volume_claim: ClaimVolume | None = None
+
+
 class PodSpec(Wire, frozen=True, kw_only=True):
     node_name: str = ""
+    volumes: tuple[Volume, ...] = ()
 
 
 class PodStatus(Wire, frozen=True, kw_only=True):

@@ -48,9 +48,11 @@ CONTROLLER_MANAGER = Process(
         Grant("the data of storages", "", ("persistentvolumeclaims",), READ + WRITE),
         Grant("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), READ),
         Grant("why a workload does not start", "", ("pods",), READ),
+        Grant("why a volume is not made", "events.k8s.io", ("events",), ("list",)),
         Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     at_home=(
+        Grant("whether a unit that a storage is held for may still come", GROUP, ("operations",), ("get",)),
         # A name cannot limit a create: the object does not have it yet when the right is checked.
         Grant("leader election", "coordination.k8s.io", ("leases",), ("create",)),
         Grant(

@@ -25,13 +25,12 @@ from lightkube.generic_resource import create_namespaced_resource
 from lightkube.models.core_v1 import (
     HostPathVolumeSource,
     ObjectReference,
-    PersistentVolumeClaimSpec,
     PersistentVolumeSpec,
-    VolumeResourceRequirements,
 )
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apps_v1 import Deployment
-from lightkube.resources.core_v1 import Namespace, PersistentVolume, PersistentVolumeClaim
+from lightkube.resources.core_v1 import Namespace, PersistentVolume
+from lightkube.resources.storage_v1 import StorageClass
 from lightkube.types import PatchType
 
 from localcluster import control_plane as control_planes
@@ -51,10 +50,14 @@ PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 QUICK_ELECTION = {"leaseSeconds": 5, "renewDeadlineSeconds": 4, "retrySeconds": 0.5}
 """For tests that wait for the end of a lease. A busy machine may well miss deadlines that are much shorter."""
 
+CLASS = "rook-ceph-block"
+"""The class of storages that name none."""
+
 Object = dict[str, Any]
 
 LABELS = re.compile(r'(\w+)="([^"]*)"')
-WRITTEN = ("gpuunits", "gpuunits/status", "stockpools", "stockpools/status", "deployments", "services")
+OWN = ("gpuunits", "gpustorages", "stockpools")
+WRITTEN = (*OWN, *(f"{kind}/status" for kind in OWN), "deployments", "services", "persistentvolumeclaims")
 
 
 @dataclass
@@ -206,20 +209,38 @@ class Cluster:
         """Write a status as whoever else is responsible for it would."""
         self.kube.patch(kind.Status, name, {"status": status}, namespace=namespace, patch_type=PatchType.MERGE)
 
-    def bound_claim(self, namespace: str, name: str) -> None:
-        """A claim with its volume, so that the scheduler lets a pod mount it."""
+    def volume(self, namespace: str, name: str, size: str = "1Gi", storage_class: str = CLASS) -> str:
+        """A volume that only the claim of that name can have: there is no provisioner that would make it."""
         source, claim = HostPathVolumeSource(path="/data"), ObjectReference(namespace=namespace, name=name)
-        amounts, modes = {"storage": "1Gi"}, ["ReadWriteOnce"]
         volume = PersistentVolumeSpec(
-            accessModes=modes, capacity=amounts, claimRef=claim, hostPath=source, storageClassName=""
+            accessModes=["ReadWriteOnce"],
+            capacity={"storage": size},
+            claimRef=claim,
+            hostPath=source,
+            storageClassName=storage_class,
+            persistentVolumeReclaimPolicy="Retain",
         )
-        self.kube.create(PersistentVolume(metadata=ObjectMeta(name=f"{namespace}-{name}"), spec=volume))
-        wanted = PersistentVolumeClaimSpec(
-            accessModes=modes, resources=VolumeResourceRequirements(requests=amounts), storageClassName=""
-        )
-        self.kube.create(
-            PersistentVolumeClaim(metadata=ObjectMeta(name=name, namespace=namespace), spec=wanted), namespace=namespace
-        )
+        made = f"{namespace}-{name}"
+        self.kube.create(PersistentVolume(metadata=ObjectMeta(name=made), spec=volume))
+        return made
+
+    def storage(self, namespace: str, name: str, **spec: Any) -> Object:
+        """A storage that is Ready."""
+        self.volume(namespace, name)
+        self.create(STORAGE, namespace, name, {"size": "1Gi", **spec})
+        return self.wait_reason(STORAGE, namespace, name, "StorageReady")
+
+    def storage_class(self, name: str, *, grows: bool = False, binding: str = "Immediate") -> None:
+        """A class whose provisioner is nobody, unless it is there already."""
+        if name not in [each["metadata"]["name"] for each in map(as_dict, self.kube.list(StorageClass))]:
+            self.kube.create(
+                StorageClass(
+                    metadata=ObjectMeta(name=name),
+                    provisioner="example.com/nobody",
+                    allowVolumeExpansion=grows,
+                    volumeBindingMode=binding,
+                )
+            )
 
     def add_node(self, name: str, gpus: int) -> None:
         """One more simulated node."""
@@ -310,6 +331,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def collecting(cluster: Cluster) -> None:
     """Kubernetes' garbage collector learns of new kinds only every half minute; from here on it knows them."""
+    wait_collecting(cluster)
+
+
+def wait_collecting(cluster: Cluster) -> None:
     name = "collected"
     cluster.create(UNIT, "runtime-stock", name, {"specName": "g1.1"})
     cluster.wait(Deployment, "runtime-stock", name, lambda _: True)

@@ -18,7 +18,7 @@ from gpu_runtime.controller_manager.settings import ControllerManagerSettings, I
 from gpu_runtime.controller_manager.stock_pool import children as pool_children
 from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
 from localcluster.processes import wait_until
-from tests.integration.controller_manager.conftest import GROUP, POOL, STORAGE, UNIT, Cluster, Object
+from tests.integration.controller_manager.conftest import GROUP, POOL, UNIT, Cluster, Object
 
 SETTINGS = ControllerManagerSettings(images=Images(stock="gpu-runtime:local", placeholder="gpu-runtime:local"))
 TEMPLATE = {
@@ -149,10 +149,8 @@ def pool_manifests(pool: Object) -> dict[str, Object]:
 @pytest.fixture
 def unit(cluster: Cluster, namespace: str) -> Object:
     """With something in every field that a unit can have."""
-    cluster.create(STORAGE, namespace, "data", {"size": "1Gi", "attachedTo": {"unit": "web"}})
-    cluster.status(STORAGE, namespace, "data", {"phase": "Ready"})
+    cluster.storage(namespace, "data")
     mounts = [{"name": "data", "mountPath": "/data"}]
-    cluster.bound_claim(namespace, "data")
     spec = {"specName": "g1.1", "image": "python", "memory": "1Gi", "gpu": 1, "template": TEMPLATE}
     source = {f"{GROUP}/source-stock-uid": "gone", f"{GROUP}/source-stock-node": "simulated-1"}
     cluster.create(UNIT, namespace, "web", spec | {"storageMounts": mounts}, annotations=source)

@@ -218,6 +218,6 @@ def test_what_happened_while_the_watch_history_was_lost_is_found_out(spare: Clus
     wait_until(lambda: not spare.gone(Service, spare_namespace, "stays"), 10, lambda: "the Service is not back")
     wait_until(lambda: spare.gone(Deployment, spare_namespace, "goes"), 10, lambda: "its Deployment is still there")
     again = manager.metric("kube_informer_lists_total{") - lists
-    print(f"{again:.0f} of 6 caches were filled anew")
+    print(f"{again:.0f} of 8 caches were filled anew")
     assert again >= 4
     assert leads(manager)

@@ -321,18 +321,12 @@ def test_a_unit_waits_for_its_storage_and_can_always_be_stopped(cluster: Cluster
 
     said("StorageMountInvalid", "Failed", "there is no GPUStorage data in this namespace")
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
-    said("StorageNotReady", "Progressing", "GPUStorage data is not attached to this unit yet")
-    cluster.patch(STORAGE, namespace, "data", {"spec": {"attachedTo": {"unit": "b"}}})
-    said("StorageMountInvalid", "Failed", "GPUStorage data is attached to unit b")
+    why = "GPUStorage data is not Ready yet: there is no StorageClass rook-ceph-block"
+    waiting = cluster.wait(UNIT, namespace, "a", lambda found: why in ready(found)["message"])
+    assert verdict(waiting) == ("Progressing", "StorageNotReady")
     assert cluster.gone(Deployment, namespace, "a")
-    cluster.patch(STORAGE, namespace, "data", {"spec": {"attachedTo": None}})
-    cluster.patch(STORAGE, namespace, "data", {"spec": {"attachedTo": {"unit": "a"}}})
-    said("StorageNotReady", "Progressing", "GPUStorage data is not Ready yet")
-    cluster.bound_claim(namespace, "data")
-    cluster.status(STORAGE, namespace, "data", {"phase": "Ready"})
+    cluster.volume(namespace, "data")
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
-    cluster.kube.delete(STORAGE, "data", namespace=namespace)
-    said("StorageMountInvalid", "Failed", "there is no GPUStorage data in this namespace")
     cluster.patch(UNIT, namespace, "a", {"spec": {"running": False}})
     cluster.wait_reason(UNIT, namespace, "a", "ScaledToZero")
 

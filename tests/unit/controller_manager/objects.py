@@ -1,5 +1,6 @@
 """Units, pools and what belongs to them, as a test needs them: everything that it does not say is plain."""
 
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -8,15 +9,17 @@ import msgspec
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
+from gpu_runtime.controller_manager.gpu_storage import observe as storage_seen
 from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images, PodSecurity
 from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
 from gpu_runtime.controller_manager.workload.owned import Deployment, Service
-from gpu_runtime.kube.core import Pod
+from gpu_runtime.kube.core import PersistentVolumeClaim, Pod, StorageClass
 from gpu_runtime.kube.objects import Manifest
 
 SETTINGS = ControllerManagerSettings(images=Images(stock="stock:1", placeholder="placeholder:1"))
 DEMANDING = msgspec.structs.replace(SETTINGS, pod_security=PodSecurity(require_non_root=True))
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PORTS = [{"name": "http", "port": 80}, {"name": "voice", "port": 80, "protocol": "UDP"}]
 
 
@@ -37,8 +40,8 @@ def pool(**spec: Any) -> StockPool:
 
 
 def seen(found: GPUUnit, **more: Any) -> unit_seen.Observed:
-    storages = MappingProxyType(more.pop("storages", {}))
-    return unit_seen.Observed(unit=found, **{"settings": SETTINGS, "storages": storages, **more})
+    given = {name: MappingProxyType(more.pop(name, {})) for name in ("storages", "mounting")}
+    return unit_seen.Observed(unit=found, **{"settings": SETTINGS, **given, **more})
 
 
 def seen_pool(found: StockPool, **more: Any) -> pool_seen.Observed:
@@ -48,6 +51,36 @@ def seen_pool(found: StockPool, **more: Any) -> pool_seen.Observed:
 def storage(phase: str | None = None, attached: str | None = None) -> GPUStorage:
     spec: Manifest = {"size": "1Gi"} | ({"attachedTo": {"unit": attached}} if attached else {})
     return msgspec.convert({"metadata": metadata("data"), "spec": spec, "status": {"phase": phase}}, GPUStorage)
+
+
+def a_storage(attached: Manifest | None = None, status: Manifest | None = None, **more: Any) -> GPUStorage:
+    """Of the name `data`. What is neither about its attachment nor its status is its spec or its metadata."""
+    about = {name: more.pop(name) for name in ("deletionTimestamp", "finalizers") if name in more}
+    spec = {"size": "1Gi", **more} | ({"attachedTo": attached} if attached else {})
+    content = {"metadata": metadata("data", **about), "spec": spec, "status": status or {}}
+    return msgspec.convert(content, GPUStorage)
+
+
+def seen_storage(found: GPUStorage, **more: Any) -> storage_seen.Observed:
+    return storage_seen.Observed(storage=found, **{"now": NOON, **more})
+
+
+def claim(phase: str = "Bound", capacity: str = "1Gi", requested: str = "1Gi", **more: Any) -> PersistentVolumeClaim:
+    """The claim of the storage `data`, as it should be."""
+    about = {
+        "labels": {"app.kubernetes.io/managed-by": "gpu-runtime", "runtime.lokiwager.io/storage": "data"},
+        "annotations": {"runtime.lokiwager.io/storage-uid": "uid-of-data"},
+    }
+    spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "rook-ceph-block", "volumeName": "volume-1"}
+    spec |= {"resources": {"requests": {"storage": requested}}} | more.pop("spec", {})
+    status = {"phase": phase, "capacity": {"storage": capacity} if capacity else {}, **more.pop("status", {})}
+    content = {"metadata": metadata("data", **{**about, **more}), "spec": spec, "status": status}
+    return msgspec.convert(content, PersistentVolumeClaim)
+
+
+def storage_class(grows: bool = True, binding: str = "Immediate") -> StorageClass:
+    content = {"provisioner": "driver", "allowVolumeExpansion": grows, "volumeBindingMode": binding}
+    return msgspec.convert({"metadata": {"name": "rook-ceph-block"}, **content}, StorageClass)
 
 
 def deployment(generation: int = 1, conditions: Any = (), **status: int) -> Deployment:
@@ -61,8 +94,10 @@ def running(replicas: int = 1, **more: Any) -> Deployment:
 
 
 def pod(name: str = "web-1", created: str = "2026-01-01T00:00:00Z", deleted: str | None = None, **status: Any) -> Pod:
-    about = metadata(name, creationTimestamp=created, deletionTimestamp=deleted)
-    return msgspec.convert({"metadata": about, "status": status}, Pod)
+    about = metadata(name, creationTimestamp=created, deletionTimestamp=deleted, labels=status.pop("labels", {}))
+    mounted = [{"persistentVolumeClaim": {"claimName": name}} for name in status.pop("claims", ())]
+    content = {"metadata": about, "spec": {"volumes": [{"name": "other"}, *mounted]}, "status": status}
+    return msgspec.convert(content, Pod)
 
 
 def container(state: Manifest, **more: Any) -> Manifest:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.names import Annotation, Label
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
-from tests.unit.controller_manager.objects import deployment, seen, storage, unit
+from tests.unit.controller_manager.objects import a_storage, deployment, pod, seen, storage, unit
 
 MOUNTS = [{"name": "data", "mountPath": "/data"}]
 FROM_STOCK = {Annotation.SOURCE_STOCK_UID: "s", Annotation.SOURCE_STOCK_NAME: "stock"}
@@ -31,6 +31,69 @@ def violation(found: Any, **more: Any) -> tuple[str, str, bool] | None:
 )
 def test_a_unit_waits_for_its_storage(storages: Any, reason: str, message: str, failed: bool) -> None:
     assert violation(unit(storageMounts=MOUNTS), storages=storages) == (reason, message, failed)
+
+
+LAZY = {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False", "reason": "WaitForFirstConsumer"}]}
+EXPLAINED = {
+    "phase": "Pending",
+    "conditions": [{"type": "Ready", "status": "False", "reason": "ClaimPending", "message": "no class"}],
+}
+HELD = {"unit": "web"}
+
+
+def test_the_storage_that_another_holds_is_told_before_those_that_are_free() -> None:
+    mounts = [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}]
+    found = violation(unit(storageMounts=mounts), storages={"a": storage("Ready"), "b": storage("Ready", "other")})
+    assert found == ("StorageMountInvalid", "GPUStorage b is attached to unit other", True)
+
+
+def test_a_volume_that_waits_for_its_first_unit_can_be_mounted() -> None:
+    assert violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(HELD, LAZY)}) is None
+
+
+def test_why_a_storage_is_not_ready_is_passed_on() -> None:
+    found = violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(HELD, EXPLAINED)})
+    assert found == ("StorageNotReady", "GPUStorage data is not Ready yet: no class", False)
+
+
+def test_a_storage_that_is_being_deleted_is_given_to_nobody_but_stays_with_its_holder() -> None:
+    going: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z", "status": {"phase": "Ready"}}
+    found = violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(**going)})
+    assert found == ("StorageMountInvalid", "GPUStorage data is being deleted", True)
+    assert violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(HELD, **going)}) is None
+
+
+OF_THIS_UNIT = {Label.UNIT: "web", Label.UNIT_UID: "uid-of-web"}
+OF_A_NAMESAKE = {Label.UNIT: "web", Label.UNIT_UID: "earlier"}
+OF_ANOTHER = {Label.UNIT: "b", Label.UNIT_UID: "other"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "built", "waits"),
+    [
+        (OF_THIS_UNIT, False, False),
+        (OF_THIS_UNIT, True, False),
+        (OF_A_NAMESAKE, False, True),
+        (OF_A_NAMESAKE, True, False),  # the Deployment is taken over, and ends the pod before it makes the next
+        (OF_ANOTHER, False, True),
+        (OF_ANOTHER, True, True),
+        ({}, True, True),
+    ],
+)
+def test_a_unit_waits_until_nobody_elses_pod_mounts_its_storage(labels: Any, built: bool, waits: bool) -> None:
+    more = {"deployment": deployment()} if built else {}
+    mounting = {"data": (pod("p", labels=labels),)}
+    found = violation(unit(storageMounts=MOUNTS), storages=READY_AND_OURS, mounting=mounting, **more)
+    assert found == (("StorageNotReady", "GPUStorage data is still mounted by pod p", False) if waits else None)
+
+
+def test_what_cannot_be_seen_may_be_mounted() -> None:
+    blind = {"storages": READY_AND_OURS, "pods_trouble": "forbidden"}
+    found = violation(unit(storageMounts=MOUNTS), **blind)
+    assert found
+    assert (found[0], "cannot be seen: forbidden" in found[1]) == ("StorageNotReady", True)
+    assert violation(unit(storageMounts=MOUNTS), deployment=deployment(), **blind) is None
+    assert violation(unit(storageMounts=MOUNTS, running=False), **blind) is None
 
 
 def test_a_stopped_unit_waits_for_no_storage() -> None:

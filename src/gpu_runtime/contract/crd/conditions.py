@@ -49,11 +49,15 @@ class Reason(StrEnum):
 
     # Of storages.
     CLAIM_PENDING = "ClaimPending"
+    WAIT_FOR_FIRST_CONSUMER = "WaitForFirstConsumer"
+    """The volume is made when the first unit mounts the storage: it can be mounted although it is not there yet."""
     CLAIM_LOST = "ClaimLost"
     CLAIM_SYNC_FAILED = "ClaimSyncFailed"
     RESIZE_PENDING = "ResizePending"
     RESIZE_REFUSED = "ResizeRefused"
     STORAGE_READY = "StorageReady"
+    DELETING = "Deleting"
+    """What the deletion still waits for."""
 
 
 def ready(is_ready: bool, reason: Reason, message: str, generation: int) -> Condition:

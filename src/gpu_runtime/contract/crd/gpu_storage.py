@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import field
 
-from gpu_runtime.contract.crd.conditions import StoragePhase
+from gpu_runtime.contract.crd.conditions import READY, Reason, StoragePhase, find
 from gpu_runtime.contract.crd.definition import AGE, READY_REASON, Column, Definition, Rule, held, never_changes
 from gpu_runtime.contract.crd.names import DEFAULT_STORAGE_CLASS, GROUP, NAME_LIMIT, NAME_PATTERN, VERSION
 from gpu_runtime.contract.crd.workload import Quantity
@@ -57,7 +57,8 @@ class GPUStorageStatus(Wire, frozen=True, kw_only=True):
     """What is true of the storage."""
 
     phase: Annotated[str, held(enum=[phase.value for phase in StoragePhase])] | None = None
-    """Pending, Ready or Failed. The Ready condition says why."""
+    """Pending, Ready (there is a volume that can be mounted) or Failed. The Ready condition says whether all that was
+    asked for is true, and why not: a storage that cannot grow can still be mounted."""
 
     claim_name: str | None = None
     """The PersistentVolumeClaim, which has the storage's own name."""
@@ -76,6 +77,13 @@ class GPUStorageStatus(Wire, frozen=True, kw_only=True):
 
     conditions: tuple[Condition, ...] = ()
     """The Ready condition, with its reason and a message for the operator."""
+
+    @property
+    def mountable(self) -> bool:
+        """Whether a unit may mount it now. Some volumes are made only when the first unit does."""
+        told = find(self.conditions, READY)
+        waits_for_a_unit = told is not None and told.reason == Reason.WAIT_FOR_FIRST_CONSUMER.value
+        return self.phase == StoragePhase.READY.value or waits_for_a_unit
 
 
 class GPUStorage(Object, frozen=True, kw_only=True):

@@ -65,6 +65,10 @@ class Annotation:
     REQUEST_HASH = f"{GROUP}/request-hash"
     """The hash of the request that made it."""
 
+    STORAGE_UID = f"{GROUP}/storage-uid"
+    """On claims: the storage whose data it holds. With the label it tells whose the claim is, since owner references
+    would let garbage collection eat data."""
+
     CLAIMED_BY = f"{GROUP}/claimed-by"
     """On stock: the operation that is turning it into an active unit."""
 

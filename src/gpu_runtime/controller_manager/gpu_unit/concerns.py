@@ -6,6 +6,7 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.controller_manager.indexes import SOURCE_STOCK, STORAGE
+from gpu_runtime.controller_manager.mounts import claims_of_pod
 from gpu_runtime.controller_manager.workload.owned import Deployment
 from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.objects import Key
@@ -17,11 +18,13 @@ class Concerns:
         self._units = units
 
     def of_pod(self, pod: Pod) -> Iterable[Key]:
-        """Its own unit, and the one that waits for the pod's end."""
+        """Its own unit, and those that wait for the pod's end: for its GPUs or for a storage that it mounts."""
         labels = pod.metadata.labels
         if name := labels.get(Label.UNIT):
             yield Key(pod.metadata.namespace, name)
         yield from self._made_from(labels.get(Label.UNIT_UID, ""))
+        for claim in claims_of_pod(pod):
+            yield from self._mounting(claim)
 
     def of_deployment(self, deployment: Deployment) -> Iterable[Key]:
         owner = deployment.metadata.controller
@@ -31,7 +34,10 @@ class Concerns:
         return self._made_from(unit.metadata.uid)
 
     def of_storage(self, storage: GPUStorage) -> Iterable[Key]:
-        return [unit.metadata.key for unit in self._units.by(STORAGE, str(storage.metadata.key))]
+        return self._mounting(storage.metadata.key)
+
+    def _mounting(self, storage: Key) -> Iterable[Key]:
+        return [unit.metadata.key for unit in self._units.by(STORAGE, str(storage))]
 
     def _made_from(self, stock_uid: str) -> Iterable[Key]:
         return [unit.metadata.key for unit in self._units.by(SOURCE_STOCK, stock_uid)]

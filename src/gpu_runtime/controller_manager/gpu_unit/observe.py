@@ -9,7 +9,8 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Role, role_of
 from gpu_runtime.controller_manager.caches import Caches
 from gpu_runtime.controller_manager.gpu_unit.source_stock import SourceStock, source_stock
-from gpu_runtime.controller_manager.indexes import UNIT_UID
+from gpu_runtime.controller_manager.indexes import CLAIM, UNIT_UID
+from gpu_runtime.controller_manager.mounts import storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.workload.owned import Deployment, Service
 from gpu_runtime.kube.core import Pod
@@ -26,6 +27,8 @@ class Observed:
     pods_trouble: str = ""
     """Why the cache of pods may be out of date, if it may."""
     storages: MappingProxyType[str, GPUStorage] = field(default_factory=lambda: MappingProxyType({}))
+    mounting: MappingProxyType[str, tuple[Pod, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """The pods that mount each of the storages, whoever's they are."""
     stock_remains: tuple[str, ...] = ()
     """What is left of the stock that the unit was made from, and may still hold its GPUs."""
 
@@ -48,13 +51,15 @@ def observe(unit: GPUUnit, caches: Caches, settings: ControllerManagerSettings) 
         pods=tuple(caches.pods.store.by(UNIT_UID, uid)),
         pods_trouble=caches.pods.trouble,
         storages=MappingProxyType(_storages(unit, caches)),
+        mounting=MappingProxyType(
+            {each.name: tuple(caches.pods.store.by(CLAIM, str(each))) for each in storages_of(unit)}
+        ),
         stock_remains=_remains(source_stock(unit), caches),
     )
 
 
 def _storages(unit: GPUUnit, caches: Caches) -> dict[str, GPUStorage]:
-    names = [mount.name for mount in unit.spec.storage_mounts]
-    found = {name: caches.storages.store.get(Key(unit.metadata.namespace, name)) for name in names}
+    found = {key.name: caches.storages.store.get(key) for key in storages_of(unit)}
     return {name: storage for name, storage in found.items() if storage is not None}
 
 

@@ -8,7 +8,9 @@ from gpu_runtime.controller_manager.gpu_unit.children import desired_children
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed, observe
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_unit.status import status_of, verdict
+from gpu_runtime.controller_manager.mounts import storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.controller_manager.turns import Turns
 from gpu_runtime.controller_manager.workload.flow import keep, next_look
 from gpu_runtime.controller_manager.workload.report import Reporter
 from gpu_runtime.controller_manager.workload.verdict import Verdict
@@ -22,10 +24,15 @@ class GPUUnitReconciler:
     caches: Caches
     reporter: Reporter
     settings: ControllerManagerSettings
+    turns: Turns
 
     async def reconcile(self, unit: GPUUnit) -> Outcome:
         if unit.metadata.deletion_timestamp:
             return Settled()  # its children go with it
+        async with self.turns.at(storages_of(unit)):
+            return await self._keep(unit)
+
+    async def _keep(self, unit: GPUUnit) -> Outcome:
         seen = observe(unit, self.caches, self.settings)
         blocked = first_violation(UNIT_RULES, seen)
         if blocked is None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from gpu_runtime.contract.crd.conditions import Reason, StoragePhase
+from gpu_runtime.contract.crd.conditions import READY, Reason, find
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
+from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.contract.validation import unit_problems
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
 from gpu_runtime.controller_manager.workload.verdict import Blocked
+from gpu_runtime.kube.core import Pod
 
 Rule = Callable[[Observed], Blocked | None]
 
@@ -33,20 +35,51 @@ def storage_of_another(seen: Observed) -> Blocked | None:
     """Only the unit that a storage is attached to may mount it, however the unit came about."""
     for name, storage in _storages(seen):
         attached = storage.spec.attached_to
-        if attached is None:
-            return Blocked(
-                Reason.STORAGE_NOT_READY, f"GPUStorage {name} is not attached to this unit yet", failed=False
-            )
-        if attached.unit != seen.unit.metadata.name:
+        if attached is None and storage.metadata.deletion_timestamp:
+            return Blocked(Reason.STORAGE_MOUNT_INVALID, f"GPUStorage {name} is being deleted")
+        if attached is not None and attached.unit != seen.unit.metadata.name:
             return Blocked(Reason.STORAGE_MOUNT_INVALID, f"GPUStorage {name} is attached to unit {attached.unit}")
     return None
 
 
-def storage_not_ready(seen: Observed) -> Blocked | None:
-    waiting = [name for name, storage in _storages(seen) if storage.status.phase != StoragePhase.READY.value]
-    if not waiting:
+def storage_unattached(seen: Observed) -> Blocked | None:
+    names = [name for name, storage in _storages(seen) if storage.spec.attached_to is None]
+    if not names:
         return None
-    return Blocked(Reason.STORAGE_NOT_READY, f"GPUStorage {', '.join(waiting)} is not Ready yet", failed=False)
+    text = f"GPUStorage {', '.join(names)} is not attached to this unit yet"
+    return Blocked(Reason.STORAGE_NOT_READY, text, failed=False)
+
+
+def storage_still_mounted(seen: Observed) -> Blocked | None:
+    """Two pods never mount one storage: that of an earlier unit of the same name may still be ending."""
+    for name, _ in _storages(seen):
+        pods = [pod.metadata.name for pod in seen.mounting.get(name, ()) if not _is_own(pod, seen)]
+        if pods:
+            text = f"GPUStorage {name} is still mounted by pod {', '.join(pods)}"
+            return Blocked(Reason.STORAGE_NOT_READY, text, failed=False)
+    if seen.pods_trouble and seen.deployment is None and mounted(seen):
+        unseen = f"whether a storage is still mounted elsewhere cannot be seen: {seen.pods_trouble}"
+        return Blocked(Reason.STORAGE_NOT_READY, unseen, failed=False)
+    return None
+
+
+def _is_own(pod: Pod, seen: Observed) -> bool:
+    """Whether the pod ends before the unit's next one comes: Kubernetes sees to that for pods of one Deployment."""
+    labels, metadata = pod.metadata.labels, seen.unit.metadata
+    if seen.deployment is not None:
+        return labels.get(Label.UNIT) == metadata.name
+    return labels.get(Label.UNIT_UID) == metadata.uid
+
+
+def storage_not_ready(seen: Observed) -> Blocked | None:
+    """What runs goes on: a change that waits for a storage costs nothing until the storage comes."""
+    waiting = [_explained(name, storage) for name, storage in _storages(seen) if not storage.status.mountable]
+    return Blocked(Reason.STORAGE_NOT_READY, "; ".join(waiting), failed=False) if waiting else None
+
+
+def _explained(name: str, storage: GPUStorage) -> str:
+    told = find(storage.status.conditions, READY)
+    return f"GPUStorage {name} is not Ready yet" + (f": {told.message}" if told and told.message else "")
 
 
 def stock_still_holding(seen: Observed) -> Blocked | None:
@@ -69,6 +102,8 @@ UNIT_RULES: Sequence[Rule] = (
     invalid_spec,
     storage_missing,
     storage_of_another,
+    storage_unattached,
+    storage_still_mounted,
     storage_not_ready,
     stock_still_holding,
 )

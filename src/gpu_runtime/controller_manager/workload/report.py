@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from gpu_runtime.contract.crd import conditions
-from gpu_runtime.controller_manager.workload.verdict import Verdict
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.errors import NotFound
 from gpu_runtime.kube.events import Recorder
@@ -18,6 +17,17 @@ from gpu_runtime.kube.objects import Condition, Object, Resource, Wire
 T = TypeVar("T", bound=Object)
 
 LONGEST_MESSAGE = 4096
+
+
+class Told(Protocol):
+    """What the Ready condition takes from a verdict."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def reason(self) -> conditions.Reason: ...
+    @property
+    def message(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Reporter:
         tell(resource, found, after.reason, after.message or after.reason)
 
 
-def condition(before: tuple[Condition, ...], verdict: Verdict, generation: int, now: str) -> tuple[Condition, ...]:
+def condition(before: tuple[Condition, ...], verdict: Told, generation: int, now: str) -> tuple[Condition, ...]:
     new = conditions.ready(verdict.ready, verdict.reason, _shortened(verdict.message), generation)
     return conditions.with_condition(before, new, now)
 
@@ -95,4 +105,8 @@ def _is_well(ready: Condition) -> bool:
         conditions.Reason.DEPLOYMENT_PROGRESSING,
         conditions.Reason.STOCK_RELEASING,
         conditions.Reason.SCALED_TO_ZERO,
+        conditions.Reason.CLAIM_PENDING,
+        conditions.Reason.WAIT_FOR_FIRST_CONSUMER,
+        conditions.Reason.RESIZE_PENDING,
+        conditions.Reason.DELETING,
     )

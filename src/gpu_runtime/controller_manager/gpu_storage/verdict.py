@@ -1,0 +1,18 @@
+"""What is thought of a storage after looking at it. Pure."""
+
+from dataclasses import dataclass
+
+from gpu_runtime.contract.crd.conditions import Reason, StoragePhase
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The phase says whether there is a volume to mount; the Ready condition, whether all that was asked is true."""
+
+    phase: StoragePhase
+    reason: Reason
+    message: str
+
+    @property
+    def ready(self) -> bool:
+        return self.reason is Reason.STORAGE_READY

@@ -1,0 +1,102 @@
+"""Data outlives its runtime: storages made with kubectl alone, on real pods and volumes."""
+
+from typing import Any
+
+import pytest
+from lightkube import Client
+from lightkube.resources.core_v1 import PersistentVolumeClaim, Pod
+
+from localcluster.node import Node
+from localcluster.processes import ProcessFailed, wait_until
+from tests.e2e.controller_manager.test_units_on_a_real_node import (
+    GROUP,
+    apply,
+    get,
+    gone,
+    holding,
+    installed,
+    wait_ready,
+)
+
+__all__ = ["installed"]
+NAMESPACE = "runtime-instance"
+
+
+def storage(name: str, size: str = "1Gi", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "GPUStorage",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"size": size, **spec},
+    }
+
+
+def mounting(name: str, of: str, *, read_only: bool = False) -> dict[str, Any]:
+    made = holding(name, {})
+    made["spec"]["storageMounts"] = [{"name": of, "mountPath": "/workspace", "readOnly": read_only}]
+    return made
+
+
+def in_pod(node: Node, unit: str, line: str) -> str:
+    """What a shell in the unit's container says."""
+    return node.kubectl("exec", f"deployment/{unit}", f"--namespace={NAMESPACE}", "--", "sh", "-c", line).strip()
+
+
+def status(node: Node, name: str) -> dict[str, Any]:
+    return dict((get(node, "gpustorage", NAMESPACE, name) or {}).get("status", {}))
+
+
+def end(node: Node, kind: str, name: str) -> None:
+    node.kubectl("delete", kind, name, f"--namespace={NAMESPACE}", "--timeout=60s")
+
+
+def test_data_outlives_its_unit_and_goes_with_its_storage(installed: Node, kube: Client) -> None:
+    apply(installed, storage("kept"))
+    apply(installed, mounting("writer", "kept"))
+    wait_ready(installed, NAMESPACE, "writer")
+    assert status(installed, "kept")["mountedBy"] == "writer"
+    in_pod(installed, "writer", "echo precious > /workspace/file")
+
+    apply(installed, storage("kept", size="2Gi"))
+    wait_until(lambda: status(installed, "kept").get("capacity") == "2Gi", 30, lambda: str(status(installed, "kept")))
+    assert wait_ready(installed, NAMESPACE, "kept", "gpustorage")["status"]["phase"] == "Ready"
+    assert in_pod(installed, "writer", "cat /workspace/file") == "precious", "a volume grows under what runs"
+
+    # The next one waits until the first one's pod is gone, and finds the data.
+    apply(installed, mounting("reader", "kept", read_only=True))
+    end(installed, "gpuunit", "writer")
+    wait_ready(installed, NAMESPACE, "reader")
+    assert not list(kube.list(Pod, namespace=NAMESPACE, labels={f"{GROUP}/unit": "writer"}))
+    assert in_pod(installed, "reader", "cat /workspace/file") == "precious"
+    with pytest.raises(ProcessFailed, match="Read-only file system"):
+        in_pod(installed, "reader", "echo lost > /workspace/file")
+
+    installed.kubectl("delete", "gpustorage", "kept", f"--namespace={NAMESPACE}", "--wait=false")
+    assert in_pod(installed, "reader", "cat /workspace/file") == "precious", "mounted data stays"
+    end(installed, "gpuunit", "reader")
+    installed.kubectl("wait", "gpustorage/kept", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=60s")
+    assert gone(kube, PersistentVolumeClaim, NAMESPACE, "kept")
+
+
+def test_a_volume_that_waits_for_its_first_pod_can_be_mounted(installed: Node) -> None:
+    lazy = {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": "on-demand"},
+        "provisioner": "localcluster/hostpath",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+    apply(installed, lazy)
+    apply(installed, storage("lazy", storageClassName="on-demand"))
+
+    def reason() -> str:
+        return str(next((each["reason"] for each in status(installed, "lazy").get("conditions", [])), ""))
+
+    wait_until(lambda: reason() == "WaitForFirstConsumer", 20, reason)
+    apply(installed, mounting("consumer", "lazy"))
+    wait_ready(installed, NAMESPACE, "consumer")
+    wait_ready(installed, NAMESPACE, "lazy", "gpustorage")
+    assert in_pod(installed, "consumer", "echo here > /workspace/file && cat /workspace/file") == "here"
+    end(installed, "gpuunit", "consumer")
+    end(installed, "gpustorage", "lazy")
+    installed.kubectl("delete", "storageclass", "on-demand")
