@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.names import OWNED_SELECTOR, Annotation, Label
 from gpu_runtime.contract.crd.operation import UNFINISHED_SELECTOR
@@ -20,6 +21,8 @@ FLAVOUR = "flavour"
 """Units by namespace and specName."""
 UNIT_UID = "unit-uid"
 """Pods by the unit they belong to."""
+ATTACHED = "attached"
+"""Storages that an operation has attached, under one value."""
 CLAIMED = "claimed"
 """Stock that an operation has claimed, under one value: there is never much of it."""
 
@@ -27,6 +30,7 @@ CLAIMED = "claimed"
 @dataclass(frozen=True)
 class Caches:
     units: Informer[GPUUnit]
+    storages: Informer[GPUStorage]
     pools: Informer[StockPool]
     stock_pods: Informer[Pod]
     """For the node on which a stock unit holds its GPUs."""
@@ -35,7 +39,7 @@ class Caches:
 
     @property
     def all(self) -> Sequence[Informer[Any]]:
-        return (self.units, self.pools, self.stock_pods, self.pending)
+        return (self.units, self.storages, self.pools, self.stock_pods, self.pending)
 
     @property
     def have_synced(self) -> bool:
@@ -57,6 +61,7 @@ class Caches:
 def open_caches(client: Client, namespaces: Namespaces, metrics: KubeMetrics) -> Caches:
     caches = Caches(
         units=Informer(client, GPU_UNITS, metrics=metrics),
+        storages=Informer(client, GPU_STORAGES, metrics=metrics),
         pools=Informer(client, STOCK_POOLS, metrics=metrics),
         stock_pods=Informer(client, PODS, Selection(namespaces.stock, labels=OWNED_SELECTOR), metrics=metrics),
         pending=Informer(
@@ -65,6 +70,7 @@ def open_caches(client: Client, namespaces: Namespaces, metrics: KubeMetrics) ->
     )
     caches.units.store.index_by(FLAVOUR, _flavours)
     caches.units.store.index_by(CLAIMED, _claimed)
+    caches.storages.store.index_by(ATTACHED, _attached)
     caches.stock_pods.store.index_by(UNIT_UID, _unit_uids)
     return caches
 
@@ -79,6 +85,11 @@ def _flavours(unit: GPUUnit) -> Iterable[str]:
 
 def _claimed(unit: GPUUnit) -> Iterable[str]:
     return (CLAIMED,) if Annotation.CLAIMED_BY in unit.metadata.annotations else ()
+
+
+def _attached(storage: GPUStorage) -> Iterable[str]:
+    held = storage.spec.attached_to
+    return (ATTACHED,) if held is not None and held.operation_id else ()
 
 
 def _unit_uids(pod: Pod) -> Iterable[str]:

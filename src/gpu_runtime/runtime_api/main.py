@@ -40,6 +40,9 @@ from gpu_runtime.runtime_api.stock.inventory import Inventory
 from gpu_runtime.runtime_api.stock.pools import PoolMaking, Pools
 from gpu_runtime.runtime_api.stock.seeding import Seeding
 from gpu_runtime.runtime_api.stock.stock_units import StockUnits
+from gpu_runtime.runtime_api.storages import routes as storage_routes
+from gpu_runtime.runtime_api.storages.attachment import Attachments
+from gpu_runtime.runtime_api.storages.service import Storages
 from gpu_runtime.runtime_api.units import routes as unit_routes
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.service import Units
@@ -64,6 +67,7 @@ class Services:
     """With the patience of somebody whose caller waits."""
     caches: Caches
     units: Units
+    storages: Storages
     pools: Pools
     stock_units: StockUnits
     inventory: Inventory
@@ -81,6 +85,7 @@ def routes(services: Services) -> Sequence[Route]:
     return (
         *health.routes(health.Pulse(services.client).feel, services.unusable),
         *unit_routes.routes(services.units),
+        *storage_routes.routes(services.storages),
         *pool_routes.routes(services.pools),
         *stock_units.routes(services.stock_units),
         *inventory.routes(services.inventory),
@@ -107,7 +112,8 @@ def build(connected: Client, settings: RuntimeAPISettings, metrics: KubeMetrics)
     namespaces, clock = settings.namespaces, SystemClock()
     caches = open_caches(client, namespaces, metrics)
     ledger = Ledger(client, namespaces.system, clock)
-    handoff = Handoff(client, caches, ledger, Shelf(caches, ledger))
+    attachments = Attachments(client, caches)
+    handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), attachments)
     pool_making = PoolMaking(client, caches, ledger)
     drivers: Drivers = {
         OperationType.CREATE_UNIT: handoff,
@@ -119,7 +125,8 @@ def build(connected: Client, settings: RuntimeAPISettings, metrics: KubeMetrics)
         settings=settings,
         client=client,
         caches=caches,
-        units=Units(client, caches, namespaces, handoff, handoff.settle),
+        units=Units(client, caches, namespaces, handoff, handoff.settle, attachments),
+        storages=Storages(client, caches, namespaces),
         pools=Pools(client, caches, ledger, namespaces, pool_making, workers.begin),
         stock_units=StockUnits(caches, ledger, namespaces.stock, workers.begin),
         inventory=Inventory(caches, namespaces.stock),

@@ -16,7 +16,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
+from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, StorageMount
 from gpu_runtime.contract.crd.names import Annotation, operation_name
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
 from gpu_runtime.contract.errors import Conflict, Gone, NoStock
@@ -27,6 +28,7 @@ from gpu_runtime.runtime_api.caches import open_caches
 from gpu_runtime.runtime_api.operations.ledger import Ledger
 from gpu_runtime.runtime_api.operations.sweep import Sweep
 from gpu_runtime.runtime_api.settings import Namespaces, Operations
+from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.shelf import Shelf
@@ -34,6 +36,7 @@ from tests.unit.runtime_api.interleaving import Document, FakeClient, Server, Tu
 
 SEEDS = 150
 REPLICAS = 3
+STORAGES = ("data-0", "data-1", "data-2")
 
 
 class Hours:
@@ -63,7 +66,7 @@ class Replica:
         client = cast(Client, FakeClient(self.server, self.turns, self.who))
         caches = open_caches(client, Namespaces(), KubeMetrics())
         ledger = Ledger(client, "runtime-system", self.clock)
-        self.handoff = Handoff(client, caches, ledger, Shelf(caches, ledger))
+        self.handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), Attachments(client, caches))
         drivers = {OperationType.CREATE_UNIT: self.handoff}
         self.sweep = Sweep(client, caches, ledger, drivers, settings=Operations(), clock=self.clock)
         self.tasks += [asyncio.create_task(cache.run()) for cache in caches.all]
@@ -88,6 +91,9 @@ class World:
         self.turns = Turns(self.seed)
         for index in range(self.stock):
             self._add_stock(f"stock-{index}")
+        for name in STORAGES:
+            metadata = {"name": name, "namespace": "runtime-instance"}
+            self.server.create(GPU_STORAGES, {"metadata": metadata, "spec": {"size": "1Gi"}})
         self.replicas = [self._replica(f"replica-{index}") for index in range(REPLICAS)]
 
     def _add_stock(self, name: str) -> None:
@@ -181,8 +187,20 @@ def check(world: World) -> None:
     there = {each["metadata"]["uid"] for each in world.of("runtime-instance")}
     assert there <= committed, "a unit that no operation made"
     assert committed - there <= world.deleted, "a unit is missing that nobody deleted"
+    check_storages(world, {each["spec"]["operationID"] for each in succeeded})
     firsts = Counter(operation for operation, answer in world.answers if answer is True)
     assert all(count == 1 for count in firsts.values()), "two were told that they were first"
+
+
+def check_storages(world: World, succeeded: set[str]) -> None:
+    held = {each["metadata"]["name"]: each["spec"].get("attachedTo") for each in world.server.all(GPU_STORAGES)}
+    for unit in world.of("runtime-instance"):
+        for mount in unit["spec"].get("storageMounts", ()):
+            attached = held[mount["name"]]
+            assert attached, "a unit mounts what it does not hold"
+            assert attached["unit"] == unit["metadata"]["name"], "a unit mounts what another one holds"
+    strays = [name for name, each in held.items() if each and each["operationID"] not in succeeded]
+    assert not strays, "a storage is held by an operation that made no unit"
 
 
 def requests(count: int) -> list[CreateUnit]:
@@ -249,6 +267,23 @@ async def test_two_operations_want_one_name(seed: int) -> None:
         check(made)
         assert len(made.of("runtime-instance")) == 1
         assert len(made.of("runtime-stock")) == 2
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_a_storage_has_one_holder(seed: int) -> None:
+    """Some want the same storage, some want two of them in another order, and there is too little stock for all."""
+    wanted = (("data-0",), ("data-1", "data-0"), ("data-0", "data-2"), ("data-1",), ("data-2", "data-1"))
+    asked = [
+        msgspec.structs.replace(each, storage_mounts=tuple(StorageMount(name=n, mount_path=f"/{n}") for n in names))
+        for each, names in zip(requests(len(wanted)), wanted, strict=True)
+    ]
+    with world(seed, 3, asked) as made:
+        await made.run(kills=seed % 4, deletions=0, phases=("Ready", "Ready", "Progressing"))
+        await made.settle()
+        check(made)
+        await made.replay()
+        await made.settle()
+        check(made)
 
 
 async def test_after_an_operation_is_forgotten_its_name_means_nothing_any_more() -> None:

@@ -7,7 +7,7 @@ from msgspec import field
 from gpu_runtime.contract.crd.conditions import READY, Reason, StoragePhase, find
 from gpu_runtime.contract.crd.definition import AGE, READY_REASON, Column, Definition, Rule, held, never_changes
 from gpu_runtime.contract.crd.names import DEFAULT_STORAGE_CLASS, GROUP, NAME_LIMIT, NAME_PATTERN, VERSION
-from gpu_runtime.contract.crd.workload import Quantity
+from gpu_runtime.contract.crd.workload import Count, Quantity
 from gpu_runtime.kube.objects import Condition, Object, Resource, Wire
 
 
@@ -20,6 +20,9 @@ class Attachment(Wire, frozen=True, kw_only=True):
     operation_id: Annotated[str, held(maxLength=256)] = field(default="", name="operationID")
     """The operation that attached it, where one did. A new operation for a unit of the same name writes itself here, so
     that a release meant for the unit before it fails on its resource version."""
+
+    attempt: Count = 0
+    """Which of the operation's attempts it was: a release meant for an earlier one fails in the same way."""
 
 
 class GPUStorageSpec(Wire, frozen=True, kw_only=True):

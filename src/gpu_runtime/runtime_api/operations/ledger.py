@@ -33,6 +33,10 @@ class Recorded:
     """Whether this request was the first under its operationID."""
 
 
+class Outdated(Exception):
+    """What was read of a record is no longer so: somebody else is at a later attempt. Read it again."""
+
+
 class Ledger:
     def __init__(self, client: Client, namespace: str, clock: Clock) -> None:
         self._client = client
@@ -134,8 +138,14 @@ def disowns(operation: Operation, made: Object) -> bool:
         return not operation.status.commits_to(made.metadata.uid)
     if operation.spec.type != OperationType.CREATE_UNIT.value:
         return False
-    current = operation.status.attempt + (operation.status.stock is None)
-    return attempt_of(made) < current
+    return is_given_up(operation, attempt_of(made))
+
+
+def is_given_up(operation: Operation, attempt: int) -> bool:
+    """Whether an attempt of a CreateUnit operation that has not succeeded will come to nothing."""
+    if is_finished(operation.status):
+        return True
+    return attempt < operation.status.attempt + (operation.status.stock is None)
 
 
 def attempt_of(made: Object) -> int:

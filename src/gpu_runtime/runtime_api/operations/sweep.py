@@ -1,10 +1,11 @@
 """Finishes or undoes what a process left half-done when it died, on every replica and without a leader.
 
-Three looks at the caches, every few seconds. Only what has not moved for a while is touched, and every write is
+Four looks at the caches, every few seconds. Only what has not moved for a while is touched, and every write is
 conditional: two replicas that sweep the same thing do no more than one.
 
     operations   those that are under way are driven to their end
     claims       stock that is claimed for an operation that does not want it is given back; consumed stock is deleted
+    attachments  storages that an operation attached which makes no unit with them are released
     makings      an object that carries an operation's name and is not what the operation made is deleted
 """
 
@@ -15,22 +16,24 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
+from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Annotation
-from gpu_runtime.contract.crd.operation import OperationType
+from gpu_runtime.contract.crd.operation import OperationState, OperationType
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.objects import Object
-from gpu_runtime.runtime_api.caches import CLAIMED, Caches
+from gpu_runtime.runtime_api.caches import ATTACHED, CLAIMED, Caches
 from gpu_runtime.runtime_api.clock import Clock
 from gpu_runtime.runtime_api.operations.drivers import Drivers
-from gpu_runtime.runtime_api.operations.ledger import Ledger, disowns, is_finished, is_under_way, made_by
+from gpu_runtime.runtime_api.operations.ledger import Ledger, disowns, is_finished, is_given_up, is_under_way, made_by
 from gpu_runtime.runtime_api.operations.pending import PendingOperation
 from gpu_runtime.runtime_api.operations.unmoved import Unmoved
 from gpu_runtime.runtime_api.settings import Operations
 from gpu_runtime.runtime_api.stock.claim import Claim, claim_of, give_back
+from gpu_runtime.runtime_api.storages.attachment import Attachments
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,6 +61,10 @@ class Sweep:
         self._left = Unmoved(clock, settings.orphaned_seconds)
         self._claimed = Unmoved(clock, settings.orphaned_seconds)
         self._made = Unmoved(clock, settings.orphaned_seconds)
+        self._attached = Unmoved(clock, settings.orphaned_seconds)
+        self._attachments = Attachments(client, caches)
+        self._units_own: set[str] = set()
+        """Attachments that units hold."""
         self._confirmed: set[str] = set()
         """UIDs of objects that are known to be what their operation made."""
 
@@ -69,6 +76,7 @@ class Sweep:
     async def once(self) -> None:
         await _each(self._finish, self._left_operations())
         await _each(self._look_at_claim, self._standing_claims())
+        await _each(self._look_at_attachment, self._doubtful_attachments())
         await _each(self._confirm, self._unconfirmed())
 
     def _left_operations(self) -> list[PendingOperation]:
@@ -83,6 +91,13 @@ class Sweep:
             (each.metadata.uid, each.metadata.annotations[Annotation.CLAIMED_BY]) for each in claimed
         )
         return [each for each in claimed if each.metadata.uid in standing]
+
+    def _doubtful_attachments(self) -> list[GPUStorage]:
+        """Those of operations that have made their unit are the controller manager's, and looked into only once."""
+        attached = {_attachment(each): each for each in self._caches.storages.store.by(ATTACHED, ATTACHED)}
+        self._units_own &= attached.keys()
+        doubtful = self._attached.among((each, "") for each in attached if each not in self._units_own)
+        return [attached[each] for each in doubtful]
 
     def _unconfirmed(self) -> list[tuple[Informer[Any], Object]]:
         caches: tuple[Informer[Any], ...] = (self._caches.units, self._caches.pools)
@@ -113,6 +128,19 @@ class Sweep:
                 logger.info("giving back stock that its operation does not want", extra=_extra(unit, operation_id))
                 # If it has changed since, then perhaps for a new reason to keep it: the next sweep sees.
                 await give_back(self._client, unit, operation_id)
+
+    async def _look_at_attachment(self, storage: GPUStorage) -> None:
+        held = storage.spec.attached_to
+        if held is None:
+            return
+        operation = await self._ledger.find(held.operation_id)
+        if operation is None or operation.status.state == OperationState.SUCCEEDED.value:
+            self._units_own.add(_attachment(storage))
+        elif is_given_up(operation, held.attempt):
+            logger.info(
+                "releasing a storage that its operation mounts nowhere", extra=_extra(storage, held.operation_id)
+            )
+            await self._attachments.release_once(storage)
 
     async def _confirm(self, made: tuple[Informer[Any], Object]) -> None:
         cache, found = made
@@ -148,6 +176,11 @@ async def _each(look: Callable[[T], Awaitable[None]], things: Iterable[T]) -> No
 
 def _must_end(pending: PendingOperation) -> bool:
     return pending.spec.type != OperationType.CREATE_UNIT.value or is_under_way(pending.status)
+
+
+def _attachment(storage: GPUStorage) -> str:
+    held = storage.spec.attached_to
+    return f"{storage.metadata.uid}/{held.operation_id}/{held.attempt}" if held else ""
 
 
 def _operation_of(found: Object) -> str:

@@ -1,6 +1,7 @@
 """Stock in, active unit out, for any number of replicas, with no lock but the API server's optimistic concurrency.
 
     choose   write the stock's UID into the operation        (conditional: duplicates work on the same stock)
+    attach   write the unit's name onto its storages         (conditional: other units lose)
     claim    write the operation's name onto the stock       (conditional: other operations lose)
     make     create the active unit                          (its name: one of the duplicates makes it)
     commit   write the unit's UID into the operation         (conditional: from here it can only have succeeded)
@@ -18,26 +19,32 @@ from typing import Any
 
 import msgspec
 
+from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType, SourceStock, Target
-from gpu_runtime.contract.errors import Conflict, Gone, NoStock, RuntimeFault, Unavailable
+from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NoStock, RuntimeFault, Unavailable
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.objects import Key, Manifest
 from gpu_runtime.runtime_api.caches import Caches
 from gpu_runtime.runtime_api.faults import refuses_for_good
-from gpu_runtime.runtime_api.operations.ledger import Ledger, attempt_of, disowns, is_finished, is_under_way, made_by
+from gpu_runtime.runtime_api.operations.ledger import (
+    Ledger,
+    Outdated,
+    attempt_of,
+    disowns,
+    is_finished,
+    is_under_way,
+    made_by,
+)
 from gpu_runtime.runtime_api.stock.claim import give_back
+from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
 
 logger = logging.getLogger(__name__)
 _REQUEST = msgspec.json.Decoder(CreateUnit)
-
-
-class _Outdated(Exception):
-    """What was read of the record is no longer so: another course is at a later attempt."""
 
 
 @dataclass
@@ -56,14 +63,18 @@ class _Course:
 
 
 class Handoff:
-    def __init__(self, client: Client, caches: Caches, ledger: Ledger, shelf: Shelf) -> None:
+    def __init__(self, client: Client, caches: Caches, ledger: Ledger, shelf: Shelf, attachments: Attachments) -> None:
         self._client = client
         self._caches = caches
         self._ledger = ledger
         self._shelf = shelf
+        self._attachments = attachments
 
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
         """The unit, and whether it was this call that made it and not an earlier or simultaneous one."""
+        missing = await self._attachments.missing(request.namespace, request.storage_mounts)
+        if missing and await self._ledger.find(request.operation_id) is None:
+            raise Invalid(missing)
         target = Target(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
         recorded = await self._ledger.record(OperationType.CREATE_UNIT, request.operation_id, request, target)
         course = await self._drive(recorded.operation)
@@ -90,7 +101,7 @@ class Handoff:
             while not is_finished(course.operation.status):
                 try:
                     await self._step(course)
-                except (kube.Conflict, _Outdated):  # somebody else wrote the record: go on from what it says now
+                except (kube.Conflict, Outdated):  # somebody else wrote the record: go on from what it says now
                     self._shelf.release(course.id)
                     course.operation = await self._latest(course)
                     await self._drop_disowned(course)
@@ -104,15 +115,15 @@ class Handoff:
         if course.operation.status.state == OperationState.GIVING_UP.value:
             await self._undo(course)
             course.operation = await self._ledger.fail(course.operation)
-        elif await self._claim(course):
-            await self._make_and_commit(course)
-        else:
+        elif course.operation.status.stock is None or not await self._take(course, course.operation.status.stock):
             await self._choose(course)
+        else:
+            await self._make_and_commit(course)
 
     async def _choose(self, course: _Course) -> None:
         request = _REQUEST.decode(course.operation.spec.request)
-        if self._name_is_taken(course):
-            await self._refuse(course, _name_taken(course))
+        if fault := await self._obstacle(course, request):
+            await self._refuse(course, fault)
             return
         unit = await self._shelf.reserve(request.stock_namespace, request.spec_name, course.id)
         if unit is None:
@@ -126,16 +137,30 @@ class Handoff:
         """Nothing is claimed yet, so the operation goes back to its beginning: the same request may succeed later."""
         if course.operation.status.stock is not None:
             course.operation = await self._ledger.step_back(course.operation)
+            await self._release_storages(course.operation)
             raise fault
         latest = await self._latest(course)
         if latest.metadata.resource_version == course.operation.metadata.resource_version:
             raise fault
         course.operation = latest  # a duplicate has found stock meanwhile
 
-    async def _claim(self, course: _Course) -> bool:
-        """Whether the chosen stock is claimed for this operation. False: choose, or choose another."""
-        stock = course.operation.status.stock
-        if stock is None:
+    async def _obstacle(self, course: _Course, request: CreateUnit) -> RuntimeFault | None:
+        """What stands in the way as far as can be told without writing anything."""
+        if self._name_is_taken(course):
+            return _name_taken(course)
+        try:
+            await self._attachments.check(request.namespace, _names(request), _holder(course.operation))
+        except Conflict as fault:
+            return fault
+        return None
+
+    async def _take(self, course: _Course, stock: SourceStock) -> bool:
+        """Attach the storages, then claim the stock. False: it cannot be claimed, choose another."""
+        request = _REQUEST.decode(course.operation.spec.request)
+        try:
+            await self._attachments.attach(request.namespace, _names(request), _holder(course.operation))
+        except Conflict as fault:
+            await self._refuse(course, fault)
             return False
         claimed = await self._claimed(stock, course.id)
         self._shelf.release(course.id)
@@ -196,7 +221,7 @@ class Handoff:
             if found is None:
                 continue
             if attempt_of(found) > course.operation.status.attempt:
-                raise _Outdated
+                raise Outdated
             if not disowns(course.operation, found):
                 return found
             await self._delete(found.metadata.key, found.metadata.uid)
@@ -224,6 +249,12 @@ class Handoff:
         stock = course.operation.status.stock
         while stock is not None and not await give_back(self._client, await self._live_stock(stock), course.id):
             pass  # most likely the controller has reported on it
+        await self._release_storages(course.operation)
+
+    async def _release_storages(self, operation: Operation) -> None:
+        request = _REQUEST.decode(operation.spec.request)
+        id_, attempt = operation.spec.operation_id, operation.status.attempt
+        await self._attachments.release(request.namespace, _names(request), id_, attempt)
 
     async def _delete(self, key: Key, uid: str) -> None:
         with contextlib.suppress(kube.NotFound, kube.Conflict):  # it is gone, and one of its name is another one
@@ -271,6 +302,15 @@ class Handoff:
 
 def _target(operation: Operation) -> Key:
     return Key(operation.spec.target.namespace, operation.spec.target.name)
+
+
+def _names(request: CreateUnit) -> list[str]:
+    return [mount.name for mount in request.storage_mounts]
+
+
+def _holder(operation: Operation) -> Attachment:
+    unit, attempt = operation.spec.target.name, operation.status.attempt
+    return Attachment(unit=unit, operation_id=operation.spec.operation_id, attempt=attempt)
 
 
 def _name_taken(course: _Course) -> Conflict:

@@ -135,7 +135,7 @@ def _update(handle: _Handlers) -> Route:
         "Change a unit",
         handle.update,
         answers={200: UnitView},
-        faults=(Invalid, NotFound, Conflict, Unavailable),
+        faults=(Invalid, NotFound, Conflict, StorageInUse, Unavailable),
         scope=Scope.RUNTIME,
         body=UpdateUnit,
         query=UnitQuery,

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from msgspec import UNSET, structs
 
+from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, GPUUnitSpec
 from gpu_runtime.contract.crd.names import Annotation
-from gpu_runtime.contract.errors import Conflict, NotFound, Unavailable
+from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, Unavailable
 from gpu_runtime.contract.validation import name_problems
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
@@ -23,6 +24,7 @@ from gpu_runtime.runtime_api.caches import Caches
 from gpu_runtime.runtime_api.faults import translated
 from gpu_runtime.runtime_api.http.paging import page
 from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.units.admission import accepted, chosen, updated
 from gpu_runtime.runtime_api.units.patch import difference
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
@@ -50,6 +52,7 @@ class Units:
     namespaces: Namespaces
     creator: Creator
     settle: Settle
+    attachments: Attachments
 
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
         unit, first = await self.creator.create(accepted(request, self.namespaces))
@@ -106,7 +109,7 @@ class Units:
             return unit
         if unit.metadata.deletion_timestamp is not None:
             raise Conflict(f"unit {unit.metadata.key} is being deleted")
-        # Here storages that `wanted` mounts and `unit` does not are to be attached, before the unit names them.
+        await self._attach(unit, wanted)
         with _in_product_words(unit.metadata.key):
             written = await self.client.merge_patch(
                 GPU_UNITS,
@@ -116,6 +119,15 @@ class Units:
             )
         self.caches.units.learn(written)
         return written
+
+    async def _attach(self, unit: GPUUnit, wanted: GPUUnitSpec) -> None:
+        """Before the unit names a storage, it holds it. If the write then fails, the controller manager releases it."""
+        held = {mount.name for mount in unit.spec.storage_mounts}
+        gained = [mount.name for mount in wanted.storage_mounts if mount.name not in held]
+        namespace, holder = unit.metadata.namespace, Attachment(unit=unit.metadata.name)
+        if gained and (missing := await self.attachments.missing(namespace, wanted.storage_mounts)):
+            raise Invalid(missing)
+        await self.attachments.attach(namespace, gained, holder)
 
     async def _end(self, unit: GPUUnit) -> None:
         """That it is gone already is as good: whatever has its name now is another unit."""

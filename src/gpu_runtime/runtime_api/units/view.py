@@ -1,14 +1,12 @@
 """A unit as callers see it: what was asked, what is true, and where it came from. Pure."""
 
-from typing import Literal
-
 from msgspec import field
 
 from gpu_runtime.contract.crd.conditions import READY, UnitPhase, find
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, Serverless, StorageMount
 from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.workload import Template
-from gpu_runtime.kube.objects import Condition
+from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
 from gpu_runtime.runtime_api.http.route import View
 
 
@@ -23,28 +21,6 @@ class SourceStockView(View, frozen=True, kw_only=True):
 
     uid: str
     """The stock unit's UID."""
-
-
-class ConditionView(View, frozen=True, kw_only=True):
-    """One aspect of the unit's state."""
-
-    type: str
-    """The aspect, for example Ready."""
-
-    status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
-
-    reason: str = ""
-    """Why, as one word for programs."""
-
-    message: str = ""
-    """Why, as a sentence for people."""
-
-    last_transition_time: str | None = None
-    """When status last changed."""
-
-    observed_generation: int = 0
-    """The generation that the condition speaks of."""
 
 
 class UnitView(View, frozen=True, kw_only=True):
@@ -149,7 +125,7 @@ def view(unit: GPUUnit) -> UnitView:
         ready_replicas=status.ready_replicas,
         service_name=status.service_name,
         access_url=status.access_url,
-        conditions=tuple(map(_condition, status.conditions)),
+        conditions=tuple(map(condition_view, status.conditions)),
         observed_generation=status.observed_generation,
         generation=about.generation,
         created_at=about.creation_timestamp,
@@ -165,20 +141,6 @@ def phase_of(unit: GPUUnit) -> UnitPhase:
 
 
 _PHASES = {phase.value: phase for phase in UnitPhase}
-
-
-def _condition(found: Condition) -> ConditionView:
-    return ConditionView(
-        type=found.type,
-        status=_STATUSES.get(found.status, "Unknown"),
-        reason=found.reason,
-        message=found.message,
-        last_transition_time=found.last_transition_time,
-        observed_generation=found.observed_generation,
-    )
-
-
-_STATUSES: dict[str, Literal["True", "False", "Unknown"]] = {"True": "True", "False": "False"}
 
 
 def _source_stock(annotations: dict[str, str]) -> SourceStockView | None:

@@ -18,6 +18,7 @@ from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.runtime_api.caches import Caches, open_caches
 from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.service import Units
 from localcluster.control_plane import ControlPlane
@@ -101,7 +102,8 @@ async def replicas(control_plane: ControlPlane, namespaces: Namespaces, cluster:
             if not idle:
                 await stack.enter_async_context(_running(caches))
             settled = Settled()
-            return Replica(Units(client, caches, namespaces, Nobody(), settled.settle), caches, client, settled)
+            units = Units(client, caches, namespaces, Nobody(), settled.settle, Attachments(client, caches))
+            return Replica(units, caches, client, settled)
 
         yield another
 

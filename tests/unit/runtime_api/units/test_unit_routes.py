@@ -10,12 +10,13 @@ import pytest
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.process.field_docs import field_docs
+from gpu_runtime.runtime_api.condition_view import ConditionView
 from gpu_runtime.runtime_api.http.route import Call, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.settings import Namespaces
 from gpu_runtime.runtime_api.units.admission import accepted, updated
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
 from gpu_runtime.runtime_api.units.routes import routes
-from gpu_runtime.runtime_api.units.view import ConditionView, SourceStockView, UnitView
+from gpu_runtime.runtime_api.units.view import SourceStockView, UnitView
 
 UNIT = msgspec.convert(
     {"metadata": {"name": "web", "namespace": "batch"}, "spec": {"specName": "g1.1", "image": "python"}}, GPUUnit

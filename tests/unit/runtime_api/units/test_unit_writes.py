@@ -41,7 +41,7 @@ class Contended:
 async def test_a_write_that_loses_every_race_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_APART", Backoff(first=0))
     contended: Any = Contended()
-    units = Units(contended, contended, Namespaces(), contended, contended)
+    units = Units(contended, contended, Namespaces(), contended, contended, contended)
     with pytest.raises(Conflict, match="somebody else wrote at the same time; try again"):
         await units.stop("", "web")
     assert (contended.reads, contended.writes) == (ATTEMPTS, ATTEMPTS)
@@ -65,7 +65,7 @@ class Making:
 
 async def test_a_create_is_checked_and_spelled_out_before_the_handoff_sees_it() -> None:
     making: Any = Making()
-    units = Units(making, making, Namespaces(), making, making)
+    units = Units(making, making, Namespaces(), making, making, making)
     sloppy = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image=" python ")
     with pytest.raises(Invalid, match="name: is required"):
         await units.create(structs.replace(sloppy, name=""))

@@ -1,0 +1,1 @@
+"""Storages: data that outlives its units, and who may mount it."""
