@@ -225,3 +225,23 @@ def test_an_update_may_attach_a_storage_before_the_unit_names_it(cluster: Cluste
     cluster.touch(STORAGE, namespace, "data")
     assert holder(cluster, namespace) == {"unit": "web"}
     wait_holder(cluster, namespace, None)
+
+
+def test_a_unit_that_cannot_have_one_of_its_storages_keeps_no_later_one_from_others(
+    cluster: Cluster, namespace: str
+) -> None:
+    """Else two units could each hold what the other waits for."""
+    for name in ("data", "more"):
+        cluster.storage(namespace, name)
+    cluster.create(UNIT, namespace, "first", MOUNTING)
+    cluster.wait_reason(UNIT, namespace, "first", "UnitReady")
+    later = {"name": "more", "mountPath": "/more"}
+    cluster.create(UNIT, namespace, "waiting", SMALL | {"storageMounts": [later, *MOUNTING["storageMounts"]]})
+    refused = cluster.wait_reason(UNIT, namespace, "waiting", "StorageMountInvalid")
+    assert ready(refused)["message"] == "GPUStorage data is attached to unit first"
+    cluster.touch(STORAGE, namespace, "more")
+    found = cluster.get(STORAGE, namespace, "more")
+    assert found
+    assert "attachedTo" not in found["spec"]
+    cluster.create(UNIT, namespace, "last", SMALL | {"storageMounts": [later]})
+    cluster.wait_reason(UNIT, namespace, "last", "UnitReady")
