@@ -33,6 +33,9 @@ class Contended:
         self.reads += 1
         return UNIT
 
+    async def attach(self, *_: Any) -> None:
+        """There is nothing to attach."""
+
     async def merge_patch(self, *_: Any, **__: Any) -> GPUUnit:
         self.writes += 1
         raise kube.Conflict(kube.Status(code=409, message="the object has been modified"))
