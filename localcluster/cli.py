@@ -71,11 +71,12 @@ def _up(options: argparse.Namespace) -> None:
     print("  Logs         make logs, or make logs NAME=kube-apiserver")
     print("  Stop         make down keeps the data, make wipe does not")
     print("\nTry next:\n")
-    print(f"  curl http://127.0.0.1:{options.api_port}/api/v1/health")
-    print("  kubectl apply -f config/samples/runtime_v1alpha1_gpuunit_stock.yaml")
-    print("  kubectl apply -f config/samples/runtime_v1alpha1_gpuunit_web.yaml")
+    api = f"http://127.0.0.1:{options.api_port}"
+    print(f"  curl {api}/api/v1/health")
+    print(f"  curl {api}/api/v1/operator/stock-units -H 'Content-Type: application/json' -d @examples/stock.json")
     print("  kubectl get gpuunits -A")
-    print("  curl http://$(kubectl get service web -n runtime-instance -o jsonpath='{.spec.clusterIP}'):8080")
+    print(f"  open {api}/swagger/index.html")
+    print("\nThe README goes on from there.")
 
 
 def _down(_: argparse.Namespace) -> None:
