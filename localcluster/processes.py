@@ -143,12 +143,12 @@ class Processes:
         return answer
 
 
-def wait_until(condition: Callable[[], bool], timeout: float, explain: Callable[[], str]) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float, explain: Callable[[], str], every: float = 0.02) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
             raise ProcessFailed(explain())
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def _end(pid: int, timeout: float) -> None:

@@ -277,15 +277,15 @@ class Cluster:
     def all(self, kind: Any, namespace: str) -> list[Object]:
         return [as_dict(found) for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
 
-    def wait_all_ready(self, namespace: str, count: int, timeout: float = 60) -> None:
-        """Wait until there are so many units, all Ready."""
+    def wait_all_ready(self, namespace: str, count: int, timeout: float = 60, every: float = 0.1) -> None:
+        """Wait until there are so many units, all Ready. Looking at thousands all the time slows them down."""
         found: list[Object] = []
 
         def hold() -> bool:
             found[:] = self.all(UNIT, namespace)
             return len(found) == count and all(ready(unit).get("status") == "True" for unit in found)
 
-        wait_until(hold, timeout, lambda: f"of {count} units: {self._explain(namespace, found)}")
+        wait_until(hold, timeout, lambda: f"of {count} units: {self._explain(namespace, found)}", every)
 
     def _explain(self, namespace: str, units: list[Object]) -> str:
         """The reasons, and all that is known of the first unit that is not Ready."""

@@ -34,7 +34,7 @@ def test_many_units_become_ready_and_then_nothing_is_written(spare: Cluster, spa
     before, started, used = spare.writes(), time.monotonic(), processor_seconds(manager)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: spare.create(UNIT, spare_namespace, f"u-{number}", SPEC), range(COUNT)))
-    spare.wait_all_ready(spare_namespace, COUNT, timeout=400)
+    spare.wait_all_ready(spare_namespace, COUNT, timeout=400, every=5)
     took, used = time.monotonic() - started, processor_seconds(manager) - used
     written = spare.writes() - before
     per_unit = (sum(written.values()) - written["POST gpuunits"]) / COUNT
