@@ -11,6 +11,7 @@ unit's own pod waits until the stock's is gone. Every step may be repeated by an
 two of them: the replay of the request or the sweep of any replica goes on from the operation's record.
 """
 
+import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
 
 logger = logging.getLogger(__name__)
 _REQUEST = msgspec.json.Decoder(CreateUnit)
+
+AT_ONCE = 16
+"""How many creates this replica has under way at a time. The others wait, in the order of their coming: all at once they
+would wait for the API server instead, each with every one of its steps, until none is answered in time."""
 
 
 class _Outdated(Exception):
@@ -61,9 +66,14 @@ class Handoff:
         self._caches = caches
         self._ledger = ledger
         self._shelf = shelf
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
         """The unit, and whether it was this call that made it and not an earlier or simultaneous one."""
+        async with self._turns:
+            return await self._create(request)
+
+    async def _create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
         target = Target(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
         recorded = await self._ledger.record(OperationType.CREATE_UNIT, request.operation_id, request, target)
         course = await self._drive(recorded.operation)
