@@ -59,7 +59,9 @@ class Platform:
         """One more, not yet started; by default it is connected to the API server directly."""
         identity = kubeconfig or self.plane.kubeconfig_for("runtime-api", IDENTITY)
         authentication = {"mode": "required", "tokenFile": str(self._token_file())}
-        return LiveReplica(self.folder / name, identity, {"authentication": authentication, **settings})
+        limits = {"requestsPerSecond": 0, "requestSeconds": 90, "drainSeconds": 0.3}
+        own = {"authentication": authentication, "limits": limits, **settings}
+        return LiveReplica(self.folder / name, identity, own)
 
     def _token_file(self) -> Path:
         path = self.folder / "tokens.yaml"
@@ -191,7 +193,7 @@ class Caller:
 @asynccontextmanager
 async def caller(platform: Platform) -> AsyncIterator[Caller]:
     connector = aiohttp.TCPConnector(limit=0)
-    headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=60)
+    headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=90)
     kube = AsyncClient(config=KubeConfig.from_file(platform.plane.kubeconfig))
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=patience) as http:
         yield Caller(platform, http, kube)

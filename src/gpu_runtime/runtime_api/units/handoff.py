@@ -36,9 +36,9 @@ from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
 logger = logging.getLogger(__name__)
 _REQUEST = msgspec.json.Decoder(CreateUnit)
 
-AT_ONCE = 16
-"""How many creates this replica has under way at a time. The others wait, in the order of their coming: all at once they
-would wait for the API server instead, each with every one of its steps, until none is answered in time."""
+AT_ONCE = 8
+"""How many creates this replica has under way at a time. The others wait, in the order of their coming: all at once
+they would wait for the API server instead, each with every one of its steps, until none is answered in time."""
 
 
 class _Outdated(Exception):
