@@ -1,4 +1,4 @@
-"""What creates cost the runtime API and the API server behind it, and what the floor costs, with controllers at work."""
+"""What creates cost the runtime API and the API server behind it, and what the floor costs, while controllers work."""
 
 import asyncio
 import math
