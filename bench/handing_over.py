@@ -145,6 +145,7 @@ async def bear_all(
         if load.replicas == len(replicas):
             tell(load.name)
             found.append(await bear(at, load, replicas))
+            tell(f"  p50 {1000 * found[-1].latency(0.5):.0f} ms, p99 {1000 * found[-1].latency(0.99):.0f} ms")
     return found
 
 

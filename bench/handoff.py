@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def loads(units: int) -> list[Load]:
-    fewer = max(30, units // 6)
+    fewer = max(20, units // 6)
     at_once = [("one", 1, count) for count in AT_A_TIME] + [("floor", 0, count) for count in AT_A_TIME]
     return [
         Load("one-replica", units, replicas=1, rate=RATE),
