@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,7 +21,7 @@ from bench.manager import manager
 from bench.program import Program, cpu_of
 from bench.runtime_api import IDENTITY, TOKEN, Replica, runtime_api
 from bench.six_writes import STOCK, Stock
-from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, Label
+from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE, Label
 from localcluster.control_plane import ControlPlane, control_plane
 
 RATE = 45
@@ -31,6 +31,7 @@ QUIET = 6
 """Seconds."""
 WRITTEN = {("operations", ""), ("operations", "status"), ("gpuunits", "")}
 """What nobody but the runtime API writes, or the floor: of GPUUnits, the controller manager writes the status alone."""
+STOCK_PODS = f"/api/v1/namespaces/{STOCK_NAMESPACE}/pods"
 PODS = f"/api/v1/namespaces/{INSTANCE_NAMESPACE}/pods"
 MEMORY, GPU = "1Gi", 1
 SEED_LIMIT = 1000
@@ -56,6 +57,8 @@ class Load(msgspec.Struct, frozen=True):
     """Of the runtime API. 0: the floor."""
     rate: float = 0
     at_a_time: int = 0
+    controlled: bool = True
+    """Whether the controller manager is at work, too, and makes the units Ready."""
 
     @property
     def stock(self) -> int:
@@ -105,44 +108,50 @@ class Site:
     api: Bare
     audit: AuditLog
     folder: Path
-    manager: Program
+    manager: Program | None = None
 
 
 @asynccontextmanager
 async def site(units: int) -> AsyncIterator[Site]:
-    """A control plane with so many GPUs, with the platform installed and the controller manager at work."""
+    """A control plane with so many GPUs and with the platform installed."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         audit = AuditLog(folder, IDENTITY)
         nodes = math.ceil(units / GPUS_PER_NODE)
         with control_plane(nodes=nodes, gpus_per_node=GPUS_PER_NODE, apiserver_flags=audit.flags) as plane:
             install(plane)
-            with manager(plane, folder) as process:
-                async with bare(admin(plane)) as api:
-                    yield Site(plane, api, audit, folder, process)
+            async with bare(admin(plane)) as api:
+                yield Site(plane, api, audit, folder)
 
 
 async def observe(loads: Sequence[Load], tell: Callable[[str], None]) -> list[Burden]:
     """On one replica, on two, and the floor without any. All stock is there before the first create."""
     stock = sum(load.stock for load in loads)
     tell(f"stock for {stock} units")
+    found: list[Burden] = []
     async with site(stock) as at:
+        with manager(at.plane, at.folder) as process:
+            controlled = replace(at, manager=process)
+            with runtime_api(at.plane, at.folder, "runtime-api-1") as first:
+                await seed(at, first.url, loads)
+                found += await bear_all(controlled, loads, [first], tell)
+                with runtime_api(at.plane, at.folder, "runtime-api-2") as second:
+                    found += await bear_all(controlled, loads, [first, second], tell)
+            found += await bear_all(controlled, loads, [], tell)
         with runtime_api(at.plane, at.folder, "runtime-api-1") as first:
-            await seed(at, first.url, loads)
-            found = await bear_all(at, loads, [first], tell)
-            with runtime_api(at.plane, at.folder, "runtime-api-2") as second:
-                found += await bear_all(at, loads, [first, second], tell)
-        return found + await bear_all(at, loads, [], tell)
+            found += await bear_all(at, loads, [first], tell)
+        found += await bear_all(at, loads, [], tell)
+    return found
 
 
 async def bear_all(
     at: Site, loads: Sequence[Load], replicas: Sequence[Replica], tell: Callable[[str], None]
 ) -> list[Burden]:
-    """Those of the loads that are meant for so many replicas."""
+    """Those of the loads that are meant for so many replicas, with or without the controller manager."""
     await everything_at_rest(at, replicas)
     found = []
     for load in loads:
-        if load.replicas == len(replicas):
+        if load.replicas == len(replicas) and load.controlled == (at.manager is not None):
             tell(load.name)
             found.append(await bear(at, load, replicas))
             tell(f"  p50 {1000 * found[-1].latency(0.5):.0f} ms, p99 {1000 * found[-1].latency(0.99):.0f} ms")
@@ -210,7 +219,7 @@ def request(load: Load, number: int) -> dict[str, Any]:
 
 async def loaded(at: Site, job: Job) -> tuple[Outcome, dict[str, float]]:
     """The outcome of the load, and when the pods of its units were first seen."""
-    names, seen = {each["name"] for each in job.requests}, dict[str, float]()
+    names, seen = {each["name"] for each in job.requests if at.manager}, dict[str, float]()
     async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(_pods(at.api, names, seen))
         outcome = await run(job, at.folder)
@@ -220,8 +229,12 @@ async def loaded(at: Site, job: Job) -> tuple[Outcome, dict[str, float]]:
 
 
 async def everything_at_rest(at: Site, replicas: Sequence[Replica]) -> None:
-    """Until units are Ready, and no replica has asked anything for longer than its sweep takes to notice something."""
-    await settled(at.manager)
+    """Until units are Ready, the pods of consumed stock are gone, and no replica has asked anything for longer than its
+    sweep takes to notice something."""
+    if at.manager is not None:
+        await settled(at.manager)
+    while len((await at.api.read(STOCK))["items"]) < len((await at.api.read(STOCK_PODS))["items"]):
+        await asyncio.sleep(1)
     asked = -1.0
     while (now := sum(each.program.metric("kube_requests_total{") for each in replicas)) != asked:
         asked = now
@@ -229,6 +242,8 @@ async def everything_at_rest(at: Site, replicas: Sequence[Replica]) -> None:
 
 
 async def _pods(api: Bare, names: set[str], seen: dict[str, float]) -> None:
+    if not names:
+        return
     async with watched(api, PODS) as events:
         async for line in events:
             name = _POD_EVENT.decode(line).object.metadata.labels.get(Label.UNIT, "")

@@ -7,7 +7,8 @@ against a real API server, etcd, scheduler and Kubernetes' own controllers; only
 come over HTTP from a process of its own, 45 per second at times that are fixed beforehand, and then so many at a time.
 
 The floor: the same six writes by another process with aiohttp and msgspec and nothing between, at the same rate against
-the same API server, while the controller manager has the same units to make Ready.
+the same API server, while the controller manager has the same units to make Ready. At that rate the controllers want
+more than two cores for themselves, so one load comes without the controller manager, beside a floor of its own.
 
 Writes are counted by the API server, in two ways that must agree: by its metrics, of what only the runtime API writes,
 and by its audit log, kept for the runtime API's user alone.
@@ -51,46 +52,54 @@ def main() -> None:
 
 
 def loads(units: int) -> list[Load]:
-    fewer = max(20, units // 6)
-    at_once = [("one", 1, count) for count in AT_A_TIME] + [("floor", 0, count) for count in AT_A_TIME]
+    """The latter ones without the controller manager: what the handoff costs where the controllers leave it the cores."""
+    some, few = units // 2, max(20, units // 6)
     return [
         Load("one-replica", units, replicas=1, rate=RATE),
-        Load("two-replicas", units // 2, replicas=2, rate=RATE),
-        Load("floor", units // 2, replicas=0, rate=RATE),
-        *(Load(f"{who}-{count}-at-a-time", fewer, replicas, at_a_time=count) for who, replicas, count in at_once),
+        Load("two-replicas", some, replicas=2, rate=RATE),
+        Load("floor", some, replicas=0, rate=RATE),
+        Load("alone", some, replicas=1, rate=RATE, controlled=False),
+        Load("floor-alone", some, replicas=0, rate=RATE, controlled=False),
+        *(Load(f"alone-{count}", few, replicas=1, at_a_time=count, controlled=False) for count in AT_A_TIME),
+        *(Load(f"floor-{count}", few, replicas=0, at_a_time=count, controlled=False) for count in AT_A_TIME),
     ]
 
 
 def rows(found: dict[str, Burden]) -> list[Row]:
-    floor = found["floor"]
+    floor, alone = found["floor"], found["floor-alone"]
     return [
-        *(row for name in ("one-replica", "two-replicas") for row in _rate_rows(found[name], floor)),
+        *rate_rows("one replica", found["one-replica"], floor),
+        *rate_rows("two replicas", found["two-replicas"], floor),
+        *rate_rows("without controllers", found["alone"], alone),
         *(_throughput_row(found, count) for count in AT_A_TIME),
     ]
 
 
-def _rate_rows(burden: Burden, floor: Burden) -> list[Row]:
-    who = burden.load.name.replace("-", " ")
+def rate_rows(who: str, burden: Burden, floor: Burden) -> list[Row]:
+    rows = [*_promised_rows(who, burden, floor), *_cost_rows(who, burden, floor)]
+    if not burden.until_pod:
+        return rows
+    pod, floor_pod = (quantile(each.until_pod, 0.5) for each in (burden, floor))
+    return [*rows, Row(f"{who}: p50 until the pod exists", pod, "s", floor_pod)]
+
+
+def _promised_rows(who: str, burden: Burden, floor: Burden) -> list[Row]:
     p50, p99, refused = burden.latency(0.5), burden.latency(0.99), len(burden.refusals)
+    written, listed = burden.writes_per_create, burden.lists
     return [
         Row(f"{who}: HTTP p50", 1000 * p50, "ms", 1000 * floor.latency(0.5), "30 ms", missed=p50 > P50),
         Row(f"{who}: HTTP p99", 1000 * p99, "ms", 1000 * floor.latency(0.99), "150 ms", missed=p99 > P99),
         Row(f"{who}: answers that are not 201", refused, "", 0, "0", missed=refused > 0),
-        Row(
-            f"{who}: writes per create",
-            burden.writes_per_create,
-            "",
-            floor.writes_per_create,
-            "6",
-            missed=burden.writes_per_create > WRITES,
-        ),
-        Row(f"{who}: lists for {burden.load.stock} creates", burden.lists, "", 0, "0", missed=burden.lists > 0),
+        Row(f"{who}: writes per create", written, "", floor.writes_per_create, "6", missed=written > WRITES),
+        Row(f"{who}: lists for {burden.load.stock} creates", listed, "", 0, "0", missed=listed > 0),
+    ]
+
+
+def _cost_rows(who: str, burden: Burden, floor: Burden) -> list[Row]:
+    return [
         Row(f"{who}: reads per create, by the sweep", burden.reads_per_create, "", 0),
         _cpu_row(f"{who}: CPU per create", burden.cpu_of_contender, floor.cpu_of_contender),
-        _cpu_row(
-            f"{who}: the API server's CPU per create, until Ready", burden.cpu_of_api_server, floor.cpu_of_api_server
-        ),
-        _cpu_row(f"{who}: p50 until the pod exists", quantile(burden.until_pod, 0.5), quantile(floor.until_pod, 0.5)),
+        _cpu_row(f"{who}: the API server's CPU per create", burden.cpu_of_api_server, floor.cpu_of_api_server),
     ]
 
 
@@ -99,8 +108,8 @@ def _cpu_row(what: str, seconds: float, floor: float) -> Row:
 
 
 def _throughput_row(found: dict[str, Burden], count: int) -> Row:
-    one, floor = (found[f"{who}-{count}-at-a-time"].per_second for who in ("one", "floor"))
-    return Row(f"one replica: creates per second, {count} at a time", one, "", floor)
+    alone, floor = (found[f"{who}-{count}"].per_second for who in ("alone", "floor"))
+    return Row(f"without controllers: creates per second, {count} at a time", alone, "", floor)
 
 
 def _tell(what: str) -> None:
