@@ -233,12 +233,19 @@ async def everything_at_rest(at: Site, replicas: Sequence[Replica]) -> None:
     sweep takes to notice something."""
     if at.manager is not None:
         await settled(at.manager)
-    while len((await at.api.read(STOCK))["items"]) < len((await at.api.read(STOCK_PODS))["items"]):
-        await asyncio.sleep(1)
+    await consumed_stock_gone(at.api)
     asked = -1.0
     while (now := sum(each.program.metric("kube_requests_total{") for each in replicas)) != asked:
         asked = now
         await asyncio.sleep(QUIET if replicas else 0)
+
+
+async def consumed_stock_gone(api: Bare) -> None:
+    while True:
+        units, pods = [(await api.read(path))["items"] for path in (STOCK, STOCK_PODS)]
+        if len(pods) <= len(units):
+            return
+        await asyncio.sleep(1)
 
 
 async def _pods(api: Bare, names: set[str], seen: dict[str, float]) -> None:

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def loads(units: int) -> list[Load]:
-    """The latter ones without the controller manager: what the handoff costs where the controllers leave it the cores."""
+    """The last ones without the controller manager: what a handoff costs where the controllers leave it the cores."""
     some, few = units // 2, max(20, units // 6)
     return [
         Load("one-replica", units, replicas=1, rate=RATE),
