@@ -78,6 +78,10 @@ ci: check test ## What must pass before anything lands
 bench-controller: $(BIN)/.ready ## What the controller manager costs, beside floors of the same run (minutes)
 	@$(BIN)/python -m bench.controller $(ARGS)
 
+.PHONY: bench-handoff
+bench-handoff: $(BIN)/.ready ## What a create costs from stock to unit, beside floors of the same run (minutes)
+	@$(BIN)/python -m bench.handoff $(ARGS)
+
 ##@ Making
 
 .PHONY: manifests generate

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +19,6 @@ from localcluster.control_plane import ControlPlane
 T = TypeVar("T")
 WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "APPLY": "patch", "DELETE": "delete"}
-MANAGED = {("gpuunits", "status"), ("deployments", ""), ("services", "")}
-"""What nobody but the controller manager writes while it converges: Kubernetes itself writes `deployments/status`, and
-the benchmark creates `gpuunits`."""
 
 Requests = Counter[tuple[str, str]]
 """How many, by verb and by resource with its subresource."""
@@ -63,11 +60,14 @@ class _Reference(msgspec.Struct, frozen=True):
 class _Entry(msgspec.Struct, rename="camel"):
     verb: str
     stage: str
+    request_uri: str = msgspec.field(default="", name="requestURI")
     object_ref: _Reference = _Reference()
 
     @property
     def what(self) -> str:
-        return "/".join(filter(None, (self.object_ref.resource, self.object_ref.subresource)))
+        """The resource with its subresource; of a list also what was selected."""
+        named = "/".join(filter(None, (self.object_ref.resource, self.object_ref.subresource)))
+        return f"{named}?{self.request_uri.partition('?')[2]}" if self.verb == "list" else named
 
 
 _ENTRY = msgspec.json.Decoder(_Entry)
@@ -78,17 +78,17 @@ def writes(requests: Requests) -> Requests:
     return Counter({key: n for key, n in requests.items() if key[0] in WRITES and key[1] not in ("events", "leases")})
 
 
-def metered_writes(plane: ControlPlane) -> Requests:
-    """The writes to what only the controller manager writes, from the API server's own metrics, since it started."""
+def metered_writes(plane: ControlPlane, kinds: Collection[tuple[str, str]]) -> Requests:
+    """Everybody's writes to these resources and subresources, from the API server's own metrics, since it started."""
     request = urllib.request.Request(f"{plane.url}/metrics")  # noqa: S310 - https
-    with urllib.request.urlopen(request, timeout=30, context=_tls(plane)) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=30, context=admin(plane).tls()) as answer:  # noqa: S310
         text = "\n".join(line for line in answer.read().decode().splitlines() if "apiserver_request_total" in line)
     found: Requests = Counter()
     for family in text_string_to_metric_families(text + "\n"):
         for sample in family.samples:
             resource, subresource = sample.labels["resource"], sample.labels["subresource"]
             verb = VERBS.get(sample.labels["verb"])
-            if verb and (resource, subresource) in MANAGED:
+            if verb and (resource, subresource) in kinds:
                 found[verb, "/".join(filter(None, (resource, subresource)))] += int(sample.value)
     return found
 
@@ -103,26 +103,52 @@ class Bare:
         async with self.session.get(self.url + path) as answer:
             return msgspec.json.decode(await answer.read())
 
-    async def create(self, path: str, manifest: Mapping[str, Any]) -> None:
-        await self._write("POST", path, manifest, "application/json")
+    async def create(self, path: str, manifest: Mapping[str, Any]) -> Any:
+        return await self._write("POST", path, manifest, "application/json")
 
-    async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
-        await self._write("PATCH", path, patch, "application/merge-patch+json")
+    async def patch(self, path: str, patch: Mapping[str, Any]) -> Any:
+        return await self._write("PATCH", path, patch, "application/merge-patch+json")
 
-    async def _write(self, method: str, path: str, body: Mapping[str, Any], content: str) -> None:
+    async def delete(self, path: str, options: Mapping[str, Any]) -> None:
+        await self._write("DELETE", path, options, "application/json")
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any], content: str) -> Any:
         data, headers = msgspec.json.encode(body), {"Content-Type": content}
         async with self.session.request(method, self.url + path, data=data, headers=headers) as answer:
             text = await answer.read()
             if answer.status >= 300:
                 raise RuntimeError(f"{method} {path}: {text.decode()}")
-            msgspec.json.decode(text)
+            return msgspec.json.decode(text)
+
+
+class Access(msgspec.Struct, frozen=True):
+    """How an API server is reached, and as whom, in a form that can be told to another process."""
+
+    url: str
+    authority: str
+    certificate: str
+    key: str
+
+    def tls(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.authority)
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+def admin(plane: ControlPlane) -> Access:
+    return access(plane, "admin", "admin", "system:masters")
+
+
+def access(plane: ControlPlane, name: str, user: str, *groups: str) -> Access:
+    issued = plane.authority.issue(name, user, groups)
+    return Access(plane.url, str(plane.authority.certificate), str(issued.certificate), str(issued.key))
 
 
 @asynccontextmanager
-async def bare(plane: ControlPlane) -> AsyncIterator[Bare]:
-    connector = aiohttp.TCPConnector(ssl=_tls(plane), limit=128)
+async def bare(reached: Access) -> AsyncIterator[Bare]:
+    connector = aiohttp.TCPConnector(ssl=reached.tls(), limit=128)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-        yield Bare(session, plane.url)
+        yield Bare(session, reached.url)
 
 
 async def at_a_time(count: int, items: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
@@ -135,10 +161,3 @@ async def at_a_time(count: int, items: Iterable[T], work: Callable[[T], Awaitabl
     async with asyncio.TaskGroup() as tasks:
         for _ in range(count):
             tasks.create_task(worker())
-
-
-def _tls(plane: ControlPlane) -> ssl.SSLContext:
-    admin = plane.authority.issue("admin", "admin", ["system:masters"])
-    context = ssl.create_default_context(cafile=str(plane.authority.certificate))
-    context.load_cert_chain(admin.certificate, admin.key)
-    return context

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from bench.api_server import AuditLog, Bare, Requests, at_a_time, bare, metered_writes, writes
-from bench.manager import IDENTITY, Manager, manager
+from bench.api_server import AuditLog, Bare, Requests, admin, at_a_time, bare, metered_writes, writes
+from bench.manager import IDENTITY, manager
+from bench.program import Program
 from gpu_runtime.kube.codec import lines
 from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.places import PROJECT
@@ -28,6 +29,9 @@ AT_A_TIME = 16
 UNITS = f"/apis/runtime.lokiwager.io/v1alpha1/namespaces/{NAMESPACE}/gpuunits"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{FLOOR_NAMESPACE}/deployments"
 SERVICES = f"/api/v1/namespaces/{FLOOR_NAMESPACE}/services"
+MANAGED = {("gpuunits", "status"), ("deployments", ""), ("services", "")}
+"""What nobody but the controller manager writes while it converges: Kubernetes itself writes `deployments/status`, and
+the benchmark creates `gpuunits`."""
 RECONCILES = 'kube_reconciles_total{controller="gpu-unit"'
 RESYNC = 15
 """Seconds after which each of all units is looked at again, in the last part."""
@@ -128,7 +132,7 @@ async def site(units: int) -> AsyncIterator[Site]:
         nodes = math.ceil(units / GPUS_PER_NODE)
         with control_plane(nodes=nodes, gpus_per_node=GPUS_PER_NODE, apiserver_flags=audit.flags) as plane:
             install(plane)
-            async with bare(plane) as api:
+            async with bare(admin(plane)) as api:
                 for namespace in (NAMESPACE, FLOOR_NAMESPACE):
                     await api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
                 yield Site(plane, api, audit, folder)
@@ -161,35 +165,35 @@ async def observe(at: Site, steps: Sequence[int], rest_at: int, tell: Callable[[
     return found
 
 
-async def converge(at: Site, process: Manager, before: int, units: int) -> Step:
+async def converge(at: Site, process: Program, before: int, units: int) -> Step:
     step = Step(units, units - before)
     await settled(process)
-    metered = metered_writes(at.plane)
+    metered = metered_writes(at.plane, MANAGED)
     at.audit.news()
     cpu, wall = process.cpu(), time.perf_counter()
     async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
         tasks.create_task(at_a_time(AT_A_TIME, range(before, units), lambda number: _unit(at.api, number)))
-        tasks.create_task(all_ready(at.api, units))
+        tasks.create_task(all_ready(at.api, UNITS, units))
     step.wall = time.perf_counter() - wall
     await settled(process)
     step.cpu = process.cpu() - cpu
     step.rss, step.peak_rss = process.memory()
-    step.audited = _named(writes(at.audit.news()))
-    step.metered = _named(metered_writes(at.plane) - metered)
+    step.audited = named(writes(at.audit.news()))
+    step.metered = named(metered_writes(at.plane, MANAGED) - metered)
     return step
 
 
-async def rest(at: Site, process: Manager, units: int, seconds: float) -> Rest:
+async def rest(at: Site, process: Program, units: int, seconds: float) -> Rest:
     at.audit.news()
     looks, cpu, wall = process.metric(RECONCILES), process.cpu(), time.perf_counter()
     await asyncio.sleep(seconds)
     passed, spent = time.perf_counter() - wall, process.cpu() - cpu
-    return Rest(units, passed, spent, process.metric(RECONCILES) - looks, _named(writes(at.audit.news())))
+    return Rest(units, passed, spent, process.metric(RECONCILES) - looks, named(writes(at.audit.news())))
 
 
-async def restart(at: Site, process: Manager, units: int) -> Restart:
+async def restart(at: Site, process: Program, units: int) -> Restart:
     wait_until(lambda: process.metric(RECONCILES) >= units, 120, lambda: f"it is not done:\n{tail(process.log)}")
-    return Restart(units, process.cpu(), *process.memory(), _named(writes(at.audit.news())))
+    return Restart(units, process.cpu(), *process.memory(), named(writes(at.audit.news())))
 
 
 async def floor(api: Bare, step: Step) -> None:
@@ -206,9 +210,9 @@ async def floor(api: Bare, step: Step) -> None:
     step.floor_cpu, step.floor_wall = time.process_time() - cpu, time.perf_counter() - wall
 
 
-async def all_ready(api: Bare, units: int) -> None:
+async def all_ready(api: Bare, path: str, units: int) -> None:
     ready: set[str] = set()
-    async with _watched(api) as events:
+    async with watched(api, path) as events:
         async for line in events:
             event = _EVENT.decode(line)
             if event.object.status.phase == "Ready":
@@ -219,7 +223,7 @@ async def all_ready(api: Bare, units: int) -> None:
                 return
 
 
-async def settled(process: Manager) -> None:
+async def settled(process: Program) -> None:
     """Until nothing waits and no more Events are written."""
     before = -1.0
     while True:
@@ -231,8 +235,8 @@ async def settled(process: Manager) -> None:
 
 
 @asynccontextmanager
-async def _watched(api: Bare) -> AsyncIterator[AsyncIterator[bytes]]:
-    async with api.session.get(f"{api.url}{UNITS}?watch=true") as answer:
+async def watched(api: Bare, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async with api.session.get(f"{api.url}{path}?watch=true") as answer:
         yield lines(answer.content.iter_any())
 
 
@@ -295,5 +299,5 @@ def _deployment_spec(labels: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _named(requests: Requests) -> dict[str, int]:
+def named(requests: Requests) -> dict[str, int]:
     return {f"{verb} {what}": number for (verb, what), number in sorted(requests.items())}

@@ -1,10 +1,12 @@
 """The identity of a request: two requests that mean the same have one hash, on every replica and in every version."""
 
 import hashlib
+from functools import cache
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import FieldInfo
 
 from gpu_runtime.contract.crd.operation import OperationType
 
@@ -33,7 +35,12 @@ def _plain(value: Any) -> Any:
 
 def _said(request: Struct) -> dict[str, Any]:
     """What the request says beyond the defaults. The encoder's own omission goes by identity, not by value."""
-    fields = msgspec.structs.fields(request)
-    said = {each.encode_name: (getattr(request, each.name), each.default) for each in fields}
-    plain = {name: _plain(value) for name, (value, default) in said.items() if value != default}
-    return {name: value for name, value in plain.items() if value not in (None, "", [], {})}
+    said = ((each.encode_name, getattr(request, each.name), each.default) for each in _fields(type(request)))
+    plain = ((name, _plain(value)) for name, value, default in said if value != default)
+    return {name: value for name, value in plain if value not in (None, "", [], {})}
+
+
+@cache
+def _fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
+    """Every look at a struct's fields takes its annotations apart anew."""
+    return msgspec.structs.fields(kind)

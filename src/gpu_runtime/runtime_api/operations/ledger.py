@@ -25,6 +25,8 @@ from gpu_runtime.kube.errors import AlreadyExists, NotFound
 from gpu_runtime.kube.objects import Key, Object
 from gpu_runtime.runtime_api.clock import Clock, stamp
 
+_STATUS_FIELDS = tuple(each.encode_name for each in msgspec.structs.fields(OperationStatus))
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -166,4 +168,4 @@ def _same(found: Operation, asked: OperationSpec) -> Operation:
 def _with_nulls(status: OperationStatus) -> dict[str, Any]:
     """In a merge patch, what is left out stays: what is to go away must be said."""
     said = msgspec.to_builtins(status)
-    return {each.encode_name: said.get(each.encode_name) for each in msgspec.structs.fields(OperationStatus)}
+    return {name: said.get(name) for name in _STATUS_FIELDS}

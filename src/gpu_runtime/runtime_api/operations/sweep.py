@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
@@ -37,6 +37,8 @@ from gpu_runtime.runtime_api.storages.attachment import Attachments
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_Making: TypeAlias = tuple[Informer[Any], Object]
+"""An object that says that an operation made it, and the cache it was found in."""
 
 AT_ONCE = 8
 """How many things are looked into at a time."""
@@ -99,13 +101,18 @@ class Sweep:
         doubtful = self._attached.among((each, "") for each in attached if each not in self._units_own)
         return [attached[each] for each in doubtful]
 
-    def _unconfirmed(self) -> list[tuple[Informer[Any], Object]]:
+    def _unconfirmed(self) -> list[tuple[str, list[_Making]]]:
+        """What is not known to be its operation's, by operation: what one has seeded is confirmed by one read."""
         caches: tuple[Informer[Any], ...] = (self._caches.units, self._caches.pools)
         made = [(cache, each) for cache in caches for each in cache.store.all() if _operation_of(each)]
         self._confirmed &= {each.metadata.uid for _, each in made}
         doubtful = [(cache, each) for cache, each in made if each.metadata.uid not in self._confirmed]
         old_enough = self._made.among((each.metadata.uid, "") for _, each in doubtful)
-        return [(cache, each) for cache, each in doubtful if each.metadata.uid in old_enough]
+        makings: dict[str, list[_Making]] = {}
+        for cache, each in doubtful:
+            if each.metadata.uid in old_enough:
+                makings.setdefault(_operation_of(each), []).append((cache, each))
+        return list(makings.items())
 
     async def _finish(self, pending: PendingOperation) -> None:
         operation = await self._ledger.find(pending.spec.operation_id)
@@ -142,16 +149,16 @@ class Sweep:
             )
             await self._attachments.release_once(storage)
 
-    async def _confirm(self, made: tuple[Informer[Any], Object]) -> None:
-        cache, found = made
-        operation_id = _operation_of(found)
+    async def _confirm(self, makings: tuple[str, list[_Making]]) -> None:
+        operation_id, made = makings
         operation = await self._ledger.find(operation_id)
-        known = operation is not None and made_by(operation, found)
-        if operation is None or not known or operation.status.commits_to(found.metadata.uid):
-            self._confirmed.add(found.metadata.uid)
-        elif disowns(operation, found):
-            logger.warning("deleting what its operation did not make", extra=_extra(found, operation_id))
-            await self._delete(cache, found)
+        for cache, found in made:
+            known = operation is not None and made_by(operation, found)
+            if operation is None or not known or operation.status.commits_to(found.metadata.uid):
+                self._confirmed.add(found.metadata.uid)
+            elif disowns(operation, found):
+                logger.warning("deleting what its operation did not make", extra=_extra(found, operation_id))
+                await self._delete(cache, found)
 
     async def _delete(self, cache: Informer[Any], found: Object) -> None:
         with contextlib.suppress(kube.NotFound, kube.Conflict):

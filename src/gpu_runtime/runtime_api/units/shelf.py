@@ -6,6 +6,8 @@ only saves lost races; between replicas the claim alone decides.
 
 import asyncio
 import random
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
@@ -30,16 +32,19 @@ class Shelf:
     async def reserve(self, namespace: str, spec_name: str, operation_id: str) -> GPUUnit | None:
         """A stock unit to claim, at random among those that can be. None when there is none left."""
         while True:
-            ready = [unit for unit in self._caches.stock_of(namespace, spec_name) if is_free(unit)]
-            free = [unit for unit in ready if unit.metadata.uid not in self._reserved]
-            random.shuffle(free)  # so that replicas seldom choose the same one
-            for unit in free:
-                if await self._take(unit, operation_id):
+            held: set[str] = set()
+            for unit in _from_anywhere(self._caches.stock_of(namespace, spec_name)):
+                if not is_free(unit):
+                    continue
+                if unit.metadata.uid in self._reserved:
+                    held.add(unit.metadata.uid)
+                elif await self._take(unit, operation_id):
                     return unit
-            if len(free) == len(ready):
+            if not held:
                 return None
             # What others have reserved may still become free: an answer of "none left" must be true.
-            await self._changed.wait()
+            if not held.isdisjoint(self._reserved):
+                await self._changed.wait()
 
     def release(self, operation_id: str) -> None:
         """What the operation had reserved is claimed now, or was not taken."""
@@ -51,8 +56,6 @@ class Shelf:
             self._changed = asyncio.Event()
 
     async def _take(self, unit: GPUUnit, operation_id: str) -> bool:
-        if unit.metadata.uid in self._reserved:  # by somebody else, while another candidate was looked at
-            return False
         self._reserved[unit.metadata.uid] = operation_id
         try:
             taken = await self._is_seeded(unit)
@@ -90,6 +93,13 @@ class Shelf:
             self._seeded.clear()
         self._seeded[operation_uid] = frozenset(found.status.stock_uids) if found is not None and known else None
         return True
+
+
+def _from_anywhere(stock: list[GPUUnit]) -> Iterator[GPUUnit]:
+    """All of it, beginning at random, so that replicas seldom choose the same. A shuffle would cost more than the rest
+    of the choice."""
+    start = random.randrange(len(stock)) if stock else 0  # noqa: S311 - no secret
+    return chain(islice(stock, start, None), islice(stock, start))
 
 
 def is_free(unit: GPUUnit) -> bool:

@@ -1,0 +1,291 @@
+"""What creates cost the runtime API and the API server behind it, and what the floor costs, while controllers work."""
+
+import asyncio
+import math
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from bench.api_server import AuditLog, Bare, Requests, access, admin, bare, metered_writes, writes
+from bench.convergence import GPUS_PER_NODE, all_ready, install, named, settled, watched
+from bench.load import Create, Floor, Job, Outcome, RuntimeAPI, run
+from bench.manager import manager
+from bench.program import Program, cpu_of
+from bench.runtime_api import IDENTITY, TOKEN, Replica, runtime_api
+from bench.six_writes import STOCK, Stock
+from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE, Label
+from localcluster.control_plane import ControlPlane, control_plane
+
+RATE = 45
+WARM_UP = 20
+"""Creates before those whose latency counts: connections are opened and code paths run for the first time."""
+QUIET = 6
+"""Seconds."""
+WRITTEN = {("operations", ""), ("operations", "status"), ("gpuunits", "")}
+"""What nobody but the runtime API writes, or the floor: of GPUUnits, the controller manager writes the status alone."""
+STOCK_PODS = f"/api/v1/namespaces/{STOCK_NAMESPACE}/pods"
+PODS = f"/api/v1/namespaces/{INSTANCE_NAMESPACE}/pods"
+MEMORY, GPU = "1Gi", 1
+SEED_LIMIT = 1000
+
+REQUEST = {
+    "image": "python:3.12",
+    "access": {"primaryPort": "http", "scheme": "http"},
+    "template": {
+        "command": ["python"],
+        "args": ["-m", "http.server", "8080"],
+        "envs": [{"name": "MODEL_ID", "value": "demo"}],
+        "ports": [{"name": "http", "port": 8080}],
+    },
+}
+
+
+class Load(msgspec.Struct, frozen=True):
+    """So many creates at the rate, or so many at a time. Its name is the specName of its own stock."""
+
+    name: str
+    creates: int
+    replicas: int = 1
+    """Of the runtime API. 0: the floor."""
+    rate: float = 0
+    at_a_time: int = 0
+    controlled: bool = True
+    """Whether the controller manager is at work, too, and makes the units Ready."""
+
+    @property
+    def stock(self) -> int:
+        return self.creates + WARM_UP
+
+
+class Burden(msgspec.Struct):
+    """What a load cost, from its first create until its units are Ready and nothing moves. Seconds and requests."""
+
+    load: Load
+    latencies: list[float]
+    """From when a create was due until its answer, in seconds, rising."""
+    until_pod: list[float]
+    """From when a create was due until its unit's pod exists."""
+    refusals: list[str]
+    per_second: float
+    cpu_of_contender: float
+    cpu_of_api_server: float
+    audited: dict[str, int]
+    """The contender's requests by the API server's audit log."""
+    metered: dict[str, int]
+    """Its writes by the API server's metrics."""
+    lists: int
+
+    @property
+    def writes_per_create(self) -> float:
+        """By the metrics, or by the audit log if that knows of more."""
+        audited = sum(count for what, count in self.audited.items() if what.split()[0] not in ("get", "list", "watch"))
+        return max(sum(self.metered.values()), audited) / self.load.stock
+
+    @property
+    def reads_per_create(self) -> float:
+        return sum(count for what, count in self.audited.items() if what.startswith("get ")) / self.load.stock
+
+    def latency(self, share: float) -> float:
+        return quantile(self.latencies, share)
+
+
+def quantile(rising: Sequence[float], share: float) -> float:
+    """The least value that so great a share of all does not exceed."""
+    return rising[math.ceil(share * len(rising)) - 1] if rising else math.nan
+
+
+@dataclass(frozen=True)
+class Site:
+    plane: ControlPlane
+    api: Bare
+    audit: AuditLog
+    folder: Path
+    manager: Program | None = None
+
+
+@asynccontextmanager
+async def site(units: int) -> AsyncIterator[Site]:
+    """A control plane with so many GPUs and with the platform installed."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        audit = AuditLog(folder, IDENTITY)
+        nodes = math.ceil(units / GPUS_PER_NODE)
+        with control_plane(nodes=nodes, gpus_per_node=GPUS_PER_NODE, apiserver_flags=audit.flags) as plane:
+            install(plane)
+            async with bare(admin(plane)) as api:
+                yield Site(plane, api, audit, folder)
+
+
+async def observe(loads: Sequence[Load], tell: Callable[[str], None]) -> list[Burden]:
+    """On one replica, on two, and the floor without any. All stock is there before the first create."""
+    stock = sum(load.stock for load in loads)
+    tell(f"stock for {stock} units")
+    found: list[Burden] = []
+    async with site(stock) as at:
+        with manager(at.plane, at.folder) as process:
+            controlled = replace(at, manager=process)
+            with runtime_api(at.plane, at.folder, "runtime-api-1") as first:
+                await seed(at, first.url, loads)
+                found += await bear_all(controlled, loads, [first], tell)
+                with runtime_api(at.plane, at.folder, "runtime-api-2") as second:
+                    found += await bear_all(controlled, loads, [first, second], tell)
+            found += await bear_all(controlled, loads, [], tell)
+        with runtime_api(at.plane, at.folder, "runtime-api-1") as first:
+            found += await bear_all(at, loads, [first], tell)
+        found += await bear_all(at, loads, [], tell)
+    return found
+
+
+async def bear_all(
+    at: Site, loads: Sequence[Load], replicas: Sequence[Replica], tell: Callable[[str], None]
+) -> list[Burden]:
+    """Those of the loads that are meant for so many replicas, with or without the controller manager."""
+    await everything_at_rest(at, replicas)
+    found = []
+    for load in loads:
+        if load.replicas == len(replicas) and load.controlled == (at.manager is not None):
+            tell(load.name)
+            found.append(await bear(at, load, replicas))
+            tell(f"  p50 {1000 * found[-1].latency(0.5):.0f} ms, p99 {1000 * found[-1].latency(0.99):.0f} ms")
+    return found
+
+
+async def seed(at: Site, url: str, loads: Sequence[Load]) -> None:
+    """Stock for every load, through the API, until all of it is Ready."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(url, headers=headers) as session:
+        for load in loads:
+            for first in range(0, load.stock, SEED_LIMIT):
+                count = min(SEED_LIMIT, load.stock - first)
+                body = {"operationID": f"{load.name}-{first}", "specName": load.name, "replicas": count}
+                body |= {"memory": MEMORY, "gpu": GPU}
+                async with session.post("/api/v1/operator/stock-units", json=body) as answer:
+                    if answer.status != 202:
+                        raise RuntimeError(await answer.text())
+    async with asyncio.timeout(600):
+        await all_ready(at.api, STOCK, sum(load.stock for load in loads))
+
+
+async def bear(at: Site, load: Load, replicas: Sequence[Replica]) -> Burden:
+    job = Job(await contender(at, load, replicas), [request(load, n) for n in range(load.stock)], load.rate)
+    job.at_a_time = load.at_a_time
+    at.audit.news()
+    metered, server = metered_writes(at.plane, WRITTEN), at.plane.processes.get("kube-apiserver").pid or 0
+    cpu, cpu_of_server = sum(each.program.cpu() for each in replicas), cpu_of(server)
+    outcome, pods = await loaded(at, job)
+    await everything_at_rest(at, replicas if load.rate else [])
+    spent = sum(each.program.cpu() for each in replicas) - cpu if replicas else outcome.cpu
+    audited = at.audit.news()
+    counted = sorted(outcome.creates, key=lambda create: create.due)[WARM_UP:]
+    return Burden(
+        load=load,
+        latencies=sorted(create.seconds for create in counted),
+        until_pod=sorted(pods[create.name] - create.due for create in counted if create.name in pods),
+        refusals=[create.refusal for create in outcome.creates if create.refusal],
+        per_second=_per_second(counted),
+        cpu_of_contender=spent / load.stock,
+        cpu_of_api_server=(cpu_of(server) - cpu_of_server) / load.stock,
+        audited=named(writes(audited) + _reads(audited)),
+        metered=named(metered_writes(at.plane, WRITTEN) - metered),
+        lists=sum(count for (verb, what), count in audited.items() if verb == "list" and not _is_retention(what)),
+    )
+
+
+async def contender(at: Site, load: Load, replicas: Sequence[Replica]) -> RuntimeAPI | Floor:
+    if replicas:
+        return RuntimeAPI([each.url for each in replicas], TOKEN)
+    found = await at.api.read(STOCK)
+    stock = [
+        Stock(each["metadata"]["name"], each["metadata"]["uid"], each["metadata"]["resourceVersion"])
+        for each in found["items"]
+        if each["spec"]["specName"] == load.name
+    ]
+    return Floor(access(at.plane, "runtime-api", IDENTITY), stock)
+
+
+def request(load: Load, number: int) -> dict[str, Any]:
+    name = f"{load.name}-{number}"
+    asked = {"operationID": f"create-{name}", "name": name, "specName": load.name, **REQUEST}
+    return asked if load.replicas else asked | {"memory": MEMORY, "gpu": GPU}
+
+
+async def loaded(at: Site, job: Job) -> tuple[Outcome, dict[str, float]]:
+    """The outcome of the load, and when the pods of its units were first seen."""
+    names, seen = {each["name"] for each in job.requests if at.manager}, dict[str, float]()
+    async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(_pods(at.api, names, seen))
+        outcome = await run(job, at.folder)
+        if any(create.refusal for create in outcome.creates):
+            watching.cancel()
+    return outcome, seen
+
+
+async def everything_at_rest(at: Site, replicas: Sequence[Replica]) -> None:
+    """Until units are Ready, the pods of consumed stock are gone, and no replica has asked anything for longer than its
+    sweep takes to notice something."""
+    if at.manager is not None:
+        await settled(at.manager)
+    await consumed_stock_gone(at.api)
+    asked = -1.0
+    while (now := sum(each.program.metric("kube_requests_total{") for each in replicas)) != asked:
+        asked = now
+        await asyncio.sleep(QUIET if replicas else 0)
+
+
+async def consumed_stock_gone(api: Bare) -> None:
+    while True:
+        units, pods = [(await api.read(path))["items"] for path in (STOCK, STOCK_PODS)]
+        if len(pods) <= len(units):
+            return
+        await asyncio.sleep(1)
+
+
+async def _pods(api: Bare, names: set[str], seen: dict[str, float]) -> None:
+    if not names:
+        return
+    async with watched(api, PODS) as events:
+        async for line in events:
+            name = _POD_EVENT.decode(line).object.metadata.labels.get(Label.UNIT, "")
+            if name in names:
+                seen.setdefault(name, monotonic())
+                if len(seen) == len(names):
+                    return
+
+
+class _PodMeta(msgspec.Struct):
+    labels: dict[str, str] = {}
+
+
+class _Pod(msgspec.Struct):
+    metadata: _PodMeta
+
+
+class _PodEvent(msgspec.Struct):
+    object: _Pod
+
+
+_POD_EVENT = msgspec.json.Decoder(_PodEvent)
+
+
+def _per_second(creates: Sequence[Create]) -> float:
+    first, last = min(each.due for each in creates), max(each.answered for each in creates)
+    return len(creates) / (last - first)
+
+
+def _reads(requests: Requests) -> Requests:
+    return Counter({key: count for key, count in requests.items() if key[0] in ("get", "list")})
+
+
+def _is_retention(what: str) -> bool:
+    """Whether a list is one that looks for operations to forget: every replica does that about every minute, also when
+    nobody asks anything of it."""
+    resource, _, query = what.partition("?")
+    return resource == "operations" and ("recorded" in query or query == "limit=1")

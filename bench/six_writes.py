@@ -1,0 +1,92 @@
+"""The floor of a handoff: its six writes, one after the other, with aiohttp and msgspec and nothing between.
+
+What is written is what the runtime API writes, so that the API server has as much to check and the controller manager
+as much to do. Nothing is decided, validated, cached, retried or watched.
+"""
+
+from typing import Any
+
+import msgspec
+
+from bench.api_server import Bare
+from gpu_runtime.contract.crd.names import (
+    GROUP,
+    INSTANCE_NAMESPACE,
+    STOCK_NAMESPACE,
+    SYSTEM_NAMESPACE,
+    VERSION,
+    Annotation,
+    Label,
+    operation_name,
+)
+
+API = f"/apis/{GROUP}/{VERSION}/namespaces"
+OPERATIONS = f"{API}/{SYSTEM_NAMESPACE}/operations"
+STOCK = f"{API}/{STOCK_NAMESPACE}/gpuunits"
+UNITS = f"{API}/{INSTANCE_NAMESPACE}/gpuunits"
+STRICTLY = "?fieldManager=floor&fieldValidation=Strict"
+HASH = 64 * "0"
+NOW = "2026-01-01T00:00:00Z"
+
+
+class Stock(msgspec.Struct, frozen=True):
+    """A stock unit as it was read before the first of the writes."""
+
+    name: str
+    uid: str
+    version: str
+
+
+async def six_writes(api: Bare, request: dict[str, Any], stock: Stock) -> None:
+    operation = await api.create(OPERATIONS + STRICTLY, _operation(request))
+    name, uid = operation["metadata"]["name"], operation["metadata"]["uid"]
+    status = f"{OPERATIONS}/{name}/status{STRICTLY}"
+    chosen = await api.patch(status, _status(operation, request, stock, state="Running"))
+    await api.patch(f"{STOCK}/{stock.name}{STRICTLY}", _claim(request, stock))
+    unit = await api.create(UNITS + STRICTLY, _unit(request, uid, stock))
+    made = {"targetUID": unit["metadata"]["uid"], "finishedAt": NOW}
+    await api.patch(status, _status(chosen, request, stock, state="Succeeded", **made))
+    options = {"propagationPolicy": "Background", "preconditions": {"uid": stock.uid}}
+    await api.delete(f"{STOCK}/{stock.name}", options)
+
+
+def _operation(request: dict[str, Any]) -> dict[str, Any]:
+    spec = {
+        "operationID": request["operationID"],
+        "type": "CreateUnit",
+        "requestHash": HASH,
+        "request": msgspec.json.encode(request).decode(),
+        "target": {"kind": "GPUUnit", "namespace": INSTANCE_NAMESPACE, "name": request["name"]},
+    }
+    name, labels = operation_name(request["operationID"]), {Label.RECORDED: NOW[:13]}
+    return _manifest("Operation", {"name": name, "labels": labels}, spec)
+
+
+def _status(operation: Any, request: dict[str, Any], stock: Stock, **said: Any) -> dict[str, Any]:
+    source = {"namespace": STOCK_NAMESPACE, "name": stock.name, "uid": stock.uid}
+    source |= {"memory": request["memory"], "gpu": request["gpu"]}
+    status = {"stock": source, "attempt": 1, "startedAt": NOW, "error": None, **said}
+    return {"metadata": {"resourceVersion": operation["metadata"]["resourceVersion"]}, "status": status}
+
+
+def _claim(request: dict[str, Any], stock: Stock) -> dict[str, Any]:
+    annotations = {Annotation.CLAIMED_BY: request["operationID"]}
+    return {"metadata": {"resourceVersion": stock.version, "annotations": annotations}}
+
+
+def _unit(request: dict[str, Any], operation_uid: str, stock: Stock) -> dict[str, Any]:
+    annotations = {
+        Annotation.OPERATION_ID: request["operationID"],
+        Annotation.OPERATION_UID: operation_uid,
+        Annotation.OPERATION_ATTEMPT: "1",
+        Annotation.REQUEST_HASH: HASH,
+        Annotation.SOURCE_STOCK_NAME: stock.name,
+        Annotation.SOURCE_STOCK_NAMESPACE: STOCK_NAMESPACE,
+        Annotation.SOURCE_STOCK_UID: stock.uid,
+    }
+    spec = {key: value for key, value in request.items() if key not in ("operationID", "name")}
+    return _manifest("GPUUnit", {"name": request["name"], "annotations": annotations}, spec)
+
+
+def _manifest(kind: str, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "metadata": metadata, "spec": spec}
