@@ -6,7 +6,9 @@ waits for calls in progress.
 
 import json
 import os
+import signal
 import socketserver
+import sys
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -48,6 +50,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
     request_queue_size = 128
 
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # else the first process of a container never hears of it
 SOCKET.unlink(missing_ok=True)
 with Server(str(SOCKET), Function) as server:
     SOCKET.chmod(0o666)  # the sidecar is another user

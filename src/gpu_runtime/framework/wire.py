@@ -145,7 +145,7 @@ async def _chunked(reader: asyncio.StreamReader, limit: int) -> bytes:
         if total > limit:
             raise _too_large(limit)
         parts.append(await _exactly(reader, size))
-        if await Lines(reader, 2).next():
+        if await _exactly(reader, 2) != b"\r\n":
             raise Unreadable(400, "a chunk of the request's body has another length than it says")
     trailers = Lines(reader, READ_SIZE)
     while line := await trailers.next():
