@@ -53,7 +53,7 @@ def answer_of(value: Any) -> Answer:
 def answer_to_exception(error: BaseException) -> Answer:
     """What the caller learns of what the handler raised: a sentence, never the traceback."""
     if isinstance(error, Retry):
-        after = None if error.after is None else str(max(0, math.ceil(error.after)))
+        after = None if error.after is None else str(math.ceil(error.after))
         return problem(503, "Retry", text_of(error), () if after is None else (("Retry-After", after),))
     if isinstance(error, Reject):
         return problem(422, "Reject", text_of(error))
@@ -76,7 +76,7 @@ def shortened(message: str) -> str:
 def text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a user's exception may be unable to say what it is
+    except BaseException:  # noqa: BLE001 - a user's exception may be unable to say what it is
         return "the exception has no text: its __str__ failed"
 
 

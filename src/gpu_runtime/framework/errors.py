@@ -7,6 +7,8 @@ Exception
 └─ Unreadable    the caller does not speak the contract → 4xx, the handler is not called
 """
 
+import math
+
 
 class Reject(Exception):
     """Raised by a handler: this invocation can never succeed; do not try it again."""
@@ -15,10 +17,14 @@ class Reject(Exception):
 class Retry(Exception):
     """Raised by a handler: not now; try again, here or on another worker."""
 
+    after: float | None = None
+    """Seconds to wait before the next try, where the handler knows better than the platform."""
+
     def __init__(self, message: str = "", after: float | None = None) -> None:
         super().__init__(message)
+        if after is not None and not 0 <= after < math.inf:
+            raise ValueError(f"after is {after!r}; give seconds, 0 or more")
         self.after = after
-        """Seconds to wait before the next try, where the handler knows better than the platform."""
 
 
 class CannotServe(Exception):

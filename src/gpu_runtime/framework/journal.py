@@ -22,5 +22,5 @@ def say_traceback(line: str, error: BaseException) -> None:
 def _lines(error: BaseException) -> list[str]:
     try:
         return traceback.format_exception(type(error), error, error.__traceback__)
-    except Exception as unprintable:  # noqa: BLE001 - whatever a user's exception does when it is shown
+    except BaseException as unprintable:  # noqa: BLE001 - whatever a user's exception does when it is shown
         return [f"{type(error).__name__}, whose traceback cannot be shown: {type(unprintable).__name__}"]

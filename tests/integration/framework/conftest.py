@@ -1,22 +1,20 @@
-"""A place for sockets: pytest's own directories may be too deep for a socket's path."""
+"""Places for sockets: one of the test's own, and one that a module shares."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.integration.framework.worker import socket_place
+
 
 @pytest.fixture(scope="module")
 def module_place() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="fw-"))
-    yield place
-    shutil.rmtree(place)
+    with socket_place() as place:
+        yield place
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="fw-"))
-    yield place
-    shutil.rmtree(place)
+    with socket_place() as place:
+        yield place

@@ -20,6 +20,14 @@ class Mute(Exception):
 class Sensitive(Exception):
     pass
 
+class Leaving(Exception):
+    def __str__(self):
+        sys.exit("no")
+
+class Bare(Retry):
+    def __init__(self):
+        pass
+
 def fail(error):
     raise error
 
@@ -54,6 +62,9 @@ DEEDS = {
     "exit": lambda r: sys.exit(3),
     "retry": lambda r: fail(Retry("not now")),
     "retry after": lambda r: fail(Retry("not now", after=1.2)),
+    "retry never": lambda r: fail(Retry("not now", after=math.inf)),
+    "bare retry": lambda r: fail(Bare()),
+    "leaving": lambda r: fail(Leaving()),
     "reject": lambda r: fail(Reject("never")),
     "coroutine": lambda r: later(),
     "key": lambda r: r.payload["missing"],
@@ -106,6 +117,9 @@ def test_a_return_value_has_one_form(
     [
         ("fail", 500, "Sensitive", "the sentence"),
         ("mute", 500, "Mute", "__str__ failed"),
+        ("leaving", 500, "Leaving", "__str__ failed"),
+        ("retry never", 500, "ValueError", "after is inf"),
+        ("bare retry", 503, "Retry", ""),
         ("long", 500, "ValueError", "(cut off)"),
         ("exit", 500, "SystemExit", "3"),
         ("key", 500, "KeyError", "missing"),

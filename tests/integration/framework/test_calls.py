@@ -11,10 +11,10 @@ from localcluster.processes import wait_until
 from tests.integration.framework.worker import Worker, dialled, worker
 
 MEETING = """
-import asyncio, threading
+import threading
 from gpu_runtime.framework import handler, serve
 
-barrier, arrived, all_here = threading.Barrier(4), [], asyncio.Event()
+barrier = threading.Barrier(4)
 
 @handler
 def run(request):
@@ -41,7 +41,7 @@ async def run(request):
 serve()
 """
 
-ONE_AT_A_TIME = """
+TWO_AT_A_TIME = """
 import threading
 from gpu_runtime.framework import handler, serve
 
@@ -58,12 +58,11 @@ def run(request):
 serve()
 """
 
-# A plain handler that hangs until a file appears, and says when it began and ended.
 HANGING = """
-import pathlib, sys, time
+import pathlib, time
 from gpu_runtime.framework import handler, serve
 
-place = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else PLACE)
+place = pathlib.Path(PLACE)
 
 @handler
 def run(request):
@@ -71,7 +70,6 @@ def run(request):
         (place / "began").touch()
         while not (place / "let go").exists():
             time.sleep(0.01)
-        (place / "ended").touch()
     return "done"
 
 serve()
@@ -120,7 +118,7 @@ def test_calls_run_at_the_same_time(source: str, place: Path) -> None:
 
 
 def test_no_more_than_so_many_run_at_a_time_and_the_others_wait(place: Path) -> None:
-    with worker(ONE_AT_A_TIME, place, GPU_RUNTIME_CONCURRENCY="2") as asked, ThreadPoolExecutor(12) as pool:
+    with worker(TWO_AT_A_TIME, place, GPU_RUNTIME_CONCURRENCY="2") as asked, ThreadPoolExecutor(12) as pool:
         names = {reply.body.decode() for reply in pool.map(lambda _: asked.ask(), range(60))}
     assert names <= {"handler-1", "handler-2"}
 

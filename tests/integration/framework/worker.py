@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,13 @@ def dialled(path: str) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def socket_place() -> Iterator[Path]:
+    """A directory for sockets: pytest's own ones may be too deep for a socket's path."""
+    with tempfile.TemporaryDirectory(prefix="fw-") as place:
+        yield Path(place)
 
 
 @contextmanager

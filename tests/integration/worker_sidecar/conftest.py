@@ -1,22 +1,14 @@
-"""A place for sockets: pytest's own directories may be too deep for a socket's path."""
+"""A place for sockets."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-
-@pytest.fixture(scope="module")
-def module_place() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="fw-"))
-    yield place
-    shutil.rmtree(place)
+from tests.integration.framework.worker import socket_place
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="fw-"))
-    yield place
-    shutil.rmtree(place)
+    with socket_place() as place:
+        yield place
