@@ -142,12 +142,12 @@ class Connection:
             body = await self._body(head)
             answer = await self._server.answer(head, body, self._reader.hung_up)
         except Unreadable as error:
-            await self._send(written(answer_to_caller(error), keep_alive=False))
+            await self._send(written(answer_to_caller(error), 0))
             await self._linger()
             return False
-        keep_alive = head.keep_alive and not self._last
-        await self._send(written(answer, keep_alive, with_body=head.method != "HEAD"))
-        return keep_alive
+        kept_seconds = int(self._limits.idle_seconds) if head.keep_alive and not self._last else 0
+        await self._send(written(answer, kept_seconds, with_body=head.method != "HEAD"))
+        return kept_seconds > 0
 
     async def _head(self, begun: bytes) -> Head:
         try:

@@ -81,15 +81,18 @@ async def read_body(reader: asyncio.StreamReader, length: int, limit: int) -> by
     return await _exactly(reader, length)
 
 
-def written(answer: Answer, keep_alive: bool, with_body: bool = True) -> bytes:
-    """The answer as bytes. The answer to HEAD has the length of a body that is not sent."""
+def written(answer: Answer, kept_seconds: int, with_body: bool = True) -> bytes:
+    """The answer as bytes, and for how long the connection is kept. The answer to HEAD has the length of a body that is
+    not sent."""
     lines = [f"HTTP/1.1 {answer.status} {_phrase(answer.status)}"]
     if answer.content_type is not None:
         lines.append(f"Content-Type: {answer.content_type}")
     if answer.status != 204:
         lines.append(f"Content-Length: {len(answer.body)}")
     lines += [f"{name}: {value}" for name, value in answer.headers]
-    lines.append(f"Connection: {'keep-alive' if keep_alive else 'close'}")
+    lines += (
+        ["Connection: keep-alive", f"Keep-Alive: timeout={kept_seconds}"] if kept_seconds else ["Connection: close"]
+    )
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + (answer.body if with_body else b"")
 
 

@@ -1,5 +1,6 @@
 """Calls at the same time, past their deadline, and without a caller."""
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from localcluster.processes import wait_until
 from tests.integration.framework.worker import Worker, dialled, worker
 
 MEETING = """
+import socket
 import threading
 from gpu_runtime.framework import handler, serve
 
@@ -42,6 +44,7 @@ serve()
 """
 
 TWO_AT_A_TIME = """
+import socket
 import threading
 from gpu_runtime.framework import handler, serve
 
@@ -174,6 +177,16 @@ def test_an_async_handler_is_cancelled_when_its_caller_hangs_up(place: Path) -> 
             assert not (place / "ended").exists()
         appears(place / "ended")
         assert asked.ask("x").status == 200
+
+
+def test_a_caller_that_sends_no_more_still_gets_its_answer(place: Path) -> None:
+    with worker(f"PLACE = {str(place)!r}\n{HANGING}", place) as asked, dialled(asked.socket) as caller:
+        caller.sendall(b'POST /invoke HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 6\r\n\r\n"hang"')
+        appears(place / "began")
+        caller.shutdown(socket.SHUT_WR)
+        assert is_healthy(asked)  # so it has seen that the caller sends no more
+        (place / "let go").touch()
+        assert caller.recv(100).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_a_handler_that_cancels_itself_has_failed(place: Path) -> None:

@@ -1,8 +1,10 @@
 """The user's process from its start to its end."""
 
 import os
+import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -106,6 +108,29 @@ def test_sigterm_finishes_what_runs(place: Path) -> None:
         assert not Path(asked.socket).exists()
     assert (replies[0].status, replies[0].body) == (200, b"finished" * 100_000)
     assert replies[0].headers["Connection"] == "close"
+
+
+def accepted_unread() -> int:
+    """How much the kernel takes for somebody who does not read."""
+    writing, unread = socket.socketpair()
+    with writing, unread:
+        writing.setblocking(False)
+        return writing.send(bytes(10_000_000))
+
+
+def test_sigterm_waits_until_the_answer_is_read(place: Path) -> None:
+    """What the kernel did not take yet is still in the process."""
+    size = accepted_unread() + 20_000
+    source = f"from gpu_runtime.framework import handler, serve\nhandler(lambda request: bytes({size}))\nserve()"
+    with worker(source, place) as asked, dialled(asked.socket) as caller:
+        caller.sendall(b"POST /invoke HTTP/1.1\r\n\r\n")
+        assert select.select([caller], [], [], 10)[0]
+        asked.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            asked.process.wait(1)
+        answer = b"".join(iter(lambda: caller.recv(65536), b""))
+        assert ended(asked) == 0
+    assert len(answer.partition(b"\r\n\r\n")[2]) == size
 
 
 def test_sigterm_does_not_wait_for_a_handler_that_nobody_waits_for(place: Path) -> None:
