@@ -1,0 +1,99 @@
+"""What a handler may return, and what becomes of it on the wire. Nothing here awaits."""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.framework.errors import Reject, Retry, Unreadable
+
+JSON = "application/json"
+MESSAGE_LIMIT = 4096
+"""An error's message is a sentence, not a dump. What was cut off is said."""
+
+_FIELD_VALUE = re.compile(r"[!-~]+(?:[ \t]+[!-~]+)*")
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer with a content type or a status of its own. Without a content type, the body's type decides."""
+
+    body: Any = None
+    content_type: str | None = None
+    status: int = 200
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.status, int) or not (200 <= self.status < 300 or 400 <= self.status < 600):
+            raise ValueError(f"status is {self.status!r}; use one of 200 to 299 or 400 to 599")
+        if self.content_type is not None and not _FIELD_VALUE.fullmatch(self.content_type):
+            raise ValueError(f"content_type is {self.content_type!r}; use one like text/csv")
+        if self.status in (204, 205) and self.body is not None:
+            raise ValueError(f"an answer with status {self.status} has no body")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer as it goes over the wire."""
+
+    status: int
+    content_type: str | None
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def answer_of(value: Any) -> Answer:
+    """What the handler's return value means. Raises TypeError or ValueError where it means nothing."""
+    if not isinstance(value, Response):
+        value = Response(value, status=204 if value is None else 200)
+    content_type, body = _encoded(value.body)
+    return Answer(value.status, value.content_type or content_type, body)
+
+
+def answer_to_exception(error: BaseException) -> Answer:
+    """What the caller learns of what the handler raised: a sentence, never the traceback."""
+    if isinstance(error, Retry):
+        after = None if error.after is None else str(math.ceil(error.after))
+        return problem(503, "Retry", text_of(error), () if after is None else (("Retry-After", after),))
+    if isinstance(error, Reject):
+        return problem(422, "Reject", text_of(error))
+    return problem(500, type(error).__name__, text_of(error))
+
+
+def answer_to_caller(error: Unreadable) -> Answer:
+    return problem(error.status, "BadRequest", error.message)
+
+
+def problem(status: int, kind: str, message: str, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+    body = json.dumps({"error": {"type": kind, "message": shortened(message)}}).encode()
+    return Answer(status, JSON, body, headers)
+
+
+def shortened(message: str) -> str:
+    return message if len(message) <= MESSAGE_LIMIT else f"{message[:MESSAGE_LIMIT]}… (cut off)"
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - a user's exception may be unable to say what it is
+        return "the exception has no text: its __str__ failed"
+
+
+def _encoded(body: Any) -> tuple[str | None, bytes]:
+    if body is None:
+        return None, b""
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return "application/octet-stream", bytes(body)
+    if isinstance(body, str):
+        return "text/plain; charset=utf-8", body.encode()
+    return JSON, _as_json(body)
+
+
+def _as_json(body: Any) -> bytes:
+    try:
+        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"the handler returned what is not JSON ({error}); return JSON's types, bytes, str, None or a Response"
+        ) from error

@@ -1,0 +1,128 @@
+"""A user's process for tests: its source in, its socket, its log and its end out."""
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localcluster.processes import wait_until
+
+JSON = {"Content-Type": "application/json"}
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("framework", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = dialled(self._path)
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> tuple[str, str]:
+        error = self.json["error"]
+        assert set(self.json) == {"error"}
+        assert set(error) == {"type", "message"}
+        return error["type"], error["message"]
+
+
+@dataclass
+class Worker:
+    process: "subprocess.Popen[bytes]"
+    socket: str
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def ask(self, body: Any = None, headers: dict[str, str] | None = None, method: str = "POST") -> Reply:
+        """Send JSON, or what other headers say."""
+        data = body if headers is not None and "Content-Type" in headers else json.dumps(body).encode()
+        return self.request(method, "/invoke", data, {**JSON, **(headers or {})})
+
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+        connection = UnixConnection(self.socket)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return Reply(answer.status, dict(answer.headers), answer.read())
+        finally:
+            connection.close()
+
+
+def dialled(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(30)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def socket_place() -> Iterator[Path]:
+    """A directory for sockets: pytest's own ones may be too deep for a socket's path."""
+    with tempfile.TemporaryDirectory(prefix="fw-") as place:
+        yield Path(place)
+
+
+@contextmanager
+def worker(source: str, place: Path, wrap: Sequence[str] = (), **environment: str) -> Iterator[Worker]:
+    """Run the source until the block ends. The block begins when its socket takes connections."""
+    with started([*wrap, sys.executable, "-c", source], place, **environment) as running:
+        yield running
+
+
+@contextmanager
+def started(command: Sequence[str], place: Path, **environment: str) -> Iterator[Worker]:
+    path = environment.setdefault("GPU_RUNTIME_SOCKET", str(place / "framework.sock"))
+    log = place / "log"
+    with log.open("ab") as to, subprocess.Popen(command, env={**os.environ, **environment}, stderr=to) as process:
+        running = Worker(process, path, log)
+        try:
+            wait_until(lambda: process.poll() is not None or takes_connections(path), 20, lambda: running.log)
+            yield running
+        finally:
+            process.kill()
+
+
+def takes_connections(path: str) -> bool:
+    try:
+        dialled(path).close()
+    except OSError:
+        return False
+    return True
+
+
+def exchanged(path: str, data: bytes, half_close: bool = False) -> bytes:
+    """Send these bytes and give all that comes back until the framework closes the connection."""
+    with dialled(path) as connection:
+        try:
+            connection.sendall(data)
+            if half_close:
+                connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it was refused before it was sent; the answer is there all the same
+        return b"".join(iter(lambda: connection.recv(65536), b""))

@@ -1,0 +1,43 @@
+"""A request as a handler sees it, also in a user's own tests."""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpu_runtime.framework import Headers, Request
+from gpu_runtime.framework.request import request_of
+
+
+@pytest.fixture
+def far_east() -> Iterator[None]:
+    """A process in another time zone."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "Asia/Kathmandu"
+    time.tzset()
+    yield
+    os.environ.pop("TZ")
+    if before is not None:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+def test_a_request_can_be_made_by_hand() -> None:
+    request = Request({"n": 1})
+    assert (request.payload, request.attempt, request.remaining()) == ({"n": 1}, 1, math.inf)
+
+
+def test_headers_are_found_in_any_case() -> None:
+    headers = Headers({"X-Trace": "1"})
+    assert (headers["x-TRACE"], "X-trace" in headers, "y" in headers, len(headers)) == ("1", True, False, 1)
+
+
+@pytest.mark.usefixtures("far_east")
+def test_what_remains_does_not_depend_on_the_time_zone() -> None:
+    deadline = datetime.now(UTC) + timedelta(seconds=100)
+    request = request_of({"gpu-runtime-deadline": deadline.isoformat()}, b"")
+    assert request.deadline == deadline
+    assert 99 < request.remaining() <= 100

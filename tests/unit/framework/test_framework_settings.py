@@ -1,0 +1,62 @@
+"""What the environment may say, and that both sides call it the same."""
+
+import pytest
+
+from gpu_runtime.contract import framework as contract
+from gpu_runtime.contract.crd.gpu_unit import SOCKET_PATH_LIMIT, Framework, Serverless
+from gpu_runtime.framework import CannotServe, request, settings
+from gpu_runtime.framework.settings import Settings, from_environment
+
+
+def test_the_helpers_copy_of_the_names_is_the_contracts() -> None:
+    variables = {
+        contract.SOCKET_VARIABLE: settings.SOCKET,
+        contract.INVOKE_PATH_VARIABLE: settings.INVOKE_PATH,
+        contract.HEALTH_PATH_VARIABLE: settings.HEALTH_PATH,
+        contract.CONCURRENCY_VARIABLE: settings.CONCURRENCY,
+        contract.MAX_BODY_BYTES_VARIABLE: settings.MAX_BODY_BYTES,
+    }
+    headers = ("INVOCATION_ID", "DEADLINE", "ATTEMPT", "ATTRIBUTES", "HEADER_PREFIX")
+    assert all(theirs == ours for theirs, ours in variables.items())
+    assert [getattr(contract, name) for name in headers] == [getattr(request, name) for name in headers]
+
+
+def test_the_defaults_are_those_of_the_resource() -> None:
+    said, default = Framework(), Settings()
+    assert (default.socket, default.invoke_path, default.health_path, default.concurrency) == (
+        said.socket_path,
+        said.invoke_path,
+        said.health_path,
+        Serverless().concurrency,
+    )
+    assert settings.SOCKET_PATH_LIMIT == SOCKET_PATH_LIMIT
+
+
+def test_an_empty_environment_means_the_defaults_and_so_do_empty_values() -> None:
+    assert from_environment({}) == Settings()
+    assert from_environment({"GPU_RUNTIME_SOCKET": "", "GPU_RUNTIME_CONCURRENCY": ""}) == Settings()
+
+
+def test_what_the_environment_says_holds() -> None:
+    said = from_environment(
+        {
+            "GPU_RUNTIME_SOCKET": "/a/b",
+            "GPU_RUNTIME_INVOKE_PATH": "/i",
+            "GPU_RUNTIME_HEALTH_PATH": "/h",
+            "GPU_RUNTIME_CONCURRENCY": "7",
+            "GPU_RUNTIME_MAX_BODY_BYTES": "9",
+        }
+    )
+    assert (said.socket, said.invoke_path, said.health_path, said.concurrency) == ("/a/b", "/i", "/h", 7)
+    assert said.limits.body_bytes == 9
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "٣", "9" * 30])
+def test_a_count_is_a_whole_number_above_zero(value: str) -> None:
+    with pytest.raises(CannotServe, match=r"GPU_RUNTIME_CONCURRENCY is .* give a whole number above 0"):
+        from_environment({"GPU_RUNTIME_CONCURRENCY": value})
+
+
+def test_one_path_cannot_be_both() -> None:
+    with pytest.raises(CannotServe, match="give two paths"):
+        from_environment({"GPU_RUNTIME_INVOKE_PATH": "/healthz"})

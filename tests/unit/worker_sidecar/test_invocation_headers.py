@@ -1,0 +1,48 @@
+"""The context of an invocation as HTTP headers that nothing can break out of."""
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from gpu_runtime.worker_sidecar.invocation import Invocation, http_headers
+
+
+def test_a_plain_invocation_reads_plainly() -> None:
+    invocation = Invocation(
+        invocation_id="inv-1",
+        body=b"{}",
+        content_type="application/json; charset=utf-8",
+        headers={"X-Trace": "a b, c=1"},
+        attributes={"tenant": "ü"},
+        deadline=datetime(2030, 1, 31, 23, 59, 59, 250999, timezone(timedelta(hours=1))),
+        attempt=2,
+    )
+    assert http_headers(invocation) == {
+        "Content-Length": "2",
+        "Content-Type": "application/json; charset=utf-8",
+        "Gpu-Runtime-Invocation-Id": "inv-1",
+        "Gpu-Runtime-Attempt": "2",
+        "Gpu-Runtime-Deadline": "2030-01-31T22:59:59.250Z",
+        "Gpu-Runtime-Attributes": '{"tenant":"\\u00fc"}',
+        "Gpu-Runtime-Header-X-Trace": "a b, c=1",
+    }
+
+
+def test_what_is_not_given_is_not_said() -> None:
+    assert set(http_headers(Invocation(invocation_id="a"))) == {
+        "Content-Length",
+        "Gpu-Runtime-Invocation-Id",
+        "Gpu-Runtime-Attempt",
+    }
+
+
+@pytest.mark.parametrize("text", ["a\r\nb: c", "\0", "\x7f", " a ", "ü", "100%", "\ud800", "\t"])
+def test_nothing_breaks_out_of_its_header(text: str) -> None:
+    invocation = Invocation(invocation_id=text, content_type=text, headers={text: text}, attributes={text: text})
+    for name, value in http_headers(invocation).items():
+        assert name.isascii()
+        assert name.isprintable()
+        assert not set(name) & set(" :")
+        assert value.isascii()
+        assert value.isprintable()
+        assert value == value.strip()
