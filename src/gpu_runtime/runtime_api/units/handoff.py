@@ -12,6 +12,7 @@ unit's own pod waits until the stock's is gone. Every step may be repeated by an
 two of them: the replay of the request or the sweep of any replica goes on from the operation's record.
 """
 
+import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
 logger = logging.getLogger(__name__)
 _REQUEST = msgspec.json.Decoder(CreateUnit)
 
+AT_ONCE = 8
+"""How many creates this replica has under way at a time. The others wait, in the order of their coming: all at once
+they would wait for the API server instead, each with every one of its steps, until none is answered in time."""
+
 
 @dataclass
 class _Course:
@@ -69,9 +74,14 @@ class Handoff:
         self._ledger = ledger
         self._shelf = shelf
         self._attachments = attachments
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
         """The unit, and whether it was this call that made it and not an earlier or simultaneous one."""
+        async with self._turns:
+            return await self._create(request)
+
+    async def _create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
         missing = await self._attachments.missing(request.namespace, request.storage_mounts)
         if missing and await self._ledger.find(request.operation_id) is None:
             raise Invalid(missing)

@@ -57,10 +57,13 @@ class Replica:
             "limits": {"drainSeconds": 0.3, "requestsPerSecond": 0},
         }
         config.write_text(yaml.safe_dump(settings | self.settings))
-        program = [sys.executable, "-m", "tests.integration.runtime_api.edge.replica", str(config)]
+        program = ["setpriv", "--pdeathsig", "KILL", "--", *self.command(config)]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "--", *program], stderr=log, cwd=PROJECT)
+            self.process = subprocess.Popen(program, stderr=log, cwd=PROJECT)
         return self
+
+    def command(self, config: Path) -> list[str]:
+        return [sys.executable, "-m", "tests.integration.runtime_api.edge.replica", str(config)]
 
     @property
     def log(self) -> Path:

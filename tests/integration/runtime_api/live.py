@@ -1,0 +1,226 @@
+"""The platform as it runs: API server, scheduler, simulated nodes, controller manager and three runtime APIs, each a
+process of its own under the identity that the RBAC manifests give it. Everything is asked over HTTP.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import aiohttp
+import yaml
+from lightkube import AsyncClient, KubeConfig
+from lightkube.generic_resource import create_namespaced_resource
+
+from localcluster import control_plane as control_planes
+from localcluster.control_plane import ControlPlane
+from tests.conftest import available
+from tests.integration.controller_manager.conftest import IDENTITY as MANAGER
+from tests.integration.controller_manager.conftest import PROGRAM, UNIT, Manager, Object, install
+from tests.integration.runtime_api.edge.conftest import IDENTITY, Replica
+
+STOCK, UNITS = "runtime-stock", "runtime-instance"
+OPERATION = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "Operation", "operations")
+TOKEN = "one-token-with-both-scopes"  # noqa: S105 - of these tests only
+
+
+class LiveReplica(Replica):
+    """The real program, with authentication, and without limits on how much a caller may ask for."""
+
+    def command(self, config: Path) -> list[str]:
+        return [str(PROGRAM), "runtime-api", "--config", str(config)]
+
+    def kill(self) -> None:
+        assert self.process
+        self.process.kill()
+        self.process.wait(20)
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(Signals.SIGCONT)
+            self.kill()
+
+
+@dataclass
+class Platform:
+    plane: ControlPlane
+    folder: Path
+    standing: list[LiveReplica] = field(default_factory=list)
+    """Three replicas that all tests share. Who kills one starts it again."""
+
+    def replica(self, name: str, kubeconfig: Path | None = None, **settings: Any) -> LiveReplica:
+        """One more, not yet started; by default it is connected to the API server directly."""
+        identity = kubeconfig or self.plane.kubeconfig_for("runtime-api", IDENTITY)
+        authentication = {"mode": "required", "tokenFile": str(self._token_file())}
+        limits = {"requestsPerSecond": 0, "requestSeconds": 90, "drainSeconds": 0.3}
+        own = {"authentication": authentication, "limits": limits, **settings}
+        return LiveReplica(self.folder / name, identity, own)
+
+    def _token_file(self) -> Path:
+        path = self.folder / "tokens.yaml"
+        if not path.exists():
+            entry = {"name": "tests", "token": TOKEN, "scopes": ["operator", "runtime"]}
+            path.write_text(yaml.safe_dump({"tokens": [entry]}))
+        return path
+
+
+@contextmanager
+def running_platform(folder: Path) -> Iterator[Platform]:
+    with available(control_planes.control_plane(nodes=4, gpus_per_node=1000)) as plane:
+        install(plane)
+        manager = Manager(folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}})
+        platform = Platform(plane, folder)
+        platform.standing += [platform.replica(f"standing-{number}") for number in range(3)]
+        try:
+            manager.start()
+            for replica in platform.standing:
+                replica.start()
+            for replica in platform.standing:
+                replica.wait_ready()
+            manager.wait_ready().wait_leading()
+            yield platform
+        finally:
+            for replica in platform.standing:
+                replica.end()
+            manager.end()
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    """0 where there was none."""
+    body: Any = None
+
+    @property
+    def code(self) -> str:
+        return str(self.body["error"]["code"]) if "error" in (self.body or {}) else ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What lies in the cluster, seen with other eyes than the product's."""
+
+    stock: list[Object]
+    units: list[Object]
+    operations: dict[str, Object]
+
+    def stock_of(self, flavour: str) -> list[Object]:
+        return [each for each in self.stock if each["spec"]["specName"] == flavour]
+
+    def units_of(self, flavour: str) -> list[Object]:
+        return [each for each in self.units if each["spec"]["specName"] == flavour]
+
+    def operations_of(self, kind: str, flavour: str) -> list[Object]:
+        ours = [each for each in self.operations.values() if each["spec"]["type"] == kind]
+        return [each for each in ours if request_of(each)["specName"] == flavour]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Somebody who uses the API, and can look behind it."""
+
+    platform: Platform
+    http: aiohttp.ClientSession
+    kube: AsyncClient
+
+    async def ask(self, replica: Replica, method: str, path: str, body: Any = None) -> Answer:
+        try:
+            async with self.http.request(method, replica.url(path), json=body) as response:
+                text = await response.text()
+                return Answer(response.status, json.loads(text) if text else None)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return Answer(0)
+
+    async def create(self, replica: Replica, flavour: str, name: str) -> Answer:
+        return await self.ask(replica, "POST", "/api/v1/gpu-units", unit_request(flavour, name))
+
+    async def delete(self, replica: Replica, name: str) -> Answer:
+        return await self.ask(replica, "DELETE", f"/api/v1/gpu-units/{name}")
+
+    async def seed(self, replica: Replica, flavour: str, count: int, operation: str = "") -> Answer:
+        return await self.ask(replica, "POST", "/api/v1/operator/stock-units", seed_request(flavour, count, operation))
+
+    async def stocked(self, flavours: Mapping[str, int]) -> None:
+        """Seed so much of each, and wait until all of it is Ready, as every standing replica sees it, too."""
+        answers = await asyncio.gather(
+            *(self.seed(self.platform.standing[0], each, count) for each, count in flavours.items())
+        )
+        assert {answer.status for answer in answers} == {202}, answers
+        await until(partial(self._is_seeded, flavours), "the seedings have ended")
+        await asyncio.gather(*(self.sees(replica, flavours) for replica in self.platform.standing))
+
+    async def _is_seeded(self, flavours: Mapping[str, int]) -> bool:
+        seen = await self.look()
+        ended = [each for flavour in flavours for each in seen.operations_of("SeedStock", flavour)]
+        return all(state_of(each) == "Succeeded" for each in ended)
+
+    async def sees(self, replica: Replica, flavours: Mapping[str, int]) -> None:
+        async def complete() -> bool:
+            answer = await self.ask(replica, "GET", "/api/v1/operator/inventory")
+            ready = Counter({each["specName"]: each["stock"]["ready"] for each in answer.body["data"]["flavours"]})
+            return all(ready[flavour] == count for flavour, count in flavours.items())
+
+        await until(complete, "stock is Ready", 60)
+
+    async def look(self) -> Seen:
+        stock, units, operations = await asyncio.gather(
+            self._list(UNIT, STOCK), self._list(UNIT, UNITS), self._list(OPERATION, "runtime-system")
+        )
+        return Seen(stock, units, {each["spec"]["operationID"]: each for each in operations})
+
+    async def _list(self, kind: Any, namespace: str) -> list[Object]:
+        return [dict(found.to_dict()) async for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
+
+    async def started(self, *replicas: LiveReplica) -> None:
+        for replica in replicas:
+            replica.start()
+        await asyncio.gather(*(self.ready(replica) for replica in replicas))
+
+    async def ready(self, replica: Replica) -> None:
+        async def is_ready() -> bool:
+            return (await self.ask(replica, "GET", "/readyz")).status == 200
+
+        await until(is_ready, f"{replica.folder} is ready", 60)
+
+
+@asynccontextmanager
+async def caller(platform: Platform) -> AsyncIterator[Caller]:
+    connector = aiohttp.TCPConnector(limit=0)
+    headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=90)
+    kube = AsyncClient(config=KubeConfig.from_file(platform.plane.kubeconfig))
+    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=patience) as http:
+        yield Caller(platform, http, kube)
+    await kube.close()
+
+
+def unit_request(flavour: str, name: str) -> Object:
+    return {"operationID": f"make-{name}", "name": name, "specName": flavour, "image": "python:3.12"}
+
+
+def seed_request(flavour: str, count: int, operation: str = "") -> Object:
+    named = {"operationID": operation or f"seed-{flavour}", "specName": flavour}
+    return {**named, "memory": "1Gi", "gpu": 1, "replicas": count}
+
+
+def request_of(operation: Object) -> Object:
+    return dict(json.loads(operation["spec"]["request"]))
+
+
+def state_of(operation: Object) -> str:
+    return str(operation.get("status", {}).get("state", "Accepted"))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 20) -> float:
+    """Wait until it holds, and tell how long that took."""
+    began = time.monotonic()
+    while not await condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - began
