@@ -100,7 +100,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        return str(self.body["error"]["code"]) if "error" in (self.body or {}) else ""
+        return str(self.body["error"]["code"]) if isinstance(self.body, dict) and "error" in self.body else ""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class Caller:
     async def ask(self, replica: Replica, method: str, path: str, body: Any = None) -> Answer:
         try:
             async with self.http.request(method, replica.url(path), json=body) as response:
-                text = await response.text()
-                return Answer(response.status, json.loads(text) if text else None)
+                is_json = response.content_type == "application/json"
+                return Answer(response.status, await response.json() if is_json else await response.text())
         except (aiohttp.ClientError, TimeoutError, OSError):
             return Answer(0)
 

@@ -7,13 +7,29 @@ import pytest
 from aiohttp import web
 
 from tests.integration.runtime_api.conformance import examine
-from tests.integration.runtime_api.shelf_api import TOKEN, shelf_api
+from tests.integration.runtime_api.live import TOKEN, Platform, seed_request
+from tests.integration.runtime_api.shelf_api import TOKEN as SHELF_TOKEN
+from tests.integration.runtime_api.shelf_api import shelf_api
+
+
+QUOTAS = {"runtime-stock": "count/gpuunits.runtime.lokiwager.io=40,pods=40", "default": "pods=40"}
+"""What is sent may well ask for thousands of replicas. A cluster that has no room for them says so."""
 
 
 @pytest.fixture
-def api_base_url() -> Iterator[str]:
-    with shelf_api() as base_url:
-        yield base_url
+def api_base_url(platform: Platform) -> Iterator[str]:
+    """A real replica, with a little stock."""
+    kubectl, replica = platform.plane.kubectl, platform.standing[0]
+    for namespace, hard in QUOTAS.items():
+        kubectl("create", "quota", "conformance", f"--namespace={namespace}", f"--hard={hard}")
+    replica.wait_for(
+        "/api/v1/operator/stock-units", 202, method="POST", token=TOKEN, body=seed_request("g1.1", 10, "conformance")
+    )
+    yield replica.url("")
+    kubectl("delete", "gpuunits", "--all", "--namespace=runtime-stock", "--wait=false")
+    kubectl("delete", "stockpools", "--all", "--namespace=default", "--wait=false")
+    # The other quota stays: Kubernetes takes its time to collect the pools' Deployments.
+    kubectl("delete", "quota", "conformance", "--namespace=runtime-stock")
 
 
 @pytest.fixture
@@ -45,7 +61,7 @@ def wrong(request: web.Request, response: web.Response) -> web.Response:
 
 def test_an_api_that_does_something_else_is_found_out(tmp_path: Path) -> None:
     with shelf_api(wrong, careless=True) as base_url:
-        verdict = examine(base_url, TOKEN, tmp_path, phases="examples,coverage")
+        verdict = examine(base_url, SHELF_TOKEN, tmp_path, phases="examples,coverage")
     assert verdict.failures >= {
         "UndefinedStatusCode",
         "UndefinedContentType",

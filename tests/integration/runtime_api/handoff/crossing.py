@@ -125,7 +125,7 @@ async def crossing(
 async def _served(made: Crossing) -> AsyncIterator[int]:
     app = web.Application(client_max_size=2**24)
     app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

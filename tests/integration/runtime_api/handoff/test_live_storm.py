@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tests.integration.runtime_api.conservation import settled
-from tests.integration.runtime_api.live import Answer, Caller, Platform, Seen, request_of, state_of
+from tests.integration.runtime_api.live import Answer, Caller, LiveReplica, Platform, Seen, request_of, state_of
 
 SECONDS = 20
 CALLERS = 6
@@ -54,12 +54,20 @@ class Storm:
             await asyncio.sleep(self.chance.uniform(0, 0.2))
 
     async def _kill(self, until: float) -> None:
-        while time.monotonic() < until:
-            await asyncio.sleep(self.chance.uniform(0.2, 1.5))
-            replica = self.chance.choice(self.client.platform.standing)
-            replica.kill()
-            self.kills += 1
-            await self.client.started(replica)
+        """One at a time, and never the last one that answers."""
+        up = list(self.client.platform.standing)
+        async with asyncio.TaskGroup() as starting:
+            while time.monotonic() < until:
+                await asyncio.sleep(self.chance.uniform(0.2, 1.5))
+                if len(up) > 1:
+                    up.remove(replica := self.chance.choice(up))
+                    replica.kill()
+                    self.kills += 1
+                    starting.create_task(self._start(replica, up))
+
+    async def _start(self, replica: LiveReplica, up: list[LiveReplica]) -> None:
+        await self.client.started(replica)
+        up.append(replica)
 
     def _note(self, what: str, answer: Answer) -> None:
         self.answers[f"{what} {answer.status or 'unanswered'}"] += 1
