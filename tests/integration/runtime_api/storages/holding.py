@@ -1,9 +1,10 @@
 """Who holds which storage in the running platform, seen with other eyes than the product's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from lightkube.resources.core_v1 import PersistentVolumeClaim, Pod
 
@@ -57,10 +58,6 @@ async def create(client: Caller, replica: Replica, flavour: str, name: str, *mou
     return await client.ask(replica, "POST", "/api/v1/gpu-units", unit_request(flavour, name) | mounts(*mounted))
 
 
-async def is_held_by(client: Caller, storage: str, unit: str | None) -> bool:
-    return held_by((await storages(client))[storage]) == unit
-
-
 async def strays(client: Caller) -> list[str]:
     """Storages that are attached to nothing: to no unit that names them, by no operation that is under way."""
     found = await storages(client)  # first, so that what is attached by now has its unit and record in what follows
@@ -79,7 +76,10 @@ def _is_right(storage: Object, seen: Seen) -> bool:
 
 @dataclass
 class Mounted:
-    """Which pods mount which claims, event by event."""
+    """Which pods mount which claims, and which units hold which storages, event by event."""
+
+    holders: dict[str, str | None] = field(default_factory=dict)
+    """Of every storage that is there: the unit that holds it."""
 
     pods: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
     """Of every pod that is there: the unit that it belongs to, and the claims that it mounts."""
@@ -88,7 +88,13 @@ class Mounted:
     shared: list[str] = field(default_factory=list)
     """What must never be: a claim in the pods of two units."""
 
-    def take_note(self, event: str, pod: Object) -> None:
+    def take_note_of_storage(self, event: str, storage: Object) -> None:
+        name = storage["metadata"]["name"]
+        self.holders[name] = held_by(storage)
+        if event == "DELETED":
+            del self.holders[name]
+
+    def take_note_of_pod(self, event: str, pod: Object) -> None:
         about = pod["metadata"]
         if event == "DELETED":
             self.pods.pop(about["uid"], None)
@@ -107,21 +113,25 @@ def _claims_of(pod: Object) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def watched_pods(client: Caller) -> AsyncIterator[Mounted]:
+async def watched(client: Caller) -> AsyncIterator[Mounted]:
     """Whoever leaves has seen that no two units' pods mounted one claim."""
     mounted = Mounted()
 
-    async def watch() -> None:
-        async for event, pod in client.kube.watch(Pod, namespace=UNITS):
-            mounted.take_note(event, as_dict(pod))
+    async def watch(kind: Any, take_note: Callable[[str, Object], None]) -> None:
+        async for event, found in client.kube.watch(kind, namespace=UNITS):
+            take_note(event, as_dict(found))
 
-    watching = asyncio.create_task(watch())
+    watching = [
+        asyncio.create_task(watch(Pod, mounted.take_note_of_pod)),
+        asyncio.create_task(watch(STORAGE, mounted.take_note_of_storage)),
+    ]
     try:
         yield mounted
-        assert not watching.done(), "nobody was watching"
+        assert not any(each.done() for each in watching), "nobody was watching"
         assert mounted.shared == []
     finally:
-        watching.cancel()
+        for each in watching:
+            each.cancel()
 
 
 async def manager_killed(client: Caller) -> None:
