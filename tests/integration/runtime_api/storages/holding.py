@@ -112,6 +112,11 @@ def _claims_of(pod: Object) -> Iterator[str]:
             yield claim["claimName"]
 
 
+async def pods_that_mount(client: Caller, storage: str) -> list[str]:
+    pods = await client.all(Pod, UNITS)
+    return [pod["metadata"]["name"] for pod in pods if storage in _claims_of(pod)]
+
+
 @asynccontextmanager
 async def watched(client: Caller) -> AsyncIterator[Mounted]:
     """Whoever leaves has seen that no two units' pods mounted one claim."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 from tests.integration.controller_manager.conftest import UNIT, Object, ready
 from tests.integration.runtime_api.conservation import settled
@@ -12,6 +13,8 @@ from tests.integration.runtime_api.storages.holding import (
     create,
     held_by,
     make_storages,
+    mounts,
+    pods_that_mount,
     storages,
     watched,
 )
@@ -50,20 +53,44 @@ async def raced(client: Caller, mounted: Mounted, number: int) -> list[str]:
 
 async def handed_back(client: Caller, mounted: Mounted, storage: str, winner: str) -> None:
     """The winner has it until its pod, which has really been there, is gone."""
-
-    async def is_mounted() -> bool:
-        return mounted.holders[storage] == winner and (storage, winner) in mounted.ever
-
-    async def is_free() -> bool:
-        return mounted.holders[storage] is None
-
-    await until(is_mounted, f"{winner} holds {storage}, and its pod mounts it", 60)
+    await until(partial(is_mounted, mounted, storage, winner), f"a pod of {winner} mounts {storage}", 60)
     assert (await client.delete(client.platform.standing[0], winner)).status == 204
-    await until(is_free, f"{winner} has released {storage}", 60)
+    await until(partial(is_free, mounted, storage), f"{winner} has released {storage}", 60)
+    assert await pods_that_mount(client, storage) == []
+
+
+async def is_mounted(mounted: Mounted, storage: str, unit: str) -> bool:
+    return mounted.holders[storage] == unit and (storage, unit) in mounted.ever
+
+
+async def is_free(mounted: Mounted, storage: str) -> bool:
+    return mounted.holders[storage] is None
 
 
 def told(answer: Answer) -> tuple[int, str]:
     return answer.status, answer.code
+
+
+async def test_updates_take_a_storage_and_give_it_back_when_its_pod_is_gone(platform: Platform, client: Caller) -> None:
+    await make_storages(client, ["wanders"])
+    await client.stocked({"wanders": 2})
+    one, other = "wanders-1", "wanders-2"
+    made = [await client.create(platform.standing[0], "wanders", name) for name in (one, other)]
+    assert [answer.status for answer in made] == [201, 201]
+
+    async def update(name: str, *mounted: str) -> tuple[int, str]:
+        return told(await client.ask(platform.standing[1], "PUT", f"/api/v1/gpu-units/{name}", mounts(*mounted)))
+
+    async with watched(client) as mounted:
+        for name, waiting in ((one, other), (other, one)):
+            assert await update(name, "wanders") == (200, "")
+            assert await update(waiting, "wanders") == (409, "storage_in_use")
+            await until(partial(is_mounted, mounted, "wanders", name), f"a pod of {name} mounts it", 60)
+            assert await update(name) == (200, "")
+            await until(partial(is_free, mounted, "wanders"), f"{name} has released it", 60)
+            assert await pods_that_mount(client, "wanders") == []
+    gone = [await client.delete(platform.standing[0], name) for name in (one, other)]
+    assert [answer.status for answer in gone] == [204, 204]
 
 
 RACES = 50
@@ -111,7 +138,8 @@ async def mounted_and_deleted(client: Caller, number: int) -> tuple[int, int]:
         return await make(0), ended
     # A mount has more to do before it attaches than a delete before it deletes.
     make_after, end_after = (0.001 * number, 0.0) if number % 2 else (0.0, 0.01 * number)
-    return await asyncio.gather(make(make_after), end(end_after))
+    made, ended = await asyncio.gather(make(make_after), end(end_after))
+    return made, ended
 
 
 async def data_is_kept(client: Caller, names: set[str]) -> None:
