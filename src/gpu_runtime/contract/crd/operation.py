@@ -16,6 +16,8 @@ STOCK_LIMIT = 1000
 REQUEST_LIMIT = 256 * 1024
 """Characters of a request that the record keeps: well below what etcd takes for an object."""
 
+OperationID = Annotated[str, held(minLength=1, maxLength=OPERATION_ID_LIMIT)]
+
 
 class OperationType(StrEnum):
     CREATE_STOCK_POOL = "CreateStockPool"
@@ -61,7 +63,7 @@ class OperationSpec(Wire, frozen=True, kw_only=True):
 
     RULES: ClassVar = (Rule("self == oldSelf", "an operation never changes what was asked"),)
 
-    operation_id: Annotated[str, held(minLength=1, maxLength=OPERATION_ID_LIMIT)] = field(name="operationID")
+    operation_id: OperationID = field(name="operationID")
     """The caller's name for the operation. The object's own name is derived from it."""
 
     type: Annotated[str, held(enum=[each.value for each in OperationType])]

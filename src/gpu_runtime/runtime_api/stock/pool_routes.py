@@ -95,7 +95,7 @@ def _of_one(pools: Pools) -> Sequence[Route]:
 
 
 EXAMPLE: dict[str, Any] = {
-    "operationID": "stock-g1-demo-001",
+    "operationID": "pool-g1-demo-001",
     "name": "pool-g1-demo",
     "namespace": "default",
     "specName": "g1.1",

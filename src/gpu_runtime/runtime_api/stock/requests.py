@@ -1,11 +1,19 @@
-"""What operators ask of stock and pools."""
+"""What operators ask of stock and pools.
+
+The limits stand here for the document alone: `admission` holds them, with a sentence for each.
+"""
+
+from typing import Annotated
 
 from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.definition import held
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
+from gpu_runtime.contract.crd.names import NAME_PATTERN, POOL_NAME_LIMIT
+from gpu_runtime.contract.crd.operation import STOCK_LIMIT, OperationID
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.contract.crd.workload import Count, Image, Quantity, SpecName, Template
 from gpu_runtime.runtime_api.http.paging import Paged
 from gpu_runtime.runtime_api.http.route import Body, Query
 
@@ -13,28 +21,28 @@ from gpu_runtime.runtime_api.http.route import Body, Query
 class CreateStockPool(Body, frozen=True, kw_only=True):
     """A pool of warm capacity: so many replicas of one image, each with its GPUs."""
 
-    operation_id: str = field(name="operationID")
+    operation_id: OperationID = field(name="operationID")
     """The caller's name for this operation. The same request under the same name is carried out once."""
 
-    name: str = ""
+    name: Annotated[str, held(pattern=NAME_PATTERN, maxLength=POOL_NAME_LIMIT)] = ""
     """The pool's name, at most 58 characters. Default: derived from the operationID."""
 
     namespace: str = ""
     """Where the pool is made. Default: the first namespace that the configuration allows."""
 
-    spec_name: str
+    spec_name: SpecName
     """The flavour of the capacity, for example g1.1."""
 
-    image: str = ""
+    image: Image = ""
     """The image that every replica runs. Default: the platform's placeholder."""
 
-    memory: str = ""
+    memory: Quantity = ""
     """The memory that each replica reserves and may not exceed, for example 16Gi. Default: no reservation."""
 
-    gpu: int = 0
+    gpu: Count = 0
     """How many GPUs each replica holds."""
 
-    replicas: int
+    replicas: Count
     """How many replicas there are to be. 0 keeps the pool without capacity."""
 
     template: Template = Template()
@@ -54,19 +62,19 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
 class SeedStock(Body, frozen=True, kw_only=True):
     """Stock units: reservations that hold their GPUs until a unit is made from them. What runs comes with the unit."""
 
-    operation_id: str = field(name="operationID")
+    operation_id: OperationID = field(name="operationID")
     """The caller's name for this operation. The same request under the same name is carried out once."""
 
-    spec_name: str
+    spec_name: SpecName
     """The flavour, for example g1.1: a unit of this flavour takes such stock."""
 
-    memory: str = ""
+    memory: Quantity = ""
     """The memory that each stock unit reserves, for example 16Gi. Default: no reservation."""
 
-    gpu: int = 0
+    gpu: Count = 0
     """How many GPUs each stock unit holds."""
 
-    replicas: int
+    replicas: Annotated[int, held(format="int32", minimum=1, maximum=STOCK_LIMIT)]
     """How many stock units are made, 1 to 1000. All of them, or none."""
 
     def spec(self) -> GPUUnitSpec:

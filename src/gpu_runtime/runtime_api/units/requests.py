@@ -1,10 +1,18 @@
-"""What callers ask of units."""
+"""What callers ask of units.
+
+The limits stand here for the document alone: `admission` holds them, with a sentence for each.
+"""
+
+from typing import Annotated
 
 from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.definition import held
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
-from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.contract.crd.names import NAME_LIMIT, NAME_PATTERN
+from gpu_runtime.contract.crd.operation import OperationID
+from gpu_runtime.contract.crd.workload import Count, Image, Quantity, SpecName, Template
 from gpu_runtime.runtime_api.http.paging import Paged
 from gpu_runtime.runtime_api.http.route import Body, Query
 
@@ -12,22 +20,22 @@ from gpu_runtime.runtime_api.http.route import Body, Query
 class CreateUnit(Body, frozen=True, kw_only=True):
     """An active unit, made from one Ready stock unit of the same specName, whose memory and GPUs it keeps."""
 
-    operation_id: str = field(name="operationID")
+    operation_id: OperationID = field(name="operationID")
     """The caller's name for this operation. The same request under the same name is made once."""
 
-    name: str
+    name: Annotated[str, held(pattern=NAME_PATTERN, maxLength=NAME_LIMIT)]
     """The unit's name, and its Service's."""
 
     namespace: str = ""
     """Where the unit is made. Default: the first namespace that the configuration allows."""
 
-    spec_name: str
+    spec_name: SpecName
     """The flavour, for example g1.1: stock of this flavour is taken."""
 
     stock_namespace: str = ""
     """Where the stock is taken from. Default: the configured stock namespace, the only one there is."""
 
-    image: str
+    image: Image
     """The image to run."""
 
     template: Template = Template()
@@ -59,7 +67,7 @@ class CreateUnit(Body, frozen=True, kw_only=True):
 class UpdateUnit(Body, frozen=True, kw_only=True):
     """What is to change. A field that is left out stays as it is; one that is given replaces all that was there."""
 
-    image: str | UnsetType = UNSET
+    image: Image | UnsetType = UNSET
     """The image to run."""
 
     template: Template | UnsetType = UNSET
@@ -74,13 +82,13 @@ class UpdateUnit(Body, frozen=True, kw_only=True):
     serverless: Serverless | UnsetType = UNSET
     """How the function is served, as a whole. Its requestID never changes once it is set: repeat it."""
 
-    spec_name: str | UnsetType = UNSET
+    spec_name: SpecName | UnsetType = UNSET
     """Never changes. It may be repeated."""
 
-    memory: str | UnsetType = UNSET
+    memory: Quantity | UnsetType = UNSET
     """Never changes, since it was reserved with the stock. It may be repeated."""
 
-    gpu: int | UnsetType = UNSET
+    gpu: Count | UnsetType = UNSET
     """Never changes, since the GPUs were reserved with the stock. It may be repeated."""
 
 
