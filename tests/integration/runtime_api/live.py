@@ -52,6 +52,8 @@ class LiveReplica(Replica):
 class Platform:
     plane: ControlPlane
     folder: Path
+    manager: Manager
+    """The controller manager, which leads. Who kills it starts it again."""
     standing: list[LiveReplica] = field(default_factory=list)
     """Three replicas that all tests share. Who kills one starts it again."""
 
@@ -76,7 +78,7 @@ def running_platform(folder: Path) -> Iterator[Platform]:
     with available(control_planes.control_plane(nodes=4, gpus_per_node=1000)) as plane:
         install(plane)
         manager = Manager(folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}})
-        platform = Platform(plane, folder)
+        platform = Platform(plane, folder, manager)
         platform.standing += [platform.replica(f"standing-{number}") for number in range(3)]
         try:
             manager.start()
@@ -171,11 +173,11 @@ class Caller:
 
     async def look(self) -> Seen:
         stock, units, operations = await asyncio.gather(
-            self._list(UNIT, STOCK), self._list(UNIT, UNITS), self._list(OPERATION, "runtime-system")
+            self.all(UNIT, STOCK), self.all(UNIT, UNITS), self.all(OPERATION, "runtime-system")
         )
         return Seen(stock, units, {each["spec"]["operationID"]: each for each in operations})
 
-    async def _list(self, kind: Any, namespace: str) -> list[Object]:
+    async def all(self, kind: Any, namespace: str) -> list[Object]:
         return [dict(found.to_dict()) async for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
 
     async def started(self, *replicas: LiveReplica) -> None:

@@ -15,7 +15,7 @@ from gpu_runtime.contract.validation import (
     storage_problems,
 )
 from gpu_runtime.contract.validation.problem import Problems
-from gpu_runtime.kube.quantity import canonical
+from gpu_runtime.kube.quantity import Quantity, canonical, same_quantity
 from gpu_runtime.runtime_api.settings import Namespaces
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 
@@ -37,9 +37,9 @@ def accepted(request: CreateStorage, namespaces: Namespaces) -> CreateStorage:
 
 
 def grown(spec: GPUStorageSpec, request: UpdateStorage) -> GPUStorageSpec:
-    """The spec with the size that is asked for. Raises Invalid."""
+    """The spec with the size that is asked for; as it is where that says the same in other words. Raises Invalid."""
     _refuse(*growth_problems(spec.size, request.size))
-    return structs.replace(spec, size=canonical(request.size))
+    return spec if same_quantity(spec.size, request.size) else structs.replace(spec, size=canonical(request.size))
 
 
 def chosen(namespace: str, namespaces: Namespaces) -> str:
@@ -49,8 +49,14 @@ def chosen(namespace: str, namespaces: Namespaces) -> str:
 
 
 def identity(request: CreateStorage) -> str:
-    """The same for requests that mean the same, also after the storage has grown."""
-    return hashlib.sha256(canonical_request(request).encode()).hexdigest()
+    """The same for accepted requests that mean the same, also after the storage has grown."""
+    amount = structs.replace(request, size=str(Quantity(request.size).value))  # 20Gi is 21474836480
+    return hashlib.sha256(canonical_request(amount).encode()).hexdigest()
+
+
+def is_as_asked(spec: GPUStorageSpec, request: CreateStorage) -> bool:
+    """Whether an accepted request would have made the same."""
+    return same_quantity(spec.size, request.size) and spec.storage_class_name == request.storage_class_name
 
 
 def _namespace_problems(namespace: str, namespaces: Namespaces) -> Problems:

@@ -20,7 +20,7 @@ from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.runtime_api.caches import Caches
 from gpu_runtime.runtime_api.http.paging import page
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.storages.admission import accepted, chosen, grown, identity
+from gpu_runtime.runtime_api.storages.admission import accepted, chosen, grown, identity, is_as_asked
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, UpdateStorage
 from gpu_runtime.runtime_api.storages.view import phase_of
 
@@ -141,16 +141,12 @@ def _manifest(request: CreateStorage) -> Manifest:
 def _same(found: GPUStorage, request: CreateStorage) -> GPUStorage:
     """Also a storage that was made with kubectl, if it is as asked."""
     hashed = found.metadata.annotations.get(Annotation.REQUEST_HASH)
-    as_asked = hashed == identity(request) if hashed else _is_as_asked(found, request)
+    as_asked = hashed == identity(request) if hashed else is_as_asked(found.spec, request)
     if found.metadata.deletion_timestamp is not None:
         raise Conflict(f"name: storage {request.name} is being deleted; choose another name, or wait")
     if not as_asked:
         raise Conflict(f"name: there is already another storage {request.name}; choose another name, or update it")
     return found
-
-
-def _is_as_asked(found: GPUStorage, request: CreateStorage) -> bool:
-    return (found.spec.size, found.spec.storage_class_name) == (request.size, request.storage_class_name)
 
 
 def _matches(storage: GPUStorage, query: ListStorages) -> bool:

@@ -127,6 +127,7 @@ class Units:
         namespace, holder = unit.metadata.namespace, Attachment(unit=unit.metadata.name)
         if gained and (missing := await self.attachments.missing(namespace, wanted.storage_mounts)):
             raise Invalid(missing)
+        await self.attachments.check(namespace, gained, holder)
         await self.attachments.attach(namespace, gained, holder)
 
     async def _end(self, unit: GPUUnit) -> None:

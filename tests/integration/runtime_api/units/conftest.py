@@ -24,6 +24,7 @@ from gpu_runtime.runtime_api.units.service import Units
 from localcluster.control_plane import ControlPlane
 
 UNIT = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "GPUUnit", "gpuunits")
+STORAGE = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "GPUStorage", "gpustorages")
 Object: TypeAlias = dict[str, Any]
 
 
@@ -57,6 +58,10 @@ class Cluster:
         given = {"specName": "g1.1", "image": "python:3.12", **spec}
         about = ObjectMeta(name=name, namespace=self.namespace, annotations=annotations or {})
         return as_dict(self.kube.create(UNIT(metadata=about, spec=given)))
+
+    def make_storage(self, name: str) -> None:
+        about = ObjectMeta(name=name, namespace=self.namespace)
+        self.kube.create(STORAGE(metadata=about, spec={"size": "1Gi"}))
 
     def look(self, name: str) -> Object:
         return as_dict(self.kube.get(UNIT, name, namespace=self.namespace))

@@ -152,6 +152,7 @@ async def test_a_refused_update_writes_nothing(replica: Replica, cluster: Cluste
 async def test_updates_of_different_fields_at_once_all_survive(replicas: Replicas, cluster: Cluster) -> None:
     ports = [{"name": f"p{number}", "port": 80 + number} for number in range(4)]
     cluster.make("web", template={"ports": ports})
+    cluster.make_storage("data")
     one, other = await replicas(), await replicas()
     bodies = [
         body

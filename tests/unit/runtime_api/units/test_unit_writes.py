@@ -36,6 +36,8 @@ class Contended:
     async def attach(self, *_: Any) -> None:
         """There is nothing to attach."""
 
+    check = attach
+
     async def merge_patch(self, *_: Any, **__: Any) -> GPUUnit:
         self.writes += 1
         raise kube.Conflict(kube.Status(code=409, message="the object has been modified"))

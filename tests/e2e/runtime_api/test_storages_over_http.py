@@ -1,0 +1,98 @@
+"""Data outlives its runtime, as a product's control plane sees it: everything is asked over HTTP, on real pods."""
+
+import json
+from typing import Any
+
+import pytest
+
+from localcluster.node import Node
+from localcluster.processes import ProcessFailed, wait_until
+from tests.e2e.controller_manager.test_storages_on_a_real_node import in_pod
+from tests.e2e.controller_manager.test_units_on_a_real_node import installed
+
+__all__ = ["installed"]
+
+# Asked from within, since nobody outside the cluster reaches its Services.
+ASK = """
+import json, sys, urllib.error, urllib.request
+method, path, body = sys.argv[1:]
+headers = {"Content-Type": "application/json"}
+request = urllib.request.Request("http://127.0.0.1:8080/api/v1" + path, body.encode() or None, headers, method=method)
+try:
+    answer = urllib.request.urlopen(request)
+except urllib.error.HTTPError as refusal:
+    answer = refusal
+print(json.dumps([answer.status, json.loads(answer.read() or "{}")]))
+"""
+STAYS = {"command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]}
+
+
+def ask(node: Node, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    sent = json.dumps(body) if body is not None else ""
+    program = ("--", "python", "-c", ASK, method, path, sent)
+    status, said = json.loads(node.kubectl("exec", "deployment/runtime-api", "--namespace=runtime-system", *program))
+    return int(status), dict(said)
+
+
+def unit(name: str, *, read_only: bool = False) -> dict[str, Any]:
+    mount = {"name": "kept-data", "mountPath": "/workspace", "readOnly": read_only}
+    named = {"operationID": f"make-{name}", "name": name, "specName": "e2e.1", "image": "busybox:1.36"}
+    return {**named, "template": STAYS, "storageMounts": [mount]}
+
+
+def wait_answer(node: Node, path: str, **expected: Any) -> None:
+    """Wait until what is read there says so."""
+    last: tuple[int, dict[str, Any]] = (0, {})
+
+    def says_so() -> bool:
+        nonlocal last
+        last = ask(node, "GET", path)
+        return all(last[1].get("data", {}).get(name) == value for name, value in expected.items())
+
+    wait_until(says_so, 90, lambda: f"{path}: {last}")
+
+
+def wait_created(node: Node, body: dict[str, Any]) -> None:
+    """Ask until there is stock and the storage is free: the same request may succeed later."""
+    last: tuple[int, dict[str, Any]] = (0, {})
+
+    def made() -> bool:
+        nonlocal last
+        last = ask(node, "POST", "/gpu-units", body)
+        assert last[0] in (201, 409), last
+        return last[0] == 201
+
+    wait_until(made, 90, lambda: f"{body['name']}: {last}")
+    wait_answer(node, f"/gpu-units/{body['name']}", ready=True)
+
+
+def test_a_file_of_one_unit_is_read_by_the_next_one(installed: Node) -> None:
+    installed.kubectl("rollout", "status", "deployment/runtime-api", "--namespace=runtime-system", "--timeout=120s")
+    seed = {"operationID": "seed-e2e", "specName": "e2e.1", "memory": "64Mi", "gpu": 1, "replicas": 2}
+    assert ask(installed, "POST", "/operator/stock-units", seed)[0] == 202
+    storage = {"name": "kept-data", "size": "1Gi"}
+    assert ask(installed, "POST", "/gpu-storages", storage)[0] == 201
+    wait_answer(installed, "/gpu-storages/kept-data", phase="Ready")
+    wait_created(installed, unit("first"))
+    in_pod(installed, "first", "echo precious > /workspace/file")
+
+    assert ask(installed, "PUT", "/gpu-storages/kept-data", {"size": "2Gi"})[0] == 200
+    wait_answer(installed, "/gpu-storages/kept-data", capacity="2Gi", mountedBy="first")
+    status, said = ask(installed, "DELETE", "/gpu-storages/kept-data")
+    assert (status, said["error"]["code"]) == (409, "storage_in_use")
+    status, said = ask(installed, "POST", "/gpu-units", unit("second", read_only=True))
+    assert (status, said["error"]["code"]) == (409, "storage_in_use")
+
+    assert ask(installed, "DELETE", "/gpu-units/first")[0] == 204
+    wait_created(installed, unit("second", read_only=True))
+    assert in_pod(installed, "second", "cat /workspace/file") == "precious"
+    with pytest.raises(ProcessFailed, match="Read-only file system"):
+        in_pod(installed, "second", "echo lost > /workspace/file")
+
+    assert ask(installed, "DELETE", "/gpu-units/second")[0] == 204
+
+    def deleted() -> bool:
+        return ask(installed, "DELETE", "/gpu-storages/kept-data")[0] in (204, 404)
+
+    wait_until(deleted, 60, lambda: "the storage is still held")
+    wait_until(lambda: ask(installed, "GET", "/gpu-storages/kept-data")[0] == 404, 60, lambda: "it is still there")
