@@ -1,7 +1,7 @@
 """Values by key in a bucket: created by one, changed by whoever saw the last revision, watched by anybody.
 
-Reads are answered by the stream's leader and see every acknowledged write. A write that may have been carried out is
-sent again under its own ID, which the bucket remembers because it still holds the value: who wrote is never in doubt.
+Reads are answered by the stream's leader and see every acknowledged write. A write whose acknowledgement was lost is
+sent again and then refused, because it is there: the value bears its writer's mark, so nobody loses against himself.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from gpu_runtime.jetstream.api import call
 from gpu_runtime.jetstream.connect import Connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import NotFound, Outrun
-from gpu_runtime.jetstream.publish import EXPECTED_REVISION, Publisher
+from gpu_runtime.jetstream.publish import EXPECTED_REVISION, MESSAGE_ID, Publisher
 from gpu_runtime.jetstream.specs import BucketSpec
 
 OPERATION = "KV-Operation"
@@ -34,7 +34,9 @@ class Entry:
 class _Found:
     revision: int
     entry: Entry | None
-    """None where the key was purged, and only the mark of that is left."""
+    """None where the key was purged, and only a sign of that is left."""
+    mark: str
+    """The writer's own."""
 
 
 @dataclass(frozen=True)
@@ -49,27 +51,20 @@ class Bucket:
 
     async def create(self, key: str, value: bytes) -> int | None:
         """Write the first value of a key and give its revision. None where it has one: somebody else was first."""
-        try:
-            return await self._write(key, value, revision=0)
-        except Outrun:
-            found = await self._last(key)
-        if found is None or found.entry is not None:
-            return None
-        try:
-            return await self._write(key, value, revision=found.revision)
-        except Outrun:
-            return None
+        mark = _mark()
+        written, found = await self._write(key, value, 0, mark)
+        if written is None and found is not None and found.entry is None:
+            written, _ = await self._write(key, value, found.revision, mark)
+        return written
 
     async def update(self, key: str, value: bytes, revision: int) -> int | None:
         """Replace the value of that revision and give the new one. None where it is no longer the last."""
-        try:
-            return await self._write(key, value, revision=revision)
-        except Outrun:
-            return None
+        written, _ = await self._write(key, value, revision, _mark())
+        return written
 
     async def purge(self, key: str) -> None:
         """Forget a key."""
-        await self.publisher.publish(Outgoing(self.spec.subject(key), b"", _own_id(), PURGE))
+        await self.publisher.publish(Outgoing(self.spec.subject(key), b"", _mark(), PURGE))
 
     @asynccontextmanager
     async def watch(self, key: str) -> AsyncIterator["Watch"]:
@@ -83,10 +78,14 @@ class Bucket:
             unlisten()
             await self.connection.unsubscribe(subscription)
 
-    async def _write(self, key: str, value: bytes, revision: int) -> int:
-        headers = {EXPECTED_REVISION: str(revision)}
-        stored = await self.publisher.publish(Outgoing(self.spec.subject(key), value, _own_id(), headers))
-        return stored.seq
+    async def _write(self, key: str, value: bytes, revision: int, mark: str) -> tuple[int | None, _Found | None]:
+        """The new revision, or None and what stands in the way."""
+        message = Outgoing(self.spec.subject(key), value, mark, {EXPECTED_REVISION: str(revision)})
+        try:
+            return (await self.publisher.publish(message)).seq, None
+        except Outrun:
+            found = await self._last(key)
+        return (found.revision, None) if found and found.mark == mark else (None, found)
 
     async def _last(self, key: str) -> _Found | None:
         try:
@@ -132,11 +131,12 @@ class Watch:
 
 def _found(key: str, message: Mapping[str, Any]) -> _Found:
     revision: int = message["seq"]
-    headers = base64.b64decode(message.get("hdrs", "")).decode(errors="replace")
-    if f"{OPERATION}:" in headers:
-        return _Found(revision, None)
-    return _Found(revision, Entry(key, base64.b64decode(message.get("data", "")), revision))
+    lines = base64.b64decode(message.get("hdrs", "")).decode(errors="replace").split("\r\n")
+    headers = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    value = base64.b64decode(message.get("data", ""))
+    entry = None if OPERATION in headers else Entry(key, value, revision)
+    return _Found(revision, entry, headers.get(MESSAGE_ID, ""))
 
 
-def _own_id() -> str:
+def _mark() -> str:
     return secrets.token_hex(12)

@@ -106,11 +106,28 @@ async def _ensure_stream(connection: Connection, wanted: Config, what: str) -> N
     except NotFound:
         found = await _created(connection, wanted, what)
     if changed := _changed(found["config"], wanted, what):
+        changed |= await _kept(connection, found, wanted, what)
         try:
             await call(connection, f"STREAM.UPDATE.{name}", changed)
         except Refused as error:
             raise _unfit(found["config"], wanted, what, error) from error
         logger.info("changed", extra={"what": what})
+
+
+async def _kept(connection: Connection, found: Config, wanted: Config, what: str) -> Config:
+    """The limits that stay as they are for now.
+
+    Where a limit is lowered below what the stream holds, JetStream deletes the rest, also from a stream that is to
+    refuse and not to forget. There the limit is lowered by whoever comes when less is held.
+    """
+    if wanted["discard"] != "new":
+        return {}
+    counts = await messages_by_subject(connection, wanted["name"], ">")
+    holds = {"max_msgs_per_subject": max(counts.values(), default=0), "max_bytes": found["state"]["bytes"]}
+    kept = {field: found["config"][field] for field, held in holds.items() if 0 < wanted[field] < held}
+    if kept:
+        logger.warning("limits are not lowered while more is held", extra={"what": what, "limits": kept})
+    return kept
 
 
 async def _created(connection: Connection, wanted: Config, what: str) -> Config:

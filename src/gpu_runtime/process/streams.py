@@ -26,7 +26,7 @@ def topology_of(settings: Nats) -> Topology:
 
 
 def fault_of(error: errors.StreamError) -> RuntimeFault:
-    """The fault for a caller. What nobody answered may still have been carried out: the same request may be repeated."""
+    """The fault for a caller. What nobody answered may have been carried out: the same request may be repeated."""
     match error:
         case errors.Full():
             return Overloaded(f"too much is waiting already: {error}", retry_after=5)

@@ -71,7 +71,7 @@ class DeadLetters:
         )
 
     def outgoing(self, letter: DeadLetter) -> Outgoing:
-        """The dead letter as it is published. A second one of the same message, after a crash in between, is dropped."""
+        """The dead letter as it is published. A second one of the same message, after a crash in between, is none."""
         subject = self.subjects.dead_letter(self.source, letter.serverless_request_id)
         return Outgoing(subject, encode(letter), message_id=f"dead-{letter.id}-{letter.stored_at.timestamp():.3f}")
 
