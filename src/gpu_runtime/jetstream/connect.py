@@ -112,8 +112,8 @@ class Connection:
     async def send_for_answer(
         self, subject: str, data: bytes, headers: Mapping[str, str]
     ) -> "tuple[asyncio.Future[Msg], Callable[[], None]]":
-        """Send now and wait later: gives the coming answer, and what ends the wait for it."""
-        session = self._session or await self._usable(self.options.request_timeout)
+        """Send now, or Unreachable, and wait later: gives the coming answer, and what ends the wait for it."""
+        session = self._session or await self._usable(0)
         expected = self._answers.open()
         try:
             await session.send(subject, data, expected.subject, headers)

@@ -131,7 +131,7 @@ class Consumption:
             outcome = refused or decided(await self._tried(delivery), delivery.attempt, self.policy.attempts)
             await self._settle(held, outcome)
         except asyncio.CancelledError:
-            await self._say(held.reply, NAK)
+            await self._say(held.reply, NAK, within=1)
             raise
         finally:
             del self._held[delivery.sequence]
@@ -171,10 +171,10 @@ class Consumption:
     def _pause(self, delivery: Delivery) -> float:
         return self.policy.backoff.delay(delivery.attempt)
 
-    async def _say(self, reply: str, what: bytes) -> None:
+    async def _say(self, reply: str, what: bytes, within: float | None = None) -> None:
         """Answer a delivery. An answer that cannot be sent before the lease ends is not worth sending."""
         try:
-            await self._connection.publish(reply, what, within=self._spec.ack_wait)
+            await self._connection.publish(reply, what, within=within or self._spec.ack_wait)
         except StreamError as error:
             logger.warning("an answer to a delivery was lost", extra={"answer": what.decode(), "error": str(error)})
 

@@ -92,11 +92,11 @@ class Puller:
         self._wake.set()
 
     async def _turn(self) -> None:
-        await self._connection.wait(self._patience.expires)
-        if not self._intact:
-            await self._begin()
-        if wanted := shortfall(self._room, self._taken, self._asked):
-            await self._pull(wanted)
+        if self._connection.connected:
+            if not self._intact:
+                await self._begin()
+            if wanted := shortfall(self._room, self._taken, self._asked):
+                await self._pull(wanted)
         await self._word()
 
     async def _begin(self) -> None:
@@ -124,7 +124,7 @@ class Puller:
     async def _word(self) -> None:
         """Wait until there is something to do. A server that is silent for too long has forgotten our pulls."""
         loop = asyncio.get_running_loop()
-        waiting = self._asked > 0
+        waiting = self._asked > 0 and self._connection.connected
         try:
             async with asyncio.timeout_at(self._heard + self._patience.silence if waiting else None):
                 await self._wake.wait()

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -147,7 +148,7 @@ async def test_a_retry_comes_after_the_delay_that_was_asked_for(connected: Conne
     async with consuming(publisher, seen):
         await until_empty(connected)
     assert [each.attempt for each in seen.deliveries] == [1, 2, 3]
-    assert all(0.39 <= later - earlier < 0.9 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(0.39 <= later - earlier < 0.9 for earlier, later in pairwise(times))
 
 
 async def test_a_handler_that_raises_is_tried_again_with_growing_pauses(
@@ -164,7 +165,7 @@ async def test_a_handler_that_raises_is_tried_again_with_growing_pauses(
     await publish(publisher, 1)
     async with consuming(publisher, Seen(broken)):
         await until_empty(connected)
-    pauses = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in pairwise(times)]
     assert len(pauses) == 3
     assert all(pause >= expected - 0.01 for pause, expected in zip(pauses, (0.05, 0.1, 0.2), strict=True))
 

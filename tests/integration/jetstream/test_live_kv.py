@@ -103,7 +103,7 @@ async def test_a_watch_always_comes_to_the_last_value(bucket: Bucket) -> None:
     async def follow() -> None:
         async with bucket.watch("key") as watch:
             async for entry in watch:
-                values.append(entry.value if entry else b"")
+                values.append(entry.value if entry else b"")  # noqa: PERF401 - others look at it meanwhile
 
     following = asyncio.create_task(follow())
     revision = await bucket.create("key", b"0")

@@ -51,7 +51,7 @@ def connected_limit(connection: Connection) -> int:
 
 
 async def test_a_subject_without_a_stream_is_said(connected: Connection) -> None:
-    with pytest.raises(NoResponders, match="nobody answers on nobody.listens"):
+    with pytest.raises(NoResponders, match=r"nobody answers on nobody\.listens"):
         await Publisher(connected, patience=0.2).publish(Outgoing("nobody.listens", b""))
 
 
