@@ -69,7 +69,7 @@ def _worded(data: bytes, model: type[Message], error: str) -> str:
     try:
         found = msgspec.json.decode(data, type=_Versioned).version
     except msgspec.DecodeError:
-        return f"not a {model.__name__}: {error}"
+        return f"cannot read this {model.__name__}: {error}"
     if found is not None and found > VERSION:
-        return f"a {model.__name__} of version {found}; this process reads up to version {VERSION}: upgrade it first"
-    return f"not a {model.__name__}: {error}"
+        return f"this {model.__name__} has version {found}; this process reads up to version {VERSION}: upgrade it"
+    return f"cannot read this {model.__name__}: {error}"
