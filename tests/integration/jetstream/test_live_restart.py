@@ -162,6 +162,19 @@ async def test_a_handler_that_outlives_the_server_is_not_run_a_second_time_here(
     assert len(seen.deliveries) == 1
 
 
+async def test_an_id_is_forgotten_by_a_restart_once_its_message_is_taken(mortal: NatsServer, shaky: Connection) -> None:
+    """Why no promise rests on message IDs. Should this ever fail, the server has learned something."""
+    await make_streams(shaky)
+    publisher, message = Publisher(shaky, patience=20), Outgoing("work.a", b"1", "id")
+    seen = Seen()
+    async with consuming(publisher, seen):
+        await publisher.publish(message)
+        await eventually(lambda: len(seen.deliveries) == 1, "it is taken")
+    assert (await publisher.publish(message)).duplicate
+    await restart(mortal)
+    assert not (await publisher.publish(message)).duplicate
+
+
 async def test_a_stop_while_the_server_is_away_is_quick(mortal: NatsServer, shaky: Connection) -> None:
     await make_streams(shaky)
     async with asyncio.timeout(10):
