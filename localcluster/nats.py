@@ -30,7 +30,8 @@ class Account:
 class NatsServer:
     state: Path
     port: int
-    accounts: dict[str, str] = field(default_factory=dict)
+    accounts: dict[str, str] = field(default_factory=lambda: {"nobody": secrets.token_hex(8)})
+    """Names and passwords. There is always one: a server without any admits everybody, and cuts them off later."""
     access: str = ""
     """Who may come in, in the words of the server's configuration. Empty: those who have an account."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpu_runtime.backoff import Backoff
+from gpu_runtime.jetstream.credentials import read_credentials
 from gpu_runtime.jetstream.errors import Misconfigured
 
 SCHEMES = ("nats", "tls")
@@ -55,10 +56,8 @@ class Options:
     def credentials(self) -> dict[str, Any]:
         """As the client library takes them."""
         if self.credentials_file:
-            text = _read(self.credentials_file)
-            if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
-                raise Misconfigured(f"{self.credentials_file} is no credentials file: it holds no user JWT and seed")
-            return {"user_credentials": self.credentials_file}
+            found = read_credentials(_read(self.credentials_file), self.credentials_file)
+            return {"user_jwt_cb": found.token.encode, "signature_cb": found.signed}
         if self.user:
             return {"user": self.user, "password": _read(self.password_file).strip() if self.password_file else ""}
         return {"token": _read(self.token_file).strip()} if self.token_file else {}

@@ -66,8 +66,7 @@ class Session:
         try:
             async with asyncio.timeout(2 * self.options.connect_timeout):
                 await self._connect()
-        except (NatsError, OSError, TimeoutError, ValueError, AttributeError) as error:
-            # What the library raises for a credentials file that is none is whatever its parsing stumbles over.
+        except (NatsError, OSError, TimeoutError, ValueError) as error:
             await self.cut()
             raise Unreachable(f"{self.url}: {self.why or _worded(error)}", sent=False) from error
         except asyncio.CancelledError:

@@ -1,11 +1,14 @@
 """What a server needs to admit users by signed credentials: an operator, an account, a user, and their tokens."""
 
 import base64
+import binascii
 import json
-import os
 from dataclasses import dataclass
 
-import nkeys  # type: ignore[import-untyped]
+from nacl.signing import SigningKey
+
+SEED, OPERATOR, ACCOUNT, USER = 18 << 3, 14 << 3, 0, 20 << 3
+"""The first letters of such names: S, O, A and U."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,8 @@ class Operator:
 
 
 def operator() -> Operator:
-    root, user = _pair(nkeys.PREFIX_BYTE_OPERATOR), _pair(nkeys.PREFIX_BYTE_USER)
-    account, system = _pair(nkeys.PREFIX_BYTE_ACCOUNT), _pair(nkeys.PREFIX_BYTE_ACCOUNT)
+    root, user = _pair(OPERATOR), _pair(USER)
+    account, system = _pair(ACCOUNT), _pair(ACCOUNT)
     limits = {"subs": -1, "data": -1, "payload": -1, "conn": -1, "leaf": -1, "imports": -1, "exports": -1}
     tokens = {
         _name(each): _token(root, _name(each), {"type": "account", "version": 2, "limits": limits})
@@ -32,7 +35,7 @@ def operator() -> Operator:
         f"operator: {root_token}\nsystem_account: {_name(system)}\n"
         f"resolver: MEMORY\nresolver_preload: {{\n{preload}\n}}"
     )
-    seed = user.seed.decode()
+    seed = user.seed
     credentials = (
         f"-----BEGIN NATS USER JWT-----\n{user_token}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
@@ -40,19 +43,33 @@ def operator() -> Operator:
     return Operator(access, credentials)
 
 
-def _pair(prefix: int) -> nkeys.KeyPair:
-    return nkeys.from_seed(bytearray(nkeys.encode_seed(os.urandom(32), prefix)))
+@dataclass(frozen=True)
+class Pair:
+    kind: int
+    key: SigningKey
+
+    @property
+    def seed(self) -> str:
+        return _encoded(bytes([SEED | self.kind >> 5, (self.kind & 31) << 3]) + bytes(self.key))
 
 
-def _name(pair: nkeys.KeyPair) -> str:
-    name: str = bytes(pair.public_key).decode()
-    return name
+def _pair(kind: int) -> Pair:
+    return Pair(kind, SigningKey.generate())
 
 
-def _token(signer: nkeys.KeyPair, subject: str, claims: dict[str, object]) -> str:
+def _name(pair: Pair) -> str:
+    return _encoded(bytes([pair.kind]) + bytes(pair.key.verify_key))
+
+
+def _encoded(data: bytes) -> str:
+    checked = data + binascii.crc_hqx(data, 0).to_bytes(2, "little")
+    return base64.b32encode(checked).decode().rstrip("=")
+
+
+def _token(signer: Pair, subject: str, claims: dict[str, object]) -> str:
     head = _part({"typ": "JWT", "alg": "ed25519-nkey"})
     body = _part({"jti": subject, "iat": 1, "iss": _name(signer), "name": subject, "sub": subject, "nats": claims})
-    signature = base64.urlsafe_b64encode(signer.sign(f"{head}.{body}".encode())).rstrip(b"=").decode()
+    signature = base64.urlsafe_b64encode(signer.key.sign(f"{head}.{body}".encode()).signature).rstrip(b"=").decode()
     return f"{head}.{body}.{signature}"
 
 
