@@ -38,11 +38,12 @@ async def connecting(wanted: Options) -> AsyncIterator[Connection]:
         yield made
 
 
-async def refused(wanted: Options) -> str:
+async def refused(wanted: Options, why: str) -> str:
+    """Not let in, for this reason. A server that hangs up may take its words with it: it is asked until it is heard."""
     async with connecting(wanted) as made:
+        await eventually(lambda: why in (made.problem() or ""), why)
         with pytest.raises(Unreachable) as raised:
-            await made.wait(1)
-        assert made.problem() is not None
+            await made.wait(0.01)
     return str(raised.value)
 
 
@@ -92,8 +93,8 @@ async def test_one_of_several_addresses_is_enough(nats_account: Account) -> None
 
 async def test_a_wrong_password_is_said_without_it(nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    said = await refused(Options((f"nats://somebody:secret-word@127.0.0.1:{nats.port}",)))
-    assert "Authorization Violation (are the credentials right?)" in said
+    wanted = Options((f"nats://somebody:secret-word@127.0.0.1:{nats.port}",))
+    said = await refused(wanted, "Authorization Violation (are the credentials right?)")
     assert "secret-word" not in said + "".join(str(vars(record)) for record in caplog.records)
 
 
@@ -128,7 +129,7 @@ async def test_a_token_lets_in(tmp_path: Path) -> None:
         url = f"nats://127.0.0.1:{server.port}"
         async with connecting(Options((url,), token_file=str(file))) as made:
             await made.wait(10)
-        assert "Authorization Violation" in await refused(Options((url,)))
+        await refused(Options((url,)), "Authorization Violation")
 
 
 async def test_a_credentials_file_lets_in(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ async def test_a_credentials_file_lets_in(tmp_path: Path) -> None:
         async with connecting(Options((url,), credentials_file=str(file))) as made:
             await made.wait(10)
             assert await round_trip(made) == b"hello"
-        assert "Authorization Violation" in await refused(Options((url,), credentials_file=str(stranger)))
+        await refused(Options((url,), credentials_file=str(stranger)), "Authorization Violation")
 
 
 def secured(authority: Authority, *, verify: bool) -> str:
@@ -164,17 +165,15 @@ async def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
         by_number = f"nats://127.0.0.1:{server.port}"
         async with connecting(Options((by_number,), tls=replace(ours, server_name="localhost"))) as made:
             await made.wait(10)
-        assert "certificate verify failed" in await refused(Options((by_number,), tls=ours))  # another name
-        assert "certificate verify failed" in await refused(
-            Options((url,), tls=replace(ours, ca_file=str(others.certificate)))
-        )
-        await refused(Options((url,), tls=Tls(ours.ca_file)))  # without a certificate of its own
+        await refused(Options((by_number,), tls=ours), "certificate verify failed")  # another name
+        await refused(Options((url,), tls=replace(ours, ca_file=str(others.certificate))), "certificate verify failed")
+        await refused(Options((url,), tls=Tls(ours.ca_file)), "not connected to NATS: ")  # without one of its own
 
 
 async def test_credentials_are_not_given_to_a_server_without_tls(nats_account: Account) -> None:
-    assert "the server offers no TLS" in await refused(Options((nats_account.url,), tls=Tls()))
+    await refused(Options((nats_account.url,), tls=Tls()), "the server offers no TLS")
     url = nats_account.url.replace("nats://", "tls://")
-    assert "the server offers no TLS" in await refused(Options((url,)))
+    await refused(Options((url,)), "the server offers no TLS")
 
 
 WRONG = {
