@@ -30,7 +30,10 @@ class Account:
 class NatsServer:
     state: Path
     port: int
-    accounts: dict[str, str] = field(default_factory=dict)
+    accounts: dict[str, str] = field(default_factory=lambda: {"nobody": secrets.token_hex(8)})
+    """Names and passwords. There is always one: a server without any admits everybody, and cuts them off later."""
+    access: str = ""
+    """Who may come in, in the words of the server's configuration. Empty: those who have an account."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @cached_property
@@ -57,18 +60,17 @@ class NatsServer:
         return self.state / "nats.conf"
 
     def _write_config(self) -> None:
-        accounts = "\n".join(
-            f'  {name}: {{ jetstream: enabled, users: [{{ user: "{name}", password: "{password}" }}] }}'
-            for name, password in self.accounts.items()
-        )
-        text = (
-            f"listen: 127.0.0.1:{self.port}\n"
-            f'jetstream {{ store_dir: "{self.state / "jetstream"}" }}\n'
-            f"accounts {{\n{accounts}\n}}\n"
-        )
+        access = self.access or f"accounts {{\n{self._accounts()}\n}}"
+        text = f'listen: 127.0.0.1:{self.port}\njetstream {{ store_dir: "{self.state / "jetstream"}" }}\n{access}\n'
         staging = self._config.with_suffix(".new")
         staging.write_text(text)
         staging.rename(self._config)
+
+    def _accounts(self) -> str:
+        return "\n".join(
+            f'  {name}: {{ jetstream: enabled, users: [{{ user: "{name}", password: "{password}" }}] }}'
+            for name, password in self.accounts.items()
+        )
 
     def _listening(self) -> bool:
         try:
@@ -87,10 +89,10 @@ class NatsServer:
 
 
 @contextmanager
-def nats_server() -> Iterator[NatsServer]:
+def nats_server(access: str = "") -> Iterator[NatsServer]:
     """A server of one's own, gone with its data at the end."""
     with scratch("nats") as state:
-        server = NatsServer(state, free_port())
+        server = NatsServer(state, free_port(), access=access)
         try:
             server.processes.launch(owned=True)
             server.start()

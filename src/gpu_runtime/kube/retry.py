@@ -1,26 +1,13 @@
 """When a failed request may be sent again, and after how long. Pure: chance is passed in."""
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gpu_runtime.backoff import Backoff
 from gpu_runtime.kube.errors import ApiError, Invalid, KubeError, Unreachable
 
+__all__ = ["IMPATIENT", "Backoff", "RetryPolicy"]
+
 _TRANSIENT = frozenset({500, 502, 503, 504})
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """Waits that double from one failure to the next, each spread by chance so that failures do not march in step."""
-
-    first: float = 0.1
-    longest: float = 30.0
-    spread: float = 0.2
-
-    def delay(self, failures: int, chance: Callable[[], float] = random.random) -> float:
-        """Seconds to wait after the given number of failures in a row, counted from one."""
-        doubled = self.first * 2.0 ** min(failures - 1, 60)
-        return min(self.longest, doubled) * (1 + self.spread * (2 * chance() - 1))
 
 
 @dataclass(frozen=True)
@@ -28,7 +15,7 @@ class RetryPolicy:
     """How patient a client is."""
 
     attempts: int = 5
-    backoff: Backoff = Backoff(first=0.1, longest=2.0)
+    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.1, longest=2.0))
     patience: float = 10.0
     """The longest Retry-After that is waited for; a server that asks for more is reported to the caller."""
 

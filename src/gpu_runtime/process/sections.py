@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from gpu_runtime.contract.messages.limits import BODY_LIMIT
+from gpu_runtime.contract.messages.subjects import DEFAULT_PREFIX, PREFIX_PATTERN
 from gpu_runtime.process.settings import Settings
 
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
@@ -64,6 +66,106 @@ class LeaderElection(Settings, frozen=True, kw_only=True):
             raise ValueError(
                 "leaseSeconds must be longer than renewDeadlineSeconds, and that longer than twice retrySeconds"
             )
+
+
+class NatsTLS(Settings, frozen=True, kw_only=True):
+    enabled: bool = False
+    """Whether to refuse a server that offers no TLS. An address with tls:// switches it on, too."""
+
+    ca_file: str = ""
+    """The authorities to trust, as PEM. Empty: the machine's own."""
+
+    cert_file: str = ""
+    """The certificate that this process shows, as PEM. Empty: none."""
+
+    key_file: str = ""
+    """Its key."""
+
+    server_name: str = ""
+    """What the server's certificate must say. Empty: the host of the address."""
+
+
+class Streams(Settings, frozen=True, kw_only=True):
+    """What the streams keep. It is the same for every process: each makes the streams so when it starts."""
+
+    replicas: Annotated[int, Meta(ge=1, le=5)] = 1
+    """How many servers keep each message. 3 on a cluster of three or more; never more than there are servers."""
+
+    storage: Literal["file", "memory"] = "file"
+    """Where: file survives a restart of the server, memory does not, and then what was accepted is lost with it."""
+
+    queued_per_function: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    """How many invocations of one function may wait. One more is answered with 429."""
+
+    queue_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
+    """How much each queue holds, of all functions together."""
+
+    body_bytes: Annotated[int, Meta(ge=1024, le=BODY_LIMIT)] = BODY_LIMIT
+    """The largest body of an invocation and of a result."""
+
+    state_retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400
+    """How long an invocation is remembered after its last change: for so long its invocationID means this one."""
+
+    dead_letter_retention_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 7 * 86400
+    """How long dead letters are kept."""
+
+    dead_letter_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024**3
+    """How much is kept of them. Beyond that the oldest go first."""
+
+    invoke_ack_wait_seconds: Seconds = 30
+    """After how long an invocation that an activator took and did not settle goes to another."""
+
+    dispatch_ack_wait_seconds: Seconds = 15
+    """After how long the work of a worker that died goes to another. A living worker extends it."""
+
+    result_ack_wait_seconds: Seconds = 30
+    """After how long a result that a result store took and did not store goes to another."""
+
+    idle_consumer_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 86400
+    """After how long without any worker the server forgets a function's consumer. What waits is kept."""
+
+
+class Nats(Settings, frozen=True, kw_only=True):
+    """How NATS is reached. At most one of credentialsFile, user and tokenFile says who this process is."""
+
+    urls: Annotated[tuple[Annotated[str, Meta(pattern="^(nats|tls)://")], ...], Meta(min_length=1)] = (
+        "nats://nats.messaging:4222",
+    )
+    """The servers, as nats://host:port or tls://host:port. One that answers is enough."""
+
+    credentials_file: str = ""
+    """A .creds file with a user's JWT and seed. This file and the next two are read at every connection."""
+
+    user: str = ""
+    """The user to log in as."""
+
+    password_file: str = ""
+    """A file with the user's password."""
+
+    token_file: str = ""
+    """A file with a token to log in with."""
+
+    tls: NatsTLS = NatsTLS()
+    """How the connection is encrypted."""
+
+    prefix: Annotated[str, Meta(pattern=PREFIX_PATTERN, max_length=100)] = DEFAULT_PREFIX
+    """What all subjects begin with, and in capitals all names of streams: two installations differ in it."""
+
+    request_timeout_seconds: Seconds = 5
+    """How long one answer may take, and how long a message may take to be stored."""
+
+    streams: Streams = Streams()
+    """What the streams keep."""
+
+    def __post_init__(self) -> None:
+        ways = {"credentialsFile": self.credentials_file, "user": self.user, "tokenFile": self.token_file}
+        given = [name for name, value in ways.items() if value]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; say in one way who this process is")
+        if self.password_file and not self.user:
+            raise ValueError("passwordFile is given without user")
+        if self.tls.key_file and not self.tls.cert_file:
+            raise ValueError("tls.keyFile is given without tls.certFile")
 
 
 class ProcessSettings(Settings, frozen=True, kw_only=True):

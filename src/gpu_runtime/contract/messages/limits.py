@@ -1,0 +1,39 @@
+"""How much a message may hold. What is above a limit is refused with a sentence that names the limit.
+
+NATS takes messages of 1 MiB unless it is told otherwise. A dead letter holds another message, and both hold bytes as
+base64: 512 KiB of body become 683 KiB in the invocation and 911 KiB in its dead letter. So this is what always fits.
+"""
+
+from collections.abc import Mapping
+
+from gpu_runtime.contract.errors import TooLarge
+from gpu_runtime.contract.validation.problem import Problem, Problems
+
+BODY_LIMIT = 512 * 1024
+"""Bytes of an invocation's body, and of a result's."""
+
+META_LIMIT = 16 * 1024
+"""Characters of all headers, and of all attributes, names included."""
+
+TIMEOUT_LIMIT = 24 * 3600
+"""Seconds."""
+
+INVOCATION_ID_LIMIT = 128
+REASON_LIMIT = 2048
+"""Characters of a failure's message: enough for a person, and no way to smuggle a body past its limit."""
+
+
+def check_body(body: bytes, limit: int = BODY_LIMIT, at: str = "payload") -> None:
+    if len(body) > limit:
+        raise TooLarge(f"{at}: has {len(body)} bytes; at most {limit} are taken")
+
+
+def meta_problems(entries: Mapping[str, str], at: str) -> Problems:
+    size = sum(len(name) + len(value) for name, value in entries.items())
+    if size > META_LIMIT:
+        yield Problem(at, f"have {size} characters together; at most {META_LIMIT} are taken")
+
+
+def shortened(text: str, limit: int = REASON_LIMIT) -> str:
+    """The text, or its beginning with a sign that it is not all."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

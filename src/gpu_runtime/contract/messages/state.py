@@ -1,0 +1,69 @@
+"""The record of an invocation in the key-value bucket: which request its ID stands for, and how far it has come.
+
+Creating it is what accepts an invocation: of any number of replicas, one wins. The promise rests on this and not on
+JetStream's deduplication, which forgets after a restart what was already taken from its queue.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+from msgspec import field
+
+from gpu_runtime.contract.messages.result import ResultState
+from gpu_runtime.contract.messages.wire import Instant, Message
+
+
+class Stage(StrEnum):
+    QUEUED = "queued"
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+    TERMINAL = "terminal"
+
+
+_ORDER = tuple(Stage)
+
+
+class InvocationRecord(Message, frozen=True, kw_only=True):
+    request_hash: str
+    """What was asked: the same ID with another hash is another request, and refused."""
+
+    serverless_request_id: str = field(name="serverlessRequestID")
+    stage: Stage = field(default=Stage.QUEUED, name="state")
+    enqueued_at: Instant
+    deadline: Instant
+    updated_at: Instant
+
+    published: bool = False
+    """Whether the invocation is surely in its queue. A record without it may be of a replica that died in between: the
+    same request, sent again, publishes it."""
+
+    cancelled: bool = False
+    """Whether the caller took it back. It becomes terminal when whoever holds it has noticed."""
+
+    worker: str = ""
+    """The unit that runs it, or ran it last."""
+
+    result_state: ResultState | None = None
+    """How it ended."""
+
+
+def advanced(record: InvocationRecord, stage: Stage, now: datetime, worker: str = "") -> InvocationRecord:
+    """The record at a later stage; the record itself where it is as far already: redeliveries do not set it back."""
+    if _ORDER.index(stage) < _ORDER.index(record.stage) or record.stage is Stage.TERMINAL:
+        return record
+    return msgspec.structs.replace(record, stage=stage, updated_at=now, worker=worker or record.worker)
+
+
+def ended(record: InvocationRecord, result: ResultState, now: datetime) -> InvocationRecord:
+    """The record of an invocation that has its result. The first result stands."""
+    if record.stage is Stage.TERMINAL:
+        return record
+    return msgspec.structs.replace(record, stage=Stage.TERMINAL, result_state=result, updated_at=now)
+
+
+def taken_back(record: InvocationRecord, now: datetime) -> InvocationRecord:
+    """The record of an invocation that its caller cancelled. What has ended stays as it ended."""
+    if record.stage is Stage.TERMINAL or record.cancelled:
+        return record
+    return msgspec.structs.replace(record, cancelled=True, updated_at=now)

@@ -1,0 +1,113 @@
+"""The subjects of the serverless plane: built from a prefix, and taken apart again.
+
+<prefix>.invoke.<requestID>              runtime-api → activator
+<prefix>.dispatch.<requestID>            activator → a worker of the function
+<prefix>.result.<requestID>              worker-sidecar, activator → result-store
+<prefix>.dlq.<source>.<requestID>        any consumer that gives up
+<prefix>.events.<requestID>              worker-sidecar → activator, plain NATS
+<prefix>.query.<what>                    look-ups with an answer, plain NATS
+<prefix>.state.<invocationID>            what the key-value bucket has just stored, plain NATS
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpu_runtime.contract.crd.names import REQUEST_ID_PATTERN
+from gpu_runtime.contract.errors import Rejected
+from gpu_runtime.contract.validation.values import matches
+
+DEFAULT_PREFIX = "runtime.serverless"
+PREFIX_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$"
+
+
+class Queue(StrEnum):
+    """What is kept in a stream of its own."""
+
+    INVOKE = "invoke"
+    DISPATCH = "dispatch"
+    RESULT = "result"
+
+
+EVENTS = "events"
+DEAD_LETTERS = "dlq"
+QUERY = "query"
+STATE = "state"
+ANY = "*"
+
+
+class BadSubject(Rejected):
+    code = "bad_subject"
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a subject says."""
+
+    kind: str
+    request_id: str
+    source: Queue | None = None
+    """For dead letters: the queue they come from."""
+
+
+@dataclass(frozen=True)
+class Subjects:
+    prefix: str = DEFAULT_PREFIX
+
+    def __post_init__(self) -> None:
+        if not matches(PREFIX_PATTERN, self.prefix):
+            text = f"prefix is {self.prefix!r}; use letters, digits, '-' and '_', in parts with dots between them"
+            raise BadSubject(text)
+
+    def queue(self, queue: Queue, request_id: str) -> str:
+        return f"{self.prefix}.{queue}.{_token(request_id)}"
+
+    def invoke(self, request_id: str) -> str:
+        return self.queue(Queue.INVOKE, request_id)
+
+    def dispatch(self, request_id: str) -> str:
+        return self.queue(Queue.DISPATCH, request_id)
+
+    def result(self, request_id: str) -> str:
+        return self.queue(Queue.RESULT, request_id)
+
+    def dead_letter(self, source: Queue, request_id: str) -> str:
+        return f"{self.prefix}.{DEAD_LETTERS}.{source}.{_token(request_id)}"
+
+    def events(self, request_id: str) -> str:
+        return f"{self.prefix}.{EVENTS}.{_token(request_id)}"
+
+    def query(self, what: str) -> str:
+        return f"{self.prefix}.{QUERY}.{_token(what)}"
+
+    def all_of(self, queue: Queue) -> str:
+        return f"{self.prefix}.{queue}.{ANY}"
+
+    @property
+    def all_dead_letters(self) -> str:
+        return f"{self.prefix}.{DEAD_LETTERS}.{ANY}.{ANY}"
+
+    @property
+    def all_events(self) -> str:
+        return f"{self.prefix}.{EVENTS}.{ANY}"
+
+    @property
+    def state(self) -> str:
+        """Where the bucket tells what it stored; the key is the rest of the subject."""
+        return f"{self.prefix}.{STATE}"
+
+    def parse(self, subject: str) -> Address:
+        if not subject.startswith(f"{self.prefix}."):
+            raise BadSubject(f"{subject!r} does not begin with {self.prefix!r}")
+        match subject[len(self.prefix) + 1 :].split("."):
+            case [Queue.INVOKE | Queue.DISPATCH | Queue.RESULT | "events" as kind, request_id]:
+                return Address(kind, _token(request_id))
+            case ["dlq", Queue.INVOKE | Queue.DISPATCH | Queue.RESULT as source, request_id]:
+                return Address(DEAD_LETTERS, _token(request_id), Queue(source))
+        raise BadSubject(f"{subject!r} is no subject of the serverless plane")
+
+
+def _token(text: str) -> str:
+    """One token of a subject: a dot or a wildcard in it would be another subject."""
+    if not matches(REQUEST_ID_PATTERN, text):
+        raise BadSubject(f"{text!r} is not one token of a subject; use lower-case letters, digits, '-' and '_'")
+    return text

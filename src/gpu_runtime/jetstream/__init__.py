@@ -1,0 +1,1 @@
+"""JetStream machinery without product nouns: connect, publish, consume, ask, keep values. Nothing of Kubernetes."""

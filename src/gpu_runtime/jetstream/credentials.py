@@ -1,0 +1,40 @@
+"""Credentials files of NATS: a user's token, and the seed of the key that proves it is the user's."""
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+
+from nacl.signing import SigningKey
+
+from gpu_runtime.jetstream.errors import Misconfigured
+
+_PART = r"-+BEGIN {name}-+\s+(\S+)\s+-+END {name}-+"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    token: str
+    key: SigningKey
+
+    def signed(self, nonce: str) -> bytes:
+        """The server's challenge with our signature, as the protocol carries it."""
+        return base64.b64encode(self.key.sign(nonce.encode()).signature)
+
+
+def read_credentials(text: str, path: str) -> Credentials:
+    token, seed = (re.search(_PART.format(name=name), text) for name in ("NATS USER JWT", "USER NKEY SEED"))
+    if token is None or seed is None:
+        raise Misconfigured(f"{path} is no credentials file: it holds no user JWT and seed")
+    try:
+        return Credentials(token[1], SigningKey(_raw(seed[1])))
+    except (binascii.Error, ValueError) as error:
+        raise Misconfigured(f"{path} is no credentials file: its seed is broken") from error
+
+
+def _raw(seed: str) -> bytes:
+    """Two bytes say what the seed is for, thirty-two are the seed, and two are a checksum."""
+    data = base64.b32decode(seed + "=" * (-len(seed) % 8))
+    if len(data) != 36 or binascii.crc_hqx(data[:-2], 0) != int.from_bytes(data[-2:], "little"):
+        raise ValueError("wrong checksum")
+    return data[2:-2]

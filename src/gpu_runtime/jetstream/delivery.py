@@ -1,0 +1,74 @@
+"""Messages as handlers see them, and what a handler may answer. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import TypeAlias
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message to be published."""
+
+    subject: str
+    data: bytes
+    message_id: str = ""
+    """Sent twice under one ID within the stream's window, a message is stored once."""
+    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A message from a stream, for the so-manieth time."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+    stream: str
+    sequence: int
+    """Its number in the stream: the same for every delivery of it."""
+    attempt: int
+    """Which delivery this is, counted from one. Only a consumer that is made again counts anew."""
+    stored_at: datetime
+
+
+@dataclass(frozen=True)
+class Done:
+    """The message is dealt with and may go."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Deliver it again after the delay; without one, after what the consumer's backoff says."""
+
+    reason: str
+    delay: float | None = None
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """No further delivery will help: keep it as a dead letter."""
+
+    reason: str
+    kind: str = ""
+    """The handler's own word for the class of the failure."""
+
+
+Outcome: TypeAlias = Done | Retry | GiveUp
+
+
+def decided(outcome: Outcome, attempt: int, attempts: int | None) -> Outcome:
+    """The outcome, with the last retry turned into giving up."""
+    if isinstance(outcome, Retry) and attempts is not None and attempt >= attempts:
+        return GiveUp(f"given up after {attempt} tries; the last one: {outcome.reason}")
+    return outcome
+
+
+def refused_at_receipt(attempt: int, attempts: int | None) -> GiveUp | None:
+    """What is given up before it is tried: its tries are used up, and the last one never came back to say so."""
+    if attempts is not None and attempt > attempts:
+        return GiveUp(f"given up after {attempts} tries, of which the last one never came back")
+    return None

@@ -1,0 +1,64 @@
+"""Streams and handlers that several tests use."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.consume import Consumption, Policy
+from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing
+from gpu_runtime.jetstream.publish import Publisher
+from gpu_runtime.jetstream.pull import Patience
+from gpu_runtime.jetstream.specs import ConsumerSpec, StreamSpec
+from gpu_runtime.jetstream.topology import ensure_stream
+
+WORK = StreamSpec(name="WORK", subjects=("work.*",), retention="workqueue", discard="new")
+DEAD = StreamSpec(name="DEAD", subjects=("dead.*",))
+TAKERS = ConsumerSpec("WORK", "takers", ack_wait=1)
+
+QUICK = Policy(
+    at_once=8, attempts=5, backoff=Backoff(first=0.05, longest=0.2, spread=0), patience=Patience(5, heartbeat=0.5)
+)
+
+
+@dataclass
+class Seen:
+    """A handler that remembers what it saw."""
+
+    answer: Callable[[Delivery], Awaitable[Outcome]] | None = None
+    deliveries: list[Delivery] = field(default_factory=list)
+
+    async def __call__(self, delivery: Delivery) -> Outcome:
+        self.deliveries.append(delivery)
+        return await self.answer(delivery) if self.answer else Done()
+
+    @property
+    def data(self) -> Counter[bytes]:
+        return Counter(each.data for each in self.deliveries)
+
+
+def to_dead(delivery: Delivery, outcome: GiveUp) -> list[Outgoing]:
+    return [Outgoing("dead.work", delivery.data, f"dead-{delivery.sequence}", {"Reason": outcome.reason})]
+
+
+async def make_streams(connection: Connection) -> None:
+    await ensure_stream(connection, WORK)
+    await ensure_stream(connection, DEAD)
+
+
+@asynccontextmanager
+async def consuming(
+    publisher: Publisher, handler: Seen, policy: Policy = QUICK, spec: ConsumerSpec = TAKERS
+) -> AsyncIterator[Consumption]:
+    """Consume for the length of the block, then stop in an orderly way."""
+    stopping = asyncio.Event()
+    consumption = Consumption(publisher, spec, handler, to_dead, policy)
+    running = asyncio.create_task(consumption.run(stopping))
+    try:
+        yield consumption
+    finally:
+        stopping.set()
+        await running

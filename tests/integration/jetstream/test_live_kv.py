@@ -1,0 +1,115 @@
+"""One of many creates a key, nobody overwrites what he has not seen, and a watch sees the last value."""
+
+import asyncio
+
+import pytest
+
+from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.delivery import Outgoing
+from gpu_runtime.jetstream.kv import Bucket, Entry
+from gpu_runtime.jetstream.publish import Publisher, Stored
+from gpu_runtime.jetstream.specs import BucketSpec
+from gpu_runtime.jetstream.topology import ensure_bucket
+from tests.integration.kube.waiting import eventually
+
+SPEC = BucketSpec(name="STATE", ttl_seconds=60, told_on="told")
+
+
+@pytest.fixture
+async def bucket(connected: Connection, publisher: Publisher) -> Bucket:
+    await ensure_bucket(connected, SPEC)
+    return Bucket(connected, publisher, SPEC)
+
+
+async def test_of_twenty_creators_one_wins(bucket: Bucket) -> None:
+    revisions = await asyncio.gather(*(bucket.create("key", b"%d" % each) for each in range(20)))
+    winners = [each for each, revision in enumerate(revisions) if revision is not None]
+    assert len(winners) == 1
+    assert await bucket.get("key") == Entry("key", b"%d" % winners[0], revisions[winners[0]] or 0)
+
+
+async def test_a_write_on_an_old_revision_is_lost_and_says_so(bucket: Bucket) -> None:
+    first = await bucket.create("key", b"1")
+    assert first is not None
+    second = await bucket.update("key", b"2", first)
+    assert second is not None
+    assert await bucket.update("key", b"3", first) is None
+    assert await bucket.get("key") == Entry("key", b"2", second)
+
+
+async def test_of_twenty_writers_of_one_revision_one_wins(bucket: Bucket) -> None:
+    first = await bucket.create("key", b"")
+    assert first is not None
+    revisions = await asyncio.gather(*(bucket.update("key", b"%d" % each, first) for each in range(20)))
+    assert len([each for each in revisions if each is not None]) == 1
+
+
+async def test_a_purged_key_is_absent_and_can_be_created_by_one(bucket: Bucket) -> None:
+    await bucket.create("key", b"1")
+    await bucket.purge("key")
+    assert await bucket.get("key") is None
+    revisions = await asyncio.gather(*(bucket.create("key", b"%d" % each) for each in range(20)))
+    assert len([each for each in revisions if each is not None]) == 1
+
+
+class Doubtful(Publisher):
+    """Sends everything twice, as after an acknowledgement that was lost."""
+
+    async def publish(self, message: Outgoing) -> Stored:
+        await super().publish(message)
+        return await super().publish(message)
+
+
+async def test_a_write_that_is_sent_again_is_still_its_writers_own(connected: Connection, bucket: Bucket) -> None:
+    """An acknowledgement that was lost makes nobody lose against himself."""
+    doubtful = Bucket(connected, Doubtful(connected), SPEC)
+    created = await doubtful.create("key", b"1")
+    assert created == 1
+    assert await doubtful.update("key", b"2", created) == 2
+    assert await bucket.get("key") == Entry("key", b"2", 2)
+
+
+async def test_a_key_is_forgotten_when_its_time_is_over(connected: Connection, publisher: Publisher) -> None:
+    spec = BucketSpec(name="SHORT", ttl_seconds=0.5)
+    await ensure_bucket(connected, spec)
+    bucket = Bucket(connected, publisher, spec)
+    await bucket.create("key", b"1")
+    async with asyncio.timeout(10):
+        while await bucket.get("key") is not None:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.05)
+    assert await bucket.create("key", b"2") is not None
+
+
+async def test_a_watch_sees_what_is_there_and_what_comes(bucket: Bucket) -> None:
+    async with bucket.watch("key") as watch:
+        assert await anext(watch) is None
+        revision = await bucket.create("key", b"1")
+        assert revision is not None
+        seen = await anext(watch)
+        assert seen is not None
+        assert seen.value == b"1"
+        await bucket.create("other", b"x")
+        await bucket.update("key", b"2", revision)
+        seen = await anext(watch)
+        assert seen is not None
+        assert seen.value == b"2"
+        await bucket.purge("key")
+        assert await anext(watch) is None
+
+
+async def test_a_watch_always_comes_to_the_last_value(bucket: Bucket) -> None:
+    values: list[bytes] = []
+
+    async def follow() -> None:
+        async with bucket.watch("key") as watch:
+            async for entry in watch:
+                values.append(entry.value if entry else b"")  # noqa: PERF401 - others look at it meanwhile
+
+    following = asyncio.create_task(follow())
+    revision = await bucket.create("key", b"0")
+    for number in range(1, 100):
+        assert revision is not None
+        revision = await bucket.update("key", b"%d" % number, revision)
+    await eventually(lambda: values[-1:] == [b"99"], "the watch sees the last value")
+    following.cancel()
+    await asyncio.wait({following})

@@ -1,0 +1,246 @@
+"""What the processes say to each other arrives as it was said, and what cannot be read is said to be so."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_runtime.contract.errors import Rejected, TooLarge
+from gpu_runtime.contract.messages.dead_letter import UNKNOWN, DeadLetter, DeadLetters
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.identity import invocation_hash, invocation_id_problems
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.limits import BODY_LIMIT, META_LIMIT, check_body, meta_problems, shortened
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, unsuccessful, with_body
+from gpu_runtime.contract.messages.state import InvocationRecord, Stage, advanced, ended, taken_back
+from gpu_runtime.contract.messages.subjects import Queue, Subjects
+from gpu_runtime.contract.messages.wire import Message, Unreadable, decode, encode, utc
+from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.jetstream.delivery import Delivery
+
+NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
+LATER = NOW + timedelta(seconds=5)
+BROKEN = Failure(failure_class=FailureClass.INTERNAL, message="no")
+
+
+def invocation(**changes: Any) -> Invocation:
+    usual: dict[str, Any] = {
+        "invocation_id": "i-1",
+        "serverless_request_id": "doubling",
+        "body": b'{"n": 1, "m": [1, 2]}',
+        "enqueued_at": NOW,
+        "timeout_seconds": 60,
+    }
+    return Invocation(**usual | changes)
+
+
+def delivery(data: bytes = b"x", subject: str = "runtime.serverless.dispatch.doubling", attempt: int = 5) -> Delivery:
+    return Delivery(subject, data, {"Nats-Msg-Id": "i-1"}, "S", 7, attempt, NOW)
+
+
+MESSAGES: dict[str, Message] = {
+    "invocation": invocation(headers={"a": "b"}, attributes={"c": "d"}, reply_to="_INBOX.x", mode="sync"),
+    "binary invocation": invocation(body=bytes(range(256)), content_type="application/octet-stream"),
+    "dispatch": Dispatch(invocation=invocation(), deadline=LATER, dispatched_at=NOW, attempt=2),
+    "result": with_body(
+        Result(
+            invocation_id="i-1",
+            serverless_request_id="doubling",
+            state=ResultState.SUCCEEDED,
+            timings=Timings(enqueued_at=NOW, finished_at=LATER),
+        ),
+        "image/png",
+        b"\x89PNG",
+    ),
+    "failed result": unsuccessful(invocation(), ResultState.EXPIRED, BROKEN, LATER, attempts=3),
+    "event": WorkerEvent(kind=WorkerEventKind.STARTED, serverless_request_id="doubling", worker="w", at=NOW),
+    "dead letter": DeadLetters(Subjects(), Queue.DISPATCH).letter(delivery(bytes(range(256))), BROKEN, LATER),
+    "record": InvocationRecord(
+        request_hash="h", serverless_request_id="doubling", enqueued_at=NOW, deadline=LATER, updated_at=NOW
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_a_message_arrives_as_it_was_said(kind: str) -> None:
+    message = MESSAGES[kind]
+    assert decode(encode(message), type(message)) == message
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_every_message_says_its_version_and_is_written_in_camel_case(kind: str) -> None:
+    document = msgspec.json.decode(encode(MESSAGES[kind]))
+    assert document["version"] == 1
+    assert not [name for name in document if "_" in name]
+
+
+def test_a_field_that_is_not_known_is_ignored() -> None:
+    document = msgspec.json.decode(encode(invocation())) | {"colour": "green"}
+    assert decode(msgspec.json.encode(document), Invocation) == invocation()
+
+
+def test_a_higher_version_is_refused_with_the_remedy() -> None:
+    document = msgspec.json.decode(encode(invocation())) | {"version": 2}
+    with pytest.raises(
+        Unreadable, match="this Invocation has version 2; this process reads up to version 1: upgrade it"
+    ):
+        decode(msgspec.json.encode(document), Invocation)
+
+
+UNREADABLE = {
+    "no JSON": (b"\x00", "cannot read this Invocation"),
+    "no object": (b"[]", "cannot read this Invocation: Expected `object`"),
+    "a missing field": (b'{"version":1}', "missing required field `invocationID`"),
+    "a wrong type": (encode(invocation()).replace(b'"i-1"', b"7"), r"invocationID"),
+    "a time without a zone": (encode(invocation()).replace(b"12:00:00Z", b"12:00:00"), "timezone"),
+    "no base64": (encode(invocation()).replace(b'"body":"', b'"body":"!'), r"body"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_is_no_message_is_rejected_with_a_reason(case: str) -> None:
+    data, reason = UNREADABLE[case]
+    with pytest.raises(Rejected, match=reason):
+        decode(data, Invocation)
+
+
+def test_json_of_a_body_keeps_its_numbers() -> None:
+    body = b'{"n": 12345678901234567890.10, "big": 1e400}'
+    assert decode(encode(invocation(body=body)), Invocation).body == body
+
+
+def test_a_deadline_counts_from_the_acceptance() -> None:
+    assert invocation(timeout_seconds=1.5).deadline == NOW + timedelta(seconds=1.5)
+
+
+def test_moments_are_said_in_utc_to_the_millisecond() -> None:
+    moment = datetime.fromisoformat("2026-11-16T13:00:00.123456+01:00")
+    assert utc(moment) == NOW + timedelta(milliseconds=123)
+
+
+SAME: dict[str, dict[str, Any]] = {
+    "another id": {"invocation_id": "i-2"},
+    "another moment": {"enqueued_at": LATER},
+    "another way to wait": {"mode": "sync", "reply_to": "_INBOX.y"},
+    "another order of names, other blanks": {"body": b'{"m":[1,2],"n":1}'},
+}
+OTHER: dict[str, dict[str, Any]] = {
+    "another function": {"serverless_request_id": "tripling"},
+    "another value": {"body": b'{"n": 2, "m": [1, 2]}'},
+    "another order of elements": {"body": b'{"n": 1, "m": [2, 1]}'},
+    "another timeout": {"timeout_seconds": 61},
+    "a header": {"headers": {"a": "b"}},
+    "an attribute": {"attributes": {"a": "b"}},
+    "another type": {"content_type": "text/plain"},
+    "no body": {"body": b""},
+    "no JSON": {"body": b"{"},
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_asks_the_same_has_one_hash(case: str) -> None:
+    assert invocation_hash(invocation(**SAME[case])) == invocation_hash(invocation())
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_what_asks_otherwise_has_another_hash(case: str) -> None:
+    assert invocation_hash(invocation(**OTHER[case])) != invocation_hash(invocation())
+
+
+def test_blanks_count_where_the_body_is_no_json() -> None:
+    one = invocation(content_type="text/plain", body=b"1 ")
+    assert invocation_hash(one) != invocation_hash(invocation(content_type="text/plain", body=b"1"))
+
+
+@pytest.mark.parametrize("good", ["a", "0190b1b0-7e5c-7000-8000-000000000000", "A_b-9", "x" * 128])
+def test_ids_that_are_taken(good: str) -> None:
+    assert list(invocation_id_problems(good)) == []
+
+
+@pytest.mark.parametrize("bad", ["", "a.b", "a b", "a*", ">", "ä", "a\n", "x" * 129])
+def test_ids_that_are_not_taken_are_named(bad: str) -> None:
+    (problem,) = invocation_id_problems(bad)
+    assert problem.path == "invocationID"
+
+
+def test_limits_are_said_in_the_error() -> None:
+    check_body(b"x" * BODY_LIMIT)
+    with pytest.raises(TooLarge, match=f"payload: has {BODY_LIMIT + 1} bytes; at most {BODY_LIMIT} are taken"):
+        check_body(b"x" * (BODY_LIMIT + 1))
+    (problem,) = meta_problems({"a": "x" * META_LIMIT}, "headers")
+    assert str(META_LIMIT) in problem.text
+
+
+def test_the_largest_invocation_fits_into_a_message_and_its_dead_letter_too() -> None:
+    meta = {"n": "x" * (META_LIMIT - 1)}
+    largest = invocation(body=b"x" * BODY_LIMIT, headers=meta, attributes=meta, invocation_id="i" * 128)
+    data = encode(Dispatch(invocation=largest, deadline=LATER, dispatched_at=NOW))
+    failure = Failure(failure_class=FailureClass.INTERNAL, message="x" * 10_000)
+    letter = DeadLetters(Subjects(), Queue.DISPATCH).letter(delivery(data), failure, LATER)
+    assert len(encode(letter)) + 200 < 1024 * 1024
+
+
+def test_a_body_above_the_limit_is_cut_and_says_so() -> None:
+    result = unsuccessful(invocation(), ResultState.FAILED, BROKEN, LATER)
+    cut = with_body(result, "text/plain", b"abcdef", limit=4)
+    assert (cut.body, cut.body_truncated, cut.body_bytes) == (b"abcd", True, 6)
+    whole = with_body(result, "text/plain", b"abcd", limit=4)
+    assert (whole.body, whole.body_truncated, whole.body_bytes) == (b"abcd", False, 4)
+
+
+def test_a_long_reason_is_shortened_visibly() -> None:
+    assert shortened("x" * 10, 10) == "x" * 10
+    assert shortened("x" * 11, 10) == "x" * 9 + "…"
+
+
+def test_answers_of_a_function_are_not_retried_and_lost_workers_are() -> None:
+    retried = {each for each in FailureClass if each.retried}
+    assert FailureClass.WORKER_LOST in retried
+    assert not retried & {FailureClass.FUNCTION_ERROR, FailureClass.TIMED_OUT, FailureClass.CANCELLED}
+
+
+def test_a_dead_letter_keeps_the_original_and_is_the_same_when_made_again() -> None:
+    letters = DeadLetters(Subjects(), Queue.DISPATCH)
+    letter = letters.letter(delivery(b"\xff\x00"), BROKEN, LATER, "i-1")
+    sent, again = letters.outgoing(letter), letters.outgoing(letters.letter(delivery(b"\xff\x00"), BROKEN, NOW))
+    assert sent.subject == "runtime.serverless.dlq.dispatch.doubling"
+    assert sent.message_id == again.message_id
+    read = decode(sent.data, DeadLetter)
+    assert (read.data, read.subject, read.headers) == (b"\xff\x00", delivery().subject, {"Nats-Msg-Id": "i-1"})
+    assert (read.attempts, read.failure_class, read.reason) == (5, FailureClass.INTERNAL, "no")
+
+
+def test_a_dead_letter_of_a_strange_subject_has_a_place_too() -> None:
+    letters = DeadLetters(Subjects(), Queue.INVOKE)
+    letter = letters.letter(delivery(subject="runtime.serverless.invoke.Strange"), BROKEN, LATER)
+    assert letters.outgoing(letter).subject == f"runtime.serverless.dlq.invoke.{UNKNOWN}"
+
+
+def record(**changes: Any) -> InvocationRecord:
+    usual = MESSAGES["record"]
+    assert isinstance(usual, InvocationRecord)
+    return msgspec.structs.replace(usual, **changes)
+
+
+def test_a_record_goes_forward_only() -> None:
+    running = advanced(record(), Stage.RUNNING, LATER, "w-1")
+    assert (running.stage, running.worker, running.updated_at) == (Stage.RUNNING, "w-1", LATER)
+    assert advanced(running, Stage.DISPATCHED, LATER) is running
+    done = ended(running, ResultState.SUCCEEDED, LATER)
+    assert (done.stage, done.result_state) == (Stage.TERMINAL, ResultState.SUCCEEDED)
+    assert ended(done, ResultState.EXPIRED, LATER) is done
+    assert advanced(done, Stage.RUNNING, LATER) is done
+    assert taken_back(done, LATER) is done
+
+
+def test_another_worker_is_recorded_when_it_takes_over() -> None:
+    running = advanced(record(), Stage.RUNNING, NOW, "w-1")
+    assert advanced(running, Stage.RUNNING, LATER, "w-2").worker == "w-2"
+
+
+def test_a_cancelled_record_stays_where_it_is_until_somebody_notices() -> None:
+    cancelled = taken_back(record(), LATER)
+    assert (cancelled.cancelled, cancelled.stage) == (True, Stage.QUEUED)
+    assert taken_back(cancelled, LATER) is cancelled

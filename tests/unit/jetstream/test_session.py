@@ -1,0 +1,37 @@
+"""A session comes to its end in any case."""
+
+from typing import Any, cast
+from urllib.parse import urlparse
+
+from nats.aio.client import Client, Srv
+
+from gpu_runtime.jetstream.session import _Client
+
+
+class Broken:
+    """A transport whose other side is gone."""
+
+    closed = False
+
+    def writelines(self, _lines: list[bytes]) -> None: ...
+
+    async def drain(self) -> None:
+        raise ConnectionResetError
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def wait_closed(self) -> None: ...
+
+
+async def test_what_is_left_to_send_to_a_dead_server_does_not_keep_the_session_alive() -> None:
+    client, transport = _Client(tls_wanted=False), Broken()
+    client._status = Client.DISCONNECTED
+    client._current_server = Srv(urlparse("nats://gone:4222"))
+    client._transport = cast(Any, transport)
+    client._flush_queue = cast(Any, object())
+    client._pending, client._pending_data_size = [b"PUB a 1\r\nx\r\n"], 12
+    await client.close()
+    assert client.ended.is_set()
+    assert client.is_closed
+    assert transport.closed
