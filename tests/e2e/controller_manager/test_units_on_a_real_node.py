@@ -216,11 +216,10 @@ class Watch:
             self.overlaps.append(set(self.running.values()))
 
 
-def test_fifty_handovers_of_the_last_gpu_never_give_it_to_two_pods(
-    installed: Node, kube: Client, last_gpu: None
-) -> None:
-    """The stock is deleted and the unit created at once, as the handoff does it; the controller has to wait."""
-    rounds = 50
+def test_handovers_of_the_last_gpu_never_give_it_to_two_pods(installed: Node, kube: Client, last_gpu: None) -> None:
+    """The stock goes and the unit is there, as the handoff does it; the controller has to wait. On real pods, a round
+    takes four seconds; fifty of them are made on simulated ones."""
+    rounds = 20
     watching = installed.plane.client()
     watch = Watch(watching)
     for number in range(rounds):

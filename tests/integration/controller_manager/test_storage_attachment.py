@@ -20,8 +20,10 @@ RELEASED_SECONDS = 10
 
 
 def holder(cluster: Cluster, namespace: str) -> Object | None:
+    """Who holds it, and for which operation."""
     found = cluster.get(STORAGE, namespace, "data")
-    return found["spec"].get("attachedTo") if found else None
+    held = found["spec"].get("attachedTo") if found else None
+    return {name: value for name, value in held.items() if name != "attempt"} if held else None
 
 
 def wait_holder(cluster: Cluster, namespace: str, unit: str | None, timeout: float = RELEASED_SECONDS) -> None:

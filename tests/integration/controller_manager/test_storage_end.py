@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from lightkube import ApiError
+from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace, PersistentVolumeClaim, Pod
 
 from localcluster.processes import wait_until
@@ -142,6 +143,23 @@ def test_a_namespace_with_units_and_storages_in_every_state_ends(cluster: Cluste
         cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
         cluster.wait_reason(STORAGE, namespace, "without-class", "ClaimPending")
     wait_until(lambda: is_gone(cluster, namespace), 60, lambda: f"{cluster.all(STORAGE, namespace)}")
+
+
+def test_namespaces_deleted_in_any_manner_end_with_their_mounted_storages(cluster: Cluster, collecting: None) -> None:
+    """All at once, since Kubernetes takes its time for each of them."""
+    manners = [(cascade, first) for cascade in ("background", "foreground", "orphan") for first in ("storage", "space")]
+    namespaces = [f"end-{cascade}-{first}-first" for cascade, first in manners]
+    for namespace in namespaces:
+        cluster.kube.create(Namespace(metadata=ObjectMeta(name=namespace)))
+        cluster.storage(namespace, "data")
+        cluster.create(UNIT, namespace, "web", MOUNTING)
+        cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
+    for namespace, (cascade, first) in zip(namespaces, manners, strict=True):
+        storage = ("gpustorage", "data", f"--namespace={namespace}", "--ignore-not-found")
+        both = (storage, ("namespace", namespace))
+        for what in both if first == "storage" else reversed(both):
+            cluster.plane.kubectl("delete", *what, f"--cascade={cascade}", "--wait=false")
+    wait_until(lambda: all(is_gone(cluster, each) for each in namespaces), 90, lambda: f"not all of {namespaces} end")
 
 
 def is_gone(cluster: Cluster, namespace: str) -> bool:
