@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
@@ -12,10 +12,14 @@ from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.codec import Selection
 from gpu_runtime.kube.core import PODS, Pod
+from gpu_runtime.kube.errors import NotFound
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.kube.objects import Key, Object
 from gpu_runtime.runtime_api.operations.pending import PENDING_OPERATIONS, PendingOperation
 from gpu_runtime.runtime_api.settings import Namespaces
+
+T = TypeVar("T", bound=Object)
 
 FLAVOUR = "flavour"
 """Units by namespace and specName."""
@@ -73,6 +77,16 @@ def open_caches(client: Client, namespaces: Namespaces, metrics: KubeMetrics) ->
     caches.storages.store.index_by(ATTACHED, _attached)
     caches.stock_pods.store.index_by(UNIT_UID, _unit_uids)
     return caches
+
+
+async def read_live(client: Client, cache: Informer[T], key: Key) -> T | None:
+    """The object as it is now, of which the cache takes note; None where there is none."""
+    try:
+        found = await client.get(cache.resource, key)
+    except NotFound:
+        return None
+    cache.learn(found)
+    return found
 
 
 def flavour(namespace: str, spec_name: str) -> str:

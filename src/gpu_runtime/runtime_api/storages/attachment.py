@@ -13,7 +13,7 @@ from gpu_runtime.contract.validation import Problem
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.objects import Key
-from gpu_runtime.runtime_api.caches import Caches
+from gpu_runtime.runtime_api.caches import Caches, read_live
 from gpu_runtime.runtime_api.operations.ledger import Outdated
 
 
@@ -84,12 +84,7 @@ class Attachments:
         return self._caches.storages.store.get(key) or await self._live(key)
 
     async def _live(self, key: Key) -> GPUStorage | None:
-        try:
-            found = await self._client.get(GPU_STORAGES, key)
-        except kube.NotFound:
-            return None
-        self._caches.storages.learn(found)
-        return found
+        return await read_live(self._client, self._caches.storages, key)
 
 
 def _is_free_for(storage: GPUStorage, holder: Attachment) -> bool:

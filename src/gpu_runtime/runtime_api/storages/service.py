@@ -17,7 +17,7 @@ from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.objects import Key, Manifest
 from gpu_runtime.kube.retry import Backoff
-from gpu_runtime.runtime_api.caches import Caches
+from gpu_runtime.runtime_api.caches import Caches, read_live
 from gpu_runtime.runtime_api.http.paging import page
 from gpu_runtime.runtime_api.settings import Namespaces
 from gpu_runtime.runtime_api.storages.admission import accepted, chosen, grown, identity, is_as_asked
@@ -118,12 +118,7 @@ class Storages:
         return found
 
     async def _find(self, key: Key) -> GPUStorage | None:
-        try:
-            found = await self.client.get(GPU_STORAGES, key)
-        except kube.NotFound:
-            return None
-        self.caches.storages.learn(found)
-        return found
+        return await read_live(self.client, self.caches.storages, key)
 
     def _key(self, namespace: str, name: str) -> Key:
         key = Key(chosen(namespace, self.namespaces), name)

@@ -28,7 +28,7 @@ from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NoStock, Runtim
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.objects import Key, Manifest
-from gpu_runtime.runtime_api.caches import Caches
+from gpu_runtime.runtime_api.caches import Caches, read_live
 from gpu_runtime.runtime_api.faults import refuses_for_good
 from gpu_runtime.runtime_api.operations.ledger import (
     Ledger,
@@ -282,12 +282,7 @@ class Handoff:
         return unit
 
     async def _live(self, key: Key) -> GPUUnit | None:
-        try:
-            unit = await self._client.get(GPU_UNITS, key)
-        except kube.NotFound:
-            return None
-        self._caches.units.learn(unit)
-        return unit
+        return await read_live(self._client, self._caches.units, key)
 
     async def _latest(self, course: _Course) -> Operation:
         found = await self._ledger.find(course.id)
