@@ -74,6 +74,7 @@ class Serverless(Wire, frozen=True, kw_only=True):
             "minAvailableCount",
         ),
         never_changes_once_set("requestID", "invocations may be waiting in its queue"),
+        never_changes("workerOf", "a worker of one function never becomes another's"),
     )
 
     enabled: bool = False
@@ -96,6 +97,10 @@ class Serverless(Wire, frozen=True, kw_only=True):
 
     framework: Framework = Framework()
     """Where the worker's sidecar finds the user's framework."""
+
+    worker_of: Annotated[str, held(maxLength=NAME_LIMIT)] = ""
+    """The unit, in the same namespace, of the function that this unit is a worker of. Empty for the function itself:
+    its unit is what workers are made after, and serves the queue, too, while it runs."""
 
 
 class GPUUnitSpec(Wire, frozen=True, kw_only=True):
@@ -166,8 +171,13 @@ class GPUUnitSpec(Wire, frozen=True, kw_only=True):
         return next(iter(self.template.ports), None)
 
     @property
-    def is_function(self) -> bool:
+    def serves(self) -> bool:
+        """Whether its pod takes invocations: a function's own unit or one of its workers."""
         return self.serverless is not None and self.serverless.enabled
+
+    @property
+    def is_function(self) -> bool:
+        return self.serverless is not None and self.serverless.enabled and not self.serverless.worker_of
 
 
 class GPUUnitStatus(Wire, frozen=True, kw_only=True):

@@ -2,6 +2,10 @@
 
 Creating it is what accepts an invocation: of any number of replicas, one wins. The promise rests on this and not on
 JetStream's deduplication, which forgets after a restart what was already taken from its queue.
+
+Every message about an invocation carries, as a header, the revision of the record when it was sent: create, dispatched,
+running and terminal are one conditional write each, with nothing to read first. Whoever loses such a write (the
+invocation was cancelled, or is delivered a second time) reads the record and sees why.
 """
 
 from datetime import datetime
@@ -12,6 +16,9 @@ from msgspec import field
 
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.wire import Instant, Message
+
+REVISION = "Gpu-Runtime-Revision"
+"""The header. A message without it, or with one that is outrun, means: read the record."""
 
 
 class Stage(StrEnum):
@@ -33,10 +40,6 @@ class InvocationRecord(Message, frozen=True, kw_only=True):
     enqueued_at: Instant
     deadline: Instant
     updated_at: Instant
-
-    published: bool = False
-    """Whether the invocation is surely in its queue. A record without it may be of a replica that died in between: the
-    same request, sent again, publishes it."""
 
     cancelled: bool = False
     """Whether the caller took it back. It becomes terminal when whoever holds it has noticed."""

@@ -5,6 +5,9 @@
 <prefix>.result.<requestID>              worker-sidecar, activator → result-store
 <prefix>.dlq.<source>.<requestID>        any consumer that gives up
 <prefix>.events.<requestID>              worker-sidecar → activator, plain NATS
+<prefix>.demand.<requestID>              activator → leading activator: work was dispatched, plain NATS
+<prefix>.cancel.<requestID>              runtime-api → worker-sidecar, activator: an invocationID, plain NATS
+<prefix>.control.<instance>              activator → one worker, with an answer, plain NATS
 <prefix>.query.<what>                    look-ups with an answer, plain NATS
 <prefix>.state.<invocationID>            what the key-value bucket has just stored, plain NATS
 """
@@ -29,6 +32,9 @@ class Queue(StrEnum):
 
 
 EVENTS = "events"
+DEMAND = "demand"
+CANCEL = "cancel"
+CONTROL = "control"
 DEAD_LETTERS = "dlq"
 QUERY = "query"
 STATE = "state"
@@ -76,6 +82,16 @@ class Subjects:
     def events(self, request_id: str) -> str:
         return f"{self.prefix}.{EVENTS}.{_token(request_id)}"
 
+    def demand(self, request_id: str) -> str:
+        return f"{self.prefix}.{DEMAND}.{_token(request_id)}"
+
+    def cancel(self, request_id: str) -> str:
+        return f"{self.prefix}.{CANCEL}.{_token(request_id)}"
+
+    def control(self, instance: str) -> str:
+        """Of one worker: its pod's UID."""
+        return f"{self.prefix}.{CONTROL}.{_token(instance)}"
+
     def query(self, what: str) -> str:
         return f"{self.prefix}.{QUERY}.{_token(what)}"
 
@@ -89,6 +105,14 @@ class Subjects:
     @property
     def all_events(self) -> str:
         return f"{self.prefix}.{EVENTS}.{ANY}"
+
+    @property
+    def all_demand(self) -> str:
+        return f"{self.prefix}.{DEMAND}.{ANY}"
+
+    @property
+    def all_cancels(self) -> str:
+        return f"{self.prefix}.{CANCEL}.{ANY}"
 
     @property
     def state(self) -> str:

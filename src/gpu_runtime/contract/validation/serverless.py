@@ -1,7 +1,7 @@
 """The serverless block: what makes a unit a function."""
 
 from gpu_runtime.contract.crd.gpu_unit import HTTP_PATH_LIMIT, SOCKET_PATH_LIMIT, Framework, GPUUnitSpec, Serverless
-from gpu_runtime.contract.crd.names import REQUEST_ID_PATTERN
+from gpu_runtime.contract.crd.names import NAME_PATTERN, REQUEST_ID_PATTERN
 from gpu_runtime.contract.validation.mounts import normal_path, within
 from gpu_runtime.contract.validation.problem import Problem, Problems, under
 from gpu_runtime.contract.validation.values import count_problems, matches
@@ -23,6 +23,8 @@ def serverless_problems(function: Serverless, spec: GPUUnitSpec, at: str) -> Pro
     if spec.storage_mounts and function.max_workers > 1:
         text = "a storage is mounted by one unit at a time; set maxWorkers to 1 or mount nothing"
         yield Problem(mounts_at, text)
+    if function.worker_of and not matches(NAME_PATTERN, function.worker_of):
+        yield Problem(under(at, "workerOf"), f"{function.worker_of!r} is not the name of a unit")
     yield from framework_problems(function.framework, under(at, "framework"))
     for index, mount in enumerate(spec.storage_mounts):
         if within(function.framework.socket_path, mount.mount_path):
