@@ -46,8 +46,8 @@ run-api: $(BIN)/.ready ## Run a runtime API here, at 127.0.0.1:8090, as one more
 ##@ Tests and checks
 
 .PHONY: test
-test: $(BIN)/.ready ## Run all tests, starting what they need (ARGS="-k name" for some of them)
-	@$(BIN)/pytest $(ARGS)
+test: $(BIN)/.ready ## Run all tests, two files at a time, starting what they need (ARGS="-k name" for some of them)
+	@$(BIN)/pytest $(if $(ARGS),$(ARGS),--numprocesses=2 --no-loadscope-reorder)
 
 .PHONY: test-unit
 test-unit: $(BIN)/.ready ## Run the tests that need nothing but Python

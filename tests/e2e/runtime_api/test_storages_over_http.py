@@ -1,11 +1,13 @@
 """Data outlives its runtime, as a product's control plane sees it: everything is asked over HTTP, on real pods."""
 
+import functools
 import json
 import urllib.error
 import urllib.request
 from typing import Any
 
 import pytest
+from lightkube.resources.core_v1 import Service
 
 from localcluster.node import Node
 from localcluster.processes import ProcessFailed, wait_until
@@ -17,8 +19,18 @@ __all__ = ["installed"]
 STAYS = {"command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]}
 
 
+@functools.cache
+def address_of(node: Node) -> str:
+    """Where the host reaches the API."""
+    with node.plane.client() as client:
+        service = client.get(Service, "runtime-api", namespace="runtime-system")
+    assert service.spec, service
+    assert service.spec.clusterIP, service
+    return service.spec.clusterIP
+
+
 def ask(node: Node, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
-    address = node.kubectl("get", "service", "runtime-api", "-n=runtime-system", "-o=jsonpath={.spec.clusterIP}")
+    address = address_of(node)
     data = json.dumps(body).encode() if body is not None else None
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://{address}:8080/api/v1{path}", data, headers, method=method)
