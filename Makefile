@@ -82,6 +82,10 @@ bench-controller: $(BIN)/.ready ## What the controller manager costs, beside flo
 bench-handoff: $(BIN)/.ready ## What a create costs from stock to unit, beside floors of the same run (minutes)
 	@$(BIN)/python -m bench.handoff $(ARGS)
 
+.PHONY: bench-invoke
+bench-invoke: $(BIN)/.ready ## What an invocation costs, beside a bare NATS pipeline of the same run (minutes)
+	@$(BIN)/python -m bench.invoke $(ARGS)
+
 ##@ Making
 
 .PHONY: manifests generate

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -23,7 +24,7 @@ class Replica:
 
 
 @contextmanager
-def runtime_api(plane: ControlPlane, folder: Path, name: str) -> Iterator[Replica]:
+def runtime_api(plane: ControlPlane, folder: Path, name: str, **more: Any) -> Iterator[Replica]:
     """A replica whose caches are complete and who knows its callers by their tokens."""
     port, tokens = free_port(), folder / "tokens.yaml"
     token = {"name": "bench", "token": TOKEN, "scopes": ["operator", "runtime"]}
@@ -34,7 +35,7 @@ def runtime_api(plane: ControlPlane, folder: Path, name: str) -> Iterator[Replic
         "authentication": {"tokenFile": str(tokens)},
         "limits": WITHOUT_LIMIT,
     }
-    with program("runtime-api", folder, settings, _is_ready, name) as started:
+    with program("runtime-api", folder, settings | more, _is_ready, name) as started:
         yield Replica(started, f"http://127.0.0.1:{port}")
 
 
