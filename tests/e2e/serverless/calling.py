@@ -1,0 +1,89 @@
+"""Functions on a real node as a product's control plane sees them: made with kubectl, called over HTTP."""
+
+import functools
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from lightkube.resources.core_v1 import Service
+
+from localcluster.node import Node
+from localcluster.processes import wait_until
+from tests.e2e.controller_manager.test_units_on_a_real_node import apply
+
+NAMESPACE = "runtime-instance"
+INVOCATIONS = "/serverless/invocations"
+
+
+@functools.cache
+def api_of(node: Node) -> str:
+    """Where the host reaches the API."""
+    with node.plane.client() as client:
+        service = client.get(Service, "runtime-api", namespace="runtime-system")
+    assert service.spec, service
+    return f"http://{service.spec.clusterIP}:8080/api/v1"
+
+
+def ask(node: Node, method: str, path: str, body: Any = None, within: float = 100) -> tuple[int, dict[str, Any]]:
+    data = json.dumps(body).encode() if body is not None else None
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(api_of(node) + path, data, headers, method=method)  # noqa: S310
+    try:
+        answer = urllib.request.urlopen(request, timeout=within)  # noqa: S310
+    except urllib.error.HTTPError as refusal:
+        answer = refusal
+    with answer:
+        return int(answer.status), dict(json.loads(answer.read() or "{}"))
+
+
+@dataclass(frozen=True)
+class Function:
+    node: Node
+    name: str
+
+    def define(self, source: str, **serverless: Any) -> None:
+        """A function without any worker, known to the API when this returns."""
+        block = {"enabled": True, "requestID": self.name, "maxWorkers": 1, "idleTimeoutSeconds": 5, **serverless}
+        spec = {
+            "specName": "e2e.functions",
+            "image": "gpu-runtime:local",
+            "memory": "128Mi",
+            "gpu": 1,
+            "template": {"command": ["python", "-c"], "args": [source]},
+            "serverless": block,
+            "running": False,
+        }
+        manifest = {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "spec": spec}
+        apply(self.node, manifest | {"metadata": {"name": self.name, "namespace": NAMESPACE}})
+
+        def is_known() -> bool:
+            return ask(self.node, "GET", f"{INVOCATIONS}?serverlessRequestID={self.name}")[0] == 200
+
+        wait_until(is_known, 30, lambda: f"the API does not know {self.name}")
+
+    def call(self, payload: Any, **more: Any) -> tuple[int, dict[str, Any]]:
+        return ask(self.node, "POST", INVOCATIONS, {"serverlessRequestID": self.name, "payload": payload, **more})
+
+    def workers(self) -> list[str]:
+        found = json.loads(self.node.kubectl("get", "gpuunits", f"--namespace={NAMESPACE}", "-o=json"))["items"]
+        return [
+            unit["metadata"]["name"]
+            for unit in found
+            if unit["spec"].get("serverless", {}).get("workerOf") == self.name
+        ]
+
+    def state(self, invocation_id: str) -> str:
+        status, said = ask(self.node, "GET", f"{INVOCATIONS}/{invocation_id}")
+        return str(said["data"]["state"]) if status == 200 else f"{status}: {said}"
+
+    def wait_state(self, invocation_id: str, state: str, within: float = 60) -> None:
+        wait_until(lambda: self.state(invocation_id) == state, within, lambda: self.state(invocation_id), every=0.2)
+
+    def wait_no_workers(self, within: float = 90) -> None:
+        wait_until(lambda: not self.workers(), within, lambda: f"still there: {self.workers()}", every=0.5)
+
+    def remove(self) -> None:
+        self.node.kubectl("delete", "gpuunit", self.name, f"--namespace={NAMESPACE}", "--timeout=60s")
+        self.wait_no_workers()

@@ -1,0 +1,15 @@
+"""The whole platform on the real node."""
+
+import pytest
+
+from localcluster import platform
+from localcluster.node import Node
+
+
+@pytest.fixture(scope="session")
+def whole_platform(node: Node) -> Node:
+    """The node with everything deployed into it, NATS included, by the manifests that any cluster gets."""
+    platform.install(node, *platform.DEPLOYMENTS)
+    for namespace, workload in platform.WORKLOADS:
+        node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=180s")
+    return node

@@ -1,0 +1,104 @@
+"""A function comes from zero, grows with its load and goes back to zero, on real pods."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from localcluster.node import Node
+from localcluster.processes import wait_until
+from tests.e2e.serverless.calling import NAMESPACE, Function, ask
+
+DOUBLING = """
+import time
+from gpu_runtime.framework import Reject, handler, serve
+
+@handler
+def run(request):
+    if "seconds" in request.payload:
+        time.sleep(request.payload["seconds"])
+    if request.payload["n"] == 13:
+        raise ValueError("not with me")
+    return {"n": request.payload["n"] * 2}
+
+serve()
+"""
+
+
+@pytest.fixture(scope="module")
+def doubling(whole_platform: Node) -> Iterator[Function]:
+    function = Function(whole_platform, "doubling")
+    function.define(DOUBLING, maxWorkers=3)
+    yield function
+    function.remove()
+
+
+def stock(node: Node) -> list[str]:
+    found = json.loads(node.kubectl("get", "gpuunits", "--namespace=runtime-stock", "-o=json"))["items"]
+    ready = [unit for unit in found if unit.get("status", {}).get("phase") == "Ready"]
+    return [unit["metadata"]["name"] for unit in ready if unit["spec"]["specName"] == "e2e.functions"]
+
+
+def test_it_comes_from_zero_grows_under_a_burst_and_goes_back_to_zero_twice(doubling: Function) -> None:
+    for turn in ("first", "second"):
+        assert doubling.workers() == []
+        status, said = doubling.call({"n": 21}, mode="sync", timeoutSeconds=60)
+        assert (status, said["data"]["state"], said["data"]["payload"]) == (200, "succeeded", {"n": 42}), said
+
+        burst = [f"{turn}-{number}" for number in range(9)]
+        for number, invocation_id in enumerate(burst):
+            status, said = doubling.call({"n": number, "seconds": 1.5}, invocationID=invocation_id)
+            assert status == 202, said
+        wait_until(lambda: len(doubling.workers()) == 3, 30, lambda: f"{doubling.workers()}", every=0.2)
+        for invocation_id in burst:
+            doubling.wait_state(invocation_id, "succeeded")
+        doubling.wait_no_workers()
+
+
+def test_a_worker_from_stock_goes_back_to_stock(doubling: Function) -> None:
+    node = doubling.node
+    doubling.wait_no_workers()
+    seed = {"operationID": "seed-functions", "specName": "e2e.functions", "memory": "128Mi", "gpu": 1, "replicas": 1}
+    assert ask(node, "POST", "/operator/stock-units", seed)[0] in (200, 202)
+    wait_until(lambda: len(stock(node)) == 1, 60, lambda: "no stock is Ready", every=0.2)
+    seeded = stock(node)
+
+    status, said = doubling.call({"n": 1}, mode="sync", timeoutSeconds=60)
+    assert (status, said["data"]["payload"]) == (200, {"n": 2}), said
+    assert stock(node) == []
+    doubling.wait_no_workers()
+    wait_until(lambda: len(stock(node)) == 1, 60, lambda: "the stock did not come back", every=0.2)
+    assert stock(node) != seeded
+    node.kubectl("delete", "gpuunit", *stock(node), "--namespace=runtime-stock")
+
+
+def test_errors_deadlines_and_cancels_end_as_they_should(doubling: Function) -> None:
+    status, said = doubling.call({"n": 13}, mode="sync", timeoutSeconds=60)
+    assert (status, said["data"]["state"]) == (200, "failed"), said
+    assert said["data"]["failure"]["class"] == "function_error"
+    assert "not with me" in said["data"]["failure"]["message"]
+
+    status, said = doubling.call({"n": 1, "seconds": 20}, mode="sync", invocationID="late", timeoutSeconds=1)
+    assert status in (200, 504), said
+    doubling.wait_state("late", "expired")
+
+    assert doubling.call({"n": 1, "seconds": 20}, invocationID="unwanted", timeoutSeconds=60)[0] == 202
+    doubling.wait_state("unwanted", "running")
+    assert ask(doubling.node, "DELETE", "/serverless/invocations/unwanted")[0] == 202
+    doubling.wait_state("unwanted", "cancelled", 10)
+
+
+def test_the_users_container_has_no_way_into_the_queue(doubling: Function) -> None:
+    """Neither the credentials nor the settings with the queue's address are in the user's container."""
+    status, _ = doubling.call({"n": 1}, mode="sync", timeoutSeconds=60)
+    assert status == 200
+    pods = json.loads(doubling.node.kubectl("get", "pods", f"--namespace={NAMESPACE}", "-o=json"))["items"]
+    serving = [pod for pod in pods if pod["spec"].get("initContainers")]
+    assert serving
+    for pod in serving:
+        (user,) = pod["spec"]["containers"]
+        mounted = {mount["name"] for mount in user.get("volumeMounts", [])}
+        (sidecar,) = pod["spec"]["initContainers"]
+        only_sidecar = {mount["name"] for mount in sidecar["volumeMounts"]} - mounted
+        assert only_sidecar, "the sidecar's settings are its own"
+        assert not pod["spec"].get("automountServiceAccountToken", True)

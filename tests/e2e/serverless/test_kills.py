@@ -1,0 +1,209 @@
+"""Ten thousand invocations while everything that carries them is killed in turn: each ends in one stored result."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from localcluster.node import Node
+from tests.e2e.serverless.calling import Function, api_of
+
+COUNT = int(os.environ.get("INVOCATIONS", "10000"))
+AT_A_TIME = 48
+PAUSE = 3.0
+"""Seconds between two kills."""
+
+VICTIMS = {
+    "a framework": r"GPU_RUNTIME_KILLED_FUNCTION",
+    "a sidecar": r"gpu-runtime\0worker-sidecar\0",
+    "an activator": r"gpu-runtime\0activator\0",
+    "the result store": r"gpu-runtime\0result-store\0",
+    "a replica of the API": r"gpu-runtime\0runtime-api\0",
+    "the NATS server": r"nats-server\0",
+}
+"""By what stands in their command lines."""
+
+COUNTED = """
+import socket  # GPU_RUNTIME_KILLED_FUNCTION
+from gpu_runtime.framework import handler, serve
+
+told = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+@handler
+async def run(request):
+    told.sendto(request.invocation_id.encode(), ("{host}", {port}))
+    return request.payload
+
+serve()
+"""
+
+
+@dataclass
+class Executions:
+    """Told by the function itself, by datagram: how often each invocation was run."""
+
+    port: int
+    counted: Counter[str] = field(default_factory=Counter)
+
+
+@contextmanager
+def executions(node: Node) -> Iterator[Executions]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        listening.bind((node.network.host, 0))
+        told = Executions(listening.getsockname()[1])
+
+        def listen() -> None:
+            while said := listening.recv(1024):
+                told.counted[said.decode()] += 1
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield told
+        finally:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
+                last.sendto(b"", listening.getsockname())
+            thread.join()
+
+
+def processes_of(node: Node, pattern: str) -> list[int]:
+    """Those in the node's own process namespace, by this machine's numbers."""
+    supervisor, found = node.processes.supervisor_pid(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            if re.search(pattern, command) and supervisor in _ancestors(int(entry.name)):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _ancestors(pid: int) -> set[int]:
+    seen: set[int] = set()
+    while pid > 1 and pid not in seen:
+        seen.add(pid)
+        status = Path(f"/proc/{pid}/status").read_text()
+        pid = int(status.partition("PPid:")[2].split()[0])
+    return seen
+
+
+async def kill_in_turn(node: Node, done: asyncio.Event, killed: Counter[str]) -> None:
+    """One process at a time, each kind again and again, until all calls are accepted."""
+    while not done.is_set():
+        for what, pattern in VICTIMS.items():
+            found = await asyncio.to_thread(processes_of, node, pattern)
+            if found:
+                os.kill(found[0], signal.SIGKILL)
+                killed[what] += 1
+            try:
+                await asyncio.wait_for(done.wait(), PAUSE)
+            except TimeoutError:
+                continue
+            return
+
+
+async def call_all(node: Node, function: Function) -> Counter[int]:
+    """Every call until it is accepted: the same request, sent again, is the same invocation."""
+    waiting = iter(range(COUNT))
+    answers: Counter[int] = Counter()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+
+        async def caller() -> None:
+            for number in waiting:
+                while True:
+                    status = await _post(session, node, function.name, number)
+                    answers[status] += 1
+                    if status in (200, 202):
+                        break
+                    assert status in (0, 429, 503), status
+                    await asyncio.sleep(0.2)
+
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(AT_A_TIME):
+                callers.create_task(caller())
+    return answers
+
+
+async def _post(session: aiohttp.ClientSession, node: Node, function: str, number: int) -> int:
+    """The status; 0 where there was none."""
+    body = {"invocationID": f"kill-{number}", "serverlessRequestID": function, "payload": {"n": number}}
+    try:
+        async with session.post(
+            f"{api_of(node)}/serverless/invocations", json=body | {"timeoutSeconds": 600}
+        ) as answer:
+            return answer.status
+    except (aiohttp.ClientError, TimeoutError):
+        return 0
+
+
+async def results_of(node: Node, function: str, within: float) -> dict[str, dict[str, Any]]:
+    """All stored results, by invocation, once there are as many as there were calls."""
+    ends = time.monotonic() + within
+    found: dict[str, dict[str, Any]] = {}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+        while len(found) < COUNT:
+            assert time.monotonic() < ends, f"{len(found)} of {COUNT} have a result"
+            await asyncio.sleep(1)
+            found = await _listed(session, node, function)
+    return found
+
+
+async def _listed(session: aiohttp.ClientSession, node: Node, function: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for state in ("succeeded", "failed", "expired", "dead_lettered", "cancelled"):
+        page = {"serverlessRequestID": function, "state": state, "limit": "500"}
+        while True:
+            async with session.get(f"{api_of(node)}/serverless/invocations", params=page) as answer:
+                if answer.status != 200:
+                    return {}
+                said = await answer.json()
+            for each in said["data"]:
+                assert each["invocationID"] not in found, f"{each} has two results"
+                found[each["invocationID"]] = each
+            if not said.get("continue"):
+                break
+            page["continue"] = said["continue"]
+    return found
+
+
+@pytest.mark.timeout(900)
+async def test_each_of_many_invocations_ends_in_one_result_whatever_is_killed(whole_platform: Node) -> None:
+    node, function = whole_platform, Function(whole_platform, "killed")
+    killed: Counter[str] = Counter()
+    with executions(node) as told:
+        source = COUNTED.format(host=node.network.host, port=told.port)
+        function.define(source, maxWorkers=2, concurrency=16, minAvailableCount=2, idleTimeoutSeconds=60)
+        done = asyncio.Event()
+        killing = asyncio.create_task(kill_in_turn(node, done, killed))
+        started = time.monotonic()
+        answers = await call_all(node, function)
+        done.set()
+        await killing
+        accepted = time.monotonic() - started
+        results = await results_of(node, function.name, 300)
+    states = Counter(result["state"] for result in results.values())
+    attempts = Counter(result["attempts"] for result in results.values())
+    again = sum(count - 1 for count in told.counted.values())
+    print(
+        f"\n{COUNT} accepted in {accepted:.0f} s, answers {dict(answers)}; killed {dict(killed)};"
+        f" results {dict(states)}, by attempts {dict(attempts)};"
+        f" run {told.counted.total()} times, {again} of them again"
+    )
+    assert set(results) == {f"kill-{number}" for number in range(COUNT)}
+    assert states == {"succeeded": COUNT}, [each for each in results.values() if each["state"] != "succeeded"][:5]
+    assert set(VICTIMS) == set(killed)
+    function.remove()
