@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -21,7 +21,12 @@ class Desk:
     async def opened(cls, name: str, connect: Callable[[], sqlite3.Connection]) -> AsyncIterator["Desk"]:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix=name) as thread:
-            database = await loop.run_in_executor(thread, connect)
+            opening = thread.submit(connect)
+            try:
+                database = await asyncio.wrap_future(opening)
+            except BaseException:
+                opening.add_done_callback(_close)
+                raise
             try:
                 yield cls(thread, database)
             finally:
@@ -37,3 +42,9 @@ class Desk:
             return work(self._database)
         except sqlite3.Error as error:
             raise Unusable(f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})") from error
+
+
+def _close(opening: "Future[sqlite3.Connection]") -> None:
+    """Of a connection that came when nobody waited for it any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

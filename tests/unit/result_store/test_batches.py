@@ -24,7 +24,7 @@ class Disk:
     batches: list[list[str]] = field(default_factory=list)
     tries: int = 0
 
-    async def insert(self, rows: Sequence[Row], now: datetime) -> list[Standing]:
+    async def insert(self, rows: Sequence[Row], now: datetime) -> list[Standing]:  # noqa: ARG002
         self.tries += 1
         await self.may_write.wait()
         if self.full:

@@ -120,7 +120,7 @@ async def test_room_that_was_freed_is_used_again(results: SQLiteResults, path: P
         await results.insert([row(f"{generation}-{n}", body=b"x" * 50_000) for n in range(20)], NOW)
         while (await results.forget(Keeping(timedelta(0), 1024**3), NOW + timedelta(seconds=1))).any:
             pass
-        return path.stat().st_size
+        return path.stat().st_size  # noqa: ASYNC240
 
     sizes = [await fill_and_empty(generation) for generation in range(12)]
     assert sizes[-1] <= 3 * 20 * 50_000
@@ -202,20 +202,20 @@ asyncio.run(write())
 """
 
 
-async def test_a_writer_killed_in_the_middle_leaves_whole_batches_and_all_it_said(path: Path) -> None:
-    for _ in range(3):
-        path.unlink(missing_ok=True)
-        for left in path.parent.glob("results.db-*"):
-            left.unlink()
-        with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout is not None
-            for line in writer.stdout:
-                if int(line) >= 20:
-                    break
-            writer.send_signal(signal.SIGKILL)
-            said = [int(line), *map(int, writer.stdout.read().split())]
-        async with opened(path) as results:
-            size = await results.size()
-            assert size.results % 20 == 0
-            assert size.results >= 20 * (said[-1] + 1)
-            assert (await results.insert([Row(f"{said[-1]}-19", "f", "failed", b"", b"")], NOW))[0].new is False
+def killed_writer(path: Path) -> int:
+    """The last batch that a writer reported before it was killed."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        first = next(line for line in writer.stdout if int(line) >= 20)
+        writer.send_signal(signal.SIGKILL)
+        return [int(first), *map(int, writer.stdout.read().split())][-1]
+
+
+@pytest.mark.parametrize("attempt", range(3))
+async def test_a_writer_killed_in_the_middle_leaves_whole_batches_and_all_it_said(path: Path, attempt: int) -> None:
+    said = killed_writer(path)
+    async with opened(path) as results:
+        stored = (await results.size()).results
+        assert stored % 20 == 0
+        assert stored >= 20 * (said + 1)
+        assert (await results.insert([Row(f"{said}-19", "f", "failed", b"", b"")], NOW))[0].new is False
