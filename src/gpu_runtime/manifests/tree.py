@@ -34,7 +34,10 @@ def local_settings() -> dict[str, str]:
     serving = (
         "The runtime API on a developer's machine. Every setting is here; all but the authentication may be left out."
     )
-    storing = "The result store on a developer's machine. Every setting is here, and may be left out."
+    storing = (
+        "The result store on a developer's machine, instead of the one in the platform and not beside it. Every setting"
+        " is here, and may be left out."
+    )
     return {
         "local/controller-manager.yaml": settings_file(managing, CONTROLLER_MANAGER),
         "local/result-store.yaml": settings_file(storing, RESULT_STORE),

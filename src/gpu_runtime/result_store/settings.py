@@ -15,7 +15,8 @@ MIB = 1024**2
 class Database(Settings, frozen=True, kw_only=True):
     path: Annotated[str, Meta(min_length=1)] = "/var/lib/gpu-runtime/results.db"
     """The file with the results, on a volume of one machine. It is made where there is none; its folder must be there.
-    A log of at most a few dozen MiB lies beside it."""
+    A log of up to some dozen MiB lies beside it. One file per installation: two processes with a file each would each
+    have some of the results."""
 
 
 class Retention(Settings, frozen=True, kw_only=True):
