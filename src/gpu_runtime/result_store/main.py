@@ -83,7 +83,7 @@ class Readiness:
     """What is not well, as far as the process has come."""
 
     def __init__(self, nats: Connection) -> None:
-        self.opening = "the database is not open yet"
+        self.opening: str | None = "the database is not open yet"
         self.store: Store | None = None
         self.checks: Mapping[str, Check] = {"nats": nats.problem, "database": self._database, "queue": self._queue}
 
@@ -96,6 +96,13 @@ class Readiness:
 
 async def keep(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
     """Store results and answer look-ups until told to stop."""
+    try:
+        await _keep(settings, stopping)
+    except StreamError as error:  # what waiting does not mend: the settings, or streams that do not fit them
+        raise fault_of(error) from error
+
+
+async def _keep(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
     registry = new_registry(NAME)
     async with connection(options_of(settings.nats, NAME)) as nats, AsyncExitStack() as stack:
         readiness = Readiness(nats)
@@ -111,21 +118,21 @@ async def _open_until_done(stack: AsyncExitStack, path: Path, readiness: Readine
     failures = 0
     while True:
         try:
-            return await stack.enter_async_context(opened(path))
+            results = await stack.enter_async_context(opened(path))
         except Unfit as error:
             raise Rejected(str(error)) from error
         except Unusable as error:
             readiness.opening = f"the database cannot be opened: {error}"
             logger.warning("%s", readiness.opening)
+        else:
+            readiness.opening = None
+            return results
         failures += 1
         await asyncio.sleep(_PAUSES.delay(failures))
 
 
 async def _make_streams(nats: Connection, topology: Topology) -> bool:
-    try:
-        await ensure_until_done(nats, topology.streams, [topology.state], tuple(topology.consumers()))
-    except StreamError as error:
-        raise fault_of(error) from error
+    await ensure_until_done(nats, topology.streams, [topology.state], tuple(topology.consumers()))
     return True
 
 
@@ -134,8 +141,8 @@ async def _before(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | 
     working, told = asyncio.create_task(work), asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
     finally:
         for task in (working, told):
             task.cancel()
         await asyncio.wait({working, told})
+    return None if working.cancelled() else working.result()

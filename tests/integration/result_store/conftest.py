@@ -39,7 +39,7 @@ from localcluster.nats import Account
 PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 NOW = utc(datetime.now(UTC))
 MIB = 1024**2
-STREAMS = {"resultAckWaitSeconds": 1, "queueBytes": 256 * MIB, "deadLetterBytes": 64 * MIB}
+STREAMS: dict[str, int | str] = {"resultAckWaitSeconds": 1, "queueBytes": 256 * MIB, "deadLetterBytes": 64 * MIB}
 """Small: what a stream may hold, its server sets aside."""
 TOPOLOGY = Topology(keeping=Keeping(result_ack_wait=1, queue_bytes=256 * MIB, dead_letter_bytes=64 * MIB))
 
@@ -53,7 +53,7 @@ class Store:
     folder: Path
     url: str
     port: int = field(default_factory=free_port)
-    streams: dict[str, int] = field(default_factory=lambda: dict(STREAMS))
+    streams: dict[str, int | str] = field(default_factory=lambda: dict(STREAMS))
     retention: dict[str, int] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _running: "asyncio.Task[None] | None" = None

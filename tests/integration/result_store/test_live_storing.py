@@ -205,8 +205,18 @@ async def test_without_nats_it_is_healthy_and_not_ready_and_stops_when_told(stor
     store.url = "nats://127.0.0.1:1"
     store.start()
     await until(lambda: says(store, "not connected to NATS"), "readiness says so")
+    await until(lambda: says(store, "[+] database: ok"), "the database is open all the same")
     assert (await store.ask("/healthz"))[0] == 200
     await store.stop()
+
+
+async def test_streams_that_cannot_be_what_the_settings_want_are_refused_in_one_sentence(
+    store: Store, plane: Plane
+) -> None:
+    store.streams = {**store.streams, "storage": "memory"}
+    store.start()
+    with pytest.raises(Rejected, match="exists with storage 'file'; wanted is 'memory'"):
+        await store.ended()
 
 
 async def says(store: Store, sentence: str) -> bool:
