@@ -153,11 +153,11 @@ class Connection:
         return self._session
 
     async def keep(self) -> None:
-        """Have a session, for ever."""
-        while True:
+        """Have a session, until it is finished: being cancelled is not enough, which the library swallows at times."""
+        while not self._ending:
             session = await self._dial()
             try:
-                if await self._begin(session):
+                if not self._ending and await self._begin(session) and not self._ending:
                     await session.ended.wait()
             finally:
                 self._lose(session)

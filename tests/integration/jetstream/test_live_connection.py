@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -198,6 +199,15 @@ async def test_a_credentials_file_without_credentials_is_said_at_once(tmp_path: 
     with pytest.raises(Misconfigured, match="is no credentials file"):
         async with connection(Options(("nats://h",), credentials_file=str(file))):
             pass
+
+
+async def test_whenever_it_is_ended_it_ends(nats_account: Account) -> None:
+    """Also where the end comes together with the server's answer, and the library forgets the one for the other."""
+    for turns in range(60):
+        async with asyncio.timeout(5), connecting(options(nats_account)):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            time.sleep(0.005)  # noqa: ASYNC251 - the answer comes while nobody looks
 
 
 async def test_what_was_sent_last_arrives(nats_account: Account) -> None:

@@ -13,10 +13,11 @@ from gpu_runtime.contract.crd.names import role_of
 from gpu_runtime.contract.validation import name_problems, pool_problems, storage_problems, unit_problems
 from gpu_runtime.manifests import samples
 from gpu_runtime.manifests.crd import custom_resource_definition
-from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RUNTIME_API
+from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API
 from gpu_runtime.manifests.settings_file import settings_file
 from gpu_runtime.manifests.tree import generated
 from gpu_runtime.process.settings import Settings, load
+from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 CONFIG = Path(__file__).parents[3] / "config"
@@ -61,7 +62,11 @@ def test_samples_have_no_problems() -> None:
     assert storage_problems(samples.STORAGE.spec) == ()
 
 
-@pytest.mark.parametrize("settings", [CONTROLLER_MANAGER, RUNTIME_API], ids=["controller-manager", "runtime-api"])
+@pytest.mark.parametrize(
+    "settings",
+    [CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API],
+    ids=["controller-manager", "result-store", "runtime-api"],
+)
 def test_the_local_settings_load_and_show_every_setting(settings: Settings, request: pytest.FixtureRequest) -> None:
     path = CONFIG / "local" / f"{request.node.callspec.id}.yaml"
     assert load(path, type(settings)) == settings
@@ -81,6 +86,18 @@ def test_the_settings_of_the_deployed_api_load(path: str) -> None:
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     limits = settings.limits
     assert limits.drain_seconds + limits.request_seconds < settings.stop_grace_seconds < grace
+
+
+def test_the_settings_of_the_deployed_result_store_fit_its_volume_and_its_grace() -> None:
+    settings = load(CONFIG / "results" / "settings.yaml", ResultStoreSettings)
+    manifests = yaml.safe_load_all((CONFIG / "results" / "result-store.yaml").read_text())
+    by_kind = {manifest["kind"]: manifest["spec"] for manifest in manifests if "spec" in manifest}
+    claimed = by_kind["PersistentVolumeClaim"]["resources"]["requests"]["storage"]
+    assert settings.retention.bytes + 512 * 1024**2 < int(claimed.removesuffix("Gi")) * 1024**3
+    pod = by_kind["Deployment"]["template"]["spec"]
+    assert settings.stop_grace_seconds < pod["terminationGracePeriodSeconds"]
+    mounted = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+    assert str(Path(settings.database.path).parent) in mounted
 
 
 def test_a_setting_without_a_docstring_cannot_be_shown() -> None:

@@ -3,11 +3,14 @@
 Creating it is what accepts an invocation: of any number of replicas, one wins. The promise rests on this and not on
 JetStream's deduplication, which forgets after a restart what was already taken from its queue.
 
-Every message about an invocation carries, as a header, the revision of the record when it was sent: create, dispatched,
+Every message about an invocation carries, as headers, the revision of the record when it was sent: create, dispatched,
 running and terminal are one conditional write each, with nothing to read first. Whoever loses such a write (the
-invocation was cancelled, or is delivered a second time) reads the record and sees why.
+invocation was cancelled, or is delivered a second time) reads the record and sees why. A result does not say what its
+invocation asked, so it carries the record itself, too.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
@@ -15,10 +18,13 @@ import msgspec
 from msgspec import field
 
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.wire import Instant, Message
+from gpu_runtime.contract.messages.wire import Instant, Message, Unreadable, decode, encode
 
 REVISION = "Gpu-Runtime-Revision"
 """The header. A message without it, or with one that is outrun, means: read the record."""
+
+RECORD = "Gpu-Runtime-Record"
+"""The header with the record as it was at that revision. A result without it means: read the record."""
 
 
 class Stage(StrEnum):
@@ -49,6 +55,30 @@ class InvocationRecord(Message, frozen=True, kw_only=True):
 
     result_state: ResultState | None = None
     """How it ended."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A record, as of a revision."""
+
+    record: InvocationRecord
+    revision: int
+
+
+def headers_of(known: Known) -> dict[str, str]:
+    """The headers of a result, from whoever wrote or read the record last."""
+    return {REVISION: str(known.revision), RECORD: encode(known.record).decode()}
+
+
+def known_from(headers: Mapping[str, str]) -> Known | None:
+    """What a message's headers say of the record; None where they do not say all, or nothing that can be read."""
+    revision, record = headers.get(REVISION, ""), headers.get(RECORD, "")
+    if not record or not (revision.isascii() and revision.isdecimal()):
+        return None
+    try:
+        return Known(decode(record.encode(), InvocationRecord), int(revision))
+    except Unreadable:
+        return None
 
 
 def advanced(record: InvocationRecord, stage: Stage, now: datetime, worker: str = "") -> InvocationRecord:

@@ -1,0 +1,41 @@
+"""What the result store counts."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_RESULTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class StoreMetrics:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.stored = Counter(
+            "result_store_results_stored", "Results stored, by how they ended", ["state"], registry=registry
+        )
+        self.duplicates = Counter(
+            "result_store_duplicates", "Results whose invocation had one already", registry=registry
+        )
+        self.unreadable = Counter(
+            "result_store_unreadable", "Messages that are no result, now dead letters", registry=registry
+        )
+        self.batch_results = Histogram(
+            "result_store_batch_results", "Results in one transaction", buckets=_RESULTS, registry=registry
+        )
+        self.batch_seconds = Histogram(
+            "result_store_batch_seconds", "Time of one transaction, to the disk", buckets=_SECONDS, registry=registry
+        )
+        self.batch_failures = Counter(
+            "result_store_batch_failures", "Transactions that failed and are tried again", registry=registry
+        )
+        self.results = Gauge("result_store_results", "Results in the database", registry=registry)
+        self.database_bytes = Gauge(
+            "result_store_database_bytes", "What the results need in the database", registry=registry
+        )
+        self.forgotten = Counter(
+            "result_store_forgotten",
+            "Results forgotten: after their time (expired), or before it for want of room (crowded_out)",
+            ["why"],
+            registry=registry,
+        )
+        self.look_ups = Counter(
+            "result_store_look_ups", "Questions answered", ["question", "answer"], registry=registry
+        )
