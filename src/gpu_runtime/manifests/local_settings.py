@@ -1,8 +1,9 @@
 """The settings of a local platform, where a process runs on the developer's machine or on one node."""
 
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
-from gpu_runtime.process.sections import Endpoints, Log
+from gpu_runtime.process.sections import Endpoints, Log, Nats
 from gpu_runtime.runtime_api.settings import Authentication, Limits, Listener, RuntimeAPISettings
+from gpu_runtime.worker_sidecar.settings import Framework, WorkerSidecarSettings
 
 CONTROLLER_MANAGER = ControllerManagerSettings(
     log=Log(format="text"),
@@ -18,4 +19,14 @@ RUNTIME_API = RuntimeAPISettings(
     # Said in so many words: nobody but the developer reaches this address.
     authentication=Authentication(mode="off"),
     limits=Limits(requests_per_second=0),
+)
+
+WORKER_SIDECAR = WorkerSidecarSettings(
+    log=Log(format="text"),
+    endpoints=Endpoints(bind="127.0.0.1:8086"),
+    nats=Nats(urls=("nats://127.0.0.1:4222",)),
+    request_id="double",
+    worker="double",
+    namespace="runtime-instance",
+    framework=Framework(socket_path="/tmp/framework.sock"),  # noqa: S108 - where the framework's own guide puts it
 )
