@@ -84,6 +84,8 @@ class Work:
         self.presence.started(invocation_id)
         try:
             return await self._done(delivery, dispatch)
+        except StreamError as error:
+            return Retry(f"the queue did not take it: {error}")
         finally:
             self.presence.finished(invocation_id)
 
