@@ -36,11 +36,12 @@ class Presence:
         self._news: tuple[WorkerEventKind, str] | None = None
         self._told = asyncio.Event()
         self._present = False
+        self._registering = False
 
     def registered(self) -> None:
         """The framework answers: from now on the worker is there."""
-        self._present = True
-        self._tell(WorkerEventKind.REGISTERED)
+        self._present = self._registering = True
+        self._told.set()
 
     def absent(self) -> None:
         """The framework does not answer: the worker is not to be counted on."""
@@ -74,17 +75,24 @@ class Presence:
         self._told.set()
 
     async def _send(self) -> None:
-        news, self._news = self._news, None
+        for kind, invocation_id in self.to_be_told():
+            event = self._event(kind, invocation_id)
+            try:
+                await self._connection.publish(self._subject, encode(event), within=SEND_SECONDS)
+            except StreamError as error:
+                logger.debug("an event was not told", extra={"event": kind.value, "error": str(error)})
+
+    def to_be_told(self) -> tuple[tuple[WorkerEventKind, str], ...]:
+        """What is new, or else that it is still so. Whoever drains says nothing else; whoever comes says that first."""
+        news, coming = self._news, self._registering
+        self._news, self._registering = None, False
         self._told.clear()
-        if not (self._present or self._in_flight() or news):
-            return
-        kind, invocation_id = news or (self._resting, "")
         if self._resting is WorkerEventKind.DRAINING:
-            kind, invocation_id = WorkerEventKind.DRAINING, ""
-        try:
-            await self._connection.publish(self._subject, encode(self._event(kind, invocation_id)), within=SEND_SECONDS)
-        except StreamError as error:
-            logger.debug("an event was not told", extra={"event": kind.value, "error": str(error)})
+            return ((self._resting, ""),)
+        came = ((WorkerEventKind.REGISTERED, ""),) if coming else ()
+        if news:
+            return (*came, news)
+        return came or (((self._resting, ""),) if self._present or self._in_flight() else ())
 
     def _event(self, kind: WorkerEventKind, invocation_id: str) -> WorkerEvent:
         self._sequence += 1
