@@ -29,7 +29,7 @@ AT_A_TIME = 16
 UNITS = f"/apis/runtime.lokiwager.io/v1alpha1/namespaces/{NAMESPACE}/gpuunits"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{FLOOR_NAMESPACE}/deployments"
 SERVICES = f"/api/v1/namespaces/{FLOOR_NAMESPACE}/services"
-MANAGED = {("gpuunits", "status"), ("deployments", ""), ("services", "")}
+MANAGED = {("gpuunits", "status"), ("deployments", ""), ("services", ""), ("networkpolicies", "")}
 """What nobody but the controller manager writes while it converges: Kubernetes itself writes `deployments/status`, and
 the benchmark creates `gpuunits`."""
 RECONCILES = 'kube_reconciles_total{controller="gpu-unit"'

@@ -14,6 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _process(commands, "controller-manager", _controller_manager, "keep units and pools true")
     _process(commands, "runtime-api", _runtime_api, "serve the HTTP API")
     _process(commands, "result-store", _result_store, "store the results of invocations, and look them up")
+    _process(commands, "worker-sidecar", _worker_sidecar, "serve a function's queue beside one of its workers")
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["manager"]:  # with whatever options it had
         return _manager()
@@ -65,3 +66,11 @@ def _result_store(config: Path) -> int:
     from gpu_runtime.result_store.settings import ResultStoreSettings  # noqa: PLC0415
 
     return run_process(config, ResultStoreSettings, keep)
+
+
+def _worker_sidecar(config: Path) -> int:
+    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+    from gpu_runtime.worker_sidecar.main import serve  # noqa: PLC0415
+    from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings  # noqa: PLC0415
+
+    return run_process(config, WorkerSidecarSettings, serve)

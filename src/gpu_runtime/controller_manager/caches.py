@@ -24,7 +24,15 @@ from gpu_runtime.controller_manager.indexes import (
     storage_keys,
     unit_uids,
 )
-from gpu_runtime.controller_manager.workload.owned import DEPLOYMENTS, SERVICES, Deployment, Owned, Service
+from gpu_runtime.controller_manager.workload.owned import (
+    DEPLOYMENTS,
+    NETWORK_POLICIES,
+    SERVICES,
+    Deployment,
+    NetworkPolicy,
+    Owned,
+    Service,
+)
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.codec import Selection
 from gpu_runtime.kube.core import CLAIMS, PODS, STORAGE_CLASSES, PersistentVolumeClaim, Pod, StorageClass
@@ -43,6 +51,7 @@ class Caches:
     storages: Informer[GPUStorage]
     deployments: Informer[Deployment]
     services: Informer[Service]
+    network_policies: Informer[NetworkPolicy]
     pods: Informer[Pod]
     claims: Informer[PersistentVolumeClaim]
     storage_classes: Informer[StorageClass]
@@ -50,7 +59,8 @@ class Caches:
     @property
     def all(self) -> Sequence[Informer[Any]]:
         own = (self.units, self.pools, self.storages)
-        return (*own, self.deployments, self.services, self.pods, self.claims, self.storage_classes)
+        owned = (self.deployments, self.services, self.network_policies)
+        return (*own, *owned, self.pods, self.claims, self.storage_classes)
 
     def learn(self, resource: Resource[Any], written: Owned) -> None:
         """Take note of what a write returned."""
@@ -67,6 +77,7 @@ def open_caches(client: Client, metrics: KubeMetrics, resync: float) -> Caches:
         storages=Informer(client, GPU_STORAGES, pace=looked_at_again, metrics=metrics),
         deployments=Informer(client, DEPLOYMENTS, OWNED, metrics=metrics),
         services=Informer(client, SERVICES, OWNED, metrics=metrics),
+        network_policies=Informer(client, NETWORK_POLICIES, OWNED, metrics=metrics),
         pods=Informer(client, PODS, OWNED, metrics=metrics),
         claims=Informer(client, CLAIMS, OWNED, metrics=metrics),
         storage_classes=Informer(client, STORAGE_CLASSES, metrics=metrics),

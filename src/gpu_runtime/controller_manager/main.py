@@ -72,6 +72,7 @@ def _units(
     concerns = UnitConcerns(caches.units.store)
     controller.owns(caches.deployments)
     controller.owns(caches.services)
+    controller.owns(caches.network_policies)
     controller.watches(caches.pods, concerns.of_pod)
     controller.watches(caches.deployments, concerns.of_deployment)
     controller.watches(caches.units, concerns.of_unit)

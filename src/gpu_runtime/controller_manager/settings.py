@@ -5,10 +5,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from gpu_runtime.contract.crd.names import STOCK_NAMESPACE, SYSTEM_NAMESPACE
-from gpu_runtime.process.sections import Kubernetes, LeaderElection, ProcessSettings, Seconds
+from gpu_runtime.process.sections import Kubernetes, LeaderElection, Nats, ProcessSettings, Seconds
 from gpu_runtime.process.settings import Settings
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
+Quantity = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi)?$")]
+PortNumber = Annotated[int, Meta(ge=1, le=65535)]
 WorkerCount = Annotated[int, Meta(ge=1, le=256)]
 
 
@@ -23,6 +25,9 @@ class Namespaces(Settings, frozen=True, kw_only=True):
 class Images(Settings, frozen=True, kw_only=True):
     stock: Name
     """The platform's own image, which stock units run."""
+
+    sidecar: str = ""
+    """The image of workers' sidecars. Empty: the same as stock's, which has all of the platform."""
 
     placeholder: Name
     """The image of StockPools that name none. It must have a shell and `sleep`."""
@@ -44,6 +49,57 @@ class PodSecurity(Settings, frozen=True, kw_only=True):
     """Whether users' images must run as another user than root. Images that do not are then refused at start."""
 
 
+class Sidecar(Settings, frozen=True, kw_only=True):
+    """Of every worker. A change of these starts the workers again."""
+
+    port: PortNumber = 20257
+    """Where it answers the kubelet, on the pod's own network: no port of a function may have this number."""
+
+    cpu: Quantity = "50m"
+    """What it reserves of the processors."""
+
+    memory: Quantity = "96Mi"
+    """What it reserves of the memory."""
+
+    memory_limit: Quantity = "384Mi"
+    """The most memory it may take. What is in flight is held here: concurrency times a few times the largest body."""
+
+    drain_seconds: Seconds = 300
+    """How long the end of a worker waits for what it has in hand. What takes longer goes to another worker."""
+
+    heartbeat_seconds: Seconds = 5
+    """How often a worker tells that it is there."""
+
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 5
+    """How often an invocation is delivered to a worker before it becomes a dead letter."""
+
+
+class Egress(Settings, frozen=True, kw_only=True):
+    limited: bool = False
+    """Whether workers may reach nothing but DNS and the queue. A pod has one network: users' programs, too."""
+
+    queue_namespace: Name = "messaging"
+    """Where the queue's servers run."""
+
+    queue_port: PortNumber = 4222
+    """Where they listen."""
+
+
+class Serverless(Settings, frozen=True, kw_only=True):
+    nats: Nats = Nats()
+    """How workers reach the queue: handed on to their sidecars as it is."""
+
+    credentials_secret: str = ""
+    """A Secret in the namespaces of units, mounted into sidecars alone at /etc/gpu-runtime-queue: what the settings
+    above name as files lies there. Empty: none."""
+
+    sidecar: Sidecar = Sidecar()
+    """What runs beside the user's container of a worker."""
+
+    egress: Egress = Egress()
+    """What workers may reach."""
+
+
 class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
     kubernetes: Kubernetes = Kubernetes()
     """How Kubernetes is reached."""
@@ -62,6 +118,9 @@ class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
 
     pod_security: PodSecurity = PodSecurity()
     """What is demanded of users' containers beyond the default: seccomp, no privilege escalation, no token."""
+
+    serverless: Serverless = Serverless()
+    """What units that serve a function have beside the user's container."""
 
     cluster_domain: Name = "cluster.local"
     """The DNS domain of the cluster, as it appears in access URLs."""

@@ -4,6 +4,7 @@ from gpu_runtime.controller_manager.settings import ControllerManagerSettings, I
 from gpu_runtime.process.sections import Endpoints, Log, Nats
 from gpu_runtime.result_store.settings import Database, ResultStoreSettings
 from gpu_runtime.runtime_api.settings import Authentication, Limits, Listener, RuntimeAPISettings
+from gpu_runtime.worker_sidecar.settings import Framework, WorkerSidecarSettings
 
 CONTROLLER_MANAGER = ControllerManagerSettings(
     log=Log(format="text"),
@@ -26,4 +27,14 @@ RESULT_STORE = ResultStoreSettings(
     endpoints=Endpoints(bind="127.0.0.1:8083"),
     nats=Nats(urls=("nats://127.0.0.1:4222",)),
     database=Database(path=".local/results.db"),
+)
+
+WORKER_SIDECAR = WorkerSidecarSettings(
+    log=Log(format="text"),
+    endpoints=Endpoints(bind="127.0.0.1:8086"),
+    nats=Nats(urls=("nats://127.0.0.1:4222",)),
+    request_id="double",
+    worker="double",
+    namespace="runtime-instance",
+    framework=Framework(socket_path="/tmp/framework.sock"),  # noqa: S108 - where the framework's own guide puts it
 )

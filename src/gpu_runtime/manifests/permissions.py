@@ -45,6 +45,7 @@ CONTROLLER_MANAGER = Process(
         Grant("owning children", GROUP, ("gpuunits/finalizers", "stockpools/finalizers"), ("update",)),
         Grant("the workload of units and pools", "apps", ("deployments",), READ + WRITE),
         Grant("their addresses", "", ("services",), READ + WRITE),
+        Grant("what of them can be reached", "networking.k8s.io", ("networkpolicies",), READ + WRITE),
         Grant("the data of storages", "", ("persistentvolumeclaims",), READ + WRITE),
         Grant("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), READ),
         Grant("why a workload does not start", "", ("pods",), READ),

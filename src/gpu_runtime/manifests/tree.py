@@ -3,7 +3,7 @@
 from gpu_runtime.contract.crd import DEFINITIONS
 from gpu_runtime.manifests.crd import custom_resource_definition, file_name
 from gpu_runtime.manifests.document import documents, kustomization
-from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API
+from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API, WORKER_SIDECAR
 from gpu_runtime.manifests.permissions import PROCESSES
 from gpu_runtime.manifests.rbac import rbac
 from gpu_runtime.manifests.samples import samples
@@ -38,10 +38,15 @@ def local_settings() -> dict[str, str]:
         "The result store on a developer's machine, instead of the one in the platform and not beside it. Every setting"
         " is here, and may be left out."
     )
+    beside = (
+        "A worker sidecar on a developer's machine, beside a framework that runs there. Every setting is here; all but"
+        " requestID, worker and namespace may be left out. In the cluster the controller manager writes it."
+    )
     return {
         "local/controller-manager.yaml": settings_file(managing, CONTROLLER_MANAGER),
         "local/result-store.yaml": settings_file(storing, RESULT_STORE),
         "local/runtime-api.yaml": settings_file(serving, RUNTIME_API),
+        "local/worker-sidecar.yaml": settings_file(beside, WORKER_SIDECAR),
     }
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,7 @@ import aiohttp
 from yarl import URL
 
 from gpu_runtime.worker_sidecar.invocation import Invocation, http_headers
-from gpu_runtime.worker_sidecar.outcomes import Break, Broken, Outcome, TimedOut, is_result, outcome_of
+from gpu_runtime.worker_sidecar.outcomes import Answered, Break, Broken, Outcome, TimedOut, is_result, outcome_of
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +117,10 @@ class FrameworkClient:
             return Broken(Break.GARBLED, f"the answer is encoded with {coding[:64]!r}, which was not asked for")
         limit = self._response_limit if is_result(answer.status) else ERROR_LIMIT
         body, whole = await _up_to(answer, limit)
-        if is_result(answer.status) and not whole:
-            return Broken(Break.TOO_LARGE, f"the answer is larger than the limit of {limit} bytes; none of it is kept")
-        return outcome_of(answer.status, answer.headers, body)
+        outcome = outcome_of(answer.status, answer.headers, body)
+        if isinstance(outcome, Answered) and not whole:
+            return replace(outcome, size=max(answer.content_length or 0, limit + 1))
+        return outcome
 
 
 def _session(connector: aiohttp.UnixConnector) -> aiohttp.ClientSession:

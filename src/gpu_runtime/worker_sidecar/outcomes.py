@@ -10,7 +10,7 @@ anything else, or none  Broken            the framework does not keep to the con
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -28,8 +28,6 @@ class Break(Enum):
     """The connection ended before the answer did: the handler may have run."""
     GARBLED = "garbled"
     """The answer is not HTTP as the contract wants it."""
-    TOO_LARGE = "too_large"
-    """The answer is larger than the limit. Another try would give the same."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +35,23 @@ class Answered:
     status: int
     content_type: str
     body: bytes
+    size: int | None = None
+    """Where the body is only the beginning of an answer above the limit: how much the framework answered, as far as
+    that is known."""
 
 
 @dataclass(frozen=True)
 class HandlerFailed:
     type: str
     message: str
+    status: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class HandlerRejected:
     type: str
     message: str
+    status: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,9 @@ def outcome_of(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
     if status in (425, 429, 503):
         return AskedToRetry(kind, message, _retry_after(headers.get("Retry-After", "")))
     if 400 <= status < 500:
-        return HandlerRejected(kind, message)
+        return HandlerRejected(kind, message, status)
     if 500 <= status < 600:
-        return HandlerFailed(kind, message)
+        return HandlerFailed(kind, message, status)
     return Broken(Break.GARBLED, f"the framework answered with status {status}, which the contract does not know")
 
 

@@ -57,7 +57,8 @@ Object = dict[str, Any]
 
 LABELS = re.compile(r'(\w+)="([^"]*)"')
 OWN = ("gpuunits", "gpustorages", "stockpools")
-WRITTEN = (*OWN, *(f"{kind}/status" for kind in OWN), "deployments", "services", "persistentvolumeclaims")
+MADE = ("deployments", "services", "networkpolicies", "persistentvolumeclaims")
+WRITTEN = (*OWN, *(f"{kind}/status" for kind in OWN), *MADE)
 
 
 @dataclass

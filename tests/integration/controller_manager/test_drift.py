@@ -9,6 +9,7 @@ import pytest
 from lightkube import ApiError
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Service
+from lightkube.resources.networking_v1 import NetworkPolicy
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
@@ -32,6 +33,7 @@ OTHER = {
     "priorityClassName": "system-node-critical",
     "protocol": "SCTP",
     "operator": "NotIn",
+    "cpu": "51m",
 }
 OTHER_TYPE = {"RuntimeDefault": "Unconfined", "ClusterIP": "NodePort", "Recreate": "RollingUpdate"}
 NOT_ROLLING = [{"op": "replace", "path": "/spec/strategy", "value": {"type": "Recreate"}}]
@@ -40,6 +42,10 @@ ADDED: Object = {
     "volumes": [{"name": "more", "emptyDir": {}}],
     "volumeMounts": [],
     "affinity": {"nodeAffinity": {}},
+    "emptyDir": {"medium": "Memory"},
+    "from": [{"podSelector": {}}],
+    "egress": [{}],
+    "matchExpressions": [{"key": "x", "operator": "Exists"}],
 }
 Path = tuple[str | int, ...]
 
@@ -82,8 +88,10 @@ def changes(path: Path, value: Any) -> Iterator[list[Object]]:
         yield NOT_ROLLING
         return
     match value:
+        case None:
+            other: Any = 65535
         case bool():
-            other: Any = not value
+            other = not value
         case int():
             other = value + 1
         case [] | {}:
@@ -95,7 +103,7 @@ def changes(path: Path, value: Any) -> Iterator[list[Object]]:
         case _:
             other = OTHER.get(str(name), f"{value}x")
     yield [{"op": "add", "path": pointer(path), "value": other}]
-    if value not in ([], {}, ""):
+    if value not in (None, [], {}, ""):
         yield [{"op": "remove", "path": pointer(path)}]
 
 
@@ -152,6 +160,7 @@ def unit(cluster: Cluster, namespace: str) -> Object:
     cluster.storage(namespace, "data")
     mounts = [{"name": "data", "mountPath": "/data"}]
     spec = {"specName": "g1.1", "image": "python", "memory": "1Gi", "gpu": 1, "template": TEMPLATE}
+    spec["serverless"] = {"enabled": True, "requestID": "web"}
     source = {f"{GROUP}/source-stock-uid": "gone", f"{GROUP}/source-stock-node": "simulated-1"}
     cluster.create(UNIT, namespace, "web", spec | {"storageMounts": mounts}, annotations=source)
     return cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
@@ -193,6 +202,15 @@ def test_every_owned_field_of_a_units_service_is_corrected(cluster: Cluster, nam
     assert_quiet(cluster, UNIT, namespace, "web")
 
 
+def test_every_owned_field_of_a_units_network_policy_is_corrected(
+    cluster: Cluster, namespace: str, unit: Object
+) -> None:
+    done, protected = correct_every_field(cluster, NetworkPolicy, namespace, unit_manifests(unit)["NetworkPolicy"])
+    print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
+    assert done > 20
+    assert_quiet(cluster, UNIT, namespace, "web")
+
+
 def test_every_owned_field_of_a_pools_children_is_corrected(cluster: Cluster, namespace: str, pool: Object) -> None:
     manifests = pool_manifests(pool)
     for kind in (Deployment, Service):
@@ -211,9 +229,11 @@ def test_one_more_entry_in_a_selector_or_in_the_amounts_is_drift(
     additions: list[tuple[Any, str, Any]] = [
         (Service, "/spec/selector/more", "x"),
         (Service, "/spec/ports/-", {"name": "more", "port": 9}),
+        (NetworkPolicy, "/spec/ingress/-", {}),
         (Deployment, f"{container}/resources/limits/cpu", "1"),
         (Deployment, f"{container}/env/-", {"name": "MORE"}),
         (Deployment, "/spec/template/spec/containers/-", {"name": "more", "image": "x"}),
+        (Deployment, "/spec/template/spec/initContainers/-", {"name": "more", "image": "x"}),
     ]
     for kind, path, value in additions:
         fine = cluster.get(kind, namespace, "web")
@@ -223,7 +243,8 @@ def test_one_more_entry_in_a_selector_or_in_the_amounts_is_drift(
 
 
 def test_deleted_children_come_back(cluster: Cluster, namespace: str, unit: Object, pool: Object) -> None:
-    for kind, name in ((Deployment, "web"), (Service, "web"), (Deployment, "pool-warm"), (Service, "pool-warm")):
+    own = (Deployment, Service, NetworkPolicy)
+    for kind, name in (*((each, "web") for each in own), (Deployment, "pool-warm"), (Service, "pool-warm")):
         found = cluster.get(kind, namespace, name)
         assert found
         cluster.kube.delete(kind, name, namespace=namespace)
@@ -238,7 +259,7 @@ def test_deleted_children_come_back(cluster: Cluster, namespace: str, unit: Obje
 def test_a_child_that_lost_its_owner_and_its_labels_one_after_the_other_is_taken_back(
     cluster: Cluster, namespace: str, unit: Object
 ) -> None:
-    for kind in (Deployment, Service):
+    for kind in (Deployment, Service, NetworkPolicy):
         for lost in ({"ownerReferences": None}, {"labels": {"app.kubernetes.io/managed-by": None}}):
             fine = cluster.get(kind, namespace, "web")
             assert fine

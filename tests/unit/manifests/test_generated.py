@@ -13,7 +13,7 @@ from gpu_runtime.contract.crd.names import role_of
 from gpu_runtime.contract.validation import name_problems, pool_problems, storage_problems, unit_problems
 from gpu_runtime.manifests import samples
 from gpu_runtime.manifests.crd import custom_resource_definition
-from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API
+from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API, WORKER_SIDECAR
 from gpu_runtime.manifests.settings_file import settings_file
 from gpu_runtime.manifests.tree import generated
 from gpu_runtime.process.settings import Settings, load
@@ -21,6 +21,12 @@ from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 CONFIG = Path(__file__).parents[3] / "config"
+SETTINGS = {
+    "controller-manager": CONTROLLER_MANAGER,
+    "result-store": RESULT_STORE,
+    "runtime-api": RUNTIME_API,
+    "worker-sidecar": WORKER_SIDECAR,
+}
 
 
 def test_what_is_checked_in_is_what_the_code_says() -> None:
@@ -62,11 +68,7 @@ def test_samples_have_no_problems() -> None:
     assert storage_problems(samples.STORAGE.spec) == ()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API],
-    ids=["controller-manager", "result-store", "runtime-api"],
-)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_local_settings_load_and_show_every_setting(settings: Settings, request: pytest.FixtureRequest) -> None:
     path = CONFIG / "local" / f"{request.node.callspec.id}.yaml"
     assert load(path, type(settings)) == settings

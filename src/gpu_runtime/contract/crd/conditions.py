@@ -32,6 +32,7 @@ class Reason(StrEnum):
     POD_STATUS_SYNC_FAILED = "PodStatusSyncFailed"
     SERVICE_SYNC_FAILED = "ServiceSyncFailed"
     DEPLOYMENT_SYNC_FAILED = "DeploymentSyncFailed"
+    NETWORK_POLICY_SYNC_FAILED = "NetworkPolicySyncFailed"
     NAME_TAKEN = "NameTaken"
     """An object with the child's name exists and belongs to somebody else."""
 

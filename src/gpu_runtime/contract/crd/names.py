@@ -48,6 +48,8 @@ class Label:
     POOL_UID = f"{GROUP}/pool-uid"
     ROLE = f"{GROUP}/role"
     SPEC_NAME = f"{GROUP}/spec-name"
+    SERVES = f"{GROUP}/serves"
+    """On pods that have a worker sidecar: the queue's NetworkPolicy admits them by it."""
     RECORDED = f"{GROUP}/recorded"
     """On operations: the hour in which it was recorded, so that old ones are found without reading all."""
 

@@ -13,9 +13,9 @@ class WorkerEventKind(StrEnum):
     """The framework answers: the worker takes work from now on."""
     HEARTBEAT = "heartbeat"
     STARTED = "started"
-    """It began an invocation."""
+    """It began an invocation. Of several within a moment the last is told, and it may have ended already."""
     FINISHED = "finished"
-    """It ended one."""
+    """It ended one. Of several within a moment the last is told."""
     DRAINING = "draining"
     """It ends what it has and takes nothing more."""
 

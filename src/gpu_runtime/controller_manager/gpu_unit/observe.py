@@ -12,7 +12,7 @@ from gpu_runtime.controller_manager.gpu_unit.source_stock import SourceStock, so
 from gpu_runtime.controller_manager.indexes import CLAIM, UNIT_UID
 from gpu_runtime.controller_manager.mounts import storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.workload.owned import Deployment, Service
+from gpu_runtime.controller_manager.workload.owned import Deployment, NetworkPolicy, Service
 from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.objects import Key, Object
 
@@ -23,6 +23,7 @@ class Observed:
     settings: ControllerManagerSettings
     deployment: Deployment | None = None
     service: Service | None = None
+    network_policy: NetworkPolicy | None = None
     pods: tuple[Pod, ...] = ()
     pods_trouble: str = ""
     """Why the cache of pods may be out of date, if it may."""
@@ -48,6 +49,7 @@ def observe(unit: GPUUnit, caches: Caches, settings: ControllerManagerSettings) 
         settings=settings,
         deployment=caches.deployments.store.get(key),
         service=caches.services.store.get(key),
+        network_policy=caches.network_policies.store.get(key),
         pods=tuple(caches.pods.store.by(UNIT_UID, uid)),
         pods_trouble=caches.pods.trouble,
         storages=MappingProxyType(_storages(unit, caches)),

@@ -7,6 +7,7 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.contract.validation import unit_problems
+from gpu_runtime.controller_manager.gpu_unit.children.sidecar import sidecar_port_taken
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
 from gpu_runtime.controller_manager.workload.verdict import Blocked
 from gpu_runtime.kube.core import Pod
@@ -17,6 +18,13 @@ Rule = Callable[[Observed], Blocked | None]
 def invalid_spec(seen: Observed) -> Blocked | None:
     problems = unit_problems(seen.unit.spec, seen.role, at="spec")
     return Blocked(Reason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
+
+
+def port_of_the_sidecar(seen: Observed) -> Blocked | None:
+    port = seen.settings.serverless.sidecar.port
+    if not sidecar_port_taken(seen.unit.spec, port):
+        return None
+    return Blocked(Reason.INVALID_SPEC, f"spec.template.ports: {port} is the worker sidecar's; choose another")
 
 
 def mounted(seen: Observed) -> tuple[StorageMount, ...]:
@@ -100,6 +108,7 @@ def _storages(seen: Observed) -> list[tuple[str, GPUStorage]]:
 
 UNIT_RULES: Sequence[Rule] = (
     invalid_spec,
+    port_of_the_sidecar,
     storage_missing,
     storage_of_another,
     storage_unattached,

@@ -19,7 +19,7 @@ IDENTITY = (Label.MANAGED_BY, Label.UNIT, Label.POOL)
 """The labels that tell whose an object is when its owner reference was taken away."""
 
 AMOUNTS = ("limits", "requests")
-WHOLE = (*AMOUNTS, "selector", "matchLabels", "affinity")
+WHOLE = (*AMOUNTS, "selector", "podSelector", "matchLabels", "affinity", "emptyDir")
 """Of these, one entry more than is wanted means something else."""
 
 
@@ -126,4 +126,4 @@ def _has(actual: Manifest, name: str, value: Any, key: str) -> bool:
 
 def _is_nothing(name: str, value: Any) -> bool:
     """Whether the API server leaves such a value out. It keeps a false and a 0 that differ from the default."""
-    return value in ("", [], {}) or (name == "readOnly" and value is False)
+    return value in (None, "", [], {}) or (name == "readOnly" and value is False)

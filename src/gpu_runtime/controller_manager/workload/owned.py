@@ -1,4 +1,4 @@
-"""Deployments and Services as their owner reads them: the spec whole, for comparison with the one that is wanted."""
+"""Children as their owner reads them: the spec whole, for comparison with the one that is wanted."""
 
 from typing import Any
 
@@ -21,8 +21,13 @@ class Service(Owned, frozen=True, kw_only=True):
     pass
 
 
+class NetworkPolicy(Owned, frozen=True, kw_only=True):
+    pass
+
+
 DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments", Deployment)
 SERVICES = Resource("", "v1", "Service", "services", Service)
+NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", NetworkPolicy)
 
 
 def is_current(deployment: Deployment) -> bool:

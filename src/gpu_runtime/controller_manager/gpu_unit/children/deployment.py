@@ -3,6 +3,7 @@
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.names import Label, Role, unit_labels
 from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.controller_manager.gpu_unit.children.sidecar import pod_metadata, with_sidecar
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
 from gpu_runtime.controller_manager.workload.child import child
 from gpu_runtime.controller_manager.workload.container import (
@@ -34,12 +35,24 @@ def deployment(seen: Observed) -> Manifest:
             "strategy": {"type": "Recreate"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": {Label.UNIT: metadata.name}},
-            "template": {
-                "metadata": {"labels": labels | {Label.UNIT_UID: metadata.uid}},
-                "spec": _stock_pod(seen) if seen.role is Role.STOCK else _active_pod(seen),
-            },
+            "template": _stock_template(seen, labels) if seen.role is Role.STOCK else _active_template(seen, labels),
         },
     )
+
+
+def _stock_template(seen: Observed, labels: dict[str, str]) -> Manifest:
+    return {"metadata": {"labels": labels | _identity(seen)}, "spec": _stock_pod(seen)}
+
+
+def _active_template(seen: Observed, labels: dict[str, str]) -> Manifest:
+    return {
+        "metadata": pod_metadata(labels | _identity(seen), seen),
+        "spec": with_sidecar(_active_pod(seen), seen),
+    }
+
+
+def _identity(seen: Observed) -> dict[str, str]:
+    return {Label.UNIT_UID: seen.unit.metadata.uid}
 
 
 def _stock_pod(seen: Observed) -> Manifest:
@@ -67,6 +80,7 @@ def _active_pod(seen: Observed) -> Manifest:
         "enableServiceLinks": False,
         "priorityClassName": ACTIVE_PRIORITY,
         "securityContext": user_pod_security(seen.settings.pod_security.require_non_root),
+        "initContainers": [],
         "containers": [main | {"volumeMounts": mounts}],
         "volumes": volumes,
         "affinity": _affinity(seen),

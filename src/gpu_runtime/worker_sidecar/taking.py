@@ -1,0 +1,66 @@
+"""Whether invocations are taken from the queue: while the framework answers, until the worker is drained.
+
+Nothing awaits between a decision and its being in force. A message that the server sends before it hears of it is
+handed back at once.
+"""
+
+import asyncio
+import logging
+
+from gpu_runtime.contract.messages.control import Drained
+from gpu_runtime.jetstream.consume import Consumption
+from gpu_runtime.worker_sidecar.presence import Presence
+
+logger = logging.getLogger(__name__)
+
+
+class Taking:
+    def __init__(self, consumption: Consumption, presence: Presence) -> None:
+        self.drained = asyncio.Event()
+        """Set when nothing is in hand and nothing more will be."""
+        self._consumption, self._presence = consumption, presence
+        self._draining = False
+        self._decided = asyncio.Event()
+        """Set while there is something else to do than to wait for the framework."""
+        self._stop = asyncio.Event()
+        """Ends the consumption of the moment."""
+
+    def problem(self) -> str | None:
+        """Why nothing is taken any more, for readiness."""
+        return "the worker is drained" if self._draining else None
+
+    def resume(self) -> None:
+        self._presence.registered()
+        self._decided.set()
+
+    def pause(self) -> None:
+        """Take no more for now. What is in hand goes on."""
+        self._presence.absent()
+        if not self._draining:
+            self._decided.clear()
+        self._stop.set()
+
+    def drain(self) -> None:
+        """Take no more for good. What is in hand goes on."""
+        if not self._draining:
+            logger.info("draining", extra={"inFlight": self._consumption.in_flight})
+            self._draining = True
+            self._presence.draining()
+        self._decided.set()
+        self._stop.set()
+
+    def drain_if_idle(self) -> Drained:
+        if not self._draining and not self._consumption.in_flight:
+            self.drain()
+        return Drained(draining=self._draining, in_flight=self._consumption.in_flight)
+
+    async def run(self) -> None:
+        """Take invocations until drained, and return when all of them are settled."""
+        while True:
+            while not self._decided.is_set():
+                await self._decided.wait()
+            if self._draining:
+                break
+            self._stop = asyncio.Event()
+            await self._consumption.run(self._stop)
+        self.drained.set()

@@ -1,0 +1,205 @@
+"""From a delivery of the queue to its end: the record, the call, the result.
+
+A result is stored before anybody is told of it, and the dispatch goes last: whenever the process dies, the invocation
+is either still in the queue or has its result. Where both are the case, it is run again and the first result stands.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.contract.messages.dead_letter import DeadLetters
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState
+from gpu_runtime.contract.messages.state import REVISION
+from gpu_runtime.contract.messages.subjects import Queue, Subjects
+from gpu_runtime.contract.messages.wire import Unreadable, decode, encode
+from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
+from gpu_runtime.jetstream.errors import Full, NoResponders, StreamError, TooLarge, Unreachable
+from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.jetstream.publish import Publisher
+from gpu_runtime.worker_sidecar import outcomes
+from gpu_runtime.worker_sidecar.calls import Aborted, Calls
+from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
+from gpu_runtime.worker_sidecar.framework_watch import FrameworkWatch
+from gpu_runtime.worker_sidecar.invocation import Invocation
+from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
+from gpu_runtime.worker_sidecar.presence import Presence
+from gpu_runtime.worker_sidecar.record import Over, begin, revision_of
+from gpu_runtime.worker_sidecar.verdicts import (
+    Again,
+    Ended,
+    Run,
+    buried,
+    cancelled,
+    expired,
+    failure_of,
+    result_of,
+    verdict,
+    without_body,
+)
+
+logger = logging.getLogger(__name__)
+
+REPLY_SECONDS = 2.0
+STORING = Backoff(first=0.2, longest=5.0)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How work is done here."""
+
+    request_id: str
+    worker: str
+    subjects: Subjects
+    attempts: int
+    backoff: Backoff
+    body_limit: int
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Work:
+    publisher: Publisher
+    bucket: Bucket
+    framework: FrameworkClient
+    watch: FrameworkWatch
+    presence: Presence
+    calls: Calls
+    metrics: SidecarMetrics
+    terms: Terms
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        if delivery.attempt > 1:
+            self.metrics.redeliveries.inc()
+        try:
+            dispatch = decode(delivery.data, Dispatch)
+        except Unreadable as error:
+            return GiveUp(str(error), FailureClass.BAD_MESSAGE)
+        invocation_id = dispatch.invocation.invocation_id
+        self.presence.started(invocation_id)
+        try:
+            return await self._done(delivery, dispatch)
+        except StreamError as error:
+            return Retry(f"the queue did not take it: {error}")
+        finally:
+            self.presence.finished(invocation_id)
+
+    async def _done(self, delivery: Delivery, dispatch: Dispatch) -> Outcome:
+        now, revision = self.terms.clock(), revision_of(delivery.headers.get(REVISION, ""))
+        if dispatch.deadline <= now:
+            late = expired("its time was over before a worker began it")
+            return await self._end(dispatch, late, Run(self.terms.worker, delivery.attempt - 1), revision)
+        run = Run(self.terms.worker, delivery.attempt, now)
+        try:
+            async with self.calls.abortable(dispatch.invocation.invocation_id):
+                begun = await begin(self.bucket, dispatch, revision, self.terms.worker, now)
+                if isinstance(begun, Over):
+                    return await self._dropped(dispatch, begun, run)
+                revision = begun.revision
+                outcome = await self._called(delivery, dispatch)
+        except Aborted:
+            return await self._end(dispatch, cancelled(), run, revision)
+        if isinstance(outcome, outcomes.Broken):
+            await self.watch.look()
+        match verdict(outcome):
+            case Ended() as ended:
+                return await self._end(dispatch, ended, run, revision)
+            case Again(failure, after) if delivery.attempt < self.terms.attempts:
+                return self._again(delivery, dispatch, failure, after)
+            case Again(failure):
+                return await self._buried(delivery, dispatch, failure)
+
+    async def _called(self, delivery: Delivery, dispatch: Dispatch) -> outcomes.Outcome:
+        with self.metrics.call_seconds.time():
+            return await self.framework.invoke(call_of(dispatch, delivery.attempt))
+
+    async def _dropped(self, dispatch: Dispatch, over: Over, run: Run) -> Done:
+        """It has its end already. Only of one that was taken back this may not have been said."""
+        if over.cancelled:
+            return await self._end(dispatch, cancelled(), replace(run, started_at=None), over.revision)
+        self.metrics.invocations.labels("dropped").inc()
+        return Done()
+
+    def _again(self, delivery: Delivery, dispatch: Dispatch, failure: Failure, after: float | None) -> Retry:
+        self.metrics.invocations.labels("retried").inc()
+        wait = self.terms.backoff.delay(delivery.attempt) if after is None else after
+        left = (dispatch.deadline - self.terms.clock()).total_seconds()
+        return Retry(failure.message, max(0.0, min(wait, left)))  # to be told in time that its time is over
+
+    async def _buried(self, delivery: Delivery, dispatch: Dispatch, failure: Failure) -> Done:
+        """Its tries are used up. The queue's own way to give up would keep the same, but could tell nobody."""
+        reason = f"given up after {delivery.attempt} tries; the last one: {failure.message}"
+        logger.warning("given up", extra={"invocationID": dispatch.invocation.invocation_id, "reason": reason})
+        letter, result = self.abandoned(delivery, GiveUp(reason, failure.failure_class))
+        await self.publisher.publish(letter)
+        await self.publisher.publish(result)
+        await self._reply(dispatch.invocation.reply_to, result.data)
+        return Done()
+
+    async def _end(self, dispatch: Dispatch, ended: Ended, run: Run, revision: int | None) -> Done:
+        result = result_of(dispatch, ended, run, self.terms.clock(), self.terms.body_limit)
+        stored = await self._stored(result, revision)
+        self.metrics.invocations.labels(ended.state.value).inc()
+        await self._reply(dispatch.invocation.reply_to, stored)
+        return Done()
+
+    async def _stored(self, result: Result, revision: int | None) -> bytes:
+        """Have the result stored, however long that takes: without it, the function would have to run again."""
+        message, failures = self._outgoing(result, revision), 0
+        while True:
+            try:
+                await self.publisher.publish(message)
+            except TooLarge:
+                if not result.body:
+                    raise
+                result = without_body(result)
+                message = self._outgoing(result, revision)
+            except (Unreachable, NoResponders, Full) as error:
+                failures += 1
+                logger.warning("a result waits", extra={"invocationID": result.invocation_id, "error": str(error)})
+                await asyncio.sleep(STORING.delay(failures))
+            else:
+                return message.data
+
+    def _outgoing(self, result: Result, revision: int | None) -> Outgoing:
+        headers = {} if revision is None else {REVISION: str(revision)}
+        subject = self.terms.subjects.result(result.serverless_request_id)
+        return Outgoing(subject, encode(result), result.message_id, headers)
+
+    async def _reply(self, to: str, data: bytes) -> None:
+        """Tell whoever waits. What gets lost is looked up."""
+        if not to:
+            return
+        try:
+            await self.publisher.connection.publish(to, data, within=REPLY_SECONDS)
+        except StreamError as error:
+            logger.warning("a reply was lost", extra={"error": str(error)})
+
+    def abandoned(self, delivery: Delivery, given_up: GiveUp) -> Sequence[Outgoing]:
+        """The dead letter, and the result where there is somebody whose it is."""
+        self.metrics.invocations.labels(ResultState.DEAD_LETTERED.value).inc()
+        letters, now = DeadLetters(self.terms.subjects, Queue.DISPATCH), self.terms.clock()
+        failure = failure_of(delivery, given_up, self.terms.attempts)
+        run = Run(self.terms.worker, min(delivery.attempt, self.terms.attempts))
+        result = buried(delivery.data, self.terms.request_id, failure, run, now)
+        letter = letters.letter(delivery, failure, now, result.invocation_id if result else "")
+        return [letters.outgoing(letter), *([self._outgoing(result, None)] if result else [])]
+
+
+def call_of(dispatch: Dispatch, attempt: int) -> Invocation:
+    """The invocation as the framework gets it."""
+    asked = dispatch.invocation
+    return Invocation(
+        invocation_id=asked.invocation_id,
+        body=asked.body,
+        content_type=asked.content_type,
+        headers=asked.headers,
+        attributes=asked.attributes,
+        deadline=dispatch.deadline,
+        attempt=attempt,
+    )
