@@ -24,6 +24,7 @@ WORKLOADS = (
     ("messaging", "statefulset/nats"),
     ("runtime-system", "deployment/controller-manager"),
     ("runtime-system", "deployment/runtime-api"),
+    ("runtime-system", "deployment/activator"),
 )
 
 _HEALTH = b"GET /api/v1/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -13,6 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _process(commands, "controller-manager", _controller_manager, "keep units and pools true")
     _process(commands, "runtime-api", _runtime_api, "serve the HTTP API")
+    _process(commands, "activator", _activator, "dispatch invocations and keep the workers of functions")
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["manager"]:  # with whatever options it had
         return _manager()
@@ -56,3 +57,11 @@ def _runtime_api(config: Path) -> int:
     from gpu_runtime.runtime_api.settings import RuntimeAPISettings  # noqa: PLC0415
 
     return run_process(config, RuntimeAPISettings, serve)
+
+
+def _activator(config: Path) -> int:
+    from gpu_runtime.activator.main import activate  # noqa: PLC0415
+    from gpu_runtime.activator.settings import ActivatorSettings  # noqa: PLC0415
+    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+
+    return run_process(config, ActivatorSettings, activate)

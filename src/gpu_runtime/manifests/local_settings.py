@@ -1,7 +1,8 @@
 """The settings of a local platform, where a process runs on the developer's machine or on one node."""
 
+from gpu_runtime.activator.settings import API, ActivatorSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
-from gpu_runtime.process.sections import Endpoints, Log
+from gpu_runtime.process.sections import Endpoints, Log, Nats
 from gpu_runtime.runtime_api.settings import Authentication, Limits, Listener, RuntimeAPISettings
 
 CONTROLLER_MANAGER = ControllerManagerSettings(
@@ -18,4 +19,12 @@ RUNTIME_API = RuntimeAPISettings(
     # Said in so many words: nobody but the developer reaches this address.
     authentication=Authentication(mode="off"),
     limits=Limits(requests_per_second=0),
+)
+
+ACTIVATOR = ActivatorSettings(
+    log=Log(format="text"),
+    endpoints=Endpoints(bind="127.0.0.1:8083"),
+    # Where `make up` has the platform's own.
+    nats=Nats(urls=("nats://127.0.0.1:4222",)),
+    api=API(url="http://127.0.0.1:8080"),
 )

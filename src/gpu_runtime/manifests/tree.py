@@ -3,7 +3,7 @@
 from gpu_runtime.contract.crd import DEFINITIONS
 from gpu_runtime.manifests.crd import custom_resource_definition, file_name
 from gpu_runtime.manifests.document import documents, kustomization
-from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RUNTIME_API
+from gpu_runtime.manifests.local_settings import ACTIVATOR, CONTROLLER_MANAGER, RUNTIME_API
 from gpu_runtime.manifests.permissions import PROCESSES
 from gpu_runtime.manifests.rbac import rbac
 from gpu_runtime.manifests.samples import samples
@@ -34,7 +34,9 @@ def local_settings() -> dict[str, str]:
     serving = (
         "The runtime API on a developer's machine. Every setting is here; all but the authentication may be left out."
     )
+    activating = "The activator on a developer's machine. Every setting is here; any may be left out."
     return {
+        "local/activator.yaml": settings_file(activating, ACTIVATOR),
         "local/controller-manager.yaml": settings_file(managing, CONTROLLER_MANAGER),
         "local/runtime-api.yaml": settings_file(serving, RUNTIME_API),
     }
