@@ -79,7 +79,7 @@ class Dispatcher:
             return await self._decide(delivery, accepted)
         except Full as error:
             return Retry(f"the function's queue is full: {error}", CROWDED.delay(delivery.attempt))
-        except TooLarge as error:
+        except (TooLarge, Unreadable) as error:
             return GiveUp(str(error), FailureClass.BAD_MESSAGE)
         except StreamError as error:
             return Retry(str(error))

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import Enum, auto
 
 from gpu_runtime.activator.endings import Ending, Endings, gone, taken_back, timed_out
 from gpu_runtime.activator.functions import Functions
@@ -19,7 +20,7 @@ from gpu_runtime.activator.waiting import Waiting
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
-from gpu_runtime.contract.messages.result import Failure
+from gpu_runtime.contract.messages.result import Failure, ResultState
 from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage
 from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.topology import Topology
@@ -38,6 +39,23 @@ YOUNG = timedelta(seconds=1)
 SLACK = 1000
 """How much more than twice the work that waits may be remembered before it is read anew."""
 _ZERO = timedelta()
+
+
+class Standing(Enum):
+    """How an invocation stands against an ending that is thought of."""
+
+    ENDED = auto()
+    HELD = auto()
+    """It is not for the reaper to end it, or not in this way."""
+    OPEN = auto()
+
+
+def standing(record: InvocationRecord, ending: Ending) -> Standing:
+    if record.stage is Stage.TERMINAL:
+        return Standing.ENDED
+    in_hand = record.stage is Stage.RUNNING and ending.state is not ResultState.EXPIRED
+    mistaken = ending.state is ResultState.CANCELLED and not record.cancelled
+    return Standing.HELD if in_hand or mistaken else Standing.OPEN
 
 
 @dataclass
@@ -60,21 +78,29 @@ class Reaper:
     """Since when a function that has work, or had a consumer, is not there."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
+    _running: bool = False
 
     async def run(self) -> None:
         """Reap until told to stop."""
         await self.functions.units.synced()
         self._waiting.forget_all()
-        self._next = 1
-        while not self._stopped:
-            try:
-                await self.once()
-            except StreamError as error:  # the next pass comes soon
-                logger.warning("the reaper was interrupted", extra={"error": str(error)})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.pass_seconds):
-                    await self._wake.wait()
-            self._wake.clear()
+        self._next, self._running = 1, True
+        try:
+            while not self._stopped:
+                await self._pass()
+        finally:
+            self._running = False
+            self._taken_back.clear()
+
+    async def _pass(self) -> None:
+        try:
+            await self.once()
+        except StreamError as error:  # the next pass comes soon
+            logger.warning("the reaper was interrupted", extra={"error": str(error)})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.pass_seconds):
+                await self._wake.wait()
+        self._wake.clear()
 
     def stop(self) -> None:
         self._stopped = True
@@ -82,8 +108,9 @@ class Reaper:
 
     def take_back(self, invocation_id: str) -> None:
         """A caller took an invocation back."""
-        self._taken_back.add(invocation_id)
-        self._wake.set()
+        if self._running:
+            self._taken_back.add(invocation_id)
+            self._wake.set()
 
     async def once(self) -> None:
         counts = await self._counts()
@@ -92,8 +119,7 @@ class Reaper:
             self._next = 1
         await self._read(eagerly=bool(self._taken_back))
         await self._reap_taken_back()
-        for sequence in self._waiting.over(self.now() - timedelta(seconds=self.settings.grace_seconds)):
-            await self._reap_one(sequence, timed_out())
+        await self._reap_over()
         await self._reap_gone(counts)
 
     async def _read(self, *, eagerly: bool) -> None:
@@ -103,6 +129,12 @@ class Reaper:
             self._next = kept.sequence + 1
             with contextlib.suppress(Unreadable):  # whoever takes it gives it up
                 self._waiting.note(kept.sequence, decode(kept.data, Dispatch))
+
+    async def _reap_over(self) -> None:
+        over_by = self.now() - timedelta(seconds=self.settings.grace_seconds)
+        while (sequence := self._waiting.first_over(over_by)) is not None:
+            await self._reap_one(sequence, timed_out())
+            self._waiting.forget_first()
 
     async def _reap_taken_back(self) -> None:
         for invocation_id in tuple(self._taken_back):
@@ -155,13 +187,13 @@ class Reaper:
         revision = int(said) if said.isdecimal() else None
         entry = await self.records.get(dispatch.invocation.invocation_id)
         if entry is not None:
-            record, revision = decode(entry.value, InvocationRecord), entry.revision
-            if record.stage is Stage.TERMINAL:
-                return True
-            if record.stage is Stage.RUNNING and ending != timed_out():
-                return False
-            if ending == taken_back() and not record.cancelled:
-                return False
+            revision = entry.revision
+            with contextlib.suppress(Unreadable):
+                match standing(decode(entry.value, InvocationRecord), ending):
+                    case Standing.ENDED:
+                        return True
+                    case Standing.HELD:
+                        return False
         await self.endings.end(dispatch.invocation, ending, self.now(), revision)
         return True
 

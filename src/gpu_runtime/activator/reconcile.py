@@ -1,6 +1,7 @@
 """Keeps the workers of one function true: look, decide, carry out. The leader alone does this."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -30,12 +31,18 @@ from gpu_runtime.activator.workers import Workers
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.topology import ensure_consumer
 from gpu_runtime.kube.controller import Outcome, RecheckIn, Settled
 from gpu_runtime.kube.objects import Key
 
+logger = logging.getLogger(__name__)
+
 QUIET = 10.0
 """Seconds between looks at a function that needs nothing."""
+
+AT_ONCE = 32
+"""How many workers of one function are asked for at a time. The next ones are asked for when these are there."""
 
 HEARABLE = 15.0
 """Seconds within which every worker that lives says so."""
@@ -130,10 +137,18 @@ class FunctionReconciler:
     async def _outstanding(self, function: GPUUnit, request_id: str) -> int | None:
         if self.functions.serving(request_id) is not function:
             return 0  # another function of the same requestID is older, and has the queue
-        if request_id not in self._queues:
-            await ensure_consumer(self.nats, self.topology.work(request_id))
-            self._queues.add(request_id)
+        if request_id not in self._queues and not await self._has_queue(request_id):
+            return None
         return await self.backlog.of(request_id)
+
+    async def _has_queue(self, request_id: str) -> bool:
+        try:
+            await ensure_consumer(self.nats, self.topology.work(request_id))
+        except StreamError as error:
+            logger.warning("a function has no consumer yet", extra={"requestID": request_id, "error": str(error)})
+            return False
+        self._queues.add(request_id)
+        return True
 
     async def _carry_out(self, seen: Observed, decision: Decision) -> None:
         match decision:
@@ -157,7 +172,7 @@ class FunctionReconciler:
             return self.functions.units.store.get(Key(key.namespace, name)) is not None
 
         foreign = sum(taken(name) and name not in mine for name in (worker_name(key.name, n) for n in range(most)))
-        slots = free_slots(key.name, most - own, count, taken, foreign)
+        slots = free_slots(key.name, most - own, min(count, AT_ONCE), taken, foreign)
         await _all(self.lifecycle.make(seen.function, worker_name(key.name, slot)) for slot in slots)
 
     async def _drained(self, worker: Worker) -> bool:

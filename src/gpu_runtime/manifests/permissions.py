@@ -80,9 +80,7 @@ ACTIVATOR = Process(
     everywhere=(
         # Not only where the settings of others allow units: functions live where their owners put them.
         Grant("functions, their workers, and what stock there is", GROUP, ("gpuunits",), READ),
-        Grant(
-            "workers that come and go, functions that sleep", GROUP, ("gpuunits",), ("create", "patch", "delete")
-        ),
+        Grant("workers that come and go, functions that sleep", GROUP, ("gpuunits",), ("create", "patch", "delete")),
     ),
     at_home=(
         Grant("whether the handoff that made a worker is finished", GROUP, ("operations",), ("get",)),
