@@ -32,8 +32,8 @@ from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.jetstream.topology import ensure_consumer
 
-CROWDED = Backoff(first=0.25, longest=30.0)
-"""Between tries at a queue that is full: it empties as fast as the function's workers work."""
+PATIENT = Backoff(first=0.25, longest=30.0)
+"""Between tries at what only time changes: a queue that is full, a cache that is behind."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Dispatcher:
         try:
             return await self._decide(delivery, accepted)
         except Full as error:
-            return Retry(f"the function's queue is full: {error}", CROWDED.delay(delivery.attempt))
+            return Retry(f"the function's queue is full: {error}", PATIENT.delay(delivery.attempt))
         except (TooLarge, Unreadable) as error:
             return GiveUp(str(error), FailureClass.BAD_MESSAGE)
         except StreamError as error:
@@ -116,7 +116,9 @@ class Dispatcher:
 
     async def _unknown(self, delivery: Delivery, accepted: Accepted, now: datetime) -> Outcome:
         waited = (now - delivery.stored_at).total_seconds()
-        if waited < self.settings.unknown_seconds or not self.functions.certain():
+        if not self.functions.certain():
+            return Retry("the functions are not known here for certain", PATIENT.delay(delivery.attempt))
+        if waited < self.settings.unknown_seconds:
             return Retry("the function is not known here yet", 0.2)
         await self.endings.end(accepted.invocation, gone(), now, accepted.revision)
         return Done()

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,6 +44,7 @@ from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.controller import Controller, ControllerOptions
 from gpu_runtime.kube.election import Elector, Timing
 from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.events import Recorder
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.objects import Key
 from gpu_runtime.kube.retry import RetryPolicy
@@ -143,6 +144,7 @@ class Leading:
     lookout: Lookout
     reaper: Reaper
     metrics: ActivatorMetrics
+    leads: Callable[[], bool]
 
     def event(self, message: Msg) -> None:
         try:
@@ -151,7 +153,7 @@ class Leading:
             return
         first = self.workers.hear(event)
         unit = self.functions.units.store.get(Key(event.namespace, event.worker)) if first else None
-        if unit is not None and self.functions.is_worker(unit):
+        if unit is not None and self.functions.is_worker(unit) and self.leads():
             self.metrics.time_to_worker.observe(seconds_since(unit.metadata.creation_timestamp))
 
     def demand(self, message: Msg) -> None:
@@ -178,14 +180,16 @@ def assemble(
     dispatcher = Dispatcher(topology, publisher, records, functions, demand, endings, settings.dispatching, own, utcnow)
     policy = Policy(at_once=settings.dispatching.at_once, attempts=settings.dispatching.attempts)
     elector = _elector(client, settings, metrics)
-    scaling = settings.scaling
+    scaling, leads = settings.scaling, elector.leadership.still_leading if elector else _always
+    writer = client.fenced(elector.leadership) if elector else client
+    recorder = Recorder(writer, NAME, _identity(), metrics=metrics)
     lifecycle = Lifecycle(
-        client=client.fenced(elector.leadership) if elector else client,
+        client=writer,
         functions=functions,
         stock=StockAPI(http, settings.api),
         nats=nats,
         subjects=topology.subjects,
-        leading=elector.leadership.still_leading if elector else lambda: True,
+        leading=leads,
         system_namespace=settings.namespaces.system,
         drain_seconds=scaling.drain_seconds,
     )
@@ -202,19 +206,21 @@ def assemble(
         clock=clock,
         wall=seconds_since,
         setbacks=Setbacks(Backoff(scaling.retry_first_seconds, scaling.retry_longest_seconds)),
+        recorder=recorder,
     )
     controller = _controller(functions, reconciler, settings, metrics)
     reaper = Reaper(nats, topology, records, functions, endings, settings.reaping, own, utcnow)
     lookout = Lookout(backlog, functions, controller.enqueue, scaling.pass_seconds, reconciler.leave)
     functions.units.on_change(lambda change: _forget(change, workers, reconciler))
-    ensemble = Ensemble((functions.units,), (controller, lookout, reaper), elector, None, settings.stop_grace_seconds)
+    work = (controller, lookout, reaper)
+    ensemble = Ensemble((functions.units,), work, elector, recorder, settings.stop_grace_seconds)
     return Activator(
         nats=nats,
         topology=topology,
         functions=functions,
         workers=workers,
         dispatching=Consumption(publisher, topology.activation, dispatcher.handle, dispatcher.abandon, policy),
-        leading=Leading(ensemble, workers, functions, lookout, reaper, own),
+        leading=Leading(ensemble, workers, functions, lookout, reaper, own, leads),
     )
 
 
@@ -242,8 +248,15 @@ def _elector(client: Client, settings: ActivatorSettings, metrics: KubeMetrics) 
     if not election.enabled:
         return None
     timing = Timing(election.lease_seconds, election.renew_deadline_seconds, election.retry_seconds)
-    identity = os.environ.get("POD_NAME") or socket.gethostname()
-    return Elector(client, Key(settings.namespaces.system, NAME), identity, timing, metrics)
+    return Elector(client, Key(settings.namespaces.system, NAME), _identity(), timing, metrics)
+
+
+def _identity() -> str:
+    return os.environ.get("POD_NAME") or socket.gethostname()
+
+
+def _always() -> bool:
+    return True
 
 
 def utcnow() -> datetime:

@@ -25,7 +25,7 @@ from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stag
 from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode
-from gpu_runtime.jetstream.browse import Kept, delete_message, next_message
+from gpu_runtime.jetstream.browse import Kept, first_kept, remove
 from gpu_runtime.jetstream.connect import Connection
 from gpu_runtime.jetstream.delivery import Delivery
 from gpu_runtime.jetstream.errors import StreamError
@@ -178,7 +178,7 @@ class Reaper:
         else:
             if not await self._ended(dispatch, kept, ending):
                 return False
-        await delete_message(self.nats, self._stream, kept.sequence)
+        await remove(self.nats, self._stream, kept.sequence)
         self.metrics.reaped.labels(ending.state.value).inc()
         return True
 
@@ -206,7 +206,7 @@ class Reaper:
 
     async def _kept(self, sequence: int, subject: str = "") -> Kept | None:
         subject = subject or self.topology.subjects.all_of(Queue.DISPATCH)
-        return await next_message(self.nats, self._stream, subject, sequence)
+        return await first_kept(self.nats, self._stream, subject, sequence)
 
     async def _counts(self) -> dict[str, int]:
         found = await messages_by_subject(self.nats, self._stream, self.topology.subjects.all_of(Queue.DISPATCH))

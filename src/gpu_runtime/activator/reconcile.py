@@ -28,12 +28,14 @@ from gpu_runtime.activator.setbacks import Setbacks
 from gpu_runtime.activator.settings import Scaling
 from gpu_runtime.activator.slots import free_slots, worker_name
 from gpu_runtime.activator.workers import Workers
-from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.conditions import READY, find
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.jetstream.connect import Connection
 from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.topology import ensure_consumer
 from gpu_runtime.kube.controller import Outcome, RecheckIn, Settled
+from gpu_runtime.kube.events import Recorder
 from gpu_runtime.kube.objects import Key
 
 logger = logging.getLogger(__name__)
@@ -62,9 +64,11 @@ class FunctionReconciler:
     wall: Callable[[str | None], float]
     """Seconds since a moment of the cluster's clock."""
     setbacks: Setbacks
+    recorder: Recorder
     _queues: set[str] = field(default_factory=set)
     """Functions whose consumers were seen to be there."""
     _states: dict[Key, Counter[WorkerState]] = field(default_factory=dict)
+    _total: Counter[WorkerState] = field(default_factory=Counter)
 
     async def reconcile(self, unit: GPUUnit) -> Outcome:
         if self.functions.is_worker(unit):
@@ -102,8 +106,8 @@ class FunctionReconciler:
 
     def leave(self) -> None:
         """Another process leads: what it sees counts."""
-        self._states.clear()
-        self._count(Key("", ""), Counter())
+        for key in tuple(self._states):
+            self.forget(key)
 
     async def observe(self, function: GPUUnit) -> Observed:
         said, key = function.spec.serverless, function.metadata.key
@@ -111,7 +115,8 @@ class FunctionReconciler:
         found = [self._seen(unit, function) for unit in self.functions.workers(key)]
         if function.spec.running:
             found.append(self._seen(function, function))
-        self.setbacks.note(key, found, self.workers, self.clock())
+        for worker in self.setbacks.note(key, found, self.workers, self.clock()):
+            self.recorder.warning(GPU_UNITS, function, "WorkerFailed", failure_note(worker.unit), action="Scale")
         return Observed(
             function=function,
             workers=tuple(found),
@@ -199,12 +204,19 @@ class FunctionReconciler:
         return QUIET if quiet else self.settings.pass_seconds
 
     def _count(self, key: Key, states: Counter[WorkerState]) -> None:
+        before = self._states.pop(key, Counter())
         if states:
             self._states[key] = states
-        else:
-            self._states.pop(key, None)
-        for state in WorkerState:
-            self.metrics.workers.labels(state.value).set(sum(each[state] for each in self._states.values()))
+        for state in before.keys() | states.keys():
+            self._total[state] += states[state] - before[state]
+            self.metrics.workers.labels(state.value).set(self._total[state])
+
+
+def failure_note(unit: GPUUnit) -> str:
+    """Why a worker is given up, for whoever looks at the function."""
+    ready = find(unit.status.conditions, READY)
+    why = f"{ready.reason}: {ready.message}" if ready and ready.status != "True" else "it was not heard of"
+    return f"worker {unit.metadata.name} does not serve and is replaced, later each time; {why}"
 
 
 async def _all(steps: Iterable[Awaitable[None]]) -> None:

@@ -179,9 +179,14 @@ def _alone(seen: Observed) -> list[Decision]:
     own = next((worker for worker in seen.workers if worker.own), None)
     wanted = seen.wants.min_available_count if seen.outstanding is None else desired(seen.wants, seen.outstanding)
     if own is None:
-        return [Wake()] if wanted > 0 else []
+        return [Wake()] if wanted > 0 and _is_asleep(seen.function) else []
     if own.state is WorkerState.DRAINING:
         return [Sleep(own)]  # it takes no more work; if there is some, the next one does
     idle = own.idle is not None and own.idle >= seen.wants.idle_timeout_seconds
     surplus = wanted == 0 and seen.outstanding is not None
     return [Sleep(own)] if surplus and idle and own.state is WorkerState.SERVING else []
+
+
+def _is_asleep(function: GPUUnit) -> bool:
+    """Whether its last pod is gone. Woken earlier, it would go on with that one, which takes no more work."""
+    return function.status.phase in (None, UnitPhase.EMPTY.value)

@@ -23,17 +23,20 @@ class Setbacks:
     backoff: Backoff
     _known: dict[Key, _Setback] = field(default_factory=dict)
 
-    def note(self, function: Key, seen: Sequence[Worker], workers: Workers, now: float) -> None:
-        """Take note of what the function's workers have come to."""
-        broken = {worker.unit.metadata.uid for worker in seen if worker.state is WorkerState.BROKEN and not worker.own}
+    def note(self, function: Key, seen: Sequence[Worker], workers: Workers, now: float) -> list[Worker]:
+        """Take note of what the function's workers have come to. Gives those that have failed since the last time."""
         known = self._known.get(function)
-        if new := broken - (known.counted if known else set()):
+        counted = known.counted if known else set()
+        broken = [worker for worker in seen if worker.state is WorkerState.BROKEN and not worker.own]
+        new = [worker for worker in broken if worker.unit.metadata.uid not in counted]
+        if new:
             known = self._known.setdefault(function, _Setback())
             known.failures, known.last = known.failures + 1, now
             known.until = now + self.backoff.delay(known.failures)
-            known.counted |= new
+            known.counted = {worker.unit.metadata.uid for worker in broken}
         elif known is not None and _came_since(known.last, seen, workers):
             del self._known[function]
+        return new
 
     def over(self, function: Key, now: float) -> bool:
         known = self._known.get(function)

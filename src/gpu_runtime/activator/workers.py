@@ -23,7 +23,7 @@ class Heard:
     idle_since: float | None
     """Since when it has had nothing in hand; None while it has."""
     draining: bool = False
-    """Whether it takes no more work. It never takes any again."""
+    """Whether it takes no more work."""
 
 
 def after(known: Heard | None, event: WorkerEvent, now: float) -> Heard:
@@ -45,7 +45,8 @@ def after(known: Heard | None, event: WorkerEvent, now: float) -> Heard:
         at=now,
         in_flight=event.in_flight,
         idle_since=idle,
-        draining=known.draining or draining,
+        # A sidecar that was started again in its pod is the same instance, and takes work once it says so.
+        draining=draining or (known.draining and event.kind is not WorkerEventKind.REGISTERED),
     )
 
 

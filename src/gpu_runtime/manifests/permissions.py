@@ -81,6 +81,7 @@ ACTIVATOR = Process(
         # Not only where the settings of others allow units: functions live where their owners put them.
         Grant("functions, their workers, and what stock there is", GROUP, ("gpuunits",), READ),
         Grant("workers that come and go, functions that sleep", GROUP, ("gpuunits",), ("create", "patch", "delete")),
+        Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     at_home=(
         Grant("whether the handoff that made a worker is finished", GROUP, ("operations",), ("get",)),

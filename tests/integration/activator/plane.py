@@ -401,8 +401,16 @@ class Fleet:
     async def _live(self, unit: Object, over: asyncio.Event) -> None:
         sidecar = Sidecar(self.plane, self.function, unit["metadata"]["name"], self.concurrency, self.go_on)
         self.sidecars[unit["metadata"]["uid"]] = sidecar
+        await self._report(unit, "Ready")
         async with sidecar.running():
             await over.wait()
+        await self._report(unit, "Empty")
+
+    async def _report(self, unit: Object, phase: str) -> None:
+        """What the controller manager would say of a function's own unit."""
+        if self.own:
+            name, status = unit["metadata"]["name"], {"status": {"phase": phase}}
+            await self.plane.kube.patch(UNIT.Status, name, status, namespace=UNITS, patch_type=PatchType.MERGE)
 
 
 def _given_up(_delivery: Delivery, _outcome: GiveUp) -> list[Outgoing]:

@@ -12,7 +12,7 @@ from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.state import REVISION, Stage
 from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.wire import decode
-from gpu_runtime.jetstream.browse import next_message
+from gpu_runtime.jetstream.browse import first_kept
 from gpu_runtime.jetstream.connect import connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.options import Options
@@ -25,7 +25,7 @@ async def test_an_invocation_becomes_a_dispatch_whose_record_says_so(plane: Plan
     async with plane.activator():
         sent = await plane.accept("echo", body=b'{"n": 1.10}')
         await until(lambda: _has(plane, "echo", 1), "it was dispatched")
-        kept = await next_message(
+        kept = await first_kept(
             plane.nats, plane.topology.stream_name(Queue.DISPATCH), "runtime.serverless.dispatch.*", 1
         )
         assert kept
@@ -96,10 +96,10 @@ async def test_a_message_that_cannot_be_read_is_a_dead_letter(plane: Plane) -> N
         stream = plane.topology.dead_letters.name
 
         async def buried() -> bool:
-            return await next_message(plane.nats, stream, plane.topology.subjects.all_dead_letters, 1) is not None
+            return await first_kept(plane.nats, stream, plane.topology.subjects.all_dead_letters, 1) is not None
 
         await until(buried, "there is a dead letter")
-        kept = await next_message(plane.nats, stream, plane.topology.subjects.all_dead_letters, 1)
+        kept = await first_kept(plane.nats, stream, plane.topology.subjects.all_dead_letters, 1)
         assert kept
         letter = decode(kept.data, DeadLetter)
         assert (letter.data, letter.failure_class) == (b"not JSON", FailureClass.BAD_MESSAGE)

@@ -5,8 +5,13 @@ from functools import partial
 from pathlib import Path
 from signal import Signals
 
-from gpu_runtime.activator.settings import Scaling
+from lightkube.resources.events_v1 import Event
+
+from gpu_runtime.activator.main import Activator
+from gpu_runtime.activator.settings import API, Scaling
 from gpu_runtime.contract.messages.result import ResultState
+from gpu_runtime.jetstream.connect import connection
+from gpu_runtime.jetstream.options import Options
 from tests.integration.activator.plane import IDENTITY, STOCK, UNITS, ActivatorProcess, Fleet, Plane, until
 from tests.integration.controller_manager.conftest import UNIT, as_dict
 
@@ -55,6 +60,45 @@ async def test_a_burst_has_as_many_workers_as_the_function_may_have_and_then_non
     assert fleet.most == 3
     assert sorted(fleet.done) == sorted(each.invocation_id for each in sent)
     assert {each["spec"]["memory"] for each in await plane.units(STOCK, "burst")} == {"2Gi"}
+
+
+async def test_two_that_both_think_they_lead_make_no_more_workers_than_one(plane: Plane) -> None:
+    await plane.stock("pair", 4)
+    await plane.function("pair", maxWorkers=2)
+    async with (
+        connection(Options((plane.nats_url,))) as other,
+        plane.activator(),
+        plane.activator(other),
+        Fleet(plane, "pair").running() as fleet,
+    ):
+        for _ in range(2):
+            sent = [await plane.accept("pair") for _ in range(10)]
+            for each in sent:
+                assert (await plane.result(each)).state is ResultState.SUCCEEDED
+            await until(partial(_workers, plane, "pair", 0), "all workers are gone")
+            await until(lambda: _stocked(plane, "pair", 4), "the stock is back")
+            for stock in await plane.units(STOCK, "pair"):
+                await plane.ready(stock["metadata"]["name"])
+    assert fleet.most <= 2
+    assert plane.repeated == []
+
+
+async def test_while_the_runtime_api_is_away_stock_is_waited_for_and_nothing_is_made_cold(plane: Plane) -> None:
+    await plane.stock("away", 1)
+    await plane.function("away", maxWorkers=1, idleTimeoutSeconds=60)
+    async with plane.activator(api=API(url="http://127.0.0.1:9")) as activator:
+        await plane.accept("away")
+        await until(lambda: _tried(activator), "it was tried")
+        assert await plane.workers("away") == []
+    async with plane.activator():
+        await until(partial(_workers, plane, "away", 1), "a worker exists")
+    (worker,) = await plane.workers("away")
+    assert worker["metadata"]["annotations"][SOURCE]
+
+
+async def _tried(activator: Activator) -> bool:
+    labels = {"controller": "function", "result": "error"}
+    return bool(activator.leading.metrics.registry.get_sample_value("kube_reconciles_total", labels))
 
 
 async def test_a_worker_with_work_in_hand_is_left_alone(plane: Plane) -> None:
@@ -139,6 +183,7 @@ async def test_workers_that_do_not_come_up_are_replaced_ever_more_slowly(plane: 
     async with plane.activator(scaling=scaling):
         await plane.accept("broken", seconds=60)
         assert await until(three, "a third one is made") > 3  # 0.5 + 1 and 0.5 + 2, less their spread
+        await until(lambda: _told(plane, "broken", "WorkerFailed"), "an Event says so")
 
 
 async def test_when_a_leader_dies_nothing_is_lost_and_another_goes_on(plane: Plane, tmp_path: Path) -> None:
@@ -171,6 +216,11 @@ def _process(plane: Plane, folder: Path) -> ActivatorProcess:
         "leaderElection": {"leaseSeconds": 3, "renewDeadlineSeconds": 2, "retrySeconds": 0.3},
     }
     return ActivatorProcess(folder, plane.control.kubeconfig_for("activator", IDENTITY), settings)
+
+
+async def _told(plane: Plane, function: str, reason: str) -> bool:
+    events = [as_dict(each) async for each in plane.kube.list(Event, namespace=UNITS)]
+    return any(each["regarding"]["name"] == function and each["reason"] == reason for each in events)
 
 
 async def _workers(plane: Plane, name: str, count: int) -> bool:

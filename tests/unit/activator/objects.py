@@ -22,5 +22,5 @@ def worker(slot: int, state: WorkerState = WorkerState.SERVING, idle: float | No
 
 
 def observed(outstanding: int | None, *workers: Worker, mounts: bool = False, **wants: Any) -> Observed:
-    may_create = wants.pop("may_create", True)
-    return Observed(unit("f", mounts=mounts, serverless=wants), workers, outstanding, may_create)
+    may_create, phase = wants.pop("may_create", True), wants.pop("phase", None)
+    return Observed(unit("f", mounts=mounts, phase=phase, serverless=wants), workers, outstanding, may_create)

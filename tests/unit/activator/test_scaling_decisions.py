@@ -136,6 +136,11 @@ def test_a_function_with_a_storage_whose_worker_takes_no_more_begins_anew() -> N
     assert decide(observed(3, own, mounts=True)) == [Sleep(own)]
 
 
+@pytest.mark.parametrize(("phase", "wakes"), [("Empty", True), ("Ready", False), ("Progressing", False)])
+def test_a_function_that_is_still_going_to_sleep_is_not_woken(phase: str, wakes: bool) -> None:
+    assert decide(observed(1, mounts=True, phase=phase)) == ([Wake()] if wakes else [])
+
+
 def heard(*, draining: bool = False) -> Heard:
     return Heard("one", 1, datetime(2026, 1, 1, tzinfo=UTC), 0, 0, 0, 0, draining)
 

@@ -77,7 +77,7 @@ def test_an_older_word_that_comes_late_changes_nothing() -> None:
     assert known.in_flight == 1
 
 
-def test_who_takes_no_more_work_never_takes_any_again_but_its_successor_does() -> None:
+def test_who_takes_no_more_work_stays_so_but_its_successor_takes_some() -> None:
     words = [(1.0, event("draining", 1)), (2.0, event("heartbeat", 2))]
     known = told(*words).of(KEY)
     assert known
@@ -85,6 +85,12 @@ def test_who_takes_no_more_work_never_takes_any_again_but_its_successor_does() -
     successor = told(*words, (3, event("registered", 1, instance="two", at=5))).of(KEY)
     assert successor
     assert (successor.instance, successor.draining) == ("two", False)
+
+
+def test_a_sidecar_that_is_started_again_in_its_pod_takes_work_again() -> None:
+    known = told((1, event("draining", 1)), (2, event("registered", 9))).of(KEY)
+    assert known
+    assert not known.draining
 
 
 def test_the_last_words_of_a_predecessor_are_not_its_successors() -> None:

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 import yaml
 
+from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.contract.crd import DEFINITIONS
 from gpu_runtime.contract.crd.names import role_of
 from gpu_runtime.contract.validation import name_problems, pool_problems, storage_problems, unit_problems
 from gpu_runtime.manifests import samples
 from gpu_runtime.manifests.crd import custom_resource_definition
-from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RUNTIME_API
+from gpu_runtime.manifests.local_settings import ACTIVATOR, CONTROLLER_MANAGER, RUNTIME_API
 from gpu_runtime.manifests.settings_file import settings_file
 from gpu_runtime.manifests.tree import generated
 from gpu_runtime.process.settings import Settings, load
@@ -61,7 +62,11 @@ def test_samples_have_no_problems() -> None:
     assert storage_problems(samples.STORAGE.spec) == ()
 
 
-@pytest.mark.parametrize("settings", [CONTROLLER_MANAGER, RUNTIME_API], ids=["controller-manager", "runtime-api"])
+@pytest.mark.parametrize(
+    "settings",
+    [ACTIVATOR, CONTROLLER_MANAGER, RUNTIME_API],
+    ids=["activator", "controller-manager", "runtime-api"],
+)
 def test_the_local_settings_load_and_show_every_setting(settings: Settings, request: pytest.FixtureRequest) -> None:
     path = CONFIG / "local" / f"{request.node.callspec.id}.yaml"
     assert load(path, type(settings)) == settings
@@ -81,6 +86,20 @@ def test_the_settings_of_the_deployed_api_load(path: str) -> None:
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     limits = settings.limits
     assert limits.drain_seconds + limits.request_seconds < settings.stop_grace_seconds < grace
+
+
+def test_the_settings_of_the_deployed_activator_load_and_the_api_trusts_it() -> None:
+    settings = load(CONFIG / "activator" / "settings.yaml", ActivatorSettings)
+    deployment = next(yaml.safe_load_all((CONFIG / "activator" / "activator.yaml").read_text()))
+    pod = deployment["spec"]["template"]["spec"]
+    assert settings.stop_grace_seconds < pod["terminationGracePeriodSeconds"]
+    (token,) = [each["projected"]["sources"][0] for each in pod["volumes"] if "projected" in each]
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "token"]
+    assert settings.api.token_file == f"{mount['mountPath']}/{token['serviceAccountToken']['path']}"
+    authentication = load(CONFIG / "api" / "settings.yaml", RuntimeAPISettings).authentication
+    assert token["serviceAccountToken"]["audience"] in authentication.audiences
+    trusted = {(each.namespace, each.name): set(each.scopes) for each in authentication.service_accounts}
+    assert trusted["runtime-system", pod["serviceAccountName"]] == {"operator", "runtime"}
 
 
 def test_a_setting_without_a_docstring_cannot_be_shown() -> None:
