@@ -47,8 +47,9 @@ class Functions:
     def workers(self, function: Key) -> list[GPUUnit]:
         return self.units.store.by(WORKERS, str(function))
 
-    def has_stock(self, spec_name: str) -> bool:
-        return bool(self.units.store.by(STOCK, spec_name))
+    def stock(self, spec_name: str) -> int:
+        """How much stock there is that can be taken now."""
+        return len(self.units.store.by(STOCK, spec_name))
 
     def certain(self) -> bool:
         """Whether what is not known here is really not there."""

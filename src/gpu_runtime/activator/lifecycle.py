@@ -54,9 +54,10 @@ class Lifecycle:
     _asked: dict[Key, tuple[GPUUnit, str]] = field(default_factory=dict)
     """Under which operationID a worker was asked for, until it was made: an answer may have been lost."""
 
-    async def make(self, function: GPUUnit, name: str) -> None:
+    async def make(self, function: GPUUnit, name: str, *, cold: bool = False) -> None:
+        """Make a worker, from stock unless it is known that there is none."""
         worker = worker_like(function, name)
-        if not self.functions.has_stock(worker.spec.spec_name) or not await self._from_stock(worker):
+        if cold or not await self._from_stock(worker):
             await self._cold(worker)
 
     async def drain(self, unit: GPUUnit, instance: str) -> Drained | None:

@@ -178,7 +178,10 @@ class FunctionReconciler:
 
         foreign = sum(taken(name) and name not in mine for name in (worker_name(key.name, n) for n in range(most)))
         slots = free_slots(key.name, most - own, min(count, AT_ONCE), taken, foreign)
-        await _all(self.lifecycle.make(seen.function, worker_name(key.name, slot)) for slot in slots)
+        stock = self.functions.stock(seen.function.spec.spec_name)
+        names = [worker_name(key.name, slot) for slot in slots]
+        # Where there is none, the API is not even asked: every such question leaves an unfinished operation behind.
+        await _all(self.lifecycle.make(seen.function, name, cold=number >= stock) for number, name in enumerate(names))
 
     async def _drained(self, worker: Worker) -> bool:
         """Whether the worker agreed to go, and went."""

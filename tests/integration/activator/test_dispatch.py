@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 from msgspec import structs
 
+from gpu_runtime.activator.settings import Dispatching
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
@@ -119,6 +120,19 @@ async def test_a_full_queue_holds_up_its_own_function_alone(plane: Plane) -> Non
         await until(lambda: _has(plane, "free", 1), "the other function's was dispatched")
         assert await plane.waiting("full", Queue.INVOKE) == 1
         assert second.invocation_id not in plane.results
+
+
+async def test_what_cannot_be_dispatched_as_often_as_it_may_be_tried_is_a_dead_letter(plane: Plane) -> None:
+    await plane.function("stuck", maxWorkers=1)
+    usual = nats_settings(plane.nats_url)
+    narrow = structs.replace(usual, streams=structs.replace(usual.streams, queued_per_function=1))
+    async with plane.activator(nats=narrow, dispatching=Dispatching(attempts=2)):
+        await plane.accept("stuck", seconds=60)
+        await until(lambda: _has(plane, "stuck", 1), "one was dispatched")
+        second = await plane.accept("stuck", seconds=60)
+        result = await plane.result(second)
+        assert result.state is ResultState.DEAD_LETTERED
+        assert await plane.waiting("stuck", Queue.INVOKE) == 0
 
 
 async def test_two_replicas_share_the_work_and_dispatch_each_once(plane: Plane) -> None:

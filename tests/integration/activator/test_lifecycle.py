@@ -138,7 +138,7 @@ def _worker(living: Lifecycle, name: str) -> GPUUnit:
 
 
 async def _sees_stock(living: Lifecycle, flavour: str) -> bool:
-    return living.functions.has_stock(flavour)
+    return living.functions.stock(flavour) > 0
 
 
 async def _knows(living: Lifecycle, name: str) -> bool:

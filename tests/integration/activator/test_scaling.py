@@ -1,5 +1,6 @@
 """Workers that come with the load and go without it, from stock and back to it."""
 
+import asyncio
 import time
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from gpu_runtime.activator.settings import API, Scaling
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.jetstream.connect import connection
 from gpu_runtime.jetstream.options import Options
+from localcluster.nats import NatsServer
 from tests.integration.activator.plane import IDENTITY, STOCK, UNITS, ActivatorProcess, Fleet, Plane, until
 from tests.integration.controller_manager.conftest import UNIT, as_dict
 
@@ -184,6 +186,25 @@ async def test_workers_that_do_not_come_up_are_replaced_ever_more_slowly(plane: 
         await plane.accept("broken", seconds=60)
         assert await until(three, "a third one is made") > 3  # 0.5 + 1 and 0.5 + 2, less their spread
         await until(lambda: _told(plane, "broken", "WorkerFailed"), "an Event says so")
+
+
+async def test_a_restart_of_nats_costs_no_worker_and_no_invocation(shaky_plane: Plane, mortal: NatsServer) -> None:
+    plane = shaky_plane
+    await plane.function("shaky", maxWorkers=2, idleTimeoutSeconds=60)
+    async with plane.activator(), Fleet(plane, "shaky").running():
+        await plane.result(await plane.accept("shaky"))
+        before = {each["metadata"]["uid"] for each in await plane.workers("shaky")}
+        await asyncio.to_thread(mortal.processes.stop, "nats")
+        await until(lambda: _is_cut_off(plane), "the connection is gone")
+        await asyncio.to_thread(mortal.start)
+        await plane.nats.wait(10)
+        for _ in range(3):
+            assert (await plane.result(await plane.accept("shaky"))).state is ResultState.SUCCEEDED
+        assert before <= {each["metadata"]["uid"] for each in await plane.workers("shaky")}
+
+
+async def _is_cut_off(plane: Plane) -> bool:
+    return not plane.nats.connected
 
 
 async def test_when_a_leader_dies_nothing_is_lost_and_another_goes_on(plane: Plane, tmp_path: Path) -> None:
