@@ -43,6 +43,10 @@ run: $(BIN)/.ready ## Run a controller manager here, as one more candidate besid
 run-api: $(BIN)/.ready ## Run a runtime API here, at 127.0.0.1:8090, as one more replica beside those in the platform
 	@KUBECONFIG=.local/kubeconfig $(BIN)/gpu-runtime runtime-api --config config/local/runtime-api.yaml
 
+.PHONY: run-activator
+run-activator: $(BIN)/.ready ## Run an activator here, as one more replica beside those in the platform
+	@KUBECONFIG=.local/kubeconfig $(BIN)/gpu-runtime activator --config config/local/activator.yaml
+
 ##@ Tests and checks
 
 .PHONY: test

@@ -25,6 +25,7 @@ WORKLOADS = (
     ("runtime-system", "deployment/controller-manager"),
     ("runtime-system", "deployment/runtime-api"),
     ("runtime-system", "deployment/result-store"),
+    ("runtime-system", "deployment/activator"),
 )
 
 _HEALTH = b"GET /api/v1/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -15,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _process(commands, "runtime-api", _runtime_api, "serve the HTTP API")
     _process(commands, "result-store", _result_store, "store the results of invocations, and look them up")
     _process(commands, "worker-sidecar", _worker_sidecar, "serve a function's queue beside one of its workers")
+    _process(commands, "activator", _activator, "dispatch invocations and keep the workers of functions")
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["manager"]:  # with whatever options it had
         return _manager()
@@ -74,3 +75,11 @@ def _worker_sidecar(config: Path) -> int:
     from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings  # noqa: PLC0415
 
     return run_process(config, WorkerSidecarSettings, serve)
+
+
+def _activator(config: Path) -> int:
+    from gpu_runtime.activator.main import activate  # noqa: PLC0415
+    from gpu_runtime.activator.settings import ActivatorSettings  # noqa: PLC0415
+    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+
+    return run_process(config, ActivatorSettings, activate)

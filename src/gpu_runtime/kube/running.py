@@ -9,9 +9,8 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from gpu_runtime.kube.controller import Controller
 from gpu_runtime.kube.election import Elector
 from gpu_runtime.kube.errors import NotLeading
 from gpu_runtime.kube.events import Recorder
@@ -20,12 +19,20 @@ from gpu_runtime.kube.informer import Informer
 logger = logging.getLogger(__name__)
 
 
+class Work(Protocol):
+    """What is done while leading; a Controller is such work."""
+
+    async def run(self) -> None: ...
+    def stop(self) -> None:
+        """Begin nothing more. `run` returns when what is in progress is done."""
+
+
 @dataclass(frozen=True)
 class Ensemble:
     """All that runs together in one process."""
 
     informers: Sequence[Informer[Any]]
-    controllers: Sequence[Controller[Any]]
+    controllers: Sequence[Work]
     elector: Elector | None = None
     """Without one, this process works at once and alone."""
     recorder: Recorder | None = None

@@ -1,5 +1,6 @@
 """The settings of a local platform, where a process runs on the developer's machine or on one node."""
 
+from gpu_runtime.activator.settings import API, ActivatorSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
 from gpu_runtime.process.sections import Endpoints, Log, Nats
 from gpu_runtime.result_store.settings import Database, ResultStoreSettings
@@ -37,4 +38,12 @@ WORKER_SIDECAR = WorkerSidecarSettings(
     worker="double",
     namespace="runtime-instance",
     framework=Framework(socket_path="/tmp/framework.sock"),  # noqa: S108 - where the framework's own guide puts it
+)
+
+ACTIVATOR = ActivatorSettings(
+    log=Log(format="text"),
+    endpoints=Endpoints(bind="127.0.0.1:8084"),
+    # Where `make up` has the platform's own.
+    nats=Nats(urls=("nats://127.0.0.1:4222",)),
+    api=API(url="http://127.0.0.1:8080"),
 )

@@ -76,4 +76,19 @@ RUNTIME_API = Process(
     in_stock=(Grant("the node on which a stock unit holds its GPUs", "", ("pods",), READ),),
 )
 
-PROCESSES = (CONTROLLER_MANAGER, RUNTIME_API)
+ACTIVATOR = Process(
+    "activator",
+    everywhere=(
+        # Not only where the settings of others allow units: functions live where their owners put them.
+        Grant("functions, their workers, and what stock there is", GROUP, ("gpuunits",), READ),
+        Grant("workers that come and go, functions that sleep", GROUP, ("gpuunits",), ("create", "patch", "delete")),
+        Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
+    ),
+    at_home=(
+        Grant("whether the handoff that made a worker is finished", GROUP, ("operations",), ("get",)),
+        Grant("leader election", "coordination.k8s.io", ("leases",), ("create",)),
+        Grant("leader election", "coordination.k8s.io", ("leases",), ("get", "update", "patch"), ("activator",)),
+    ),
+)
+
+PROCESSES = (CONTROLLER_MANAGER, RUNTIME_API, ACTIVATOR)

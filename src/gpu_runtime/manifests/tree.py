@@ -3,7 +3,13 @@
 from gpu_runtime.contract.crd import DEFINITIONS
 from gpu_runtime.manifests.crd import custom_resource_definition, file_name
 from gpu_runtime.manifests.document import documents, kustomization
-from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API, WORKER_SIDECAR
+from gpu_runtime.manifests.local_settings import (
+    ACTIVATOR,
+    CONTROLLER_MANAGER,
+    RESULT_STORE,
+    RUNTIME_API,
+    WORKER_SIDECAR,
+)
 from gpu_runtime.manifests.permissions import PROCESSES
 from gpu_runtime.manifests.rbac import rbac
 from gpu_runtime.manifests.samples import samples
@@ -42,7 +48,9 @@ def local_settings() -> dict[str, str]:
         "A worker sidecar on a developer's machine, beside a framework that runs there. Every setting is here; all but"
         " requestID, worker and namespace may be left out. In the cluster the controller manager writes it."
     )
+    activating = "The activator on a developer's machine. Every setting is here; any may be left out."
     return {
+        "local/activator.yaml": settings_file(activating, ACTIVATOR),
         "local/controller-manager.yaml": settings_file(managing, CONTROLLER_MANAGER),
         "local/result-store.yaml": settings_file(storing, RESULT_STORE),
         "local/runtime-api.yaml": settings_file(serving, RUNTIME_API),

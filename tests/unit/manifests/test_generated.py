@@ -8,12 +8,19 @@ import msgspec
 import pytest
 import yaml
 
+from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.contract.crd import DEFINITIONS
 from gpu_runtime.contract.crd.names import role_of
 from gpu_runtime.contract.validation import name_problems, pool_problems, storage_problems, unit_problems
 from gpu_runtime.manifests import samples
 from gpu_runtime.manifests.crd import custom_resource_definition
-from gpu_runtime.manifests.local_settings import CONTROLLER_MANAGER, RESULT_STORE, RUNTIME_API, WORKER_SIDECAR
+from gpu_runtime.manifests.local_settings import (
+    ACTIVATOR,
+    CONTROLLER_MANAGER,
+    RESULT_STORE,
+    RUNTIME_API,
+    WORKER_SIDECAR,
+)
 from gpu_runtime.manifests.settings_file import settings_file
 from gpu_runtime.manifests.tree import generated
 from gpu_runtime.process.settings import Settings, load
@@ -22,6 +29,7 @@ from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 CONFIG = Path(__file__).parents[3] / "config"
 SETTINGS = {
+    "activator": ACTIVATOR,
     "controller-manager": CONTROLLER_MANAGER,
     "result-store": RESULT_STORE,
     "runtime-api": RUNTIME_API,
@@ -100,6 +108,20 @@ def test_the_settings_of_the_deployed_result_store_fit_its_volume_and_its_grace(
     assert settings.stop_grace_seconds < pod["terminationGracePeriodSeconds"]
     mounted = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
     assert str(Path(settings.database.path).parent) in mounted
+
+
+def test_the_settings_of_the_deployed_activator_load_and_the_api_trusts_it() -> None:
+    settings = load(CONFIG / "activator" / "settings.yaml", ActivatorSettings)
+    deployment = next(yaml.safe_load_all((CONFIG / "activator" / "activator.yaml").read_text()))
+    pod = deployment["spec"]["template"]["spec"]
+    assert settings.stop_grace_seconds < pod["terminationGracePeriodSeconds"]
+    (token,) = [each["projected"]["sources"][0] for each in pod["volumes"] if "projected" in each]
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "token"]
+    assert settings.api.token_file == f"{mount['mountPath']}/{token['serviceAccountToken']['path']}"
+    authentication = load(CONFIG / "api" / "settings.yaml", RuntimeAPISettings).authentication
+    assert token["serviceAccountToken"]["audience"] in authentication.audiences
+    trusted = {(each.namespace, each.name): set(each.scopes) for each in authentication.service_accounts}
+    assert trusted["runtime-system", pod["serviceAccountName"]] == {"operator", "runtime"}
 
 
 def test_a_setting_without_a_docstring_cannot_be_shown() -> None:

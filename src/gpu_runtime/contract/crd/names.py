@@ -80,6 +80,9 @@ class Annotation:
     SOURCE_STOCK_NODE = f"{GROUP}/source-stock-node"
     """On an active unit: the stock it was made from, and the node where that stock held its GPUs."""
 
+    RETIRING = f"{GROUP}/retiring"
+    """On a worker: its end is decided, and whoever leads brings it about."""
+
 
 class Finalizer:
     STORAGE_PROTECTION = f"{GROUP}/storage-protection"

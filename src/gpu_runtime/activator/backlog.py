@@ -1,0 +1,58 @@
+"""How much work each function has, as its stream tells: what waits and what is in workers' hands lie there."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.topology import Topology
+from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.errors import StreamError
+from gpu_runtime.jetstream.topology import messages_by_subject
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Backlog:
+    connection: Connection
+    topology: Topology
+    clock: Callable[[], float]
+    good_for: float
+    """Seconds for which what was read of all functions is believed."""
+    _counts: dict[str, int] = field(default_factory=dict)
+    _read_at: float = float("-inf")
+    _stirred: set[str] = field(default_factory=set)
+    """Functions that got work since."""
+
+    def stir(self, request_id: str) -> None:
+        """The function got work: what was read of it is old."""
+        self._stirred.add(request_id)
+
+    async def read_all(self) -> dict[str, int] | None:
+        """What every function has, by requestID; what is not there has nothing. None where it cannot be known."""
+        began, self._stirred = self.clock(), set()
+        counts = await self._counted(self.topology.subjects.all_of(Queue.DISPATCH))
+        if counts is not None:
+            self._counts, self._read_at = counts, began
+        return counts
+
+    async def of(self, request_id: str) -> int | None:
+        """What a function has; None where that cannot be known."""
+        if request_id not in self._stirred and self.clock() - self._read_at < self.good_for:
+            return self._counts.get(request_id, 0)
+        self._stirred.discard(request_id)
+        counts = await self._counted(self.topology.subjects.dispatch(request_id))
+        if counts is None:
+            self._stirred.add(request_id)
+            return None
+        self._counts[request_id] = counts.get(request_id, 0)
+        return self._counts[request_id]
+
+    async def _counted(self, pattern: str) -> dict[str, int] | None:
+        try:
+            found = await messages_by_subject(self.connection, self.topology.stream_name(Queue.DISPATCH), pattern)
+        except StreamError as error:
+            logger.warning("the backlog cannot be read", extra={"error": str(error)})
+            return None
+        return {subject.rpartition(".")[2]: count for subject, count in found.items()}

@@ -1,0 +1,217 @@
+"""Ends what waits for nobody: it is too late, or taken back, or its function is gone. The leader alone does this.
+
+A worker that has work in hand ends it itself, also when its time is over: the reaper comes a little later. If both end
+it, the result that is stored first stands.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum, auto
+
+from gpu_runtime.activator.endings import Ending, Endings, gone, taken_back, timed_out
+from gpu_runtime.activator.functions import Functions
+from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.settings import Reaping
+from gpu_runtime.activator.waiting import Waiting
+from gpu_runtime.contract.messages.dead_letter import DeadLetters
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.result import Failure, ResultState
+from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage
+from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.topology import Topology
+from gpu_runtime.contract.messages.wire import Unreadable, decode
+from gpu_runtime.jetstream.browse import Kept, first_kept, remove
+from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.delivery import Delivery
+from gpu_runtime.jetstream.errors import StreamError
+from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.jetstream.topology import delete_consumer, messages_by_subject
+
+logger = logging.getLogger(__name__)
+
+YOUNG = timedelta(seconds=1)
+"""Work of a function with free workers is done before it is this old: it need not be looked at."""
+SLACK = 1000
+"""How much more than twice the work that waits may be remembered before it is read anew."""
+_ZERO = timedelta()
+
+
+class Standing(Enum):
+    """How an invocation stands against an ending that is thought of."""
+
+    ENDED = auto()
+    HELD = auto()
+    """It is not for the reaper to end it, or not in this way."""
+    OPEN = auto()
+
+
+def standing(record: InvocationRecord, ending: Ending) -> Standing:
+    if record.stage is Stage.TERMINAL:
+        return Standing.ENDED
+    in_hand = record.stage is Stage.RUNNING and ending.state is not ResultState.EXPIRED
+    mistaken = ending.state is ResultState.CANCELLED and not record.cancelled
+    return Standing.HELD if in_hand or mistaken else Standing.OPEN
+
+
+@dataclass
+class Reaper:
+    nats: Connection
+    topology: Topology
+    records: Bucket
+    functions: Functions
+    endings: Endings
+    settings: Reaping
+    metrics: ActivatorMetrics
+    now: Callable[[], datetime]
+    _waiting: Waiting = field(default_factory=Waiting)
+    _next: int = 1
+    """The number from which on the stream has not been read yet."""
+    _taken_back: set[str] = field(default_factory=set)
+    _served: set[str] = field(default_factory=set)
+    """Functions that were seen, whose consumers are there."""
+    _missing: dict[str, datetime] = field(default_factory=dict)
+    """Since when a function that has work, or had a consumer, is not there."""
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopped: bool = False
+    _running: bool = False
+
+    async def run(self) -> None:
+        """Reap until told to stop."""
+        await self.functions.units.synced()
+        self._waiting.forget_all()
+        self._next, self._running = 1, True
+        try:
+            while not self._stopped:
+                await self._pass()
+        finally:
+            self._running = False
+            self._taken_back.clear()
+
+    async def _pass(self) -> None:
+        try:
+            await self.once()
+        except StreamError as error:  # the next pass comes soon
+            logger.warning("the reaper was interrupted", extra={"error": str(error)})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.pass_seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+
+    def take_back(self, invocation_id: str) -> None:
+        """A caller took an invocation back."""
+        if self._running:
+            self._taken_back.add(invocation_id)
+            self._wake.set()
+
+    async def once(self) -> None:
+        counts = await self._counts()
+        if len(self._waiting) > 2 * sum(counts.values()) + SLACK:
+            self._waiting.forget_all()
+            self._next = 1
+        await self._read(eagerly=bool(self._taken_back))
+        await self._reap_taken_back()
+        await self._reap_over()
+        await self._reap_gone(counts)
+
+    async def _read(self, *, eagerly: bool) -> None:
+        """Learn what waits, up to what came just now; eagerly, that too."""
+        youngest = self.now() - (_ZERO if eagerly else YOUNG)
+        while (kept := await self._kept(self._next)) and (eagerly or kept.stored_at <= youngest):
+            self._next = kept.sequence + 1
+            with contextlib.suppress(Unreadable):  # whoever takes it gives it up
+                self._waiting.note(kept.sequence, decode(kept.data, Dispatch))
+
+    async def _reap_over(self) -> None:
+        over_by = self.now() - timedelta(seconds=self.settings.grace_seconds)
+        while (sequence := self._waiting.first_over(over_by)) is not None:
+            await self._reap_one(sequence, timed_out())
+            self._waiting.forget_first()
+
+    async def _reap_taken_back(self) -> None:
+        for invocation_id in tuple(self._taken_back):
+            sequence = self._waiting.find(invocation_id)
+            if sequence is not None:
+                await self._reap_one(sequence, taken_back())
+            self._taken_back.discard(invocation_id)
+
+    async def _reap_gone(self, counts: dict[str, int]) -> None:
+        self._served |= self.functions.request_ids()
+        there = {each for each in self._served | counts.keys() if self.functions.serving(each) is not None}
+        if not self.functions.certain():
+            return
+        now, absent = self.now(), (self._served | counts.keys()) - there
+        self._missing = {each: self._missing.get(each, now) for each in absent}
+        for request_id, since in self._missing.items():
+            if (now - since).total_seconds() >= self.settings.gone_seconds:
+                await self._reap_function(request_id)
+
+    async def _reap_function(self, request_id: str) -> None:
+        sequence, left = 1, False
+        subject = self.topology.subjects.dispatch(request_id)
+        while kept := await self._kept(sequence, subject):
+            left = not await self._reap(kept, gone()) or left
+            sequence = kept.sequence + 1
+        if not left:
+            await delete_consumer(self.nats, self.topology.work(request_id))
+            self._served.discard(request_id)
+
+    async def _reap_one(self, sequence: int, ending: Ending) -> None:
+        kept = await self._kept(sequence)
+        if kept is not None and kept.sequence == sequence:
+            await self._reap(kept, ending)
+
+    async def _reap(self, kept: Kept, ending: Ending) -> bool:
+        """End it and take it out. False where a worker has it in hand, and is to end it."""
+        try:
+            dispatch = decode(kept.data, Dispatch)
+        except Unreadable as error:
+            await self._bury(kept, str(error))
+        else:
+            if not await self._ended(dispatch, kept, ending):
+                return False
+        await remove(self.nats, self._stream, kept.sequence)
+        self.metrics.reaped.labels(ending.state.value).inc()
+        return True
+
+    async def _ended(self, dispatch: Dispatch, kept: Kept, ending: Ending) -> bool:
+        said = kept.headers.get(REVISION, "")
+        revision = int(said) if said.isdecimal() else None
+        entry = await self.records.get(dispatch.invocation.invocation_id)
+        if entry is not None:
+            revision = entry.revision
+            with contextlib.suppress(Unreadable):
+                match standing(decode(entry.value, InvocationRecord), ending):
+                    case Standing.ENDED:
+                        return True
+                    case Standing.HELD:
+                        return False
+        await self.endings.end(dispatch.invocation, ending, self.now(), revision)
+        return True
+
+    async def _bury(self, kept: Kept, why: str) -> None:
+        """What nobody can read, and nobody will ever take, is kept as a dead letter."""
+        failure = Failure(failure_class=FailureClass.BAD_MESSAGE, message=why)
+        delivery = Delivery(kept.subject, kept.data, kept.headers, self._stream, kept.sequence, 0, kept.stored_at)
+        letters = DeadLetters(self.topology.subjects, Queue.DISPATCH)
+        await self.endings.publisher.publish(letters.outgoing(letters.letter(delivery, failure, self.now())))
+
+    async def _kept(self, sequence: int, subject: str = "") -> Kept | None:
+        subject = subject or self.topology.subjects.all_of(Queue.DISPATCH)
+        return await first_kept(self.nats, self._stream, subject, sequence)
+
+    async def _counts(self) -> dict[str, int]:
+        found = await messages_by_subject(self.nats, self._stream, self.topology.subjects.all_of(Queue.DISPATCH))
+        return {subject.rpartition(".")[2]: count for subject, count in found.items()}
+
+    @property
+    def _stream(self) -> str:
+        return self.topology.stream_name(Queue.DISPATCH)
