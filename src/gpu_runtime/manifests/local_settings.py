@@ -1,7 +1,7 @@
 """The settings of a local platform, where a process runs on the developer's machine or on one node."""
 
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
-from gpu_runtime.process.sections import Endpoints, Log
+from gpu_runtime.process.sections import Endpoints, Log, Nats
 from gpu_runtime.runtime_api.settings import Authentication, Limits, Listener, RuntimeAPISettings
 
 CONTROLLER_MANAGER = ControllerManagerSettings(
@@ -15,6 +15,8 @@ RUNTIME_API = RuntimeAPISettings(
     endpoints=Endpoints(bind="127.0.0.1:8082"),
     # Beside the platform's own, which is at 8080.
     api=Listener(bind="127.0.0.1:8090"),
+    # Where `make up` puts it.
+    nats=Nats(urls=("nats://127.0.0.1:4222",)),
     # Said in so many words: nobody but the developer reaches this address.
     authentication=Authentication(mode="off"),
     limits=Limits(requests_per_second=0),
