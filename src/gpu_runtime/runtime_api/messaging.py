@@ -29,12 +29,12 @@ class Messaging:
         self.publisher = Publisher(connection, patience=PATIENCE, attempt_seconds=PATIENCE / 2)
         self.state = Bucket(connection, self.publisher, topology.state)
         self.replies = Replies()
-        self._misfit: str | None = None
+        self._unmade: str | None = "NATS: the streams are not made yet"
         self._back = asyncio.Event()
 
     def problem(self) -> str | None:
         """Why invocations cannot be taken; None where they can."""
-        return self.connection.problem() or self._misfit
+        return self.connection.problem() or self._unmade
 
     async def run(self) -> NoReturn:
         """Keep the streams there, also after a server came back without its data."""
@@ -53,14 +53,14 @@ class Messaging:
         try:
             await ensure_until_done(self.connection, topology.streams, [topology.state], tuple(topology.consumers()))
         except StreamError as error:
-            self._misfit = f"NATS: {error}"
+            self._unmade = f"NATS: {error}"
             logger.error("the streams cannot be made as they are wanted: %s", error)  # noqa: TRY400
         else:
-            self._misfit = None
+            self._unmade = None
 
     async def _wait(self) -> None:
         try:
-            async with asyncio.timeout(AGAIN_SECONDS if self._misfit else None):
+            async with asyncio.timeout(AGAIN_SECONDS if self._unmade else None):
                 await self._back.wait()
         except TimeoutError:
             return
