@@ -10,9 +10,11 @@ import msgspec
 
 from gpu_runtime.jetstream.api import call
 from gpu_runtime.jetstream.connect import Connection
-from gpu_runtime.jetstream.errors import NotFound
+from gpu_runtime.jetstream.errors import NotFound, Refused
 
 NO_MESSAGE = 10037
+NO_SUCH_NUMBER = 10043
+DELETE_FAILED = 10057
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,19 @@ async def remove(connection: Connection, stream: str, sequence: int) -> bool:
     """Take a message out of a stream. False where it was gone already."""
     try:
         await call(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
-    except NotFound as error:
-        if error.kind in (NO_MESSAGE, 10043):
+    except Refused as error:
+        if is_gone(error):
             return False
         raise
     return True
+
+
+def is_gone(error: Refused) -> bool:
+    """Whether a deletion was refused because there is nothing to delete. At the ends of a stream the server has one
+    number for every failed deletion, and says that in words."""
+    if error.kind == DELETE_FAILED:
+        return str(error) in ("no message found", "stream store EOF")
+    return error.kind in (NO_MESSAGE, NO_SUCH_NUMBER)
 
 
 def headers_of(message: Mapping[str, Any]) -> dict[str, str]:

@@ -94,7 +94,6 @@ _BY_KIND: Mapping[int, type[Refused]] = MappingProxyType(
     {
         10014: NotFound,  # consumer
         10037: NotFound,  # message
-        10043: NotFound,  # message, by its number
         10059: NotFound,  # stream
         10071: Outrun,
         10164: Outrun,

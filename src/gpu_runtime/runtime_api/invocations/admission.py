@@ -43,7 +43,8 @@ def accepted(request: Invoke, terms: Terms) -> Invocation:
         content_type=request.content_type,
         headers=request.headers,
         attributes=request.attributes,
-        timeout_seconds=terms.timeout if request.timeout_seconds is UNSET else request.timeout_seconds,
+        # 300 and 300.0 are one number and two texts, and the hash of a request is taken from the text.
+        timeout_seconds=float(terms.timeout if request.timeout_seconds is UNSET else request.timeout_seconds),
     )
     if problems := tuple(_problems(invocation, terms)):
         raise Invalid(problems)

@@ -59,7 +59,7 @@ class Invoke(Body, frozen=True, kw_only=True):
     """What the function gets. With a JSON content type: any JSON value, handed over as it is written here. With any
     other content type: a string with the bytes as base64. Left out: the function gets an empty body."""
 
-    timeout_seconds: Annotated[float, Meta(gt=0, le=TIMEOUT_LIMIT)] | UnsetType = UNSET
+    timeout_seconds: Annotated[float, Meta(ge=0.1, le=TIMEOUT_LIMIT)] | UnsetType = UNSET
     """How long after its acceptance the call still counts. Default: what the configuration says."""
 
 

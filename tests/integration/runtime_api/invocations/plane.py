@@ -100,7 +100,8 @@ class OtherSide:
         asked = decode(data, ListResults)
         if asked.after and not asked.after.isdecimal():
             return encode(ListedResults(problem="cannot be read"))
-        known = [each for each in reversed(self.stored.values()) if asked.state in (None, each.state)]
+        ours = [each for each in self.stored.values() if each.serverless_request_id == asked.serverless_request_id]
+        known = [each for each in reversed(ours) if asked.state in (None, each.state)]
         start = int(asked.after or 0)
         page = [structs.replace(each, body=b"") for each in known[start : start + asked.limit]]
         after = str(start + len(page)) if len(known) > start + len(page) else ""

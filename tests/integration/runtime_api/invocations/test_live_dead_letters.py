@@ -12,7 +12,8 @@ from tests.integration.runtime_api.invocations.test_live_lives import invocation
 
 
 async def ids(api: Api, **query: object) -> list[str]:
-    found, after = [], {}
+    found: list[str] = []
+    after: dict[str, object] = {}
     while True:
         page = await api.ask("GET", LETTERS, params=query | after)
         assert page.status == 200, page

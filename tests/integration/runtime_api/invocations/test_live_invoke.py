@@ -26,7 +26,9 @@ from tests.integration.runtime_api.live import until
 async def queued(other_side: OtherSide, function: str) -> int:
     subject = other_side.topology.subjects.invoke(function)
     counts = await messages_by_subject(
-        other_side.connection, other_side.topology.stream_name(Queue.INVOKE), other_side.topology.subjects.all_of(Queue.INVOKE)
+        other_side.connection,
+        other_side.topology.stream_name(Queue.INVOKE),
+        other_side.topology.subjects.all_of(Queue.INVOKE),
     )
     return counts.get(subject, 0)
 
@@ -165,9 +167,7 @@ async def test_a_synchronous_call_is_answered_with_what_the_function_answers(
     assert len(other_side.called) == 2
 
 
-async def test_numbers_reach_the_function_as_they_were_written(
-    api: Api, function: str, other_side: OtherSide
-) -> None:
+async def test_numbers_reach_the_function_as_they_were_written(api: Api, function: str, other_side: OtherSide) -> None:
     body = f'{{"serverlessRequestID": {json.dumps(function)}, "payload": [1.00, 123456789012345678901234567890]}}'
     sent = await api.ask("POST", PATH, data=body, headers={"Content-Type": "application/json"})
     assert sent.status == 202, sent
@@ -192,9 +192,7 @@ async def test_a_synchronous_call_without_an_answer_is_504_and_the_result_comes_
         await until(has_ended, "its result can be fetched")
 
 
-async def test_a_reply_that_got_lost_is_made_good_by_the_record(
-    api: Api, function: str, other_side: OtherSide
-) -> None:
+async def test_a_reply_that_got_lost_is_made_good_by_the_record(api: Api, function: str, other_side: OtherSide) -> None:
     other_side.replies = False
     async with other_side.working(), other_side.storing():
         answer = await api.invoke(function, mode="sync", payload="x")
@@ -222,9 +220,7 @@ async def test_a_synchronous_replay_waits_for_the_call_that_runs(
 
 
 @pytest.mark.parametrize("stage", [Stage.DISPATCHED, Stage.RUNNING])
-async def test_a_replay_tells_how_far_it_has_come(
-    api: Api, function: str, other_side: OtherSide, stage: Stage
-) -> None:
+async def test_a_replay_tells_how_far_it_has_come(api: Api, function: str, other_side: OtherSide, stage: Stage) -> None:
     await api.invoke(function, invocationID="far")
     await other_side.reach("far", stage, "w-1")
     again = await api.invoke(function, invocationID="far")
@@ -243,9 +239,7 @@ async def test_while_nats_is_away_the_api_says_so_and_the_rest_goes_on(apis: Api
     assert (await api.ask("GET", "/api/v1/gpu-units")).status == 200
 
 
-async def test_nats_is_killed_in_the_middle_and_nothing_that_was_accepted_is_lost(
-    apis: Apis, function: str
-) -> None:
+async def test_nats_is_killed_in_the_middle_and_nothing_that_was_accepted_is_lost(apis: Apis, function: str) -> None:
     with available(nats_server()) as server:
         account = server.account()
         api = await apis(account.url)
