@@ -42,7 +42,7 @@ from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.records import Records
 from gpu_runtime.runtime_api.invocations.results import Results
 from gpu_runtime.runtime_api.invocations.service import Invocations
-from gpu_runtime.runtime_api.messaging import Messaging
+from gpu_runtime.runtime_api.messaging import Messaging, impatient
 from gpu_runtime.runtime_api.operations import jobs
 from gpu_runtime.runtime_api.operations.drivers import Drivers
 from gpu_runtime.runtime_api.operations.jobs import Jobs
@@ -128,7 +128,7 @@ async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
     try:
         async with (
             connect(config, field_manager=NAME, metrics=metrics) as connected,
-            connection(options_of(settings.nats, NAME)) as nats,
+            connection(impatient(options_of(settings.nats, NAME))) as nats,
         ):
             await _serve(build(connected, nats, settings, metrics), metrics, stopping)
     except Misconfigured as error:

@@ -5,12 +5,14 @@ Units and stock do not need it: while it is away, only invocations and dead lett
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import NoReturn
 
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.jetstream.connect import Connection
 from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.jetstream.options import Options
 from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.jetstream.request import Replies
 from gpu_runtime.jetstream.topology import ensure_until_done
@@ -23,10 +25,15 @@ AGAIN_SECONDS = 30.0
 """After how long streams that cannot be made as they are wanted are tried again: the operator may have seen to it."""
 
 
+def impatient(options: Options) -> Options:
+    return replace(options, request_timeout=min(PATIENCE, options.request_timeout))
+
+
 class Messaging:
     def __init__(self, connection: Connection, topology: Topology) -> None:
         self.connection, self.topology = connection, topology
-        self.publisher = Publisher(connection, patience=PATIENCE, attempt_seconds=PATIENCE / 2)
+        patience = min(PATIENCE, connection.options.request_timeout)
+        self.publisher = Publisher(connection, patience=patience, attempt_seconds=patience / 2)
         self.state = Bucket(connection, self.publisher, topology.state)
         self.replies = Replies()
         self._unmade: str | None = "NATS: the streams are not made yet"

@@ -26,6 +26,7 @@ from gpu_runtime.runtime_api.http.journal import Journal
 from gpu_runtime.runtime_api.http.rates import Rates
 from gpu_runtime.runtime_api.http.server import Edge, make_app
 from gpu_runtime.runtime_api.main import Services, background, build, routes
+from gpu_runtime.runtime_api.messaging import impatient
 from gpu_runtime.runtime_api.settings import Invocations, Namespaces, RuntimeAPISettings
 from localcluster.control_plane import ControlPlane
 from localcluster.nats import Account
@@ -98,7 +99,9 @@ async def apis(
 
         async def another(url: str = "", *, away: bool = False, **changes: Any) -> Api:
             wanted: dict[str, Any] = {
-                "nats": Nats(urls=(url or nats_account.url,), streams=SMALL),
+                "nats": Nats(
+                    urls=(url or nats_account.url,), streams=SMALL, request_timeout_seconds=0.5 if away else 5
+                ),
                 "namespaces": Namespaces(system=namespace, stock=f"{namespace}-stock", units=(namespace,)),
                 "invocations": Invocations(sync_wait_seconds=5, store_seconds=1),
             }
@@ -121,7 +124,7 @@ async def replica(plane: ControlPlane, settings: RuntimeAPISettings) -> AsyncIte
     metrics = KubeMetrics(CollectorRegistry())
     async with (
         connect(load_config(plane.kubeconfig), field_manager="test") as client,
-        connection(options_of(settings.nats, "test")) as nats,
+        connection(impatient(options_of(settings.nats, "test"))) as nats,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         asyncio.TaskGroup() as tasks,
     ):
