@@ -5,6 +5,7 @@ Units and stock do not need it: while it is away, only invocations and dead lett
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -47,13 +48,18 @@ class Messaging:
         """Keep the streams there, also after a server came back without its data."""
         unlisten = self.connection.listen(lambda there: self._back.set() if there else None)
         try:
-            async with self.replies.listening(self.connection):
-                while True:
-                    self._back.clear()
-                    await self._ensure()
-                    await self._wait()
+            while True:
+                with suppress(StreamError):  # the connection was lost in the moment of subscribing
+                    await self._keep()
         finally:
             unlisten()
+
+    async def _keep(self) -> NoReturn:
+        async with self.replies.listening(self.connection):
+            while True:
+                self._back.clear()
+                await self._ensure()
+                await self._wait()
 
     async def _ensure(self) -> None:
         topology = self.topology

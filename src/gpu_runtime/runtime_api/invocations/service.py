@@ -101,6 +101,8 @@ class Invocations:
         within = min(invocation.timeout_seconds, self.longest_wait)
         with self.messaging.replies.expect() as expected:
             taken = await self._take(structs.replace(invocation, reply_to=expected.subject))
+            if taken.record.stage is Stage.TERMINAL:
+                return await self.get(invocation.invocation_id)
             left = within - (time.monotonic() - began)
             if taken.new:
                 result = await waiting.for_reply(expected, invocation.invocation_id, left)

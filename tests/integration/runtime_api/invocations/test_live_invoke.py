@@ -4,14 +4,22 @@ import asyncio
 import base64
 import json
 from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.limits import BODY_LIMIT
-from gpu_runtime.contract.messages.state import Stage
+from gpu_runtime.contract.messages.state import InvocationRecord, Stage
 from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.wire import encode
+from gpu_runtime.jetstream.delivery import Outgoing
+from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.jetstream.publish import Publisher, Stored
 from gpu_runtime.jetstream.topology import messages_by_subject
+from gpu_runtime.runtime_api.invocations.admission import Terms, accepted, enqueued
+from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.settings import Invocations
 from localcluster.control_plane import free_port
 from localcluster.nats import NatsServer, nats_server
@@ -19,7 +27,7 @@ from tests.conftest import available
 from tests.integration.jetstream.conftest import options
 from tests.integration.kube.waiting import eventually
 from tests.integration.runtime_api.invocations.conftest import PATH, Api, Apis, Cluster, other_side_of
-from tests.integration.runtime_api.invocations.plane import OtherSide
+from tests.integration.runtime_api.invocations.plane import OtherSide, now
 from tests.integration.runtime_api.live import until
 
 
@@ -64,18 +72,45 @@ async def test_of_a_hundred_duplicates_on_two_replicas_one_is_accepted(
     assert await queued(other_side, function) == 1
 
 
+def recorded_only(function: str, invocation_id: str) -> tuple[Invocation, InvocationRecord]:
+    """What a replica has written that is killed before it sends the message."""
+    request = Invoke(invocation_id=invocation_id, serverless_request_id=function)
+    return enqueued(accepted(request, Terms()), now())
+
+
 async def test_who_recorded_it_and_died_is_helped_by_who_asks_again(
     api: Api, function: str, other_side: OtherSide
 ) -> None:
-    await api.invoke(function, invocationID="half")
-    purged = f"STREAM.PURGE.{other_side.topology.stream_name(Queue.INVOKE)}"
-    await other_side.connection.request(f"$JS.API.{purged}")
-    revived = await api.invoke(function, invocationID="half")
-    assert revived.status == 200
-    # The stream remembers the ID for its window: what counts is that the message was sent again.
-    async with other_side.working(), other_side.storing():
-        await api.invoke(function, invocationID="other")
-        await eventually(lambda: any(each.invocation_id == "other" for each in other_side.called), "work goes on")
+    _, record = recorded_only(function, "half")
+    await other_side.state.create("half", encode(record))
+    assert await queued(other_side, function) == 0
+    answers = [await api.invoke(function, invocationID="half") for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    assert await queued(other_side, function) == 1
+
+
+@dataclass(frozen=True)
+class LateRefusal(Publisher):
+    """Somebody else takes the record back in the very moment before this one sends."""
+
+    state: Bucket | None = None
+
+    async def publish(self, message: Outgoing) -> Stored:
+        if self.state is not None and message.message_id == "race":
+            await self.state.purge("race")
+        return await super().publish(message)
+
+
+async def test_what_is_in_the_queue_has_its_record_also_after_a_race_with_a_refusal(
+    api: Api, function: str, other_side: OtherSide
+) -> None:
+    invocation, record = recorded_only(function, "race")
+    await other_side.state.create("race", encode(record))
+    publisher = LateRefusal(other_side.connection, state=other_side.state)
+    ingress = replace(api.services.invocations.ingress, publisher=publisher)
+    assert not (await ingress.take(invocation)).new
+    assert await queued(other_side, function) == 1
+    assert await other_side.record("race") == record
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -202,7 +237,7 @@ async def test_a_reply_that_got_lost_is_made_good_by_the_record(api: Api, functi
 async def test_a_synchronous_replay_waits_for_the_call_that_runs(
     apis: Apis, function: str, other_side: OtherSide
 ) -> None:
-    one, other = await apis(), await apis()
+    one, other = await apis(), await apis(invocations=Invocations(sync_wait_seconds=1))
     first = asyncio.create_task(one.invoke(function, mode="sync", invocationID="r", payload=7))
 
     async def is_recorded() -> bool:
