@@ -10,10 +10,12 @@ RuntimeFault
 │  └─ TooLarge          the body is larger than the limit
 ├─ Conflict             somebody else was first  → 409 | retry       | ack
 │  ├─ OperationReused   the operationID already stands for another request
+│  ├─ InvocationReused  the invocationID already stands for another request
 │  ├─ NoStock           no Ready stock of that spec is left
 │  └─ StorageInUse      another unit holds the storage
 └─ Unavailable          the world must change    → 503 | requeue     | nak with delay
-   └─ Overloaded        too much is waiting already (429)
+   ├─ Overloaded        too much is waiting already (429)
+   └─ SyncTimeout       the answer did not come while the caller could wait (504)
 """
 
 from collections.abc import Sequence
@@ -72,6 +74,10 @@ class OperationReused(Conflict):
     code = "operation_reused"
 
 
+class InvocationReused(Conflict):
+    code = "invocation_reused"
+
+
 class NoStock(Conflict):
     code = "no_stock"
 
@@ -91,3 +97,13 @@ class Unavailable(RuntimeFault):
 
 class Overloaded(Unavailable):
     code = "overloaded"
+
+
+class SyncTimeout(Unavailable):
+    """The invocation goes on. Its ID is all that the caller needs to have its result later."""
+
+    code = "sync_timeout"
+
+    def __init__(self, message: str, invocation_id: str) -> None:
+        super().__init__(message)
+        self.invocation_id = invocation_id

@@ -226,8 +226,9 @@ async def connection(options: Options) -> AsyncIterator[Connection]:
         yield made
     finally:
         await made.finish()
-        keeping.cancel()
-        await asyncio.wait({keeping})
+        while not keeping.done():  # the library swallows a cancellation that meets it while it dials
+            keeping.cancel()
+            await asyncio.wait({keeping}, timeout=0.5)
 
 
 def _answered(answer: Msg, subject: str) -> Msg:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.jetstream.api import call
+from gpu_runtime.jetstream.browse import headers_of
 from gpu_runtime.jetstream.connect import Connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import NotFound, Outrun
@@ -131,8 +132,7 @@ class Watch:
 
 def _found(key: str, message: Mapping[str, Any]) -> _Found:
     revision: int = message["seq"]
-    lines = base64.b64decode(message.get("hdrs", "")).decode(errors="replace").split("\r\n")
-    headers = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    headers = headers_of(message)
     value = base64.b64decode(message.get("data", ""))
     entry = None if OPERATION in headers else Entry(key, value, revision)
     return _Found(revision, entry, headers.get(MESSAGE_ID, ""))

@@ -18,6 +18,8 @@ RUNTIME_API = RuntimeAPISettings(
     endpoints=Endpoints(bind="127.0.0.1:8082"),
     # Beside the platform's own, which is at 8080.
     api=Listener(bind="127.0.0.1:8090"),
+    # Where `make up` puts it.
+    nats=Nats(urls=("nats://127.0.0.1:4222",)),
     # Said in so many words: nobody but the developer reaches this address.
     authentication=Authentication(mode="off"),
     limits=Limits(requests_per_second=0),

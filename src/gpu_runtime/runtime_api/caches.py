@@ -30,6 +30,9 @@ ATTACHED = "attached"
 CLAIMED = "claimed"
 """Stock that an operation has claimed, under one value: there is never much of it."""
 
+FUNCTION = "function"
+"""Functions by requestID."""
+
 
 @dataclass(frozen=True)
 class Caches:
@@ -74,6 +77,7 @@ def open_caches(client: Client, namespaces: Namespaces, metrics: KubeMetrics) ->
     )
     caches.units.store.index_by(FLAVOUR, _flavours)
     caches.units.store.index_by(CLAIMED, _claimed)
+    caches.units.store.index_by(FUNCTION, functions_of)
     caches.storages.store.index_by(ATTACHED, _attached)
     caches.stock_pods.store.index_by(UNIT_UID, _unit_uids)
     return caches
@@ -91,6 +95,14 @@ async def read_live(client: Client, cache: Informer[T], key: Key) -> T | None:
 
 def flavour(namespace: str, spec_name: str) -> str:
     return f"{namespace}/{spec_name}"
+
+
+def functions_of(unit: GPUUnit) -> Iterable[str]:
+    """The requestID of a unit that is a function and stays one."""
+    function = unit.spec.serverless
+    if function is None or not unit.spec.is_function or unit.metadata.deletion_timestamp is not None:
+        return ()
+    return (function.request_id,)
 
 
 def _flavours(unit: GPUUnit) -> Iterable[str]:

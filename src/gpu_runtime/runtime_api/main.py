@@ -1,6 +1,7 @@
 """The runtime API: connect, keep the caches true, serve the routes, and end without dropping a request.
 
-It listens at once, so that health answers while Kubernetes is away; it is ready when the caches are complete.
+It listens at once, so that health answers while Kubernetes is away; it is ready when the caches are complete. NATS may
+be away: then invocations are answered with 503, and everything else goes on.
 """
 
 import asyncio
@@ -10,14 +11,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpu_runtime.contract.crd.operation import OperationType
+from gpu_runtime.contract.messages.limits import TIMEOUT_LIMIT
+from gpu_runtime.jetstream.connect import Connection, connection
+from gpu_runtime.jetstream.errors import Misconfigured
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import Backoff, RetryPolicy
 from gpu_runtime.process.endpoints import endpoint_handlers, listening, serve_endpoints
 from gpu_runtime.process.metrics import new_registry
+from gpu_runtime.process.streams import fault_of, options_of, topology_of
 from gpu_runtime.runtime_api.caches import Caches, open_caches
 from gpu_runtime.runtime_api.clock import SystemClock
+from gpu_runtime.runtime_api.dead_letters import routes as dead_letter_routes
+from gpu_runtime.runtime_api.dead_letters.service import DeadLetterOffice
 from gpu_runtime.runtime_api.freshness import unusable
 from gpu_runtime.runtime_api.http import health
 from gpu_runtime.runtime_api.http.authentication import authenticator
@@ -27,6 +34,15 @@ from gpu_runtime.runtime_api.http.rates import Rates
 from gpu_runtime.runtime_api.http.route import Route
 from gpu_runtime.runtime_api.http.server import Edge, make_app
 from gpu_runtime.runtime_api.http.swagger import swagger_handlers
+from gpu_runtime.runtime_api.invocations import routes as invocation_routes
+from gpu_runtime.runtime_api.invocations.admission import Terms
+from gpu_runtime.runtime_api.invocations.functions import Functions
+from gpu_runtime.runtime_api.invocations.ingress import Ingress
+from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
+from gpu_runtime.runtime_api.invocations.records import Records
+from gpu_runtime.runtime_api.invocations.results import Results
+from gpu_runtime.runtime_api.invocations.service import Invocations
+from gpu_runtime.runtime_api.messaging import Messaging, impatient
 from gpu_runtime.runtime_api.operations import jobs
 from gpu_runtime.runtime_api.operations.drivers import Drivers
 from gpu_runtime.runtime_api.operations.jobs import Jobs
@@ -72,6 +88,9 @@ class Services:
     stock_units: StockUnits
     inventory: Inventory
     jobs: Jobs
+    messaging: Messaging
+    invocations: Invocations
+    dead_letters: DeadLetterOffice
     workers: Workers
     sweep: Sweep
     retention: Retention
@@ -83,19 +102,22 @@ class Services:
 def routes(services: Services) -> Sequence[Route]:
     """Every route. A part of the product adds its list here."""
     return (
-        *health.routes(health.Pulse(services.client).feel, services.unusable),
+        *health.routes(health.Pulse(services.client).feel, services.unusable, services.messaging.problem),
         *unit_routes.routes(services.units),
         *storage_routes.routes(services.storages),
         *pool_routes.routes(services.pools),
         *stock_units.routes(services.stock_units),
         *inventory.routes(services.inventory),
         *jobs.routes(services.jobs),
+        *invocation_routes.routes(services.invocations),
+        *dead_letter_routes.routes(services.dead_letters),
     )
 
 
 def background(services: Services) -> Sequence[Background]:
     """Everything that runs beside the requests. A part of the product adds its tasks here."""
-    return (*(cache.run for cache in services.caches.all), services.sweep.run, services.retention.run)
+    caches = (cache.run for cache in services.caches.all)
+    return (*caches, services.sweep.run, services.retention.run, services.messaging.run)
 
 
 async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
@@ -103,11 +125,17 @@ async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
     metrics = KubeMetrics(new_registry(NAME))
     kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
     config = load_config(kubeconfig, settings.kubernetes.context or None)
-    async with connect(config, field_manager=NAME, metrics=metrics) as connected:
-        await _serve(build(connected, settings, metrics), metrics, stopping)
+    try:
+        async with (
+            connect(config, field_manager=NAME, metrics=metrics) as connected,
+            connection(impatient(options_of(settings.nats, NAME))) as nats,
+        ):
+            await _serve(build(connected, nats, settings, metrics), metrics, stopping)
+    except Misconfigured as error:
+        raise fault_of(error) from error
 
 
-def build(connected: Client, settings: RuntimeAPISettings, metrics: KubeMetrics) -> Services:
+def build(connected: Client, nats: Connection, settings: RuntimeAPISettings, metrics: KubeMetrics) -> Services:
     client = connected.patient(min(settings.kubernetes.request_timeout_seconds, LONGEST_ATTEMPT), IN_A_REQUEST)
     namespaces, clock = settings.namespaces, SystemClock()
     caches = open_caches(client, namespaces, metrics)
@@ -121,6 +149,8 @@ def build(connected: Client, settings: RuntimeAPISettings, metrics: KubeMetrics)
         OperationType.CREATE_STOCK_POOL: pool_making,
     }
     workers = Workers(drivers)
+    messaging = Messaging(nats, topology_of(settings.nats))
+    invocations = _invocations(messaging, caches, settings, metrics)
     return Services(
         settings=settings,
         client=client,
@@ -131,6 +161,9 @@ def build(connected: Client, settings: RuntimeAPISettings, metrics: KubeMetrics)
         stock_units=StockUnits(caches, ledger, namespaces.stock, workers.begin),
         inventory=Inventory(caches, namespaces.stock),
         jobs=Jobs(ledger),
+        messaging=messaging,
+        invocations=invocations,
+        dead_letters=DeadLetterOffice(messaging, invocations.ingress),
         workers=workers,
         sweep=Sweep(client, caches, ledger, drivers, settings=settings.operations, clock=clock),
         retention=Retention(
@@ -140,6 +173,24 @@ def build(connected: Client, settings: RuntimeAPISettings, metrics: KubeMetrics)
             clock=clock,
             metrics=RetentionMetrics(metrics.registry),
         ),
+    )
+
+
+def _invocations(
+    messaging: Messaging, caches: Caches, settings: RuntimeAPISettings, metrics: KubeMetrics
+) -> Invocations:
+    asked, streams, subjects = settings.invocations, settings.nats.streams, messaging.topology.subjects
+    clock = SystemClock()
+    longest = min(TIMEOUT_LIMIT, streams.state_retention_seconds)
+    return Invocations(
+        messaging=messaging,
+        functions=Functions(caches.units, settings.namespaces),
+        ingress=Ingress(Records(messaging.state), messaging.publisher, subjects, clock),
+        results=Results(messaging.connection, subjects, asked.store_seconds),
+        terms=Terms(min(asked.timeout_seconds, longest), longest, streams.body_bytes),
+        longest_wait=min(asked.sync_wait_seconds, 0.9 * settings.limits.request_seconds),
+        clock=clock,
+        metrics=InvocationMetrics(metrics.registry),
     )
 
 

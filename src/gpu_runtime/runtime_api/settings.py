@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE, SYSTEM_NAMESPACE
-from gpu_runtime.process.sections import Endpoints, Kubernetes, ProcessSettings, Seconds
+from gpu_runtime.process.sections import Endpoints, Kubernetes, Nats, ProcessSettings, Seconds
 from gpu_runtime.process.settings import Settings
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
@@ -44,6 +44,18 @@ class Operations(Settings, frozen=True, kw_only=True):
     """After how long without progress an operation is taken for left behind."""
 
 
+class Invocations(Settings, frozen=True, kw_only=True):
+    timeout_seconds: Seconds = 300
+    """How long after its acceptance an invocation's answer counts, where the caller does not say it."""
+
+    sync_wait_seconds: Seconds = 25
+    """How long a synchronous call waits for the answer at most, before it is answered with 504 and the invocationID.
+    It never waits longer than limits.requestSeconds allows."""
+
+    store_seconds: Seconds = 3
+    """How long the result store may take to answer a look-up."""
+
+
 class ServiceAccountScopes(Settings, frozen=True, kw_only=True):
     namespace: Name
     """The service account's namespace."""
@@ -71,8 +83,8 @@ class Authentication(Settings, frozen=True, kw_only=True):
 
 
 class Limits(Settings, frozen=True, kw_only=True):
-    body_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 256 * 1024
-    """The largest body that is taken."""
+    body_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 768 * 1024
+    """The largest body that is taken. The largest payload of an invocation, 512 KiB, fits as base64, too."""
 
     requests_per_second: Annotated[float, Meta(ge=0)] = 50
     """How many requests each caller may make per second, on average and on each replica. 0: as many as it likes."""
@@ -103,11 +115,17 @@ class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
     kubernetes: Kubernetes = Kubernetes()
     """How Kubernetes is reached."""
 
+    nats: Nats = Nats()
+    """How NATS is reached, and what is kept there. Only invocations and dead letters need it."""
+
     namespaces: Namespaces = Namespaces()
     """Which namespaces have a meaning."""
 
     operations: Operations = Operations()
     """How operations are finished and kept."""
+
+    invocations: Invocations = Invocations()
+    """How invocations are taken."""
 
     authentication: Authentication = Authentication()
     """Who may call."""

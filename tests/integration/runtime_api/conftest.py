@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from localcluster.nats import NatsServer
 from tests.integration.runtime_api.live import Caller, Platform, caller, running_platform
 
 
 @pytest.fixture(scope="session")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    with running_platform(tmp_path_factory.mktemp("platform")) as running:
+def platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[Platform]:
+    with running_platform(tmp_path_factory.mktemp("platform"), nats.account()) as running:
         yield running
 
 

@@ -1,5 +1,5 @@
-"""The platform as it runs: API server, scheduler, simulated nodes, controller manager and three runtime APIs, each a
-process of its own under the identity that the RBAC manifests give it. Everything is asked over HTTP.
+"""The platform as it runs: API server, scheduler, simulated nodes, NATS, controller manager and three runtime APIs,
+each a process of its own under the identity that the RBAC manifests give it. Everything is asked over HTTP.
 """
 
 import asyncio
@@ -21,10 +21,11 @@ from lightkube.generic_resource import create_namespaced_resource
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
+from localcluster.nats import Account
 from tests.conftest import available
 from tests.integration.controller_manager.conftest import IDENTITY as MANAGER
 from tests.integration.controller_manager.conftest import PROGRAM, UNIT, Manager, Object, install
-from tests.integration.runtime_api.edge.conftest import IDENTITY, Replica
+from tests.integration.runtime_api.edge.conftest import IDENTITY, Replica, nats_settings
 
 STOCK, UNITS = "runtime-stock", "runtime-instance"
 OPERATION = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "Operation", "operations")
@@ -52,6 +53,7 @@ class LiveReplica(Replica):
 class Platform:
     plane: ControlPlane
     folder: Path
+    nats: Account
     manager: Manager
     """The controller manager, which leads. Who kills it starts it again."""
     standing: list[LiveReplica] = field(default_factory=list)
@@ -62,7 +64,7 @@ class Platform:
         identity = kubeconfig or self.plane.kubeconfig_for("runtime-api", IDENTITY)
         authentication = {"mode": "required", "tokenFile": str(self._token_file())}
         limits = {"requestsPerSecond": 0, "requestSeconds": 90, "drainSeconds": 0.3}
-        own = {"authentication": authentication, "limits": limits, **settings}
+        own = {"authentication": authentication, "limits": limits, "nats": nats_settings(self.nats), **settings}
         return LiveReplica(self.folder / name, identity, own)
 
     def _token_file(self) -> Path:
@@ -74,11 +76,11 @@ class Platform:
 
 
 @contextmanager
-def running_platform(folder: Path) -> Iterator[Platform]:
+def running_platform(folder: Path, nats: Account) -> Iterator[Platform]:
     with available(control_planes.control_plane(nodes=4, gpus_per_node=1000)) as plane:
         install(plane)
         manager = Manager(folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}})
-        platform = Platform(plane, folder, manager)
+        platform = Platform(plane, folder, nats, manager)
         platform.standing += [platform.replica(f"standing-{number}") for number in range(3)]
         try:
             manager.start()

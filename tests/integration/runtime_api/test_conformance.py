@@ -1,13 +1,24 @@
 """The API does what its document says, whatever it is sent; and what would tell us otherwise does tell us."""
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.wire import encode
+from gpu_runtime.jetstream.options import Options
+from gpu_runtime.runtime_api.invocations.routes import EXAMPLES
+from tests.integration.jetstream.conftest import options
 from tests.integration.runtime_api.conformance import examine
 from tests.integration.runtime_api.edge.conftest import Replica
+from tests.integration.runtime_api.invocations.conftest import other_side_of
+from tests.integration.runtime_api.invocations.test_live_lives import invocation
 from tests.integration.runtime_api.live import TOKEN, Platform, seed_request
 from tests.integration.runtime_api.shelf_api import TOKEN as SHELF_TOKEN
 from tests.integration.runtime_api.shelf_api import shelf_api
@@ -37,9 +48,52 @@ spec: {policyName: conformance, validationActions: [Deny]}
 """What is sent may well ask for thousands of pods. This cluster has no room for them, and says so."""
 
 
+FUNCTIONS = """
+apiVersion: runtime.lokiwager.io/v1alpha1
+kind: GPUUnit
+metadata: {{name: conformance-{0}, namespace: runtime-instance}}
+spec: {{specName: g1.1, image: i, running: false, serverless: {{enabled: true, requestID: {0}}}}}
+"""
+
+
 @pytest.fixture
-def api_base_url(platform: Platform, tmp_path: Path) -> Iterator[str]:
-    """A real replica, with a little stock."""
+def functions(platform: Platform, tmp_path: Path) -> Iterator[None]:
+    """The functions of the examples, and somebody who answers for them; and a dead letter."""
+    names = [example["serverlessRequestID"] for example in EXAMPLES.values()]
+    manifest = tmp_path / "functions.yaml"
+    manifest.write_text("---".join(map(FUNCTIONS.format, names)))
+    platform.plane.kubectl("apply", "--server-side", f"--filename={manifest}")
+    with running_elsewhere(partial(other_side_at_work, options(platform.nats))):
+        yield
+    platform.plane.kubectl("delete", f"--filename={manifest}", "--wait=false", "--ignore-not-found")
+
+
+async def other_side_at_work(how: Options, there: threading.Event, stopping: asyncio.Event) -> None:
+    async with other_side_of(how) as side, side.working(), side.storing():
+        await side.bury(Queue.INVOKE, encode(invocation("double", "dead")), 1)
+        there.set()
+        await stopping.wait()
+
+
+@contextmanager
+def running_elsewhere(work: Callable[[threading.Event, asyncio.Event], Awaitable[None]]) -> Iterator[None]:
+    """Beside the test, which waits for another program."""
+    there, stopping = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+    running = threading.Thread(target=loop.run_until_complete, args=(work(there, stopping),))
+    running.start()
+    try:
+        assert there.wait(20)
+        yield
+    finally:
+        loop.call_soon_threadsafe(stopping.set)
+        running.join(20)
+        loop.close()
+
+
+@pytest.fixture
+def api_base_url(platform: Platform, tmp_path: Path, functions: None) -> Iterator[str]:
+    """A real replica, with a little stock and a few functions."""
     kubectl, replica = platform.plane.kubectl, platform.standing[0]
     room = tmp_path / "room.yaml"
     room.write_text(ROOM)
@@ -65,6 +119,7 @@ def api_token() -> str:
 
 DONE = {
     *(("createStockPool", 202), ("deleteStockPool", 204), ("seedStock", 202), ("seedStock", 200)),
+    *(("invoke", 202), ("invoke", 200)),
     *(("createUnit", 201), ("createUnit", 200), ("updateUnit", 200), ("stopUnit", 200), ("deleteUnit", 204)),
 }
 """What must have succeeded now and then. An API that refuses everything would keep every promise, too."""

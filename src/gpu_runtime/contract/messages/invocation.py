@@ -49,8 +49,7 @@ class Invocation(Message, frozen=True, kw_only=True):
 
     @property
     def is_json(self) -> bool:
-        kind = self.content_type.partition(";")[0].strip().lower()
-        return kind == JSON or kind.endswith("+json")
+        return is_json(self.content_type)
 
     @property
     def deadline(self) -> Instant | None:
@@ -59,3 +58,8 @@ class Invocation(Message, frozen=True, kw_only=True):
     @property
     def message_id(self) -> str:
         return self.invocation_id
+
+
+def is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == JSON or kind.endswith("+json")

@@ -17,6 +17,7 @@ from gpu_runtime.contract.errors import (
     Overloaded,
     Rejected,
     RuntimeFault,
+    SyncTimeout,
     TooLarge,
     Unauthenticated,
     Unavailable,
@@ -58,6 +59,7 @@ STATUS: Mapping[type[RuntimeFault], int] = MappingProxyType(
         TooLarge: 413,
         Overloaded: 429,
         Unavailable: 503,
+        SyncTimeout: 504,
     }
 )
 """The status of a fault is that of the nearest of its kinds that has one."""
@@ -87,10 +89,19 @@ def success(answer: Answer) -> Reply:
 
 def failure(fault: RuntimeFault, request_id: str) -> Reply:
     error: dict[str, Any] = {"code": fault.code, "message": fault.message}
-    if isinstance(fault, Invalid):
-        error["details"] = [{"field": problem.path, "message": problem.text} for problem in fault.problems]
+    if details := _details(fault):
+        error["details"] = details
     error["requestID"] = request_id
     return Reply(status_of(type(fault)), msgspec.json.encode({"error": error}), _headers(fault))
+
+
+def _details(fault: RuntimeFault) -> list[dict[str, str]]:
+    match fault:
+        case Invalid(problems=problems):
+            return [{"field": problem.path, "message": problem.text} for problem in problems]
+        case SyncTimeout(invocation_id=invocation_id):
+            return [{"field": "invocationID", "value": invocation_id, "message": "its result can be fetched later"}]
+    return []
 
 
 def _headers(fault: RuntimeFault) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -46,7 +47,8 @@ def read_body(raw: bytes, content_type: str, model: type[B]) -> B:
     document = _parsed(raw)
     if not isinstance(document, dict):
         raise _wrong("body", f"expected an object, got {_kind_of(document)}")
-    return _fitted(document, model, strict=True)
+    # From the bytes and not from the document: what a model keeps as it was written is only there.
+    return _fitted(document, model, lambda: _decoder(model).decode(raw), "field")
 
 
 def read_query(pairs: Sequence[tuple[str, str]], model: type[Q]) -> Q:
@@ -54,7 +56,7 @@ def read_query(pairs: Sequence[tuple[str, str]], model: type[Q]) -> Q:
     if len(given) < len(pairs):
         names = [name for name, _ in pairs]
         raise Invalid([Problem(name, "is given more than once") for name in given if names.count(name) > 1])
-    return _fitted(given, model, strict=False)
+    return _fitted(given, model, lambda: msgspec.convert(given, model, strict=False), "parameter")
 
 
 def read_path(parts: Mapping[str, str]) -> Mapping[str, str]:
@@ -93,13 +95,18 @@ def _refuse_twins(raw: bytes) -> None:
             twins = sorted({key for key in keys if keys.count(key) > 1})
             raise Invalid([Problem(key, "is given twice in one object") for key in twins])
 
-    json.loads(raw, object_pairs_hook=looked_at)
+    json.loads(raw, object_pairs_hook=looked_at, parse_int=str, parse_float=str)  # the numbers do not matter here
 
 
-def _fitted(document: dict[str, Any], model: type[S], *, strict: bool) -> S:
-    problems = [] if is_complete(document, model) else _misfits(document, model, "field" if strict else "parameter")
+@cache
+def _decoder(model: type[B]) -> msgspec.json.Decoder[B]:
+    return msgspec.json.Decoder(model)
+
+
+def _fitted(document: dict[str, Any], model: type[S], fit: Callable[[], S], what: str) -> S:
+    problems = [] if is_complete(document, model) else _misfits(document, model, what)
     try:
-        fitted = msgspec.convert(document, model, strict=strict)
+        fitted = fit()
     except msgspec.ValidationError as error:
         if "missing required field" not in str(error):  # that is said already
             problems.append(_worded(str(error), document, model))

@@ -19,7 +19,7 @@ FRESH_SECONDS = 0.5
 
 class Health(View, frozen=True, kw_only=True):
     status: Literal["ok", "degraded"]
-    """ok, or degraded: then other routes answer 503."""
+    """ok, or degraded: then some or all of the other routes answer 503."""
 
     version: str
     """The version of this replica."""
@@ -29,6 +29,9 @@ class Health(View, frozen=True, kw_only=True):
 
     kubernetes_version: str | None = None
     """The API server's version, where it answered."""
+
+    nats_connected: bool
+    """Whether NATS can be used. Only invocations and dead letters need it."""
 
     caches_complete: bool
     """Whether this replica knows the state of the cluster."""
@@ -65,10 +68,10 @@ class Pulse:
             return "", f"Kubernetes cannot be reached: no answer within {ASK_SECONDS:g} s"
 
 
-def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: Check) -> Sequence[Route]:
+def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: Check, nats: Check) -> Sequence[Route]:
     async def health(_call: Call[None, NoQuery]) -> Answer:
         kubernetes, error = await feel()
-        return Answer(200, state_of_health(kubernetes, error, unusable()))
+        return Answer(200, state_of_health(kubernetes, error, unusable(), nats()))
 
     return (
         Route(
@@ -76,7 +79,7 @@ def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: Check) -> S
             path="/api/v1/health",
             name="getHealth",
             summary="Whether this replica and what it stands on are well",
-            description="Open to everybody. Answers 200 also when Kubernetes is away, and says so.",
+            description="Open to everybody. Answers 200 also when Kubernetes or NATS is away, and says so.",
             handler=health,
             answers={200: Health},
             tag="health",
@@ -84,12 +87,15 @@ def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: Check) -> S
     )
 
 
-def state_of_health(kubernetes: str, error: str, unusable: str | None) -> Health:
+def state_of_health(kubernetes: str, error: str, unusable: str | None, nats: str | None) -> Health:
+    """Each of the arguments but the first says what is wrong, if anything is."""
+    problems = [error or unusable or "", nats or ""]
     return Health(
-        status="degraded" if error or unusable else "ok",
+        status="degraded" if any(problems) else "ok",
         version=version("gpu-runtime"),
         kubernetes_connected=not error,
         kubernetes_version=kubernetes or None,
+        nats_connected=nats is None,
         caches_complete=unusable is None,
-        error=error or unusable,
+        error="; ".join(filter(None, problems)) or None,
     )

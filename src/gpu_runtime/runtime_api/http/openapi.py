@@ -27,6 +27,8 @@ INFO: Schema = {
 
 PATH_PARTS = {
     "name": "The name of the thing.",
+    "id": "Names the dead letter.",
+    "invocationID": "Names the invocation.",
     "operationID": "The caller's name for the operation.",
 }
 

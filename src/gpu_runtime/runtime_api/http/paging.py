@@ -31,17 +31,18 @@ def page(
     items: Sequence[T], key: Callable[[T], tuple[str, str]], limit: int, after: str | None
 ) -> tuple[list[T], str | None]:
     """The next items in the order of their keys, and where the page after them resumes: None on the last one."""
-    passed = _read(after) if after else ("", "")
+    passed = read_cursor(after) if after else ("", "")
     rest = sorted((item for item in items if key(item) > passed), key=key)
     found = rest[:limit]
-    return found, _written(key(found[-1])) if len(rest) > limit else None
+    return found, cursor(key(found[-1])) if len(rest) > limit else None
 
 
-def _written(last: tuple[str, str]) -> str:
+def cursor(last: tuple[str, str]) -> str:
+    """Where a page ended, as one word for the caller to hand back."""
     return base64.urlsafe_b64encode(msgspec.json.encode(last)).decode().rstrip("=")
 
 
-def _read(after: str) -> tuple[str, str]:
+def read_cursor(after: str) -> tuple[str, str]:
     try:
         padded = after.encode() + b"=" * (-len(after) % 4)
         return msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=tuple[str, str])

@@ -17,7 +17,7 @@ from gpu_runtime.runtime_api.http.answers import status_of
 from gpu_runtime.runtime_api.http.route import Route
 from gpu_runtime.runtime_api.http.schemas import Schema, schema_of
 
-REPLAYED = "The same request was made before under this operationID: here is what it made."
+REPLAYED = "The same request was made before under this ID: here is what came of it."
 SUCCESSES = {200: "Done.", 201: "Made.", 202: "Accepted and recorded.", 204: "Done. There is nothing to show."}
 REFUSALS = {
     400: "The request is wrong. `details` says what, field by field.",
@@ -29,6 +29,7 @@ REFUSALS = {
     413: "The body is larger than the limit.",
     429: "Too many requests. Try again after the time that `Retry-After` says.",
     503: "Something that the answer depends on is away. The same request may succeed later.",
+    504: "The answer did not come while the caller could wait. `details` has the invocationID under which it comes.",
 }
 COMMON = (Invalid, Unauthenticated, Forbidden, NotFound, TooLarge, Overloaded, Unavailable)
 """What is refused in the same words on every route that refuses it."""
@@ -45,7 +46,7 @@ NAMES = {
 """The names of those answers. Python's own phrases change with its version."""
 
 ALWAYS = {"X-Request-ID"}
-REFUSAL_HEADERS = {401: {"WWW-Authenticate"}, 429: {"Retry-After"}, 503: {"Retry-After"}}
+REFUSAL_HEADERS = {401: {"WWW-Authenticate"}, **{status: {"Retry-After"} for status in (429, 503, 504)}}
 
 HEADERS: dict[str, Schema] = {
     "Retry-After": {
@@ -92,6 +93,7 @@ ERROR_SCHEMAS: dict[str, Schema] = {
         "required": ["field", "message"],
         "properties": {
             "field": {"description": "The field's path, for example template.ports[0].name.", "type": "string"},
+            "value": {"description": "The field's value, where the caller did not choose it.", "type": "string"},
             "message": {"description": "What to do about it.", "type": "string"},
         },
     },

@@ -78,6 +78,8 @@ class Route:
     """What this route may refuse with, beyond what every route may."""
     scope: Scope | None = None
     """None only for what anybody may ask."""
+    needs_cluster: bool = True
+    """Whether it is answered with 503 while the state of the cluster is not known."""
     body: type[Body] | None = None
     query: type[Query] = NoQuery
     description: str = ""

@@ -24,6 +24,7 @@ SCALARS: dict[type[inspect.Type], tuple[Schema, dict[str, str]]] = {
     inspect.FloatType: ({"type": "number"}, NUMBER_LIMITS),
     inspect.IntType: ({"type": "integer"}, NUMBER_LIMITS),
     inspect.NoneType: ({"type": "null"}, {}),
+    inspect.RawType: ({}, {}),
     inspect.StrType: ({"type": "string"}, TEXT_LIMITS),
 }
 

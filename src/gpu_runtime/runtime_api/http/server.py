@@ -19,8 +19,10 @@ from aiohttp import hdrs, web
 
 from gpu_runtime.contract.errors import Invalid, NotFound, RuntimeFault, TooLarge, Unavailable
 from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.process.endpoints import Check, Handler
+from gpu_runtime.process.streams import fault_of
 from gpu_runtime.runtime_api.faults import translated
 from gpu_runtime.runtime_api.http.answers import REQUEST_ID, Internal, MethodNotAllowed, Reply, failure, success
 from gpu_runtime.runtime_api.http.decoding import NoBody, read_body, read_path, read_query
@@ -48,7 +50,7 @@ class Edge:
     journal: Journal
     limits: Limits
     unusable: Check
-    """Why no route can work now, if that is so. Routes without a scope work always."""
+    """Why no route that needs the cluster can work now, if that is so. Routes without a scope work always."""
     stopping: asyncio.Event
 
 
@@ -147,7 +149,7 @@ class Admission:
         query = read_query(tuple(request.query.items()), self._route.query)
         body = await self._body(request)
         entry.operation_id = getattr(body, "operation_id", None)
-        if self._route.scope is not None and (reason := self._edge.unusable()):
+        if self._route.scope is not None and self._route.needs_cluster and (reason := self._edge.unusable()):
             raise Unavailable(reason)
         return await self._route.handler(Call(body=body, query=query, path=path, caller=caller.name))
 
@@ -200,6 +202,8 @@ def as_fault(error: BaseException) -> RuntimeFault:
             return error
         case KubeError():
             return translated(error)
+        case StreamError():
+            return fault_of(error)
         case BaseExceptionGroup(exceptions=raised):  # of a handler that did several things at once
             faults = [as_fault(each) for each in raised]
             return next((fault for fault in faults if isinstance(fault, Internal)), faults[0])

@@ -19,6 +19,7 @@ import yaml
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane, free_port
+from localcluster.nats import Account
 from localcluster.processes import tail, wait_until
 from tests.conftest import available
 from tests.integration.conftest import CONFIG
@@ -121,15 +122,23 @@ def _json(body: bytes) -> Any:
         return body.decode()
 
 
+def nats_settings(account: Account) -> dict[str, Any]:
+    """With little room: the server reserves what streams may hold, and many tests share it."""
+    room = 32 * 1024 * 1024
+    return {"urls": [account.url], "streams": {"queueBytes": room, "deadLetterBytes": room}}
+
+
 @dataclass
 class Cluster:
     plane: ControlPlane
     folder: Path
+    nats: Account
     replicas: list[Replica] = field(default_factory=list)
 
     def replica(self, **settings: Any) -> Replica:
         identity = self.plane.kubeconfig_for("runtime-api", IDENTITY)
-        self.replicas.append(Replica(self.folder / f"replica-{len(self.replicas)}", identity, settings))
+        own = {"nats": nats_settings(self.nats), **settings}
+        self.replicas.append(Replica(self.folder / f"replica-{len(self.replicas)}", identity, own))
         return self.replicas[-1].start()
 
     def end_replicas(self) -> None:
@@ -149,8 +158,8 @@ def api_plane() -> Iterator[ControlPlane]:
 
 
 @pytest.fixture
-def cluster(api_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(api_plane, tmp_path)
+def cluster(api_plane: ControlPlane, tmp_path: Path, nats_account: Account) -> Iterator[Cluster]:
+    made = Cluster(api_plane, tmp_path, nats_account)
     yield made
     made.end_replicas()
     if not api_plane.ready():

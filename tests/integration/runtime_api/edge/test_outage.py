@@ -2,6 +2,7 @@
 
 import time
 from signal import SIGCONT, SIGSTOP
+from typing import Any
 
 from localcluster.processes import wait_until
 from tests.integration.runtime_api.edge.conftest import Cluster, Replica
@@ -15,6 +16,10 @@ def timed(replica: Replica, path: str, **how: object) -> tuple[int, float]:
     return status, time.monotonic() - started
 
 
+def health_of(replica: Replica) -> Any:
+    return replica.ask("/api/v1/health").json["data"]
+
+
 def connected(replica: Replica) -> bool:
     data = replica.ask("/api/v1/health").json["data"]
     assert (data["status"] == "ok") <= data["kubernetesConnected"]
@@ -23,9 +28,8 @@ def connected(replica: Replica) -> bool:
 
 def test_the_process_works_under_its_own_identity(cluster: Cluster) -> None:
     replica = cluster.replica().wait_ready()
-    health = replica.ask("/api/v1/health")
-    assert health.json["data"]["status"] == "ok", health
-    assert health.json["data"]["kubernetesVersion"].startswith("v1.")
+    wait_until(lambda: health_of(replica)["status"] == "ok", 10, lambda: f"not well: {health_of(replica)}")
+    assert health_of(replica)["kubernetesVersion"].startswith("v1.")
     assert replica.ask("/test/units", "POST", {"name": "identity", "spec": STOCK}).status == 201
     assert "identity" in replica.ask("/test/units").json["data"]
     assert not [line for line in replica.lines if "forbidden" in str(line)]

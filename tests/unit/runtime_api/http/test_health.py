@@ -13,27 +13,29 @@ AWAY = "Kubernetes cannot be reached: no answer"
 
 
 @pytest.mark.parametrize(
-    ("error", "unusable", "status", "connected", "said"),
+    ("error", "unusable", "nats", "said"),
     [
-        ("", None, "ok", True, None),
-        (AWAY, None, "degraded", False, AWAY),
-        ("", "it is still starting", "degraded", True, "it is still starting"),
-        (AWAY, "stale", "degraded", False, AWAY),
+        ("", None, None, None),
+        (AWAY, None, None, AWAY),
+        ("", "it is still starting", None, "it is still starting"),
+        (AWAY, "stale", None, AWAY),
+        ("", None, "NATS hangs up", "NATS hangs up"),
+        (AWAY, None, "NATS hangs up", f"{AWAY}; NATS hangs up"),
     ],
 )
-def test_what_is_not_well_is_said(
-    error: str, unusable: str | None, status: str, connected: bool, said: str | None
-) -> None:
-    found = state_of_health("" if error else "v1.34.0", error, unusable)
-    assert (found.status, found.kubernetes_connected, found.error) == (status, connected, said)
+def test_what_is_not_well_is_said(error: str, unusable: str | None, nats: str | None, said: str | None) -> None:
+    found = state_of_health("" if error else "v1.34.0", error, unusable, nats)
+    assert (found.status, found.error) == ("degraded" if said else "ok", said)
+    assert found.kubernetes_connected == (not error)
     assert found.caches_complete == (unusable is None)
+    assert found.nats_connected == (nats is None)
 
 
 async def test_health_answers_200_whatever_it_finds() -> None:
     async def away() -> tuple[str, str]:
         return "", AWAY
 
-    async with served(routes(away, lambda: "stale")) as edge:
+    async with served(routes(away, lambda: "stale", lambda: None)) as edge:
         reply = await edge.ask("GET", "/api/v1/health")
     assert (reply.status, reply.json["data"]["kubernetesConnected"], reply.json["data"]["error"]) == (200, False, AWAY)
 

@@ -1,0 +1,52 @@
+"""What is sent when a dead letter is sent again. Pure.
+
+An invocation that was dead-lettered has its one result, which says so, and its ID stays with that. What runs again is a
+new invocation of the same request, under an ID made of the old one and the letter's: however often the same letter is
+sent again, it is the same new invocation. Its time begins anew, and nobody waits for its reply. It begins at the front
+door, also where it died on its way to a worker.
+
+A result that the store gave up on is another matter: it is the end of an invocation that has none yet, and goes to the
+store again as it is.
+"""
+
+from msgspec import structs
+
+from gpu_runtime.contract.errors import Conflict
+from gpu_runtime.contract.messages.dead_letter import DeadLetter
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT
+from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.wire import Unreadable, decode
+from gpu_runtime.jetstream.delivery import Outgoing
+
+
+def invocation_again(letter: DeadLetter) -> Invocation:
+    """The new invocation. Conflict where the letter cannot be read: sent again, it would only die again."""
+    try:
+        first = (
+            decode(letter.data, Dispatch).invocation
+            if letter.source is Queue.DISPATCH
+            else decode(letter.data, Invocation)
+        )
+    except Unreadable as error:
+        raise Conflict(f"dead letter {letter.id} cannot be sent again: {error}") from error
+    return structs.replace(
+        first, invocation_id=new_id(first.invocation_id, letter.id), mode="async", reply_to="", enqueued_at=None
+    )
+
+
+def new_id(invocation_id: str, letter_id: str) -> str:
+    ending = f"-redrive-{letter_id}"
+    return invocation_id[: INVOCATION_ID_LIMIT - len(ending)] + ending
+
+
+def result_again(letter: DeadLetter) -> Outgoing:
+    return Outgoing(
+        letter.subject, letter.data, f"redrive-{letter.id}-{letter.stored_at.timestamp():.3f}", _kept(letter)
+    )
+
+
+def _kept(letter: DeadLetter) -> dict[str, str]:
+    """Without what was meant for the stream alone."""
+    return {name: value for name, value in letter.headers.items() if not name.lower().startswith("nats-")}

@@ -1,0 +1,16 @@
+"""What operators ask of dead letters."""
+
+from msgspec import UNSET, UnsetType, field
+
+from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.runtime_api.http.paging import Paged
+
+
+class ListDeadLetters(Paged, frozen=True, kw_only=True):
+    """Which dead letters."""
+
+    source: Queue | UnsetType = UNSET
+    """Only those of this queue: invoke, dispatch or result."""
+
+    serverless_request_id: str | UnsetType = field(default=UNSET, name="serverlessRequestID")
+    """Only those of this function."""

@@ -1,0 +1,90 @@
+"""A dead letter as operators see it. Pure."""
+
+from msgspec import UNSET, Raw, UnsetType, field
+
+from gpu_runtime.contract.messages.dead_letter import DeadLetter
+from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.invocation import JSON
+from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.wire import Instant
+from gpu_runtime.runtime_api.http.route import View
+from gpu_runtime.runtime_api.invocations.view import Encoding, shown
+
+
+class DeadLetterView(View, frozen=True, kw_only=True):
+    """A message that a consumer gave up on."""
+
+    id: str
+    """Names the dead letter: the queue and the message's number in it."""
+
+    source: Queue
+    """The queue that it was taken from."""
+
+    serverless_request_id: str = field(name="serverlessRequestID")
+    """The function: its serverless.requestID; or unknown."""
+
+    invocation_id: str | None = field(default=None, name="invocationID")
+    """The invocation, where the message could be read as far."""
+
+    failure_class: FailureClass = field(name="class")
+    """Why, as one word for programs."""
+
+    reason: str
+    """Why, as a sentence for people."""
+
+    attempts: int
+    """How often it was delivered."""
+
+    stored_at: Instant
+    """When the queue got it."""
+
+    dead_at: Instant
+    """When it was given up."""
+
+    subject: str
+    """Where it was sent."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    """With which headers. A list leaves them out."""
+
+    message: Raw | UnsetType = UNSET
+    """The message itself. A list leaves it out."""
+
+    message_encoding: Encoding | None = None
+    """json: the message is the JSON value that was sent. base64: a string with the bytes as base64."""
+
+
+class RedriveView(View, frozen=True, kw_only=True):
+    """A dead letter that was sent again."""
+
+    id: str
+    """The dead letter, which is gone."""
+
+    source: Queue
+    """The queue that it came from."""
+
+    serverless_request_id: str = field(name="serverlessRequestID")
+    """The function."""
+
+    invocation_id: str | None = field(default=None, name="invocationID")
+    """Under which invocationID it goes on. An invocation has exactly one end, and this one had come to it: so it is
+    run again under another ID. A result that was sent again keeps its own."""
+
+
+def letter_view(letter: DeadLetter, *, whole: bool) -> DeadLetterView:
+    message, encoding = shown(letter.data, JSON) if whole else (UNSET, None)
+    return DeadLetterView(
+        id=letter.id,
+        source=letter.source,
+        serverless_request_id=letter.serverless_request_id,
+        invocation_id=letter.invocation_id or None,
+        failure_class=letter.failure_class,
+        reason=letter.reason,
+        attempts=letter.attempts,
+        stored_at=letter.stored_at,
+        dead_at=letter.dead_at,
+        subject=letter.subject,
+        headers=letter.headers if whole else {},
+        message=message,
+        message_encoding=encoding,
+    )

@@ -1,0 +1,51 @@
+"""What is counted about invocations. Not by function: there may be thousands."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from gpu_runtime.contract.errors import RuntimeFault, SyncTimeout
+from gpu_runtime.contract.messages.invocation import Mode
+from gpu_runtime.jetstream.errors import StreamError
+from gpu_runtime.process.streams import fault_of
+
+_SECONDS = (0.002, 0.004, 0.007, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+ACCEPTED, REPLAYED, TIMED_OUT = "accepted", "replayed", "timed_out"
+
+
+class InvocationMetrics:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.invocations = Counter(
+            "runtime_api_invocations",
+            "Invocations that were asked for, by mode and outcome: accepted, replayed, or the code of the refusal",
+            ["mode", "outcome"],
+            registry=registry,
+        )
+        self._waits = Histogram(
+            "runtime_api_sync_wait_seconds",
+            "How long synchronous callers waited for the answer, by outcome: answered or timed_out",
+            ["outcome"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    @contextmanager
+    def refusals(self, mode: Mode) -> Iterator[None]:
+        """Counts what is refused in the block. What was taken and not answered in time was not refused."""
+        try:
+            yield
+        except SyncTimeout:
+            raise
+        except RuntimeFault as fault:
+            self.invocations.labels(mode, fault.code).inc()
+            raise
+        except StreamError as error:
+            self.invocations.labels(mode, fault_of(error).code).inc()
+            raise
+
+    def taken(self, mode: Mode, *, new: bool) -> None:
+        self.invocations.labels(mode, ACCEPTED if new else REPLAYED).inc()
+
+    def waited(self, seconds: float, *, answered: bool) -> None:
+        self._waits.labels("answered" if answered else TIMED_OUT).observe(seconds)

@@ -1,0 +1,181 @@
+"""Every stage of an invocation can be seen, listed and cancelled, and the end comes from the result store."""
+
+from datetime import timedelta
+
+import pytest
+from msgspec import structs
+
+from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful
+from gpu_runtime.contract.messages.state import Stage
+from gpu_runtime.contract.messages.wire import encode
+from gpu_runtime.jetstream.delivery import Outgoing
+from tests.integration.kube.waiting import eventually
+from tests.integration.runtime_api.invocations.conftest import Api
+from tests.integration.runtime_api.invocations.plane import OtherSide, now, succeeded
+from tests.integration.runtime_api.live import until
+
+
+def invocation(function: str, invocation_id: str) -> Invocation:
+    return Invocation(
+        invocation_id=invocation_id, serverless_request_id=function, timeout_seconds=60, enqueued_at=now()
+    )
+
+
+async def test_every_stage_is_told_and_then_the_result(api: Api, function: str, other_side: OtherSide) -> None:
+    await api.invoke(function, invocationID="i", payload=1)
+    assert (await api.get("i")).data["state"] == "queued"
+    await other_side.reach("i", Stage.DISPATCHED)
+    assert (await api.get("i")).data["state"] == "dispatched"
+    await other_side.reach("i", Stage.RUNNING, "w-1")
+    running = (await api.get("i")).data
+    assert (running["state"], running["worker"]) == ("running", "w-1")
+    await other_side.end(succeeded(invocation(function, "i"), "application/json", b'{"big": 1.10}'))
+    away = await api.get("i")
+    assert (away.status, "succeeded" in away.error["message"]) == (503, True)
+    assert "the result store is away" in away.error["message"]
+    async with other_side.storing():
+        ended = await api.get("i")
+        assert (ended.data["state"], ended.data["payload"], ended.data["statusCode"]) == (
+            "succeeded",
+            {"big": 1.1},
+            200,
+        )
+        assert ended.data["timings"]["finishedAt"]
+        await other_side.state.purge("i")
+        assert (await api.get("i")).data == ended.data, "the store remembers longer than the record is kept"
+        other_side.stored.clear()
+        assert (await api.get("i")).status == 404
+
+
+async def test_a_failure_has_its_class_and_a_result_that_is_gone_is_said(
+    api: Api, function: str, other_side: OtherSide
+) -> None:
+    await api.invoke(function, invocationID="i")
+    failure = Failure(failure_class=FailureClass.FUNCTION_GONE, message="it was deleted")
+    await other_side.end(unsuccessful(invocation(function, "i"), ResultState.FAILED, failure, now()))
+    async with other_side.storing():
+        failed = (await api.get("i")).data
+        assert (failed["state"], failed["failure"]) == (
+            "failed",
+            {"class": "function_gone", "message": "it was deleted"},
+        )
+        other_side.stored.clear()
+        gone = (await api.get("i")).data
+        assert (gone["state"], gone["resultGone"]) == ("failed", True)
+
+
+@pytest.mark.parametrize("unknown", ["none-such", "a.b", "x" * 129])
+async def test_an_unknown_invocation_is_404(api: Api, other_side: OtherSide, unknown: str) -> None:
+    async with other_side.storing():
+        assert (await api.get(unknown)).status == 404
+        assert (await api.cancel(unknown)).status == 404
+
+
+async def test_one_that_was_left_behind_ends_as_expired_when_somebody_looks(
+    api: Api, function: str, other_side: OtherSide
+) -> None:
+    await api.invoke(function, invocationID="left")
+    record = await other_side.record("left")
+    await other_side.write("left", structs.replace(record, deadline=now() - timedelta(seconds=29)))
+    async with other_side.storing():
+        assert (await api.get("left")).data["state"] == "queued", "the activator may still come"
+        await other_side.write("left", structs.replace(record, deadline=now() - timedelta(seconds=31)))
+
+        async def expired() -> bool:
+            return bool((await api.get("left")).data["state"] == "expired")
+
+        await until(expired, "it ends")
+        assert (await api.get("left")).data["failure"]["class"] == "timed_out"
+
+
+async def test_a_cancelled_invocation_is_told_to_everybody_and_ends(
+    api: Api, function: str, other_side: OtherSide
+) -> None:
+    await api.invoke(function, invocationID="c")
+    async with other_side.hearing_cancels():
+        cancelled = await api.cancel("c")
+        assert (cancelled.status, cancelled.data["cancelRequested"]) == (202, True)
+        assert (await api.cancel("c")).status == 202, "asked again, it is told again"
+        await eventually(lambda: other_side.cancels == ["c", "c"], "whoever holds it hears of it")
+    assert (await api.get("c")).data["cancelRequested"]
+    async with other_side.storing():
+
+        async def ended() -> bool:
+            return bool((await api.get("c")).data["state"] == "cancelled")
+
+        await until(ended, "the store has its end")
+        assert (await api.cancel("c")).status == 200
+        assert (await api.get("c")).data["failure"]["class"] == "cancelled"
+        await other_side.state.purge("c")
+        assert (await api.cancel("c")).status == 200
+        assert (await api.invoke(function, invocationID="d")).status == 202
+        await other_side.end(succeeded(invocation(function, "d"), "", b""))
+        late = await api.cancel("d")
+    assert (late.status, late.error["code"], "succeeded" in late.error["message"]) == (409, "conflict", True)
+
+
+async def listed(api: Api, function: str, **query: object) -> list[tuple[str, str]]:
+    """What all pages hold together, in their order."""
+    found: list[tuple[str, str]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = await api.list(function, **query, **after)
+        assert (page.status, len(page.data) <= int(str(query.get("limit", 100)))) == (200, True), page
+        found += [(each["invocationID"], each["state"]) for each in page.data]
+        if "continue" not in page.body:
+            return found
+        after = {"continue": page.body["continue"]}
+
+
+async def test_a_list_has_the_living_first_and_then_the_dead_page_by_page(
+    api: Api, function: str, other_side: OtherSide
+) -> None:
+    for number in range(5):
+        await api.invoke(function, invocationID=f"q{number}")
+    for number in range(4):
+        await other_side.dispatch(invocation(function, f"d{number}"))
+    await api.invoke(function, invocationID="r")
+    await other_side.dispatch(invocation(function, "r"))
+    await other_side.reach("r", Stage.RUNNING)
+    for number in range(3):
+        await other_side.end(succeeded(invocation(function, f"s{number}"), "", b"large"))
+    queued = [(f"q{number}", "queued") for number in range(5)]
+    dispatched = [(f"d{number}", "dispatched") for number in range(4)]
+    stored = [(f"s{number}", "succeeded") for number in (2, 1, 0)]
+    async with other_side.storing():
+        found = await listed(api, function, limit=4)
+        assert list(dict.fromkeys(found)) == [*queued, ("r", "running"), *dispatched, *stored]
+        assert await listed(api, function, state="queued", limit=2) == queued
+        assert await listed(api, function, state="dispatched", limit=3) == dispatched
+        assert set(await listed(api, function, state="running")) == {("r", "running")}
+        assert await listed(api, function, state="succeeded", limit=2) == stored
+        assert await listed(api, function, state="expired") == []
+        assert await listed(api, "another") == []
+    assert (await api.list(function, state="queued")).status == 200, "the store is not needed for those"
+    assert (await api.list(function, state="failed")).status == 503
+
+
+async def test_a_list_of_nothing_in_particular_is_refused(api: Api, function: str, other_side: OtherSide) -> None:
+    for query in ({"state": "lost"}, {"limit": "0"}, {"continue": "?"}, {"serverlessRequestID": "a.b"}):
+        refused = await api.ask(
+            "GET", "/api/v1/serverless/invocations", params={"serverlessRequestID": function} | query
+        )
+        assert refused.status == 400, query
+    assert (await api.ask("GET", "/api/v1/serverless/invocations")).status == 400
+    async with other_side.storing():
+        for number in range(3):
+            await other_side.end(succeeded(invocation(function, f"s{number}"), "", b""))
+        first = await api.list(function, state="succeeded", limit=1)
+        other = await api.list(function, state="queued", **{"continue": first.body["continue"]})
+    assert (other.status, other.error["details"][0]["field"]) == (400, "continue")
+
+
+async def test_what_nobody_can_read_in_a_queue_hides_nothing_else(
+    api: Api, function: str, other_side: OtherSide
+) -> None:
+    subject = other_side.topology.subjects.invoke(function)
+    await other_side.publisher.publish(Outgoing(subject, b"{"))
+    await other_side.publisher.publish(Outgoing(subject, encode(invocation(function, "odd"))))
+    assert await listed(api, function, state="queued") == [("odd", "queued")]

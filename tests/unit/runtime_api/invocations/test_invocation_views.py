@@ -1,0 +1,112 @@
+"""Callers see how far an invocation has come, and what came of it, whatever that is."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
+from gpu_runtime.contract.messages.state import InvocationRecord, Stage, ended, taken_back
+from gpu_runtime.process.field_docs import field_docs
+from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
+from gpu_runtime.runtime_api.dead_letters.routes import routes as letter_routes
+from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView
+from gpu_runtime.runtime_api.http.route import Scope
+from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
+from gpu_runtime.runtime_api.invocations.routes import routes
+from gpu_runtime.runtime_api.invocations.view import (
+    FailureView,
+    InvocationView,
+    TimingsView,
+    record_view,
+    result_view,
+    shown,
+)
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+RECORD = InvocationRecord(
+    request_hash="0", serverless_request_id="f", enqueued_at=NOW, deadline=NOW, updated_at=NOW, worker="w"
+)
+RESULT = Result(
+    invocation_id="i", serverless_request_id="f", state=ResultState.SUCCEEDED, timings=Timings(finished_at=NOW)
+)
+
+
+def plain(view: InvocationView) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(view))
+    return found
+
+
+def test_a_record_tells_how_far_it_has_come() -> None:
+    assert plain(record_view("i", RECORD)) == {
+        "invocationID": "i",
+        "serverlessRequestID": "f",
+        "state": "queued",
+        "deadline": "2026-01-02T03:04:05Z",
+        "timings": {"enqueuedAt": "2026-01-02T03:04:05Z"},
+        "worker": "w",
+    }
+    assert plain(record_view("i", taken_back(RECORD, NOW)))["cancelRequested"]
+    over = plain(record_view("i", ended(taken_back(RECORD, NOW), ResultState.CANCELLED, NOW)))
+    assert (over["state"], "cancelRequested" in over, "deadline" in over) == ("cancelled", False, False)
+    assert record_view("i", msgspec.structs.replace(RECORD, stage=Stage.RUNNING)).state == "running"
+
+
+BODIES = {
+    "JSON as it is": (b'{"a": 1.10}', "application/json", True, b'{"a": 1.10}', "json"),
+    "JSON of one's own kind": (b"[]", "application/problem+json", True, b"[]", "json"),
+    "what says that it is JSON and is not": (b"{", "application/json", True, b'"ew=="', "base64"),
+    "no UTF-8": (b'"\xff"', "application/json", True, b'"Iv8i"', "base64"),
+    "the beginning of JSON": (b"1", "application/json", False, b'"MQ=="', "base64"),
+    "text": (b"hi", "text/plain", True, b'"aGk="', "base64"),
+    "too deep for anybody": (b"[" * 100_000 + b"]" * 100_000, "application/json", True, None, "base64"),
+}
+
+
+@pytest.mark.parametrize(("body", "kind", "whole", "payload", "encoding"), BODIES.values(), ids=BODIES)
+def test_a_body_is_shown_as_json_where_it_is_json(
+    body: bytes, kind: str, whole: bool, payload: bytes | None, encoding: str
+) -> None:
+    found, how = shown(body, kind, whole=whole)
+    assert isinstance(found, msgspec.Raw)
+    assert how == encoding
+    assert payload is None or bytes(found) == payload
+
+
+def test_an_empty_body_is_not_shown() -> None:
+    view = plain(result_view(msgspec.structs.replace(RESULT, status_code=204)))
+    assert ("payload" in view, "payloadEncoding" in view, view["statusCode"], view["bodyBytes"]) == (
+        False,
+        False,
+        204,
+        0,
+    )
+
+
+def test_what_was_cut_is_said() -> None:
+    view = plain(result_view(with_body(RESULT, "text/plain", b"abcdef", limit=3)))
+    assert (view["payload"], view["bodyTruncated"], view["bodyBytes"]) == ("YWJj", True, 6)
+
+
+def test_a_failure_is_told_with_its_class() -> None:
+    failure = Failure(failure_class=FailureClass.TIMED_OUT, message="too late")
+    view = plain(result_view(msgspec.structs.replace(RESULT, state=ResultState.EXPIRED, failure=failure)))
+    assert (view["state"], view["failure"]) == ("expired", {"class": "timed_out", "message": "too late"})
+
+
+MODELS = (Invoke, ListInvocations, InvocationView, FailureView, TimingsView, ListDeadLetters, DeadLetterView)
+
+
+@pytest.mark.parametrize("model", [*MODELS, RedriveView])
+def test_every_field_is_explained(model: type[msgspec.Struct]) -> None:
+    assert set(model.__annotations__) - set(field_docs(model)) == set()
+
+
+def test_every_route_explains_itself_and_works_while_kubernetes_is_away() -> None:
+    nobody: Any = None
+    for scope, found in ((Scope.RUNTIME, routes(nobody)), (Scope.OPERATOR, letter_routes(nobody))):
+        for route in found:
+            assert route.summary and route.description and route.tag, route.name  # noqa: PT018
+            assert (route.scope, route.needs_cluster) == (scope, False)
