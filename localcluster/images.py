@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def _product_layer() -> Path:
     shipped = (path for path in (PROJECT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
     sources = [PROJECT / "pyproject.toml", PROJECT / "locks" / "runtime.txt", *sorted(shipped)]
     contents = [f"{path.relative_to(PROJECT)} {_digest(path)}" for path in sources]
-    layer = _cached("gpu-runtime", RECIPE, debian.python_version(), *contents, suffix=".tar")
+    layer = _cached("gpu-runtime", RECIPE, "compiled", debian.python_version(), *contents, suffix=".tar")
     if not layer.exists():
         with step("Packing gpu-runtime:local"):
             _in_scratch(layer, _install_product)
@@ -125,10 +126,26 @@ def _install_product(root: Path) -> None:
     _run(uv, "pip", "install", "--quiet", *target, "--require-hashes", "-r", str(PROJECT / "locks" / "runtime.txt"))
     _run(uv, "pip", "install", "--quiet", *target, *map(str, wheels.glob("*.whl")))
     shutil.rmtree(root / PYTHON_FOLDER / "bin", ignore_errors=True)
+    _compile(root / PYTHON_FOLDER)
     script = root / "usr/local/bin/gpu-runtime"
     script.parent.mkdir(parents=True)
     script.write_text("#!/usr/bin/python3\nimport sys\nfrom gpu_runtime.cli.main import main\nsys.exit(main())\n")
     script.chmod(0o755)
+
+
+def _compile(packages: Path) -> None:
+    """Bytecode by the image's own Python: containers have a read-only root, and would compile at every start."""
+    with tempfile.TemporaryDirectory(dir=packages.parents[len(PYTHON_FOLDER.split("/"))]) as temporary:
+        with tarfile.open(_debian_layer()) as debian_root:
+            debian_root.extractall(temporary, filter="fully_trusted")  # noqa: S202 - our own
+        inside = Path(temporary) / PYTHON_FOLDER
+        shutil.copytree(packages, inside, dirs_exist_ok=True)
+        compiling = ["python3", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", f"/{PYTHON_FOLDER}"]
+        _run("chroot", temporary, *compiling)
+        for folder in [path for path in packages.rglob("*") if path.is_dir()]:
+            compiled = inside / folder.relative_to(packages) / "__pycache__"
+            if compiled.exists():
+                shutil.copytree(compiled, folder / "__pycache__")
 
 
 def _program_layer(program: Path) -> Path:
