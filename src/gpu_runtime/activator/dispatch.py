@@ -23,7 +23,7 @@ from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.identity import invocation_hash
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful
-from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage, advanced
+from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, advanced, headers_of, known_from
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode, encode, utc
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
@@ -42,8 +42,8 @@ class Accepted:
 
     invocation: Invocation
     deadline: datetime
-    revision: int | None
-    """Of its record, when it was sent."""
+    known: Known | None
+    """Its record, when it was sent. None: read it."""
 
 
 class Over(Exception):
@@ -96,22 +96,22 @@ class Dispatcher:
         invocation = accepted.invocation
         letter = letters.letter(delivery, failure, self.clock(), invocation.invocation_id)
         result = unsuccessful(invocation, ResultState.DEAD_LETTERED, failure, self.clock())
-        return [letters.outgoing(letter), self.endings.outgoing(result, accepted.revision)]
+        return [letters.outgoing(letter), self.endings.outgoing(result, accepted.known)]
 
     async def _decide(self, delivery: Delivery, accepted: Accepted) -> Outcome:
         invocation, now = accepted.invocation, self.clock()
         if now >= accepted.deadline:
-            await self.endings.end(invocation, timed_out(), now, accepted.revision)
+            await self.endings.end(invocation, timed_out(), now, accepted.known)
             return Done()
         if self.functions.serving(invocation.serverless_request_id) is None:
             return await self._unknown(delivery, accepted, now)
         try:
-            revision = await self._recorded(accepted, now)
+            known = await self._recorded(accepted, now)
         except Over as over:
             if over.cancelled:  # whoever took it back may have died before it could say so
                 await self.endings.end(invocation, taken_back(), now, None)
             return Done()
-        await self._dispatch(accepted, revision, now)
+        await self._dispatch(accepted, known, now)
         return Done()
 
     async def _unknown(self, delivery: Delivery, accepted: Accepted, now: datetime) -> Outcome:
@@ -120,31 +120,33 @@ class Dispatcher:
             return Retry("the functions are not known here for certain", PATIENT.delay(delivery.attempt))
         if waited < self.settings.unknown_seconds:
             return Retry("the function is not known here yet", 0.2)
-        await self.endings.end(accepted.invocation, gone(), now, accepted.revision)
+        await self.endings.end(accepted.invocation, gone(), now, accepted.known)
         return Done()
 
-    async def _recorded(self, accepted: Accepted, now: datetime) -> int:
-        """The revision of the record that says `dispatched`. Over where it says more than that."""
-        id_, revision = accepted.invocation.invocation_id, accepted.revision
-        record = _record(accepted)
+    async def _recorded(self, accepted: Accepted, now: datetime) -> Known:
+        """The record that says `dispatched`. Over where it says more than that."""
+        id_, known = accepted.invocation.invocation_id, accepted.known
         while True:
-            if revision is not None:
-                written = await self.records.update(id_, encode(advanced(record, Stage.DISPATCHED, now)), revision)
+            if known is not None:
+                dispatched = advanced(known.record, Stage.DISPATCHED, now)
+                written = await self.records.update(id_, encode(dispatched), known.revision)
                 if written is not None:
-                    return written
+                    return Known(dispatched, written)
             entry = await self.records.get(id_)
             if entry is None:  # forgotten before its time was over, which only a short retention does
-                written = await self.records.create(id_, encode(advanced(record, Stage.DISPATCHED, now)))
+                dispatched = advanced(_record(accepted), Stage.DISPATCHED, now)
+                written = await self.records.create(id_, encode(dispatched))
                 if written is not None:
-                    return written
+                    return Known(dispatched, written)
                 continue
-            record, revision = decode(entry.value, InvocationRecord), entry.revision
+            known = Known(decode(entry.value, InvocationRecord), entry.revision)
+            record = known.record
             if record.cancelled or record.stage in (Stage.RUNNING, Stage.TERMINAL):
                 raise Over(cancelled=record.cancelled and record.stage is not Stage.TERMINAL)
             if record.stage is Stage.DISPATCHED:
-                return revision
+                return known
 
-    async def _dispatch(self, accepted: Accepted, revision: int, now: datetime) -> None:
+    async def _dispatch(self, accepted: Accepted, known: Known, now: datetime) -> None:
         invocation = accepted.invocation
         request_id = invocation.serverless_request_id
         if request_id not in self._queues:
@@ -156,7 +158,7 @@ class Dispatcher:
                 self.topology.subjects.dispatch(request_id),
                 encode(dispatch),
                 dispatch.message_id,
-                {REVISION: str(revision)},
+                headers_of(known),
             )
         )
         self.metrics.dispatched.inc()
@@ -169,12 +171,11 @@ def read(delivery: Delivery) -> Accepted:
     """What was delivered. Unreadable where it is no invocation."""
     invocation = decode(delivery.data, Invocation)
     deadline = invocation.deadline or delivery.stored_at + timedelta(seconds=invocation.timeout_seconds)
-    said = delivery.headers.get(REVISION, "")
-    return Accepted(invocation, utc(deadline), int(said) if said.isdecimal() else None)
+    return Accepted(invocation, utc(deadline), known_from(delivery.headers))
 
 
 def _record(accepted: Accepted) -> InvocationRecord:
-    """The record as it was when the invocation was accepted: nothing of it need be read."""
+    """The record as it was when the invocation was accepted."""
     invocation = accepted.invocation
     since = invocation.enqueued_at or accepted.deadline - timedelta(seconds=invocation.timeout_seconds)
     return InvocationRecord(

@@ -8,7 +8,7 @@ from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, unsuccessful
-from gpu_runtime.contract.messages.state import REVISION
+from gpu_runtime.contract.messages.state import Known, headers_of
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
 from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Outgoing
@@ -45,15 +45,15 @@ class Endings:
     source: Queue = Queue.INVOKE
     """Whose dead letters are written."""
 
-    async def end(self, invocation: Invocation, ending: Ending, now: datetime, revision: int | None) -> None:
+    async def end(self, invocation: Invocation, ending: Ending, now: datetime, known: Known | None) -> None:
         """Have the result stored, and tell a caller that waits for it."""
         result = unsuccessful(invocation, ending.state, ending.failure, now)
-        await self.publisher.publish(self.outgoing(result, revision))
+        await self.publisher.publish(self.outgoing(result, known))
         self.metrics.ended.labels(ending.state.value, ending.failure.failure_class.value).inc()
         if invocation.reply_to:
             with contextlib.suppress(StreamError):  # it can still be fetched
                 await self.publisher.connection.publish(invocation.reply_to, encode(result))
 
-    def outgoing(self, result: Result, revision: int | None) -> Outgoing:
-        headers = {} if revision is None else {REVISION: str(revision)}
+    def outgoing(self, result: Result, known: Known | None) -> Outgoing:
+        headers = headers_of(known) if known else {}
         return Outgoing(self.subjects.result(result.serverless_request_id), encode(result), result.message_id, headers)

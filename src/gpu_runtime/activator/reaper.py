@@ -21,7 +21,7 @@ from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.result import Failure, ResultState
-from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage
+from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, known_from
 from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode
@@ -183,18 +183,17 @@ class Reaper:
         return True
 
     async def _ended(self, dispatch: Dispatch, kept: Kept, ending: Ending) -> bool:
-        said = kept.headers.get(REVISION, "")
-        revision = int(said) if said.isdecimal() else None
+        known = known_from(kept.headers)
         entry = await self.records.get(dispatch.invocation.invocation_id)
         if entry is not None:
-            revision = entry.revision
             with contextlib.suppress(Unreadable):
-                match standing(decode(entry.value, InvocationRecord), ending):
+                known = Known(decode(entry.value, InvocationRecord), entry.revision)
+                match standing(known.record, ending):
                     case Standing.ENDED:
                         return True
                     case Standing.HELD:
                         return False
-        await self.endings.end(dispatch.invocation, ending, self.now(), revision)
+        await self.endings.end(dispatch.invocation, ending, self.now(), known)
         return True
 
     async def _bury(self, kept: Kept, why: str) -> None:

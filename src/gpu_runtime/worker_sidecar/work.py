@@ -15,7 +15,7 @@ from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState
-from gpu_runtime.contract.messages.state import REVISION
+from gpu_runtime.contract.messages.state import Known, headers_of, known_from
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
 from gpu_runtime.contract.messages.wire import Unreadable, decode, encode
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
@@ -29,7 +29,7 @@ from gpu_runtime.worker_sidecar.framework_watch import FrameworkWatch
 from gpu_runtime.worker_sidecar.invocation import Invocation
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 from gpu_runtime.worker_sidecar.presence import Presence
-from gpu_runtime.worker_sidecar.record import Over, begin, revision_of
+from gpu_runtime.worker_sidecar.record import Over, begin
 from gpu_runtime.worker_sidecar.verdicts import (
     Again,
     Ended,
@@ -90,25 +90,25 @@ class Work:
             self.presence.finished(invocation_id)
 
     async def _done(self, delivery: Delivery, dispatch: Dispatch) -> Outcome:
-        now, revision = self.terms.clock(), revision_of(delivery.headers.get(REVISION, ""))
+        now, known = self.terms.clock(), known_from(delivery.headers)
         if dispatch.deadline <= now:
             late = expired("its time was over before a worker began it")
-            return await self._end(dispatch, late, Run(self.terms.worker, delivery.attempt - 1), revision)
-        run = Run(self.terms.worker, delivery.attempt, now)
+            return await self._end(dispatch, late, Run(self.terms.worker, delivery.attempt - 1), known)
+        run, invocation_id = Run(self.terms.worker, delivery.attempt, now), dispatch.invocation.invocation_id
         try:
-            async with self.calls.abortable(dispatch.invocation.invocation_id):
-                begun = await begin(self.bucket, dispatch, revision, self.terms.worker, now)
+            async with self.calls.abortable(invocation_id):
+                begun = await begin(self.bucket, invocation_id, known, self.terms.worker, now)
                 if isinstance(begun, Over):
                     return await self._dropped(dispatch, begun, run)
-                revision = begun.revision
+                known = begun.known
                 outcome = await self._called(delivery, dispatch)
         except Aborted:
-            return await self._end(dispatch, cancelled(), run, revision)
+            return await self._end(dispatch, cancelled(), run, known)
         if isinstance(outcome, outcomes.Broken):
             await self.watch.look()
         match verdict(outcome):
             case Ended() as ended:
-                return await self._end(dispatch, ended, run, revision)
+                return await self._end(dispatch, ended, run, known)
             case Again(failure, after) if delivery.attempt < self.terms.attempts:
                 return self._again(delivery, dispatch, failure, after)
             case Again(failure):
@@ -121,7 +121,7 @@ class Work:
     async def _dropped(self, dispatch: Dispatch, over: Over, run: Run) -> Done:
         """It has its end already. Only of one that was taken back this may not have been said."""
         if over.cancelled:
-            return await self._end(dispatch, cancelled(), replace(run, started_at=None), over.revision)
+            return await self._end(dispatch, cancelled(), replace(run, started_at=None), over.known)
         self.metrics.invocations.labels("dropped").inc()
         return Done()
 
@@ -141,16 +141,16 @@ class Work:
         await self._reply(dispatch.invocation.reply_to, result.data)
         return Done()
 
-    async def _end(self, dispatch: Dispatch, ended: Ended, run: Run, revision: int | None) -> Done:
+    async def _end(self, dispatch: Dispatch, ended: Ended, run: Run, known: Known | None) -> Done:
         result = result_of(dispatch, ended, run, self.terms.clock(), self.terms.body_limit)
-        stored = await self._stored(result, revision)
+        stored = await self._stored(result, known)
         self.metrics.invocations.labels(ended.state.value).inc()
         await self._reply(dispatch.invocation.reply_to, stored)
         return Done()
 
-    async def _stored(self, result: Result, revision: int | None) -> bytes:
+    async def _stored(self, result: Result, known: Known | None) -> bytes:
         """Have the result stored, however long that takes: without it, the function would have to run again."""
-        message, failures = self._outgoing(result, revision), 0
+        message, failures = self._outgoing(result, known), 0
         while True:
             try:
                 await self.publisher.publish(message)
@@ -158,7 +158,7 @@ class Work:
                 if not result.body:
                     raise
                 result = without_body(result)
-                message = self._outgoing(result, revision)
+                message = self._outgoing(result, known)
             except (Unreachable, NoResponders, Full) as error:
                 failures += 1
                 logger.warning("a result waits", extra={"invocationID": result.invocation_id, "error": str(error)})
@@ -166,8 +166,8 @@ class Work:
             else:
                 return message.data
 
-    def _outgoing(self, result: Result, revision: int | None) -> Outgoing:
-        headers = {} if revision is None else {REVISION: str(revision)}
+    def _outgoing(self, result: Result, known: Known | None) -> Outgoing:
+        headers = headers_of(known) if known else {}
         subject = self.terms.subjects.result(result.serverless_request_id)
         return Outgoing(subject, encode(result), result.message_id, headers)
 

@@ -20,7 +20,6 @@ from gpu_runtime.worker_sidecar.outcomes import (
     Outcome,
     TimedOut,
 )
-from gpu_runtime.worker_sidecar.record import revision_of
 from gpu_runtime.worker_sidecar.verdicts import (
     Again,
     Ended,
@@ -114,8 +113,3 @@ def test_whoever_can_be_named_has_a_result(data: bytes, named: str | None) -> No
     result = buried(data, "fn-1", failure, RUN, NOW)
     assert (result.invocation_id if result else None) == named
     assert result is None or result.state is ResultState.DEAD_LETTERED
-
-
-@pytest.mark.parametrize(("header", "revision"), [("7", 7), ("", None), ("-1", None), ("x", None), ("٣", None)])
-def test_a_header_that_is_no_revision_means_to_read_the_record(header: str, revision: int | None) -> None:
-    assert revision_of(header) == revision

@@ -3,10 +3,9 @@
 Creating it is what accepts an invocation: of any number of replicas, one wins. The promise rests on this and not on
 JetStream's deduplication, which forgets after a restart what was already taken from its queue.
 
-Every message about an invocation carries, as headers, the revision of the record when it was sent: create, dispatched,
+Every message about an invocation carries, as headers, the record and its revision when it was sent: create, dispatched,
 running and terminal are one conditional write each, with nothing to read first. Whoever loses such a write (the
-invocation was cancelled, or is delivered a second time) reads the record and sees why. A result does not say what its
-invocation asked, so it carries the record itself, too.
+invocation was cancelled, or is delivered a second time) reads the record and sees why.
 """
 
 from collections.abc import Mapping
@@ -21,10 +20,10 @@ from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.wire import Instant, Message, Unreadable, decode, encode
 
 REVISION = "Gpu-Runtime-Revision"
-"""The header. A message without it, or with one that is outrun, means: read the record."""
+"""The header with the record's revision. A message without it, or with one that is outrun, means: read the record."""
 
 RECORD = "Gpu-Runtime-Record"
-"""The header with the record as it was at that revision. A result without it means: read the record."""
+"""The header with the record as it was at that revision."""
 
 
 class Stage(StrEnum):
@@ -66,7 +65,7 @@ class Known:
 
 
 def headers_of(known: Known) -> dict[str, str]:
-    """The headers of a result, from whoever wrote or read the record last."""
+    """The headers of a message, from whoever wrote or read the record last."""
     return {REVISION: str(known.revision), RECORD: encode(known.record).decode()}
 
 

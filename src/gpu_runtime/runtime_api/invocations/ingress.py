@@ -16,7 +16,7 @@ from msgspec import structs
 
 from gpu_runtime.contract.errors import InvocationReused
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage
+from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, headers_of
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Outgoing
@@ -24,7 +24,7 @@ from gpu_runtime.jetstream.errors import Full, StreamError, TooLarge
 from gpu_runtime.jetstream.publish import Publisher, Stored
 from gpu_runtime.runtime_api.clock import Clock
 from gpu_runtime.runtime_api.invocations.admission import enqueued
-from gpu_runtime.runtime_api.invocations.records import Recorded, Records
+from gpu_runtime.runtime_api.invocations.records import Records
 
 logger = logging.getLogger(__name__)
 
@@ -49,25 +49,25 @@ class Ingress:
         while True:
             revision = await self.records.create(going.invocation_id, record)
             if revision is not None:
-                await self._send_or_take_back(going, revision)
+                await self._send_or_take_back(going, Known(record, revision))
                 return Taken(record, new=True)
             found = await self.records.read(going.invocation_id)
             if found is not None:  # else it was forgotten in between
                 return await self._again(going, record, found)
 
-    async def _again(self, invocation: Invocation, record: InvocationRecord, found: Recorded) -> Taken:
+    async def _again(self, invocation: Invocation, record: InvocationRecord, found: Known) -> Taken:
         if found.record.request_hash != record.request_hash:
             raise InvocationReused(f"invocationID {invocation.invocation_id!r} already stands for another request")
         if may_be_unsent(found.record, self.clock.now()):
             as_first_taken = structs.replace(invocation, enqueued_at=found.record.enqueued_at)
-            sent = await self._send(as_first_taken, found.revision)
+            sent = await self._send(as_first_taken, found)
             if not sent.duplicate:
                 await self._restore(invocation.invocation_id, found.record)
         return Taken(found.record, new=False)
 
-    async def _send_or_take_back(self, invocation: Invocation, revision: int) -> None:
+    async def _send_or_take_back(self, invocation: Invocation, known: Known) -> None:
         try:
-            await self._send(invocation, revision)
+            await self._send(invocation, known)
         except (Full, TooLarge):
             await self._take_back(invocation.invocation_id)
             raise
@@ -83,10 +83,10 @@ class Ingress:
         if await self.records.read(invocation_id) is None:
             await self.records.create(invocation_id, record)
 
-    async def _send(self, invocation: Invocation, revision: int) -> Stored:
+    async def _send(self, invocation: Invocation, known: Known) -> Stored:
         subject = self.subjects.invoke(invocation.serverless_request_id)
         return await self.publisher.publish(
-            Outgoing(subject, encode(invocation), invocation.message_id, {REVISION: str(revision)})
+            Outgoing(subject, encode(invocation), invocation.message_id, headers_of(known))
         )
 
 

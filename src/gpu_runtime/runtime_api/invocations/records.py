@@ -3,15 +3,9 @@
 from dataclasses import dataclass
 
 from gpu_runtime.contract.errors import Unavailable
-from gpu_runtime.contract.messages.state import InvocationRecord
+from gpu_runtime.contract.messages.state import InvocationRecord, Known
 from gpu_runtime.contract.messages.wire import Unreadable, decode, encode
 from gpu_runtime.jetstream.kv import Bucket, Entry
-
-
-@dataclass(frozen=True)
-class Recorded:
-    record: InvocationRecord
-    revision: int
 
 
 @dataclass(frozen=True)
@@ -22,7 +16,7 @@ class Records:
         """The revision, or None where there is a record of that ID already."""
         return await self.bucket.create(invocation_id, encode(record))
 
-    async def read(self, invocation_id: str) -> Recorded | None:
+    async def read(self, invocation_id: str) -> Known | None:
         entry = await self.bucket.get(invocation_id)
         return recorded(entry) if entry else None
 
@@ -34,8 +28,8 @@ class Records:
         await self.bucket.purge(invocation_id)
 
 
-def recorded(entry: Entry) -> Recorded:
+def recorded(entry: Entry) -> Known:
     try:
-        return Recorded(decode(entry.value, InvocationRecord), entry.revision)
+        return Known(decode(entry.value, InvocationRecord), entry.revision)
     except Unreadable as error:  # not the caller's fault: a newer process wrote it, or somebody by hand
         raise Unavailable(f"the record of invocation {entry.key}: {error}") from error

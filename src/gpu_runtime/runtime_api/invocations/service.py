@@ -15,7 +15,7 @@ from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.identity import invocation_id_problems
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings
-from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage, taken_back
+from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, headers_of, taken_back
 from gpu_runtime.contract.messages.wire import encode, utc
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.runtime_api.clock import Clock
@@ -24,7 +24,7 @@ from gpu_runtime.runtime_api.invocations.functions import Functions
 from gpu_runtime.runtime_api.invocations.ingress import Ingress, Taken
 from gpu_runtime.runtime_api.invocations.listing import Listing
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
-from gpu_runtime.runtime_api.invocations.records import Recorded, Records
+from gpu_runtime.runtime_api.invocations.records import Records
 from gpu_runtime.runtime_api.invocations.requests import InvocationState, Invoke, ListInvocations
 from gpu_runtime.runtime_api.invocations.results import Results
 from gpu_runtime.runtime_api.invocations.view import InvocationView, record_view, result_view, state_of
@@ -114,12 +114,12 @@ class Invocations:
             raise SyncTimeout(f"{text}, and its result can be fetched when it has ended", invocation.invocation_id)
         return result_view(result)
 
-    async def _find(self, invocation_id: str) -> Recorded | None:
+    async def _find(self, invocation_id: str) -> Known | None:
         if any(invocation_id_problems(invocation_id)):  # no invocation can have it
             raise _unknown(invocation_id)
         return await self.records.read(invocation_id)
 
-    async def _result(self, invocation_id: str, found: Recorded | None) -> Result | None:
+    async def _result(self, invocation_id: str, found: Known | None) -> Result | None:
         try:
             return await self.results.find(invocation_id)
         except Unavailable as away:
@@ -128,7 +128,7 @@ class Invocations:
             text = f"invocation {invocation_id} has ended: {state_of(found.record)}; its result cannot be read now"
             raise Unavailable(f"{text}: {away.message}", retry_after=away.retry_after) from away
 
-    async def _expire(self, invocation_id: str, found: Recorded) -> None:
+    async def _expire(self, invocation_id: str, found: Known) -> None:
         """Give an end to what nobody will: its message was never sent, and who should have sent it is gone."""
         now = self.clock.now()
         if is_left_behind(found.record, now):
@@ -136,9 +136,9 @@ class Invocations:
                 failure_class=FailureClass.TIMED_OUT, message="its time was over before it was dispatched"
             )
             result = early_end(invocation_id, found.record, ResultState.EXPIRED, failure, now)
-            await self._publish(result, found.revision)
+            await self._publish(result, found)
 
-    async def _ended(self, invocation_id: str, found: Recorded | None) -> InvocationView:
+    async def _ended(self, invocation_id: str, found: Known | None) -> InvocationView:
         if found is None:
             result = await self._result(invocation_id, found)
             if result is None:
@@ -150,25 +150,25 @@ class Invocations:
             raise Conflict(f"invocation {invocation_id} has ended already: {view.state}")
         return view
 
-    async def _mark(self, invocation_id: str, found: Recorded) -> Recorded | None:
+    async def _mark(self, invocation_id: str, found: Known) -> Known | None:
         """The record as cancelled; None where somebody else wrote it first."""
         if found.record.cancelled:  # by a request that may have died before it told anybody
             return found
         marked = taken_back(found.record, utc(self.clock.now()))
         revision = await self.records.update(invocation_id, marked, found.revision)
-        return Recorded(marked, revision) if revision is not None else None
+        return Known(marked, revision) if revision is not None else None
 
-    async def _tell(self, invocation_id: str, marked: Recorded) -> None:
+    async def _tell(self, invocation_id: str, marked: Known) -> None:
         """Its end goes to the result store; whoever holds it hears that there is nothing more to do."""
         failure = Failure(failure_class=FailureClass.CANCELLED, message="the caller took it back")
         result = early_end(invocation_id, marked.record, ResultState.CANCELLED, failure, self.clock.now())
-        await self._publish(result, marked.revision)
+        await self._publish(result, marked)
         subject = self.messaging.topology.subjects.cancel(marked.record.serverless_request_id)
         await self.messaging.connection.publish(subject, invocation_id.encode())
 
-    async def _publish(self, result: Result, revision: int) -> None:
+    async def _publish(self, result: Result, known: Known) -> None:
         subject = self.messaging.topology.subjects.result(result.serverless_request_id)
-        message = Outgoing(subject, encode(result), result.message_id, {REVISION: str(revision)})
+        message = Outgoing(subject, encode(result), result.message_id, headers_of(known))
         await self.messaging.publisher.publish(message)
 
 
