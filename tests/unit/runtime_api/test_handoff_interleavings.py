@@ -28,6 +28,7 @@ from gpu_runtime.runtime_api.caches import open_caches
 from gpu_runtime.runtime_api.operations.ledger import Ledger
 from gpu_runtime.runtime_api.operations.sweep import Sweep
 from gpu_runtime.runtime_api.settings import Namespaces, Operations
+from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
 from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.requests import CreateUnit
@@ -61,15 +62,23 @@ class Replica:
     who: str
     clock: Hours
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    deleting: asyncio.Task[None] = field(init=False)
 
     def __post_init__(self) -> None:
         client = cast(Client, FakeClient(self.server, self.turns, self.who))
         caches = open_caches(client, Namespaces(), KubeMetrics())
         ledger = Ledger(client, "runtime-system", self.clock)
-        self.handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), Attachments(client, caches))
+        consumed, attachments = ConsumedStock(client, caches), Attachments(client, caches)
+        self.handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), attachments, consumed=consumed)
         drivers = {OperationType.CREATE_UNIT: self.handoff}
         self.sweep = Sweep(client, caches, ledger, drivers, settings=Operations(), clock=self.clock)
         self.tasks += [asyncio.create_task(cache.run()) for cache in caches.all]
+        self.deleting = asyncio.create_task(consumed.run(asyncio.Event(), grace=0))
+        self.tasks.append(self.deleting)
+
+    def stop_deleting(self) -> None:
+        """As one that dies right after its answer, for all that becomes of the stock."""
+        self.deleting.cancel()
 
     def die(self) -> None:
         for task in self.tasks:
@@ -163,10 +172,15 @@ class World:
             self.clock.passed += 10
             for replica in self.replicas:
                 await alongside(replica.sweep.once(), self.turns)
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        """Until every cache has heard of everything, and consumed stock is deleted."""
+        while await self.turns.next():
+            pass
 
     async def replay(self) -> None:
-        while await self.turns.next():
-            pass  # until every cache has heard of everything
+        await self.quiet()
         for request in self.requests:
             await alongside(self.ask(self.turns.chance.choice(self.replicas), request), self.turns)
 
@@ -284,6 +298,32 @@ async def test_a_storage_has_one_holder(seed: int) -> None:
         await made.replay()
         await made.settle()
         check(made)
+
+
+async def test_a_create_is_four_writes_and_one_more_after_its_answer() -> None:
+    with world(1, 2, requests(1)) as made:
+        await made.quiet()
+        before = made.server.version
+        await alongside(made.ask(made.replicas[0], made.requests[0]), made.turns)
+        written = [plural for version, plural, *_ in made.server.history if version > before]
+        assert written[:4] == ["operations", "gpuunits", "gpuunits", "operations"]
+        await made.quiet()
+        assert made.server.version - before == 5
+        assert len(made.of("runtime-stock")) == 1
+
+
+async def test_stock_that_nobody_deletes_after_the_answer_is_offered_to_nobody_and_goes_with_a_sweep() -> None:
+    with world(1, 1, requests(2)) as made:
+        made.replicas[0].stop_deleting()
+        await alongside(made.ask(made.replicas[0], made.requests[0]), made.turns)
+        await made.quiet()
+        assert len(made.of("runtime-stock")) == 1
+        for replica in made.replicas:
+            await alongside(made.ask(replica, made.requests[1]), made.turns)
+        assert [answer for _, answer in made.answers] == [True, NoStock, NoStock, NoStock]
+        await made.settle()
+        check(made)
+        assert not made.of("runtime-stock")
 
 
 async def test_after_an_operation_is_forgotten_its_name_means_nothing_any_more() -> None:

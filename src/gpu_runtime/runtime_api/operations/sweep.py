@@ -182,7 +182,7 @@ async def _each(look: Callable[[T], Awaitable[None]], things: Iterable[T]) -> No
 
 
 def _must_end(pending: PendingOperation) -> bool:
-    return pending.spec.type != OperationType.CREATE_UNIT.value or is_under_way(pending.status)
+    return pending.spec.type != OperationType.CREATE_UNIT.value or is_under_way(pending.progress)
 
 
 def _attachment(storage: GPUStorage) -> str:
