@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def loads(units: int) -> list[Load]:
-    some, less, few = units // 2, units // 3, max(20, units // 6)
+    some, less, few = units // 2, units // 5, max(20, units // 6)
     return [
         Load("one-replica", units, replicas=1, rate=RATE),
         Load("two-replicas", some, replicas=2, rate=RATE),

@@ -62,10 +62,12 @@ class Replica:
     who: str
     clock: Hours
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    client: FakeClient = field(init=False)
     deleting: asyncio.Task[None] = field(init=False)
 
     def __post_init__(self) -> None:
-        client = cast(Client, FakeClient(self.server, self.turns, self.who))
+        self.client = FakeClient(self.server, self.turns, self.who)
+        client = cast(Client, self.client)
         caches = open_caches(client, Namespaces(), KubeMetrics())
         ledger = Ledger(client, "runtime-system", self.clock)
         consumed, attachments = ConsumedStock(client, caches), Attachments(client, caches)
@@ -310,6 +312,18 @@ async def test_a_create_is_four_writes_and_one_more_after_its_answer() -> None:
         await made.quiet()
         assert made.server.version - before == 5
         assert len(made.of("runtime-stock")) == 1
+
+
+async def test_a_sweep_reads_no_record_of_what_its_own_replica_committed() -> None:
+    with world(1, 2, requests(2)) as made:
+        await made.quiet()
+        for request in made.requests:
+            await alongside(made.ask(made.replicas[0], request), made.turns)
+        await made.quiet()
+        for replica in made.replicas:
+            replica.client.reads = 0
+        await made.settle()
+        assert [replica.client.reads for replica in made.replicas] == [0, 2, 2]
 
 
 async def test_stock_that_nobody_deletes_after_the_answer_is_offered_to_nobody_and_goes_with_a_sweep() -> None:

@@ -149,6 +149,11 @@ class OperationStatus(Wire, frozen=True, kw_only=True):
         """Whether this object is what the operation made."""
         return uid == self.target_uid or uid in self.stock_uids
 
+    @property
+    def made(self) -> set[str]:
+        """The UIDs of all that the operation made."""
+        return {*self.stock_uids, *filter(None, [self.target_uid])}
+
 
 def progress_of(stock: SourceStock | None, status: OperationStatus, recorded_at: str | None) -> OperationStatus:
     """How far an operation is that was recorded with this stock: the one place that knows of both choices.

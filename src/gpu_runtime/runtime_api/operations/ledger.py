@@ -44,6 +44,7 @@ class Ledger:
         self._client = client
         self._namespace = namespace
         self._clock = clock
+        self._committed: set[str] = set()
 
     async def record(
         self,
@@ -94,7 +95,15 @@ class Ledger:
 
     async def succeed(self, operation: Operation, **made: Any) -> Operation:
         """With the UIDs of what was made: the operation commits to these objects and no others."""
-        return await self.advance(operation, state=OperationState.SUCCEEDED.value, finished_at=self._now(), **made)
+        state = OperationState.SUCCEEDED.value
+        succeeded = await self.advance(operation, state=state, finished_at=self._now(), **made)
+        self._committed |= succeeded.status.made
+        return succeeded
+
+    def committed(self) -> set[str]:
+        """The UIDs that operations have committed to here since this was last asked: of these nobody need read."""
+        committed, self._committed = self._committed, set()
+        return committed
 
     async def give_up(self, operation: Operation, fault: RuntimeFault) -> Operation:
         """From here the operation can only fail: whatever it made is undone first."""
