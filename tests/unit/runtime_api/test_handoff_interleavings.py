@@ -326,6 +326,24 @@ async def test_a_sweep_reads_no_record_of_what_its_own_replica_committed() -> No
         assert [replica.client.reads for replica in made.replicas] == [0, 2, 2]
 
 
+async def test_stock_of_an_operation_that_another_gave_up_is_not_deleted_by_who_made_its_unit() -> None:
+    with world(1, 1, requests(1)) as made:
+        await made.quiet()
+        asked = asyncio.create_task(made.ask(made.replicas[0], made.requests[0]))
+        while not made.of("runtime-instance"):
+            await made.turns.next()
+        (record,) = made.server.all(OPERATIONS)
+        given_up = {"state": "GivingUp", "stock": record["spec"]["stock"], "attempt": 1}
+        status = given_up | {"error": {"code": "conflict", "message": "the cluster refuses it"}}
+        made.server.patch(OPERATIONS, Key("runtime-system", operation_name("op-0")), {"status": status}, "status")
+        await alongside(asked, made.turns)
+        await made.quiet()
+        assert made.answers == [("op-0", Conflict)]
+        assert not made.of("runtime-instance")
+        assert len(made.of("runtime-stock")) == 1
+        check(made)
+
+
 async def test_stock_that_nobody_deletes_after_the_answer_is_offered_to_nobody_and_goes_with_a_sweep() -> None:
     with world(1, 1, requests(2)) as made:
         made.replicas[0].stop_deleting()
