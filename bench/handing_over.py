@@ -28,8 +28,8 @@ from localcluster.control_plane import ControlPlane, control_plane
 RATE = 45
 WARM_UP = 20
 """Creates before those whose latency counts: connections are opened and code paths run for the first time."""
-QUIET = 6
-"""Seconds."""
+QUIET = 8
+"""Seconds. A replica's sweep looks up to 7.2 s after its start at what was there before it: at its third look."""
 WRITTEN = {("operations", ""), ("operations", "status"), ("gpuunits", "")}
 """What nobody but the runtime API writes, or the floor: of GPUUnits, the controller manager writes the status alone."""
 STOCK_PODS = f"/api/v1/namespaces/{STOCK_NAMESPACE}/pods"
