@@ -1,4 +1,5 @@
-"""What creates cost the runtime API and the API server behind it, and what the floor costs, while controllers work."""
+"""What creates cost the runtime API and the API server behind it, and what the floor costs, alone and while controllers
+work."""
 
 import asyncio
 import math
@@ -14,21 +15,21 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bench.api_server import AuditLog, Bare, Requests, access, admin, bare, metered_writes, writes
+from bench.api_server import AuditLog, Bare, Requests, access, admin, at_a_time, bare, metered_writes, writes
+from bench.bare_handoff import STOCK, Stock
 from bench.convergence import GPUS_PER_NODE, all_ready, install, named, settled, watched
 from bench.load import Create, Floor, Job, Outcome, RuntimeAPI, run
 from bench.manager import manager
 from bench.program import Program, cpu_of
 from bench.runtime_api import IDENTITY, TOKEN, Replica, runtime_api
-from bench.six_writes import STOCK, Stock
 from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE, Label
 from localcluster.control_plane import ControlPlane, control_plane
 
 RATE = 45
 WARM_UP = 20
 """Creates before those whose latency counts: connections are opened and code paths run for the first time."""
-QUIET = 6
-"""Seconds."""
+QUIET = 8
+"""Seconds. A replica's sweep looks up to 7.2 s after its start at what was there before it: at its third look."""
 WRITTEN = {("operations", ""), ("operations", "status"), ("gpuunits", "")}
 """What nobody but the runtime API writes, or the floor: of GPUUnits, the controller manager writes the status alone."""
 STOCK_PODS = f"/api/v1/namespaces/{STOCK_NAMESPACE}/pods"
@@ -57,7 +58,7 @@ class Load(msgspec.Struct, frozen=True):
     """Of the runtime API. 0: the floor."""
     rate: float = 0
     at_a_time: int = 0
-    controlled: bool = True
+    controlled: bool = False
     """Whether the controller manager is at work, too, and makes the units Ready."""
 
     @property
@@ -66,7 +67,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Burden(msgspec.Struct):
-    """What a load cost, from its first create until its units are Ready and nothing moves. Seconds and requests."""
+    """What a load cost, from its first create until nothing moves, units that become Ready included. Seconds and
+    requests."""
 
     load: Load
     latencies: list[float]
@@ -125,33 +127,35 @@ async def site(units: int) -> AsyncIterator[Site]:
 
 
 async def observe(loads: Sequence[Load], tell: Callable[[str], None]) -> list[Burden]:
-    """On one replica, on two, and the floor without any. All stock is there before the first create."""
-    stock = sum(load.stock for load in loads)
-    tell(f"stock for {stock} units")
-    found: list[Burden] = []
-    async with site(stock) as at:
+    """Those that have the machine to themselves, and then, on another control plane, those beside the controllers."""
+    alone, controlled = ([load for load in loads if load.controlled is each] for each in (False, True))
+    async with site(1) as at:
+        found = await bear_every(at, alone, tell)
+    async with site(sum(load.stock for load in controlled)) as at:
         with manager(at.plane, at.folder) as process:
-            controlled = replace(at, manager=process)
-            with runtime_api(at.plane, at.folder, "runtime-api-1") as first:
-                await seed(at, first.url, loads)
-                found += await bear_all(controlled, loads, [first], tell)
-                with runtime_api(at.plane, at.folder, "runtime-api-2") as second:
-                    found += await bear_all(controlled, loads, [first, second], tell)
-            found += await bear_all(controlled, loads, [], tell)
-        with runtime_api(at.plane, at.folder, "runtime-api-1") as first:
-            found += await bear_all(at, loads, [first], tell)
-        found += await bear_all(at, loads, [], tell)
-    return found
+            return found + await bear_every(replace(at, manager=process), controlled, tell)
+
+
+async def bear_every(at: Site, loads: Sequence[Load], tell: Callable[[str], None]) -> list[Burden]:
+    """On one replica, on two, and the floor without any. All stock is there before the first create."""
+    found: list[Burden] = []
+    with runtime_api(at.plane, at.folder, "runtime-api-1") as first:
+        tell(f"stock for {sum(load.stock for load in loads)} units")
+        await seed(at, first.url, loads)
+        found += await bear_all(at, loads, [first], tell)
+        with runtime_api(at.plane, at.folder, "runtime-api-2") as second:
+            found += await bear_all(at, loads, [first, second], tell)
+    return found + await bear_all(at, loads, [], tell)
 
 
 async def bear_all(
     at: Site, loads: Sequence[Load], replicas: Sequence[Replica], tell: Callable[[str], None]
 ) -> list[Burden]:
-    """Those of the loads that are meant for so many replicas, with or without the controller manager."""
+    """Those of the loads that are meant for so many replicas."""
     await everything_at_rest(at, replicas)
     found = []
     for load in loads:
-        if load.replicas == len(replicas) and load.controlled == (at.manager is not None):
+        if load.replicas == len(replicas):
             tell(load.name)
             found.append(await bear(at, load, replicas))
             tell(f"  p50 {1000 * found[-1].latency(0.5):.0f} ms, p99 {1000 * found[-1].latency(0.99):.0f} ms")
@@ -159,7 +163,7 @@ async def bear_all(
 
 
 async def seed(at: Site, url: str, loads: Sequence[Load]) -> None:
-    """Stock for every load, through the API, until all of it is Ready."""
+    """Stock for every load, through the API, until all of it is Ready, or said to be where nobody makes it so."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
         for load in loads:
@@ -170,8 +174,20 @@ async def seed(at: Site, url: str, loads: Sequence[Load]) -> None:
                 async with session.post("/api/v1/operator/stock-units", json=body) as answer:
                     if answer.status != 202:
                         raise RuntimeError(await answer.text())
+    stock = sum(load.stock for load in loads)
     async with asyncio.timeout(600):
-        await all_ready(at.api, STOCK, sum(load.stock for load in loads))
+        if at.manager is None:
+            await report_ready(at.api, stock)
+        await all_ready(at.api, STOCK, stock)
+
+
+async def report_ready(api: Bare, stock: int) -> None:
+    """As the controller manager does, of stock that has no pods."""
+    ready, reported = {"status": {"phase": "Ready", "readyReplicas": 1}}, set[str]()
+    while len(reported) < stock:
+        found = {unit["metadata"]["name"] for unit in (await api.read(STOCK))["items"]}
+        await at_a_time(8, found - reported, lambda name: api.patch(f"{STOCK}/{name}/status", ready))
+        reported |= found
 
 
 async def bear(at: Site, load: Load, replicas: Sequence[Replica]) -> Burden:

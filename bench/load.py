@@ -3,7 +3,7 @@
     python -m bench.load < job.json > outcome.json
 
 At a rate, a create's latency counts from when it was to be sent, so that a server that makes others wait gains nothing
-by it. The contenders are the runtime API over HTTP, and the floor: the six writes alone, made by this process itself.
+by it. The contenders are the runtime API over HTTP, and the floor: the writes alone, made by this process itself.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from bench.api_server import Access, at_a_time, bare
-from bench.six_writes import Stock, six_writes
+from bench.bare_handoff import Stock, cleared_up, handed_over
 from localcluster.places import PROJECT
 
 LEAD = 0.2
@@ -84,10 +84,10 @@ async def run(job: Job, folder: Path) -> Outcome:
 
 
 async def carry_out(job: Job) -> Outcome:
+    cpu, wall = time.process_time(), time.monotonic()
     async with _sender(job) as send:
-        cpu, wall = time.process_time(), time.monotonic()
         creates = await (_at_rate(job, send) if job.rate else _in_turns(job, send))
-        return Outcome(creates, time.process_time() - cpu, time.monotonic() - wall)
+    return Outcome(creates, time.process_time() - cpu, time.monotonic() - wall)
 
 
 async def _at_rate(job: Job, send: Send) -> list[Create]:
@@ -125,10 +125,11 @@ async def _sender(job: Job) -> AsyncIterator[Send]:
             async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
                 yield _over_http(session, urls, job.requests)
         case Floor(access, stock):
-            async with bare(access) as api:
+            async with bare(access) as api, asyncio.TaskGroup() as afterwards:
 
                 async def write(number: int) -> str:
-                    await six_writes(api, job.requests[number], stock[number])
+                    await handed_over(api, job.requests[number], stock[number])
+                    afterwards.create_task(cleared_up(api, stock[number]))
                     return ""
 
                 yield write

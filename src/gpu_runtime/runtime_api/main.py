@@ -52,6 +52,7 @@ from gpu_runtime.runtime_api.operations.sweep import Sweep
 from gpu_runtime.runtime_api.operations.workers import Workers
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 from gpu_runtime.runtime_api.stock import inventory, pool_routes, stock_units
+from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
 from gpu_runtime.runtime_api.stock.inventory import Inventory
 from gpu_runtime.runtime_api.stock.pools import PoolMaking, Pools
 from gpu_runtime.runtime_api.stock.seeding import Seeding
@@ -92,6 +93,7 @@ class Services:
     invocations: Invocations
     dead_letters: DeadLetterOffice
     workers: Workers
+    consumed: ConsumedStock
     sweep: Sweep
     retention: Retention
 
@@ -141,7 +143,8 @@ def build(connected: Client, nats: Connection, settings: RuntimeAPISettings, met
     caches = open_caches(client, namespaces, metrics)
     ledger = Ledger(client, namespaces.system, clock)
     attachments = Attachments(client, caches)
-    handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), attachments)
+    consumed = ConsumedStock(client, caches)
+    handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), attachments, consumed=consumed)
     pool_making = PoolMaking(client, caches, ledger)
     drivers: Drivers = {
         OperationType.CREATE_UNIT: handoff,
@@ -165,6 +168,7 @@ def build(connected: Client, nats: Connection, settings: RuntimeAPISettings, met
         invocations=invocations,
         dead_letters=DeadLetterOffice(messaging, invocations.ingress),
         workers=workers,
+        consumed=consumed,
         sweep=Sweep(client, caches, ledger, drivers, settings=settings.operations, clock=clock),
         retention=Retention(
             client,
@@ -209,7 +213,8 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
     ):
         running = [tasks.create_task(_endless(work)) for work in (*background(services), *keeping_up)]
         closed = asyncio.Event()
-        tasks.create_task(services.workers.run(closed, _time_to_finish(settings)))
+        for afterwards in (services.workers, services.consumed):
+            tasks.create_task(afterwards.run(closed, _time_to_finish(settings)))
         async with listening(app, settings.api, finish_within=_time_to_finish(settings)):
             await stopping.wait()
             await asyncio.sleep(limits.drain_seconds)

@@ -59,7 +59,8 @@ async def settled(
 
 def _is_half_done(operation: Object) -> bool:
     status = operation.get("status", {})
-    return state_of(operation) == "GivingUp" or (state_of(operation) == "Running" and bool(status.get("stock")))
+    chosen = status if status.get("attempt") else operation["spec"]
+    return state_of(operation) == "GivingUp" or (state_of(operation) == "Running" and bool(chosen.get("stock")))
 
 
 def _annotations(found: Object) -> dict[str, str]:

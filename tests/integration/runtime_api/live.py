@@ -218,7 +218,9 @@ def request_of(operation: Object) -> Object:
 
 
 def state_of(operation: Object) -> str:
-    return str(operation.get("status", {}).get("state", "Accepted"))
+    """What is recorded with stock to take is under way from the beginning."""
+    begun = "Running" if operation.get("spec", {}).get("stock") else "Accepted"
+    return str(operation.get("status", {}).get("state", begun))
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 20) -> float:

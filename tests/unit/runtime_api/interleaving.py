@@ -112,11 +112,13 @@ class FakeClient:
 
     def __init__(self, server: Server, turns: Turns, who: str) -> None:
         self._server, self._turns, self.who = server, turns, who
+        self.reads = 0
 
     def patient(self, *_: object, **__: object) -> Self:
         return self
 
     async def get(self, resource: Resource[Any], key: Key) -> Any:
+        self.reads += 1
         return await self._exchange(resource, lambda: self._server.existing(resource, key))
 
     async def create(self, resource: Resource[Any], manifest: Manifest) -> Any:

@@ -47,6 +47,7 @@ def operation(
     request: str = '{"replicas":3}',
     *,
     uid: str = "op-uid",
+    recorded_with: SourceStock | None = None,
     **status: Any,
 ) -> Operation:
     target = Target(kind="GPUUnit", namespace="runtime-stock")
@@ -54,6 +55,13 @@ def operation(
         metadata=ObjectMeta(
             name="op-1", namespace="runtime-system", uid=uid, creation_timestamp="2026-01-02T03:04:05Z"
         ),
-        spec=OperationSpec(operation_id="one", type=kind.value, request_hash="0" * 64, request=request, target=target),
+        spec=OperationSpec(
+            operation_id="one",
+            type=kind.value,
+            request_hash="0" * 64,
+            request=request,
+            target=target,
+            stock=recorded_with,
+        ),
         status=OperationStatus(state=state.value, **status),
     )

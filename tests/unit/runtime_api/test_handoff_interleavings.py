@@ -28,6 +28,7 @@ from gpu_runtime.runtime_api.caches import open_caches
 from gpu_runtime.runtime_api.operations.ledger import Ledger
 from gpu_runtime.runtime_api.operations.sweep import Sweep
 from gpu_runtime.runtime_api.settings import Namespaces, Operations
+from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
 from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.requests import CreateUnit
@@ -61,15 +62,25 @@ class Replica:
     who: str
     clock: Hours
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    client: FakeClient = field(init=False)
+    deleting: asyncio.Task[None] = field(init=False)
 
     def __post_init__(self) -> None:
-        client = cast(Client, FakeClient(self.server, self.turns, self.who))
+        self.client = FakeClient(self.server, self.turns, self.who)
+        client = cast(Client, self.client)
         caches = open_caches(client, Namespaces(), KubeMetrics())
         ledger = Ledger(client, "runtime-system", self.clock)
-        self.handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), Attachments(client, caches))
+        consumed, attachments = ConsumedStock(client, caches), Attachments(client, caches)
+        self.handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), attachments, consumed=consumed)
         drivers = {OperationType.CREATE_UNIT: self.handoff}
         self.sweep = Sweep(client, caches, ledger, drivers, settings=Operations(), clock=self.clock)
         self.tasks += [asyncio.create_task(cache.run()) for cache in caches.all]
+        self.deleting = asyncio.create_task(consumed.run(asyncio.Event(), grace=0))
+        self.tasks.append(self.deleting)
+
+    def stop_deleting(self) -> None:
+        """As one that dies right after its answer, for all that becomes of the stock."""
+        self.deleting.cancel()
 
     def die(self) -> None:
         for task in self.tasks:
@@ -163,10 +174,15 @@ class World:
             self.clock.passed += 10
             for replica in self.replicas:
                 await alongside(replica.sweep.once(), self.turns)
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        """Until every cache has heard of everything, and consumed stock is deleted."""
+        while await self.turns.next():
+            pass
 
     async def replay(self) -> None:
-        while await self.turns.next():
-            pass  # until every cache has heard of everything
+        await self.quiet()
         for request in self.requests:
             await alongside(self.ask(self.turns.chance.choice(self.replicas), request), self.turns)
 
@@ -284,6 +300,62 @@ async def test_a_storage_has_one_holder(seed: int) -> None:
         await made.replay()
         await made.settle()
         check(made)
+
+
+async def test_a_create_is_four_writes_and_one_more_after_its_answer() -> None:
+    with world(1, 2, requests(1)) as made:
+        await made.quiet()
+        before = made.server.version
+        await alongside(made.ask(made.replicas[0], made.requests[0]), made.turns)
+        written = [plural for version, plural, *_ in made.server.history if version > before]
+        assert written[:4] == ["operations", "gpuunits", "gpuunits", "operations"]
+        await made.quiet()
+        assert made.server.version - before == 5
+        assert len(made.of("runtime-stock")) == 1
+
+
+async def test_a_sweep_reads_no_record_of_what_its_own_replica_committed() -> None:
+    with world(1, 2, requests(2)) as made:
+        await made.quiet()
+        for request in made.requests:
+            await alongside(made.ask(made.replicas[0], request), made.turns)
+        await made.quiet()
+        for replica in made.replicas:
+            replica.client.reads = 0
+        await made.settle()
+        assert [replica.client.reads for replica in made.replicas] == [0, 2, 2]
+
+
+async def test_stock_of_an_operation_that_another_gave_up_is_not_deleted_by_who_made_its_unit() -> None:
+    with world(1, 1, requests(1)) as made:
+        await made.quiet()
+        asked = asyncio.create_task(made.ask(made.replicas[0], made.requests[0]))
+        while not made.of("runtime-instance"):
+            await made.turns.next()
+        (record,) = made.server.all(OPERATIONS)
+        given_up = {"state": "GivingUp", "stock": record["spec"]["stock"], "attempt": 1}
+        status = given_up | {"error": {"code": "conflict", "message": "the cluster refuses it"}}
+        made.server.patch(OPERATIONS, Key("runtime-system", operation_name("op-0")), {"status": status}, "status")
+        await alongside(asked, made.turns)
+        await made.quiet()
+        assert made.answers == [("op-0", Conflict)]
+        assert not made.of("runtime-instance")
+        assert len(made.of("runtime-stock")) == 1
+        check(made)
+
+
+async def test_stock_that_nobody_deletes_after_the_answer_is_offered_to_nobody_and_goes_with_a_sweep() -> None:
+    with world(1, 1, requests(2)) as made:
+        made.replicas[0].stop_deleting()
+        await alongside(made.ask(made.replicas[0], made.requests[0]), made.turns)
+        await made.quiet()
+        assert len(made.of("runtime-stock")) == 1
+        for replica in made.replicas:
+            await alongside(made.ask(replica, made.requests[1]), made.turns)
+        assert [answer for _, answer in made.answers] == [True, NoStock, NoStock, NoStock]
+        await made.settle()
+        check(made)
+        assert not made.of("runtime-stock")
 
 
 async def test_after_an_operation_is_forgotten_its_name_means_nothing_any_more() -> None:

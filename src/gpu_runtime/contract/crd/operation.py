@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from msgspec import field
+from msgspec import field, structs
 
 from gpu_runtime.contract.crd.definition import AGE, Column, Definition, Rule, held
 from gpu_runtime.contract.crd.names import GROUP, VERSION
@@ -58,28 +58,6 @@ class Target(Wire, frozen=True, kw_only=True):
     """The name of the object. Empty for seeded stock, of which there are many."""
 
 
-class OperationSpec(Wire, frozen=True, kw_only=True):
-    """What was asked. It never changes."""
-
-    RULES: ClassVar = (Rule("self == oldSelf", "an operation never changes what was asked"),)
-
-    operation_id: OperationID = field(name="operationID")
-    """The caller's name for the operation. The object's own name is derived from it."""
-
-    type: Annotated[str, held(enum=[each.value for each in OperationType])]
-    """What kind of request it was: CreateStockPool, SeedStock or CreateUnit."""
-
-    request_hash: Annotated[str, held(pattern="^[0-9a-f]{64}$", maxLength=64)]
-    """The SHA-256 of the normalised request: the same operationID with another hash is another request."""
-
-    # A string and not an object: rules cannot see into free-form objects, so they could not hold it unchanged.
-    request: Annotated[str, held(maxLength=REQUEST_LIMIT)] = ""
-    """The normalised request as canonical JSON: whatever finishes the operation after a crash works from it."""
-
-    target: Target
-    """What the operation makes."""
-
-
 class SourceStock(Wire, frozen=True, kw_only=True):
     """The stock unit that becomes the target, written down before it is claimed, with all that is needed once it is
     deleted."""
@@ -103,6 +81,31 @@ class SourceStock(Wire, frozen=True, kw_only=True):
     """The node where it held them."""
 
 
+class OperationSpec(Wire, frozen=True, kw_only=True):
+    """What was asked, and the stock with which it began. It never changes."""
+
+    RULES: ClassVar = (Rule("self == oldSelf", "an operation never changes what was asked"),)
+
+    operation_id: OperationID = field(name="operationID")
+    """The caller's name for the operation. The object's own name is derived from it."""
+
+    type: Annotated[str, held(enum=[each.value for each in OperationType])]
+    """What kind of request it was: CreateStockPool, SeedStock or CreateUnit."""
+
+    request_hash: Annotated[str, held(pattern="^[0-9a-f]{64}$", maxLength=64)]
+    """The SHA-256 of the normalised request: the same operationID with another hash is another request."""
+
+    # A string and not an object: rules cannot see into free-form objects, so they could not hold it unchanged.
+    request: Annotated[str, held(maxLength=REQUEST_LIMIT)] = ""
+    """The normalised request as canonical JSON: whatever finishes the operation after a crash works from it."""
+
+    target: Target
+    """What the operation makes."""
+
+    stock: SourceStock | None = None
+    """The stock unit of the first attempt, if there was one to be had: the record and the choice are one write."""
+
+
 class OperationError(Wire, frozen=True, kw_only=True):
     """Why the operation failed."""
 
@@ -123,7 +126,8 @@ class OperationStatus(Wire, frozen=True, kw_only=True):
     """The stock unit that becomes the target."""
 
     attempt: Count = 0
-    """How often stock was chosen. What an earlier attempt made, nobody takes for this one's."""
+    """How often stock was chosen; what an earlier attempt made, nobody takes for this one's. While it is 0, the spec's
+    stock is the first attempt's."""
 
     target_uid: Annotated[str, held(maxLength=64)] | None = field(default=None, name="targetUID")
     """The UID of the object that was made: one of the same name that comes later is another one."""
@@ -145,6 +149,23 @@ class OperationStatus(Wire, frozen=True, kw_only=True):
         """Whether this object is what the operation made."""
         return uid == self.target_uid or uid in self.stock_uids
 
+    @property
+    def made(self) -> set[str]:
+        """The UIDs of all that the operation made."""
+        return {*self.stock_uids, *filter(None, [self.target_uid])}
+
+
+def progress_of(stock: SourceStock | None, status: OperationStatus, recorded_at: str | None) -> OperationStatus:
+    """How far an operation is that was recorded with this stock: the one place that knows of both choices.
+
+    The first attempt is the spec's until the status knows of an attempt; from then on the status alone is true, also
+    where it says that no stock is chosen.
+    """
+    if stock is None or status.attempt > 0:
+        return status
+    state = OperationState.RUNNING.value
+    return structs.replace(status, state=state, stock=stock, attempt=1, started_at=recorded_at)
+
 
 class Operation(Object, frozen=True, kw_only=True):
     """The durable record behind an operationID: what was asked, how far it is, and how it ended. It is kept for the
@@ -152,6 +173,11 @@ class Operation(Object, frozen=True, kw_only=True):
 
     spec: OperationSpec
     status: OperationStatus = OperationStatus()
+
+    @property
+    def progress(self) -> OperationStatus:
+        """What everybody reads instead of the status, and writes as the next status."""
+        return progress_of(self.spec.stock, self.status, self.metadata.creation_timestamp)
 
 
 OPERATIONS = Resource(GROUP, VERSION, "Operation", "operations", Operation)

@@ -97,7 +97,7 @@ class Jobs:
 
 
 def job_view(operation: Operation) -> JobView:
-    spec, status = operation.spec, operation.status
+    spec, status = operation.spec, operation.progress
     seeds = spec.type == OperationType.SEED_STOCK.value
     return JobView(
         operation_id=spec.operation_id,

@@ -44,9 +44,18 @@ class Ledger:
         self._client = client
         self._namespace = namespace
         self._clock = clock
+        self._committed: set[str] = set()
 
-    async def record(self, kind: OperationType, operation_id: str, request: msgspec.Struct, target: Target) -> Recorded:
-        """The one operation under this operationID. The API server makes the second writer lose, on every replica."""
+    async def record(
+        self,
+        kind: OperationType,
+        operation_id: str,
+        request: msgspec.Struct,
+        target: Target,
+        stock: SourceStock | None = None,
+    ) -> Recorded:
+        """The one operation under this operationID. The API server makes the second writer lose, on every replica: the
+        first attempt is that of the stock that the first writer has chosen, if any."""
         text = canonical_request(request)
         if len(text) > REQUEST_LIMIT:
             raise TooLarge(f"the request has {len(text)} characters; an operation records at most {REQUEST_LIMIT}")
@@ -56,6 +65,7 @@ class Ledger:
             request_hash=request_hash(kind, text),
             request=text,
             target=target,
+            stock=stock,
         )
         while True:
             try:
@@ -73,7 +83,7 @@ class Ledger:
 
     async def advance(self, operation: Operation, **changes: Any) -> Operation:
         """Write the next state, if nobody else has written one since; otherwise Conflict."""
-        status = msgspec.structs.replace(operation.status, **changes)
+        status = msgspec.structs.replace(operation.progress, **changes)
         patch = {"status": _with_nulls(status)}
         return await self._client.merge_patch(
             OPERATIONS,
@@ -85,7 +95,15 @@ class Ledger:
 
     async def succeed(self, operation: Operation, **made: Any) -> Operation:
         """With the UIDs of what was made: the operation commits to these objects and no others."""
-        return await self.advance(operation, state=OperationState.SUCCEEDED.value, finished_at=self._now(), **made)
+        state = OperationState.SUCCEEDED.value
+        succeeded = await self.advance(operation, state=state, finished_at=self._now(), **made)
+        self._committed |= succeeded.status.made
+        return succeeded
+
+    def committed(self) -> set[str]:
+        """The UIDs that operations have committed to here since this was last asked: of these nobody need read."""
+        committed, self._committed = self._committed, set()
+        return committed
 
     async def give_up(self, operation: Operation, fault: RuntimeFault) -> Operation:
         """From here the operation can only fail: whatever it made is undone first."""
@@ -96,11 +114,11 @@ class Ledger:
         return await self.advance(operation, state=OperationState.FAILED.value, finished_at=self._now(), **changes)
 
     async def start(self, operation: Operation, **changes: Any) -> Operation:
-        started = operation.status.started_at or self._now()
+        started = operation.progress.started_at or self._now()
         return await self.advance(operation, state=OperationState.RUNNING.value, started_at=started, **changes)
 
     async def choose(self, operation: Operation, stock: SourceStock) -> Operation:
-        return await self.start(operation, stock=stock, attempt=operation.status.attempt + 1)
+        return await self.start(operation, stock=stock, attempt=operation.progress.attempt + 1)
 
     async def step_back(self, operation: Operation) -> Operation:
         """To the beginning: nothing is claimed, and the same request may succeed later."""
@@ -122,9 +140,10 @@ def is_finished(status: OperationStatus) -> bool:
     return OperationState(status.state).finished
 
 
-def is_under_way(status: OperationStatus) -> bool:
+def is_under_way(progress: OperationStatus) -> bool:
     """Whether somebody must end it: it has chosen stock, or has something to undo."""
-    return not is_finished(status) and (status.stock is not None or status.state == OperationState.GIVING_UP.value)
+    chosen, gives_up = progress.stock is not None, progress.state == OperationState.GIVING_UP.value
+    return not is_finished(progress) and (chosen or gives_up)
 
 
 def made_by(operation: Operation, found: Object) -> bool:
@@ -147,7 +166,7 @@ def is_given_up(operation: Operation, attempt: int) -> bool:
     """Whether an attempt of a CreateUnit operation that has not succeeded will come to nothing."""
     if is_finished(operation.status):
         return True
-    return attempt < operation.status.attempt + (operation.status.stock is None)
+    return attempt < operation.progress.attempt + (operation.progress.stock is None)
 
 
 def attempt_of(made: Object) -> int:

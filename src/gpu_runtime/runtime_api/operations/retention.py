@@ -154,8 +154,8 @@ def is_waiting(operation: PendingOperation) -> bool:
     """Whether it waits for stock that never came: nothing is claimed, and only its caller can ask again."""
     return (
         operation.spec.type == OperationType.CREATE_UNIT.value
-        and operation.status.state == OperationState.ACCEPTED.value
-        and operation.status.stock is None
+        and operation.progress.state == OperationState.ACCEPTED.value
+        and operation.progress.stock is None
     )
 
 

@@ -105,6 +105,7 @@ class Sweep:
         """What is not known to be its operation's, by operation: what one has seeded is confirmed by one read."""
         caches: tuple[Informer[Any], ...] = (self._caches.units, self._caches.pools)
         made = [(cache, each) for cache in caches for each in cache.store.all() if _operation_of(each)]
+        self._confirmed |= self._ledger.committed()
         self._confirmed &= {each.metadata.uid for _, each in made}
         doubtful = [(cache, each) for cache, each in made if each.metadata.uid not in self._confirmed]
         old_enough = self._made.among((each.metadata.uid, "") for _, each in doubtful)
@@ -182,7 +183,7 @@ async def _each(look: Callable[[T], Awaitable[None]], things: Iterable[T]) -> No
 
 
 def _must_end(pending: PendingOperation) -> bool:
-    return pending.spec.type != OperationType.CREATE_UNIT.value or is_under_way(pending.status)
+    return pending.spec.type != OperationType.CREATE_UNIT.value or is_under_way(pending.progress)
 
 
 def _attachment(storage: GPUStorage) -> str:

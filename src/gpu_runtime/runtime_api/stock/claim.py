@@ -19,7 +19,8 @@ class Claim(StrEnum):
 
 
 def claim_of(operation: Operation | None, stock_uid: str) -> Claim:
-    if operation is None or operation.status.stock is None or operation.status.stock.uid != stock_uid:
+    chosen = operation.progress.stock if operation is not None else None
+    if operation is None or chosen is None or chosen.uid != stock_uid:
         return Claim.UNWANTED
     match OperationState(operation.status.state):
         case OperationState.SUCCEEDED:

@@ -1,11 +1,18 @@
 """Stock in, active unit out, for any number of replicas, with no lock but the API server's optimistic concurrency.
 
-    choose   write the stock's UID into the operation        (conditional: duplicates work on the same stock)
+    record   create the operation, with the stock to take    (its name: duplicates work on the same stock)
     attach   write the unit's name onto its storages         (conditional: other units lose)
     claim    write the operation's name onto the stock       (conditional: other operations lose)
     make     create the active unit                          (its name: one of the duplicates makes it)
     commit   write the unit's UID into the operation         (conditional: from here it can only have succeeded)
-    release  delete the stock                                (its UID: only ever the one that was consumed)
+    release  delete the stock, after the answer              (its UID: only ever the one that was consumed)
+
+The first choice is made before the record and written with it, into the spec. Whatever is chosen later, or that nothing
+is, is written into the status, conditionally. Invariant: the spec's stock is attempt 1 and counts while the status
+knows of no attempt; every write of the status says the stock and the attempt that count from then on, so from the first
+one the status alone counts. `Operation.progress` is the one place that tells, and nobody reads stock, attempt or state
+of an operation that is not finished anywhere else. Whoever finds the operation recorded already lets go of the stock
+that it had in mind, and goes on with what the record says.
 
 The stock goes last: until the commit nothing is lost that could not be given back, and giving it back is one write. The
 unit's own pod waits until the stock's is gone. Every step may be repeated by anyone, and a process may die between any
@@ -14,7 +21,6 @@ two of them: the replay of the request or the sweep of any replica goes on from 
 
 import asyncio
 import contextlib
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +46,11 @@ from gpu_runtime.runtime_api.operations.ledger import (
     made_by,
 )
 from gpu_runtime.runtime_api.stock.claim import give_back
+from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
 from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
 
-logger = logging.getLogger(__name__)
 _REQUEST = msgspec.json.Decoder(CreateUnit)
 
 AT_ONCE = 8
@@ -57,6 +63,8 @@ class _Course:
     """One process's way through an operation, beside others that may be on the same way."""
 
     operation: Operation
+    reserved: str = ""
+    """UID of the stock that it has reserved on the shelf, if any."""
     unit: GPUUnit | None = None
     """What this course made, or found to be made by another one."""
     committed: bool = False
@@ -68,12 +76,22 @@ class _Course:
 
 
 class Handoff:
-    def __init__(self, client: Client, caches: Caches, ledger: Ledger, shelf: Shelf, attachments: Attachments) -> None:
+    def __init__(  # noqa: PLR0913 - what it takes from, and what it writes down where
+        self,
+        client: Client,
+        caches: Caches,
+        ledger: Ledger,
+        shelf: Shelf,
+        attachments: Attachments,
+        *,
+        consumed: ConsumedStock,
+    ) -> None:
         self._client = client
         self._caches = caches
         self._ledger = ledger
         self._shelf = shelf
         self._attachments = attachments
+        self._consumed = consumed
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
@@ -85,9 +103,8 @@ class Handoff:
         missing = await self._attachments.missing(request.namespace, request.storage_mounts)
         if missing and await self._ledger.find(request.operation_id) is None:
             raise Invalid(missing)
-        target = Target(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
-        recorded = await self._ledger.record(OperationType.CREATE_UNIT, request.operation_id, request, target)
-        course = await self._drive(recorded.operation)
+        course = await self._begin(request)
+        await self._drive(course)
         if course.operation.status.error is not None:
             raise Conflict(course.operation.status.error.message)
         if course.committed and course.unit:
@@ -96,36 +113,66 @@ class Handoff:
 
     async def carry(self, operation: Operation) -> Operation:
         """Drive an operation to its end from wherever somebody left it."""
-        return (await self._drive(operation)).operation
+        course = _Course(operation)
+        await self._drive(course)
+        return course.operation
 
     async def settle(self, operation_id: str) -> None:
         """End an operation that is under way, so that nobody makes its unit after this."""
         operation = await self._ledger.find(operation_id)
-        if operation is not None and is_under_way(operation.status):
+        if operation is not None and is_under_way(operation.progress):
             with contextlib.suppress(Conflict):  # it has come to its end without a unit, which will do
                 await self.carry(operation)
 
-    async def _drive(self, operation: Operation) -> _Course:
-        course = _Course(operation)
+    async def _begin(self, request: CreateUnit) -> _Course:
+        """Record the operation, and with it the stock that it takes; or find it recorded."""
+        target = Target(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
+        stock = await self._first_choice(request)
+        reserved = stock.uid if stock is not None else ""
+        try:
+            kind, id_ = OperationType.CREATE_UNIT, request.operation_id
+            recorded = await self._ledger.record(kind, id_, request, target, stock)
+        except BaseException:
+            self._shelf.release(reserved)
+            raise
+        course = _Course(recorded.operation, reserved)
+        if recorded.operation.progress.stock != stock:
+            self._let_go(course)
+        return course
+
+    async def _first_choice(self, request: CreateUnit) -> SourceStock | None:
+        """Stock to be recorded with the operation. None where there is none, and where something seems to stand in the
+        way: the record comes first then, and whoever drives it finds out."""
+        holder = Attachment(unit=request.name, operation_id=request.operation_id)
+        if self._caches.units.store.get(Key(request.namespace, request.name)) is not None:
+            return None
+        try:
+            await self._attachments.check(request.namespace, _names(request), holder)
+        except Conflict:
+            return None
+        unit = await self._shelf.reserve(request.stock_namespace, request.spec_name)
+        return self._source(unit) if unit is not None else None
+
+    async def _drive(self, course: _Course) -> None:
         try:
             while not is_finished(course.operation.status):
                 try:
                     await self._step(course)
                 except (kube.Conflict, Outdated):  # somebody else wrote the record: go on from what it says now
-                    self._shelf.release(course.id)
+                    self._let_go(course)
                     course.operation = await self._latest(course)
                     await self._drop_disowned(course)
         finally:
-            self._shelf.release(course.id)
-        await self._clear_up(course)
-        return course
+            self._let_go(course)
+        self._clear_up(course)
 
     async def _step(self, course: _Course) -> None:
         """From one state of the record to the next."""
-        if course.operation.status.state == OperationState.GIVING_UP.value:
+        progress = course.operation.progress
+        if progress.state == OperationState.GIVING_UP.value:
             await self._undo(course)
             course.operation = await self._ledger.fail(course.operation)
-        elif course.operation.status.stock is None or not await self._take(course, course.operation.status.stock):
+        elif progress.stock is None or not await self._take(course, progress.stock):
             await self._choose(course)
         else:
             await self._make_and_commit(course)
@@ -135,17 +182,18 @@ class Handoff:
         if fault := await self._obstacle(course, request):
             await self._refuse(course, fault)
             return
-        unit = await self._shelf.reserve(request.stock_namespace, request.spec_name, course.id)
+        unit = await self._shelf.reserve(request.stock_namespace, request.spec_name)
         if unit is None:
             await self._refuse(
                 course, NoStock(f"no Ready stock of {request.spec_name} is left; seed some, or try later")
             )
             return
+        course.reserved = unit.metadata.uid
         course.operation = await self._ledger.choose(course.operation, self._source(unit))
 
     async def _refuse(self, course: _Course, fault: RuntimeFault) -> None:
         """Nothing is claimed yet, so the operation goes back to its beginning: the same request may succeed later."""
-        if course.operation.status.stock is not None:
+        if course.operation.progress.stock is not None:
             course.operation = await self._ledger.step_back(course.operation)
             await self._release_storages(course.operation)
             raise fault
@@ -173,7 +221,7 @@ class Handoff:
             await self._refuse(course, fault)
             return False
         claimed = await self._claimed(stock, course.id)
-        self._shelf.release(course.id)
+        self._let_go(course)
         return claimed
 
     async def _claimed(self, stock: SourceStock, operation_id: str) -> bool:
@@ -230,7 +278,7 @@ class Handoff:
                 raise _name_taken(course)
             if found is None:
                 continue
-            if attempt_of(found) > course.operation.status.attempt:
+            if attempt_of(found) > course.operation.progress.attempt:
                 raise Outdated
             if not disowns(course.operation, found):
                 return found
@@ -241,29 +289,25 @@ class Handoff:
             await self._delete(course.unit.metadata.key, course.unit.metadata.uid)
             course.unit = None
 
-    async def _clear_up(self, course: _Course) -> None:
-        """After the commit the stock has become the unit, and goes."""
-        stock = course.operation.status.stock
-        if course.unit is None or stock is None:
-            return
-        try:
-            await self._delete(Key(stock.namespace, stock.name), stock.uid)
-        except kube.KubeError as error:  # the answer stands; the sweep looks after what is left
-            logger.warning("left to the sweep", extra={"operationID": course.id, "error": str(error)})
+    def _clear_up(self, course: _Course) -> None:
+        """After the commit the stock has become the unit, and goes. Nobody waits for that: it is claimed."""
+        status = course.operation.status
+        if course.unit is not None and status.stock is not None and status.state == OperationState.SUCCEEDED.value:
+            self._consumed.clear(status.stock)
 
     async def _undo(self, course: _Course) -> None:
         """Give back what was taken, once the record says that this operation can only fail."""
         found = await self._live(_target(course.operation))
         if found is not None and made_by(course.operation, found):
             await self._delete(found.metadata.key, found.metadata.uid)
-        stock = course.operation.status.stock
+        stock = course.operation.progress.stock
         while stock is not None and not await give_back(self._client, await self._live_stock(stock), course.id):
             pass  # most likely the controller has reported on it
         await self._release_storages(course.operation)
 
     async def _release_storages(self, operation: Operation) -> None:
         request = _REQUEST.decode(operation.spec.request)
-        id_, attempt = operation.spec.operation_id, operation.status.attempt
+        id_, attempt = operation.spec.operation_id, operation.progress.attempt
         await self._attachments.release(request.namespace, _names(request), id_, attempt)
 
     async def _delete(self, key: Key, uid: str) -> None:
@@ -290,6 +334,11 @@ class Handoff:
             raise Unavailable(f"the record of operation {course.id} is gone; send the request again")
         return found
 
+    def _let_go(self, course: _Course) -> None:
+        """The stock that it has reserved is claimed now, or will not be."""
+        self._shelf.release(course.reserved)
+        course.reserved = ""
+
     def _name_is_taken(self, course: _Course) -> bool:
         known = self._caches.units.store.get(_target(course.operation))
         return known is not None and not made_by(course.operation, known)
@@ -314,7 +363,7 @@ def _names(request: CreateUnit) -> list[str]:
 
 
 def _holder(operation: Operation) -> Attachment:
-    unit, attempt = operation.spec.target.name, operation.status.attempt
+    unit, attempt = operation.spec.target.name, operation.progress.attempt
     return Attachment(unit=unit, operation_id=operation.spec.operation_id, attempt=attempt)
 
 
@@ -324,13 +373,13 @@ def _name_taken(course: _Course) -> Conflict:
 
 def _manifest(operation: Operation) -> Manifest:
     """The active unit: the user's image in the envelope of the stock."""
-    request, stock = _REQUEST.decode(operation.spec.request), operation.status.stock
+    request, stock = _REQUEST.decode(operation.spec.request), operation.progress.stock
     if stock is None:
         raise ValueError(f"operation {operation.spec.operation_id} has chosen no stock")
     annotations = {
         Annotation.OPERATION_ID: operation.spec.operation_id,
         Annotation.OPERATION_UID: operation.metadata.uid,
-        Annotation.OPERATION_ATTEMPT: str(operation.status.attempt),
+        Annotation.OPERATION_ATTEMPT: str(operation.progress.attempt),
         Annotation.REQUEST_HASH: operation.spec.request_hash,
         Annotation.SOURCE_STOCK_NAME: stock.name,
         Annotation.SOURCE_STOCK_NAMESPACE: stock.namespace,

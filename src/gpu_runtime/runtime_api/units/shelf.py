@@ -23,13 +23,13 @@ class Shelf:
     def __init__(self, caches: Caches, ledger: Ledger) -> None:
         self._caches = caches
         self._ledger = ledger
-        self._reserved: dict[str, str] = {}
-        """Which operation has reserved a stock unit, by its UID."""
+        self._reserved: set[str] = set()
+        """UIDs of stock units that somebody has reserved."""
         self._changed = asyncio.Event()
         self._seeded: dict[str, frozenset[str] | None] = {}
         """The stock that finished operations have seeded, by their UIDs; None where nobody knows any more."""
 
-    async def reserve(self, namespace: str, spec_name: str, operation_id: str) -> GPUUnit | None:
+    async def reserve(self, namespace: str, spec_name: str) -> GPUUnit | None:
         """A stock unit to claim, at random among those that can be. None when there is none left."""
         while True:
             held: set[str] = set()
@@ -38,7 +38,7 @@ class Shelf:
                     continue
                 if unit.metadata.uid in self._reserved:
                     held.add(unit.metadata.uid)
-                elif await self._take(unit, operation_id):
+                elif await self._take(unit):
                     return unit
             if not held:
                 return None
@@ -46,24 +46,22 @@ class Shelf:
             if not held.isdisjoint(self._reserved):
                 await self._changed.wait()
 
-    def release(self, operation_id: str) -> None:
-        """What the operation had reserved is claimed now, or was not taken."""
-        mine = [uid for uid, holder in self._reserved.items() if holder == operation_id]
-        for uid in mine:
-            del self._reserved[uid]
-        if mine:
+    def release(self, uid: str) -> None:
+        """What somebody had reserved is claimed now, or was not taken."""
+        if uid in self._reserved:
+            self._reserved.remove(uid)
             self._changed.set()
             self._changed = asyncio.Event()
 
-    async def _take(self, unit: GPUUnit, operation_id: str) -> bool:
-        self._reserved[unit.metadata.uid] = operation_id
+    async def _take(self, unit: GPUUnit) -> bool:
+        self._reserved.add(unit.metadata.uid)
         try:
             taken = await self._is_seeded(unit)
         except BaseException:
-            self.release(operation_id)
+            self.release(unit.metadata.uid)
             raise
         if not taken:
-            self.release(operation_id)
+            self.release(unit.metadata.uid)
         return taken
 
     async def _is_seeded(self, unit: GPUUnit) -> bool:

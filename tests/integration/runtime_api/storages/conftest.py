@@ -24,6 +24,7 @@ from gpu_runtime.runtime_api.caches import Caches, open_caches
 from gpu_runtime.runtime_api.clock import SystemClock
 from gpu_runtime.runtime_api.operations.ledger import Ledger
 from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
 from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.storages.service import Storages
 from gpu_runtime.runtime_api.units.handoff import Handoff
@@ -134,9 +135,10 @@ async def replicas(control_plane: ControlPlane, cluster: Cluster) -> AsyncIterat
             config = load_config(control_plane.kubeconfig)
             client = await stack.enter_async_context(connect(config, field_manager="test"))
             caches = open_caches(client, cluster.namespaces, KubeMetrics())
+            consumed = ConsumedStock(client, caches)
             if not idle:
-                await stack.enter_async_context(_running(caches))
-            return _replica(client, caches, cluster.namespaces)
+                await stack.enter_async_context(_running(caches, consumed))
+            return _replica(client, caches, cluster.namespaces, consumed)
 
         yield another
 
@@ -152,20 +154,23 @@ async def idle(replicas: Replicas) -> Replica:
     return await replicas(idle=True)
 
 
-def _replica(client: Client, caches: Caches, names: Namespaces) -> Replica:
+def _replica(client: Client, caches: Caches, names: Namespaces, consumed: ConsumedStock) -> Replica:
     ledger, attachments = Ledger(client, names.system, SystemClock()), Attachments(client, caches)
-    handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), attachments)
+    handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), attachments, consumed=consumed)
     units = Units(client, caches, names, handoff, handoff.settle, attachments)
     return Replica(Storages(client, caches, names), units, caches, client)
 
 
 @asynccontextmanager
-async def _running(caches: Caches) -> AsyncIterator[None]:
+async def _running(caches: Caches, consumed: ConsumedStock) -> AsyncIterator[None]:
+    ending = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(consumed.run(ending, grace=5))
         running = [tasks.create_task(cache.run()) for cache in caches.all]
         async with asyncio.timeout(20):
             for cache in caches.all:
                 await cache.synced()
         yield
+        ending.set()
         for task in running:
             task.cancel()

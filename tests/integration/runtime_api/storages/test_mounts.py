@@ -106,7 +106,7 @@ async def test_a_second_unit_is_refused_until_the_first_one_has_released_it(repl
     await replica.units.create(web("a"))
     with pytest.raises(StorageInUse, match="storage a is attached to unit web; one unit mounts it at a time"):
         await replica.units.create(web("a", name="other"))
-    assert len(cluster.stock_left()) == 1
+    await eventually(lambda: len(cluster.stock_left()) == 1, "the consumed stock is gone")
     await replica.units.delete("", "web")
     with pytest.raises(StorageInUse):  # its pod may still be there
         await replica.units.create(web("a", name="other"))

@@ -34,6 +34,8 @@ FINISHED_LATE: dict[str, Any] = {"finished_at": "2026-01-02T09:00:00Z"}
         (operation(UNIT, OperationState.ACCEPTED), DAY, True),
         (operation(UNIT, OperationState.ACCEPTED, stock=STOCK), 30 * DAY, False),
         (operation(UNIT, OperationState.RUNNING, stock=STOCK), 30 * DAY, False),
+        (operation(UNIT, OperationState.ACCEPTED, recorded_with=STOCK), 30 * DAY, False),
+        (operation(UNIT, OperationState.ACCEPTED, recorded_with=STOCK, attempt=1), DAY, True),
         (operation(UNIT, OperationState.RUNNING), 30 * DAY, False),
         (operation(UNIT, OperationState.GIVING_UP), 30 * DAY, False),
         (operation(SEED, OperationState.ACCEPTED), 30 * DAY, False),

@@ -24,7 +24,7 @@ async def test_creates_wait_their_turn_in_the_order_of_their_coming(monkeypatch:
 
     monkeypatch.setattr(Handoff, "_create", create)
     nothing = cast(Any, None)
-    handoff = Handoff(nothing, nothing, nothing, nothing, nothing)
+    handoff = Handoff(nothing, nothing, nothing, nothing, nothing, consumed=nothing)
     names = [f"unit-{number}" for number in range(10 * AT_ONCE)]
     asked = [CreateUnit(operation_id=name, name=name, spec_name="g1.1", image="python") for name in names]
     await asyncio.gather(*map(handoff.create, asked))

@@ -61,22 +61,23 @@ def running(operation_id: str) -> Operation:
 
 async def test_every_unit_is_reserved_once() -> None:
     shelf = Stocked([ready(f"unit-{number}") for number in range(20)]).shelf()
-    taken = [await shelf.reserve("stock", "g1", f"operation-{number}") for number in range(20)]
+    taken = [await shelf.reserve("stock", "g1") for _ in range(20)]
     assert len({unit.metadata.uid for unit in taken if unit}) == 20
 
 
 async def test_none_is_left_when_nobody_can_give_one_back() -> None:
-    assert await Stocked([]).shelf().reserve("stock", "g1", "operation") is None
+    assert await Stocked([]).shelf().reserve("stock", "g1") is None
 
 
 async def test_what_another_gives_back_while_a_candidate_is_looked_at_is_taken() -> None:
     stocked = Stocked([ready("free")])
     shelf = stocked.shelf()
-    assert await shelf.reserve("stock", "g1", "first")
+    first = await shelf.reserve("stock", "g1")
+    assert first
     stocked.stock.append(being_seeded("not-yet"))
-    second = asyncio.create_task(shelf.reserve("stock", "g1", "second"))
+    second = asyncio.create_task(shelf.reserve("stock", "g1"))
     await stocked.asked.wait()
-    shelf.release("first")
+    shelf.release(first.metadata.uid)
     stocked.may_answer.set()
     async with asyncio.timeout(5):
         taken = await second
@@ -86,10 +87,11 @@ async def test_what_another_gives_back_while_a_candidate_is_looked_at_is_taken()
 
 async def test_what_others_hold_is_waited_for() -> None:
     shelf = Stocked([ready("only")]).shelf()
-    assert await shelf.reserve("stock", "g1", "first")
-    second = asyncio.create_task(shelf.reserve("stock", "g1", "second"))
+    first = await shelf.reserve("stock", "g1")
+    assert first
+    second = asyncio.create_task(shelf.reserve("stock", "g1"))
     await asyncio.sleep(0)
     assert not second.done()
-    shelf.release("first")
+    shelf.release(first.metadata.uid)
     async with asyncio.timeout(5):
         assert await second

@@ -1,4 +1,5 @@
-"""The floor of a handoff: its six writes, one after the other, with aiohttp and msgspec and nothing between.
+"""The floor of a handoff: its five writes, one after the other, with aiohttp and msgspec and nothing between: four
+before the answer, and one after it.
 
 What is written is what the runtime API writes, so that the API server has as much to check and the controller manager
 as much to do. Nothing is decided, validated, cached, retried or watched.
@@ -37,36 +38,43 @@ class Stock(msgspec.Struct, frozen=True):
     version: str
 
 
-async def six_writes(api: Bare, request: dict[str, Any], stock: Stock) -> None:
-    operation = await api.create(OPERATIONS + STRICTLY, _operation(request))
+async def handed_over(api: Bare, request: dict[str, Any], stock: Stock) -> None:
+    """Record, claim, make, commit."""
+    operation = await api.create(OPERATIONS + STRICTLY, _operation(request, stock))
     name, uid = operation["metadata"]["name"], operation["metadata"]["uid"]
-    status = f"{OPERATIONS}/{name}/status{STRICTLY}"
-    chosen = await api.patch(status, _status(operation, request, stock, state="Running"))
     await api.patch(f"{STOCK}/{stock.name}{STRICTLY}", _claim(request, stock))
     unit = await api.create(UNITS + STRICTLY, _unit(request, uid, stock))
     made = {"targetUID": unit["metadata"]["uid"], "finishedAt": NOW}
-    await api.patch(status, _status(chosen, request, stock, state="Succeeded", **made))
+    succeeded = _status(operation, request, stock, state="Succeeded", **made)
+    await api.patch(f"{OPERATIONS}/{name}/status{STRICTLY}", succeeded)
+
+
+async def cleared_up(api: Bare, stock: Stock) -> None:
     options = {"propagationPolicy": "Background", "preconditions": {"uid": stock.uid}}
     await api.delete(f"{STOCK}/{stock.name}", options)
 
 
-def _operation(request: dict[str, Any]) -> dict[str, Any]:
+def _operation(request: dict[str, Any], stock: Stock) -> dict[str, Any]:
     spec = {
         "operationID": request["operationID"],
         "type": "CreateUnit",
         "requestHash": HASH,
         "request": msgspec.json.encode(request).decode(),
         "target": {"kind": "GPUUnit", "namespace": INSTANCE_NAMESPACE, "name": request["name"]},
+        "stock": _source(request, stock),
     }
     name, labels = operation_name(request["operationID"]), {Label.RECORDED: NOW[:13]}
     return _manifest("Operation", {"name": name, "labels": labels}, spec)
 
 
 def _status(operation: Any, request: dict[str, Any], stock: Stock, **said: Any) -> dict[str, Any]:
-    source = {"namespace": STOCK_NAMESPACE, "name": stock.name, "uid": stock.uid}
-    source |= {"memory": request["memory"], "gpu": request["gpu"]}
-    status = {"stock": source, "attempt": 1, "startedAt": NOW, "error": None, **said}
+    status = {"stock": _source(request, stock), "attempt": 1, "startedAt": NOW, "error": None, **said}
     return {"metadata": {"resourceVersion": operation["metadata"]["resourceVersion"]}, "status": status}
+
+
+def _source(request: dict[str, Any], stock: Stock) -> dict[str, Any]:
+    source = {"namespace": STOCK_NAMESPACE, "name": stock.name, "uid": stock.uid}
+    return source | {"memory": request["memory"], "gpu": request["gpu"]}
 
 
 def _claim(request: dict[str, Any], stock: Stock) -> dict[str, Any]:
