@@ -27,7 +27,7 @@ UNITS = "/apis/runtime.lokiwager.io/v1alpha1/namespaces/runtime-instance/gpuunit
 PODS = "/api/v1/namespaces/runtime-instance/pods"
 CONCURRENCY = 32
 ACTIVATOR = "system:serviceaccount:runtime-system:activator"
-STORED = "results_stored_total"
+STORED = "result_store_results_stored_total"
 
 ECHO = """
 from gpu_runtime.framework import handler, serve
