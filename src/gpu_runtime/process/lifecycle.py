@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import uvloop
+
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.process import logs
 from gpu_runtime.process.sections import ProcessSettings
@@ -30,7 +32,8 @@ def run_process(config: Path, model: type[P], work: Callable[[P, asyncio.Event],
         sys.stderr.write(f"{bad}\n")
         return MISCONFIGURED
     logs.configure(settings.log)
-    return asyncio.run(supervise(lambda stopping: work(settings, stopping), settings.stop_grace_seconds))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(supervise(lambda stopping: work(settings, stopping), settings.stop_grace_seconds))
 
 
 async def supervise(work: Callable[[asyncio.Event], Awaitable[None]], grace: float) -> int:

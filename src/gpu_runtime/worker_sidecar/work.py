@@ -1,7 +1,8 @@
 """From a delivery of the queue to its end: the record, the call, the result.
 
-A result is stored before anybody is told of it, and the dispatch goes last: whenever the process dies, the invocation
-is either still in the queue or has its result. Where both are the case, it is run again and the first result stands.
+A result is sent to be stored before anybody is told of it, and the dispatch goes last: whenever the process dies, the
+invocation is either still in the queue or has its result. Where both are the case, it is run again and the first result
+stands.
 """
 
 import asyncio
@@ -143,14 +144,18 @@ class Work:
 
     async def _end(self, dispatch: Dispatch, ended: Ended, run: Run, known: Known | None) -> Done:
         result = result_of(dispatch, ended, run, self.terms.clock(), self.terms.body_limit)
-        stored = await self._stored(result, known)
+        message = self._outgoing(result, known)
+        # In this order on one connection: who hears of the result hears of one that the server has. A caller need not
+        # wait for the acknowledgement, too.
+        await asyncio.gather(
+            self._store(message, result, known), self._reply(dispatch.invocation.reply_to, message.data)
+        )
         self.metrics.invocations.labels(ended.state.value).inc()
-        await self._reply(dispatch.invocation.reply_to, stored)
         return Done()
 
-    async def _stored(self, result: Result, known: Known | None) -> bytes:
+    async def _store(self, message: Outgoing, result: Result, known: Known | None) -> None:
         """Have the result stored, however long that takes: without it, the function would have to run again."""
-        message, failures = self._outgoing(result, known), 0
+        failures = 0
         while True:
             try:
                 await self.publisher.publish(message)
@@ -164,7 +169,7 @@ class Work:
                 logger.warning("a result waits", extra={"invocationID": result.invocation_id, "error": str(error)})
                 await asyncio.sleep(STORING.delay(failures))
             else:
-                return message.data
+                return
 
     def _outgoing(self, result: Result, known: Known | None) -> Outgoing:
         headers = headers_of(known) if known else {}
