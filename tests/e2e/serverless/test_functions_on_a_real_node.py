@@ -11,10 +11,12 @@ from tests.e2e.serverless.calling import NAMESPACE, Function, ask
 
 DOUBLING = """
 import time
-from gpu_runtime.framework import Reject, handler, serve
+from gpu_runtime.framework import Retry, handler, serve
 
 @handler
 def run(request):
+    if request.payload["n"] == 666:
+        raise Retry("poison", after=0)
     if "seconds" in request.payload:
         time.sleep(request.payload["seconds"])
     if request.payload["n"] == 13:
@@ -86,6 +88,38 @@ def test_errors_deadlines_and_cancels_end_as_they_should(doubling: Function) -> 
     doubling.wait_state("unwanted", "running")
     assert ask(doubling.node, "DELETE", "/serverless/invocations/unwanted")[0] == 202
     doubling.wait_state("unwanted", "cancelled", 10)
+
+
+def test_poison_is_a_dead_letter_after_its_tries_and_can_be_sent_again(doubling: Function) -> None:
+    node = doubling.node
+    status, said = doubling.call({"n": 666}, mode="sync", invocationID="poison", timeoutSeconds=60)
+    assert (status, said["data"]["state"], said["data"]["attempts"]) == (200, "dead_lettered", 5), said
+    status, said = ask(node, "GET", "/operator/dead-letters?serverlessRequestID=doubling")
+    assert status == 200, said
+    (letter,) = [each for each in said["data"] if each["invocationID"] == "poison"]
+    assert "poison" in letter["reason"]
+    status, said = ask(node, "POST", f"/operator/dead-letters/{letter['id']}/redrive")
+    assert status in (200, 202), said
+    again = said["data"]["invocationID"]
+    assert again != "poison"
+    doubling.wait_state(again, "dead_lettered")
+    assert ask(node, "GET", f"/operator/dead-letters/{letter['id']}")[0] == 404
+
+
+def test_a_slow_function_at_its_limit_does_not_slow_another_one(doubling: Function) -> None:
+    slow = Function(doubling.node, "slow")
+    slow.define(DOUBLING, maxWorkers=1)
+    assert doubling.call({"n": 1}, mode="sync", timeoutSeconds=60)[0] == 200
+    for number in range(40):
+        assert slow.call({"n": number, "seconds": 5}, timeoutSeconds=120)[0] == 202
+    wait_until(lambda: len(slow.workers()) == 1, 30, lambda: "the slow function has no worker", every=0.2)
+    for _ in range(20):
+        status, said = doubling.call({"n": 2}, mode="sync", timeoutSeconds=2)
+        assert (status, said["data"]["payload"]) == (200, {"n": 4}), said
+    status, said = ask(doubling.node, "GET", "/serverless/invocations?serverlessRequestID=slow&limit=100")
+    waiting = [each for each in said["data"] if each["state"] in ("dispatched", "running", "queued")]
+    assert (status, len(waiting) > 30) == (200, True), said
+    slow.remove()
 
 
 def test_the_users_container_has_no_way_into_the_queue(doubling: Function) -> None:

@@ -1,6 +1,8 @@
 """Ten thousand invocations while everything that carries them is killed in turn: each ends in one stored result."""
 
 import asyncio
+import contextlib
+import itertools
 import os
 import re
 import signal
@@ -102,18 +104,16 @@ def _ancestors(pid: int) -> set[int]:
 
 
 async def kill_in_turn(node: Node, done: asyncio.Event, killed: Counter[str]) -> None:
-    """One process at a time, each kind again and again, until all calls are accepted."""
-    while not done.is_set():
-        for what, pattern in VICTIMS.items():
-            found = await asyncio.to_thread(processes_of, node, pattern)
-            if found:
-                os.kill(found[0], signal.SIGKILL)
-                killed[what] += 1
-            try:
-                await asyncio.wait_for(done.wait(), PAUSE)
-            except TimeoutError:
-                continue
+    """One process at a time, each kind in its turn, until all calls are accepted."""
+    for what, pattern in itertools.cycle(VICTIMS.items()):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), PAUSE)
+        if done.is_set():
             return
+        # One that is on its way back from its last end has its turn next time.
+        for victim in (await asyncio.to_thread(processes_of, node, pattern))[:1]:
+            os.kill(victim, signal.SIGKILL)
+            killed[what] += 1
 
 
 async def call_all(node: Node, function: Function) -> Counter[int]:
