@@ -126,28 +126,52 @@ class Access(msgspec.Struct, frozen=True):
 
     url: str
     authority: str
-    certificate: str
-    key: str
+    certificate: str = ""
+    key: str = ""
+    token: str = ""
+    """Instead of a certificate."""
 
     def tls(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.authority)
-        context.load_cert_chain(self.certificate, self.key)
+        if self.certificate:
+            context.load_cert_chain(self.certificate, self.key)
         return context
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """For a process with a token, as it has one in its pod: a certificate is checked anew with every request."""
+        cluster = {"server": self.url, "certificate-authority": self.authority}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "bench",
+            "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
+            "clusters": [{"name": "bench", "cluster": cluster}],
+            "users": [{"name": "bench", "user": {"token": self.token}}],
+        }
+        path = folder / "token.kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        return path
 
 
 def admin(plane: ControlPlane) -> Access:
-    return access(plane, "admin", "admin", "system:masters")
-
-
-def access(plane: ControlPlane, name: str, user: str, *groups: str) -> Access:
-    issued = plane.authority.issue(name, user, groups)
+    issued = plane.authority.issue("admin", "admin", ["system:masters"])
     return Access(plane.url, str(plane.authority.certificate), str(issued.certificate), str(issued.key))
+
+
+def service_account(plane: ControlPlane, name: str) -> Access:
+    """A process of the platform, under its own account and the rights that its manifests give it."""
+    token = plane.kubectl("create", "token", name, "--namespace=runtime-system", "--duration=4h").strip()
+    return Access(plane.url, str(plane.authority.certificate), token=token)
 
 
 @asynccontextmanager
 async def bare(reached: Access) -> AsyncIterator[Bare]:
     connector = aiohttp.TCPConnector(ssl=reached.tls(), limit=128)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+    patient = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=patient, headers=reached.headers()) as session:
         yield Bare(session, reached.url)
 
 

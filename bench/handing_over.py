@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bench.api_server import AuditLog, Bare, Requests, access, admin, at_a_time, bare, metered_writes, writes
+from bench.api_server import AuditLog, Bare, Requests, admin, at_a_time, bare, metered_writes, service_account, writes
 from bench.bare_handoff import STOCK, Stock
 from bench.convergence import GPUS_PER_NODE, all_ready, install, named, settled, watched
 from bench.load import Create, Floor, Job, Outcome, RuntimeAPI, run
@@ -224,7 +224,7 @@ async def contender(at: Site, load: Load, replicas: Sequence[Replica]) -> Runtim
         for each in found["items"]
         if each["spec"]["specName"] == load.name
     ]
-    return Floor(access(at.plane, "runtime-api", IDENTITY), stock)
+    return Floor(service_account(at.plane, "runtime-api"), stock)
 
 
 def request(load: Load, number: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from bench.api_server import service_account
 from bench.program import Program, program
 from localcluster.control_plane import ControlPlane, free_port
 
@@ -31,7 +32,7 @@ def runtime_api(plane: ControlPlane, folder: Path, name: str, **more: Any) -> It
     tokens.write_text(yaml.safe_dump({"tokens": [token]}))
     settings = {
         "api": {"bind": f"127.0.0.1:{port}"},
-        "kubernetes": {"kubeconfig": str(plane.kubeconfig_for("runtime-api", IDENTITY))},
+        "kubernetes": {"kubeconfig": str(service_account(plane, "runtime-api").kubeconfig(folder))},
         "authentication": {"tokenFile": str(tokens)},
         "limits": WITHOUT_LIMIT,
     }
