@@ -1,4 +1,4 @@
-"""Alerts speak of metrics that the processes have, and each says where it is explained."""
+"""Alerts speak of metrics that the processes have, and metrics and alerts are explained."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
 from gpu_runtime.activator.metrics import ActivatorMetrics
@@ -22,6 +23,8 @@ from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 PROJECT = Path(__file__).parents[3]
 PROMETHEUS = PROJECT / "config" / "prometheus"
 RUNBOOKS = "docs/operations/alerts.md"
+METRICS = PROJECT / "docs" / "operations" / "metrics.md"
+TARGET_LABELS = {"job", "namespace"}
 
 COUNTED_BY = (
     ActivatorMetrics,
@@ -68,6 +71,32 @@ def test_names_are_found_in_expressions() -> None:
 def test_an_alert_reads_what_the_processes_count(rule: dict[str, Any]) -> None:
     assert named_in(rule["expr"])
     assert named_in(rule["expr"]) - counted() == set()
+
+
+def labels() -> dict[str, set[str]]:
+    """The labels of all that the processes count, by the name that has the suffix of counters alone."""
+    registry = CollectorRegistry()
+    for metrics in COUNTED_BY:
+        metrics(registry)
+    found: dict[str, set[str]] = {}
+    for collector in registry._collector_to_names:
+        assert isinstance(collector, MetricWrapperBase)
+        (metric,) = collector.describe()
+        found[metric.name + ("_total" if metric.type == "counter" else "")] = set(collector._labelnames)
+    return found
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
+def test_an_alert_chooses_by_labels_that_there_are(rule: dict[str, Any]) -> None:
+    known = labels() | {"up": set()}
+    for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", rule["expr"]):
+        metric = name if name in known else re.sub("_(bucket|sum|count)$", "", name)
+        assert set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", matchers)) <= known[metric] | TARGET_LABELS
+
+
+def test_every_metric_is_documented_with_its_labels() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| ([^|]*) \|", METRICS.read_text(), re.MULTILINE)
+    assert {name: set(re.findall(r"\w+", shown)) for name, shown in rows} == labels()
 
 
 def test_every_alert_is_explained_and_nothing_else_is() -> None:
