@@ -30,6 +30,9 @@ class StoreMetrics:
         self.database_bytes = Gauge(
             "result_store_database_bytes", "What the results need in the database", registry=registry
         )
+        self.database_limit = Gauge(
+            "result_store_database_limit_bytes", "What they may need: retention.bytes", registry=registry
+        )
         self.forgotten = Counter(
             "result_store_forgotten",
             "Results forgotten: after their time (expired), or before it for want of room (crowded_out)",

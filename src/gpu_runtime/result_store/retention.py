@@ -45,3 +45,4 @@ class Forgetting:
         size = await self.results.size()
         self.metrics.results.set(size.results)
         self.metrics.database_bytes.set(size.bytes)
+        self.metrics.database_limit.set(self.keeping.bytes)

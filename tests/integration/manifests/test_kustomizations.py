@@ -1,0 +1,74 @@
+"""Every kustomization, as an API server takes it: strictly validated, its pods admitted under `restricted`.
+
+Nothing is installed: the objects are sent as a dry run, in a namespace of the test's own.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.conftest import CONFIG, Kubectl
+
+Object = dict[str, Any]
+
+KUSTOMIZATIONS = sorted(path.parent.relative_to(CONFIG) for path in CONFIG.rglob("kustomization.yaml"))
+FOREIGN = {Path("prometheus")}  # kinds of the Prometheus operator, which this cluster does not have
+WHOLE = (Path("nats"), Path("overlays/local"), Path("overlays/production"))
+
+pytestmark = pytest.mark.usefixtures("platform_crds")
+
+
+def rendered(kubectl: Kubectl, folder: Path) -> list[Object]:
+    done = kubectl("kustomize", str(CONFIG / folder))
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def sent(kubectl: Kubectl, manifests: list[Object]) -> list[str]:
+    """The names of what the API server would take."""
+    arguments = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-o", "name", "-f", "-")
+    done = kubectl(*arguments, stdin=yaml.safe_dump_all(manifests))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def moved(manifest: Object, namespace: str) -> Object:
+    """The same object in another namespace, if it is in one."""
+    metadata = manifest["metadata"]
+    return manifest | {"metadata": metadata | ({"namespace": namespace} if "namespace" in metadata else {})}
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=str)
+def test_a_kustomization_is_accepted(kubectl: Kubectl, namespace: str, folder: Path) -> None:
+    manifests = rendered(kubectl, folder)
+    assert manifests
+    if folder not in FOREIGN:
+        assert len(sent(kubectl, [moved(each, namespace) for each in manifests])) == len(manifests)
+
+
+@pytest.mark.parametrize("folder", WHOLE, ids=str)
+def test_every_pod_of_the_platform_is_admitted_under_restricted(kubectl: Kubectl, namespace: str, folder: Path) -> None:
+    label = kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    assert label.returncode == 0, label.stderr
+    workloads = [each for each in rendered(kubectl, folder) if each["kind"] in {"Deployment", "StatefulSet"}]
+    pods = [pod_of(each, namespace) for each in workloads]
+    for account in {pod["spec"]["serviceAccountName"] for pod in pods}:
+        assert kubectl("create", "serviceaccount", account, f"--namespace={namespace}").returncode == 0
+    assert len(sent(kubectl, pods)) == len(workloads) > 0
+
+
+def pod_of(workload: Object, namespace: str) -> Object:
+    """The pod that a workload would make. One without an account of its own gets one: the default one comes late."""
+    template = workload["spec"]["template"]
+    metadata = template["metadata"] | {"name": workload["metadata"]["name"], "namespace": namespace}
+    spec = {"serviceAccountName": "nobody"} | template["spec"]
+    claims = workload["spec"].get("volumeClaimTemplates", [])
+    volumes = [{"name": each["metadata"]["name"], "emptyDir": {}} for each in claims]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": spec | {"volumes": [*spec.get("volumes", []), *volumes]},
+    }

@@ -1,0 +1,116 @@
+"""Alerts speak of metrics that the processes have, and metrics and alerts are explained."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+
+from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.controller_manager.settings import Sidecar
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.process.metrics import new_registry
+from gpu_runtime.result_store.metrics import StoreMetrics
+from gpu_runtime.runtime_api.http.journal import Journal
+from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
+from gpu_runtime.runtime_api.operations.retention import RetentionMetrics
+from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
+
+PROJECT = Path(__file__).parents[3]
+PROMETHEUS = PROJECT / "config" / "prometheus"
+RUNBOOKS = "docs/operations/alerts.md"
+METRICS = PROJECT / "docs" / "operations" / "metrics.md"
+TARGET_LABELS = {"job", "namespace"}
+
+COUNTED_BY = (
+    ActivatorMetrics,
+    InvocationMetrics,
+    Journal,
+    KubeMetrics,
+    RetentionMetrics,
+    SidecarMetrics,
+    StoreMetrics,
+)
+SERIES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"], "info": ["_info"]}
+WORDS = {"by", "or", "and", "unless", "without", "on", "ignoring", "offset"}
+
+
+def rules() -> list[dict[str, Any]]:
+    (rule,) = yaml.safe_load_all((PROMETHEUS / "alerts.yaml").read_text())
+    return [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+
+
+def counted() -> set[str]:
+    """The series of all processes, by name, and the one that Prometheus adds about every target."""
+    registry: CollectorRegistry = new_registry("test")
+    for metrics in COUNTED_BY:
+        metrics(registry)
+    return {"up"} | {name for metric in registry.collect() for name in series(metric)}
+
+
+def series(metric: Metric) -> list[str]:
+    return [f"{metric.name}{suffix}" for suffix in SERIES[metric.type]]
+
+
+def named_in(expression: str) -> set[str]:
+    """What an expression reads: its names, without matchers, ranges, groupings and functions."""
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(by|without) \([^)]*\)", " ", expression)
+    return set(re.findall(r"\b[a-z_][a-z0-9_]*\b(?!\s*\()", bare)) - WORDS
+
+
+def test_names_are_found_in_expressions() -> None:
+    expression = 'sum by (le, job) (rate(a_bucket{code=~"5.."}[5m])) / max(b_total) > 0.1\nor absent(up{job="x"} == 1)'
+    assert named_in(expression) == {"a_bucket", "b_total", "up"}
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
+def test_an_alert_reads_what_the_processes_count(rule: dict[str, Any]) -> None:
+    assert named_in(rule["expr"])
+    assert named_in(rule["expr"]) - counted() == set()
+
+
+def labels() -> dict[str, set[str]]:
+    """The labels of all that the processes count, by the name that has the suffix of counters alone."""
+    registry = CollectorRegistry()
+    for metrics in COUNTED_BY:
+        metrics(registry)
+    found: dict[str, set[str]] = {}
+    for collector in registry._collector_to_names:
+        assert isinstance(collector, MetricWrapperBase)
+        (metric,) = collector.describe()
+        found[metric.name + ("_total" if metric.type == "counter" else "")] = set(collector._labelnames)
+    return found
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
+def test_an_alert_chooses_by_labels_that_there_are(rule: dict[str, Any]) -> None:
+    known = labels() | {"up": set()}
+    for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", rule["expr"]):
+        metric = name if name in known else re.sub("_(bucket|sum|count)$", "", name)
+        assert set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", matchers)) <= known[metric] | TARGET_LABELS
+
+
+def test_every_metric_is_documented_with_its_labels() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| ([^|]*) \|", METRICS.read_text(), re.MULTILINE)
+    assert {name: set(re.findall(r"\w+", shown)) for name, shown in rows} == labels()
+
+
+def test_every_alert_is_explained_and_nothing_else_is() -> None:
+    explained = re.findall(r"^### (\w+)$", (PROJECT / RUNBOOKS).read_text(), re.MULTILINE)
+    assert [rule["alert"] for rule in rules()] == explained
+    for rule in rules():
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["labels"]["severity"] in {"critical", "warning"}
+
+
+def test_the_sidecars_are_measured_where_they_listen() -> None:
+    port = str(Sidecar().port)
+    (monitor,) = yaml.safe_load_all((PROMETHEUS / "worker-sidecar.yaml").read_text())
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    addresses = [each["replacement"] for each in endpoint["relabelings"] if each.get("targetLabel") == "__address__"]
+    assert {address.rpartition(":")[2] for address in addresses} == {port}

@@ -1,0 +1,189 @@
+"""What is deployed: every pod restricted, every process measured, no drain that takes all of one process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_runtime.activator.settings import ActivatorSettings
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Sidecar
+from gpu_runtime.process.settings import Settings, load
+from gpu_runtime.result_store.settings import ResultStoreSettings
+from gpu_runtime.runtime_api.settings import RuntimeAPISettings
+
+Object = dict[str, Any]
+
+CONFIG = Path(__file__).parents[3] / "config"
+PRODUCTION = CONFIG / "overlays" / "production"
+BASES = ("activator", "api", "manager", "nats", "network-policy", "prometheus", "results")
+PART_OF = {"app.kubernetes.io/part-of": "gpu-runtime"}
+NAME = "app.kubernetes.io/name"
+
+
+def manifests(*folders: str) -> list[Object]:
+    paths = [path for folder in folders for path in sorted((CONFIG / folder).glob("*.yaml"))]
+    found = [each for path in paths for each in yaml.safe_load_all(path.read_text())]
+    return [each for each in found if "metadata" in each]
+
+
+EVERYTHING = manifests(*BASES)
+WORKLOADS = [each for each in EVERYTHING if each["kind"] in {"Deployment", "StatefulSet"}]
+PROCESSES = [each for each in WORKLOADS if each["kind"] == "Deployment"]
+
+
+def of_kind(kind: str) -> list[Object]:
+    return [each for each in EVERYTHING if each["kind"] == kind]
+
+
+def name_of(manifest: Object) -> str:
+    return str(manifest["metadata"]["name"])
+
+
+def pod_of(workload: Object) -> Object:
+    pod: Object = workload["spec"]["template"]["spec"]
+    return pod
+
+
+def not_restricted(pod: Object) -> Iterator[str]:
+    """What the Pod Security Standard `restricted` forbids, and a root that can be written."""
+    shared = pod.get("securityContext", {})
+    if any(pod.get(each) for each in ("hostNetwork", "hostPID", "hostIPC")):
+        yield "shares a namespace of the host"
+    if kinds := {key for each in pod.get("volumes", []) for key in each} - ALLOWED_VOLUMES:
+        yield f"volumes {sorted(kinds)}"
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        own = shared | container.get("securityContext", {})
+        demanded = {
+            "runAsNonRoot": own.get("runAsNonRoot") is True,
+            "runAsUser": own.get("runAsUser") != 0,
+            "seccompProfile": own.get("seccompProfile", {}).get("type") in {"RuntimeDefault", "Localhost"},
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "readOnlyRootFilesystem": own.get("readOnlyRootFilesystem") is True,
+            "capabilities": own.get("capabilities") == {"drop": ["ALL"]},
+            "privileged": not own.get("privileged"),
+            "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+        }
+        yield from (f"{container['name']}: {what}" for what, met in demanded.items() if not met)
+
+
+ALLOWED_VOLUMES = {
+    "name", "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
+}  # fmt: skip
+
+
+def test_there_is_a_deployment_per_process() -> None:
+    assert {name_of(each) for each in PROCESSES} == {"activator", "controller-manager", "result-store", "runtime-api"}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
+def test_a_pod_is_restricted_probed_and_bounded(workload: Object) -> None:
+    pod = pod_of(workload)
+    assert list(not_restricted(pod)) == []
+    for container in pod["containers"]:
+        assert {"readinessProbe", "livenessProbe"} <= container.keys()
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+
+
+def test_a_pod_that_is_not_restricted_is_found() -> None:
+    pod = pod_of(PROCESSES[0])
+    root = pod | {"securityContext": {"runAsUser": 0}, "volumes": [{"name": "node", "hostPath": {"path": "/"}}]}
+    found = " ".join(not_restricted(root))
+    for fault in ("hostPath", "runAsNonRoot", "runAsUser", "seccompProfile"):
+        assert fault in found
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=name_of)
+def test_a_process_is_labelled_by_its_name(process: Object) -> None:
+    labels = {NAME: name_of(process)} | PART_OF
+    assert process["metadata"]["labels"] == labels
+    assert process["spec"]["template"]["metadata"]["labels"] == labels
+    assert process["spec"]["selector"]["matchLabels"] == {NAME: name_of(process)}
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=name_of)
+def test_replicas_lie_on_different_nodes_and_are_drained_one_by_one(process: Object) -> None:
+    name, several = name_of(process), process["spec"]["replicas"] > 1
+    budgets = [each["spec"] for each in of_kind("PodDisruptionBudget") if name_of(each) == name]
+    spread = pod_of(process).get("topologySpreadConstraints", [])
+    assert (len(budgets), len(spread)) == ((1, 1) if several else (0, 0))
+    for each in [*budgets, *(constraint | {"selector": constraint["labelSelector"]} for constraint in spread)]:
+        assert each["selector"]["matchLabels"] == {NAME: name}
+    assert all(budget["minAvailable"] < process["spec"]["replicas"] for budget in budgets)
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=name_of)
+def test_a_process_is_measured_in_all_of_its_pods(process: Object) -> None:
+    name = name_of(process)
+    (service,) = [each for each in of_kind("Service") if name_of(each) == f"{name}-metrics"]
+    (monitor,) = [each for each in of_kind("ServiceMonitor") if name_of(each) == name]
+    assert service["spec"]["selector"] == {NAME: name}
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert service["spec"]["ports"][0]["targetPort"] in [
+        each["name"] for each in pod_of(process)["containers"][0]["ports"]
+    ]
+
+
+def peers(policy: Object) -> Iterator[Object]:
+    yield policy["spec"]["podSelector"]
+    for rule in [*policy["spec"].get("ingress", []), *policy["spec"].get("egress", [])]:
+        for peer in [*rule.get("from", []), *rule.get("to", [])]:
+            yield peer.get("podSelector", {})
+
+
+def test_network_policies_name_processes_that_there_are() -> None:
+    known = {name_of(each) for each in WORKLOADS}
+    for selector in (selector for policy in of_kind("NetworkPolicy") for selector in peers(policy)):
+        chosen = {selector.get("matchLabels", {}).get(NAME)} - {None}
+        chosen |= {name for each in selector.get("matchExpressions", []) for name in each["values"]}
+        assert chosen <= known
+
+
+def test_network_policies_open_ports_that_somebody_listens_on() -> None:
+    listening = {port["containerPort"] for each in WORKLOADS for port in pod_of(each)["containers"][0]["ports"]}
+    opened = {
+        port["port"]
+        for policy in of_kind("NetworkPolicy")
+        for rule in policy["spec"].get("ingress", [])
+        for port in rule["ports"]
+    }
+    assert opened == (listening | {Sidecar().port}) - {8222}  # NATS answers only its kubelet there
+
+
+PRODUCTION_SETTINGS: dict[str, type[Settings]] = {
+    "activator": ActivatorSettings,
+    "controller-manager": ControllerManagerSettings,
+    "result-store": ResultStoreSettings,
+    "runtime-api": RuntimeAPISettings,
+}
+
+
+def in_production() -> dict[str, Any]:
+    return {name: load(PRODUCTION / f"{name}.yaml", model) for name, model in PRODUCTION_SETTINGS.items()}
+
+
+def test_in_production_everybody_logs_in_and_the_streams_are_the_same_to_all() -> None:
+    settings = in_production()
+    assert settings["runtime-api"].authentication.mode == "required"
+    queues = [getattr(each, "serverless", each).nats for each in settings.values()]
+    assert {each.streams.replicas for each in queues} == {3}
+    assert len(set(queues)) == 1
+    assert queues[0].credentials_file.startswith("/etc/gpu-runtime-queue/")
+    assert settings["controller-manager"].serverless.credentials_secret
+
+
+def test_in_production_stock_and_sidecars_run_the_image_of_the_processes() -> None:
+    (image,) = yaml.safe_load((PRODUCTION / "kustomization.yaml").read_text())["images"]
+    images = in_production()["controller-manager"].images
+    assert images.stock == images.placeholder == f"{image['newName']}@{image['digest']}"
+    assert images.sidecar == ""  # the same as stock's
+
+
+def test_in_production_results_fit_their_volume() -> None:
+    patches = list(yaml.safe_load_all((PRODUCTION / "room.yaml").read_text()))
+    (claim,) = [each["spec"] for each in patches if each["kind"] == "PersistentVolumeClaim"]
+    size = int(claim["resources"]["requests"]["storage"].removesuffix("Gi")) * 1024**3
+    assert in_production()["result-store"].retention.bytes + 512 * 1024**2 < size
