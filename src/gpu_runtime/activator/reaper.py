@@ -20,9 +20,10 @@ from gpu_runtime.activator.waiting import Waiting
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.identity import check_address
 from gpu_runtime.contract.messages.result import Failure, ResultState
 from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, known_from
-from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.subjects import ANY, BadSubject, Queue
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode
 from gpu_runtime.jetstream.browse import Kept, first_kept, remove
@@ -156,12 +157,13 @@ class Reaper:
 
     async def _reap_function(self, request_id: str) -> None:
         sequence, left = 1, False
-        subject = self.topology.subjects.dispatch(request_id)
+        subject = self.topology.subjects.all_of(Queue.DISPATCH).removesuffix(ANY) + request_id
         while kept := await self._kept(sequence, subject):
             left = not await self._reap(kept, gone()) or left
             sequence = kept.sequence + 1
         if not left:
-            await delete_consumer(self.nats, self.topology.work(request_id))
+            with contextlib.suppress(BadSubject):  # of a queue that no function can have, somebody's message lay there
+                await delete_consumer(self.nats, self.topology.work(request_id))
             self._served.discard(request_id)
 
     async def _reap_one(self, sequence: int, ending: Ending) -> None:
@@ -173,6 +175,7 @@ class Reaper:
         """End it and take it out. False where a worker has it in hand, and is to end it."""
         try:
             dispatch = decode(kept.data, Dispatch)
+            check_address(dispatch.invocation, kept.subject, self.topology.subjects)
         except Unreadable as error:
             await self._bury(kept, str(error))
         else:

@@ -15,6 +15,7 @@ from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.identity import check_address
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState
 from gpu_runtime.contract.messages.state import Known, headers_of, known_from
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
@@ -79,6 +80,7 @@ class Work:
             self.metrics.redeliveries.inc()
         try:
             dispatch = decode(delivery.data, Dispatch)
+            check_address(dispatch.invocation, delivery.subject, self.terms.subjects)
         except Unreadable as error:
             return GiveUp(str(error), FailureClass.BAD_MESSAGE)
         invocation_id = dispatch.invocation.invocation_id
