@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 YOUNG = timedelta(seconds=1)
 """Work of a function with free workers is done before it is this old: it need not be looked at."""
+AT_ONCE = 100
+"""How much work of one function that is gone is ended before the others' has its turn again."""
 SLACK = 1000
 """How much more than twice the work that waits may be remembered before it is read anew."""
 _ZERO = timedelta()
@@ -156,11 +158,14 @@ class Reaper:
                 await self._reap_function(request_id)
 
     async def _reap_function(self, request_id: str) -> None:
-        sequence, left = 1, False
+        sequence, left, ended = 1, False, 0
         subject = self.topology.subjects.all_of(Queue.DISPATCH).removesuffix(ANY) + request_id
         while kept := await self._kept(sequence, subject):
-            left = not await self._reap(kept, gone()) or left
-            sequence = kept.sequence + 1
+            if ended == AT_ONCE:
+                self._wake.set()  # the rest at once, but after what is over or taken back elsewhere
+                return
+            was_ended = await self._reap(kept, gone())
+            sequence, left, ended = kept.sequence + 1, left or not was_ended, ended + was_ended
         if not left:
             with contextlib.suppress(BadSubject):  # of a queue that no function can have, somebody's message lay there
                 await delete_consumer(self.nats, self.topology.work(request_id))
