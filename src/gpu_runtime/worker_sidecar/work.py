@@ -21,7 +21,7 @@ from gpu_runtime.contract.messages.state import Known, headers_of, known_from
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
 from gpu_runtime.contract.messages.wire import Unreadable, decode, encode
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
-from gpu_runtime.jetstream.errors import Full, NoResponders, StreamError, TooLarge, Unreachable
+from gpu_runtime.jetstream.errors import StreamError, TooLarge, is_passing
 from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.worker_sidecar import outcomes
@@ -166,7 +166,9 @@ class Work:
                     raise
                 result = without_body(result)
                 message = self._outgoing(result, known)
-            except (Unreachable, NoResponders, Full) as error:
+            except StreamError as error:
+                if not is_passing(error):
+                    raise
                 failures += 1
                 logger.warning("a result waits", extra={"invocationID": result.invocation_id, "error": str(error)})
                 await asyncio.sleep(STORING.delay(failures))
