@@ -103,6 +103,7 @@ class FunctionReconciler:
     def forget(self, key: Key) -> None:
         """The unit is gone."""
         self._count(key, Counter())
+        self.setbacks.forget(key)
 
     def leave(self) -> None:
         """Another process leads: what it sees counts."""

@@ -5,9 +5,12 @@ from typing import Any, cast
 
 from gpu_runtime.activator.functions import Functions
 from gpu_runtime.activator.reconcile import FunctionReconciler
-from gpu_runtime.activator.scaling import Create, Observed
+from gpu_runtime.activator.scaling import Create, Observed, WorkerState
+from gpu_runtime.activator.setbacks import Setbacks
+from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.objects import Key
 from tests.unit.activator.objects import observed, unit, worker
 
 
@@ -22,13 +25,12 @@ class Lifecycle:
         self.made.append(name)
 
 
-async def made(seen: Observed, count: int, *there: GPUUnit) -> list[str]:
-    """The workers that are made once those units are in the cache."""
+def reconciling(lifecycle: Lifecycle, *there: GPUUnit) -> FunctionReconciler:
     functions = Functions(cast(Client, SimpleNamespace(patient=lambda **_: None)), "stock")
     for each in there:
         functions.units.store.put(each)
-    lifecycle, anything = Lifecycle(), cast(Any, None)
-    reconciler = FunctionReconciler(
+    anything: Any = None
+    return FunctionReconciler(
         functions=functions,
         workers=anything,
         backlog=anything,
@@ -39,10 +41,15 @@ async def made(seen: Observed, count: int, *there: GPUUnit) -> list[str]:
         metrics=anything,
         clock=anything,
         wall=anything,
-        setbacks=anything,
+        setbacks=Setbacks(Backoff(first=10, longest=100)),
         recorder=anything,
     )
-    await reconciler._carry_out(seen, Create(count))
+
+
+async def made(seen: Observed, count: int, *there: GPUUnit) -> list[str]:
+    """The workers that are made once those units are in the cache."""
+    lifecycle = Lifecycle()
+    await reconciling(lifecycle, *there)._carry_out(seen, Create(count))
     return lifecycle.made
 
 
@@ -61,3 +68,11 @@ async def test_above_the_limit_none_is_made() -> None:
 async def test_names_of_strangers_make_way_for_higher_ones() -> None:
     seen = observed(9, worker(1), max_workers=3)
     assert await made(seen, 2, unit("f-w0"), unit("f-w1", worker_of="f")) == ["f-w2", "f-w3"]
+
+
+def test_a_function_that_is_made_again_does_not_wait_for_the_failures_of_its_predecessor() -> None:
+    reconciler, function = reconciling(Lifecycle()), Key("units", "f")
+    reconciler.setbacks.note(function, [worker(0, WorkerState.BROKEN)], reconciler.workers, 0)
+    assert not reconciler.setbacks.over(function, 1)
+    reconciler.forget(function)
+    assert reconciler.setbacks.over(function, 1)
