@@ -20,10 +20,11 @@ from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
-from gpu_runtime.contract.messages.identity import invocation_hash
+from gpu_runtime.contract.messages.identity import check_address, invocation_hash
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful
 from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, advanced, headers_of, known_from
+from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode, encode, utc
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
@@ -72,7 +73,7 @@ class Dispatcher:
         if delivery.attempt > 1:
             self.metrics.redeliveries.inc()
         try:
-            accepted = read(delivery)
+            accepted = read(delivery, self.topology.subjects)
         except Unreadable as error:
             return GiveUp(str(error), FailureClass.BAD_MESSAGE)
         try:
@@ -90,7 +91,7 @@ class Dispatcher:
         failure = Failure(failure_class=_class_of(outcome), message=outcome.reason)
         letters = DeadLetters(self.topology.subjects, self.endings.source)
         try:
-            accepted = read(delivery)
+            accepted = read(delivery, self.topology.subjects)
         except Unreadable:
             return [letters.outgoing(letters.letter(delivery, failure, self.clock()))]
         invocation = accepted.invocation
@@ -167,9 +168,10 @@ class Dispatcher:
         await self.demand.tell(request_id)
 
 
-def read(delivery: Delivery) -> Accepted:
-    """What was delivered. Unreadable where it is no invocation."""
+def read(delivery: Delivery, subjects: Subjects) -> Accepted:
+    """What was delivered. Unreadable where it is no invocation, or none of this subject."""
     invocation = decode(delivery.data, Invocation)
+    check_address(invocation, delivery.subject, subjects)
     deadline = invocation.deadline or delivery.stored_at + timedelta(seconds=invocation.timeout_seconds)
     return Accepted(invocation, utc(deadline), known_from(delivery.headers))
 

@@ -239,7 +239,7 @@ def _forget(change: Change[GPUUnit], workers: Workers, reconciler: FunctionRecon
     """A unit that is gone says nothing more, and one that comes under its name is another one."""
     before, after = change.before, change.after
     if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
-        workers.forget(before.metadata.key)
+        workers.leave(before.metadata.key)
         reconciler.forget(before.metadata.key)
 
 

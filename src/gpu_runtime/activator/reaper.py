@@ -20,9 +20,10 @@ from gpu_runtime.activator.waiting import Waiting
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.identity import check_address
 from gpu_runtime.contract.messages.result import Failure, ResultState
 from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, known_from
-from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.subjects import ANY, BadSubject, Queue
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode
 from gpu_runtime.jetstream.browse import Kept, first_kept, remove
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 YOUNG = timedelta(seconds=1)
 """Work of a function with free workers is done before it is this old: it need not be looked at."""
+AT_ONCE = 100
+"""How much work of one function that is gone is ended before the others' has its turn again."""
 SLACK = 1000
 """How much more than twice the work that waits may be remembered before it is read anew."""
 _ZERO = timedelta()
@@ -155,13 +158,17 @@ class Reaper:
                 await self._reap_function(request_id)
 
     async def _reap_function(self, request_id: str) -> None:
-        sequence, left = 1, False
-        subject = self.topology.subjects.dispatch(request_id)
+        sequence, left, ended = 1, False, 0
+        subject = self.topology.subjects.all_of(Queue.DISPATCH).removesuffix(ANY) + request_id
         while kept := await self._kept(sequence, subject):
-            left = not await self._reap(kept, gone()) or left
-            sequence = kept.sequence + 1
+            if ended == AT_ONCE:
+                self._wake.set()  # the rest at once, but after what is over or taken back elsewhere
+                return
+            was_ended = await self._reap(kept, gone())
+            sequence, left, ended = kept.sequence + 1, left or not was_ended, ended + was_ended
         if not left:
-            await delete_consumer(self.nats, self.topology.work(request_id))
+            with contextlib.suppress(BadSubject):  # of a queue that no function can have, somebody's message lay there
+                await delete_consumer(self.nats, self.topology.work(request_id))
             self._served.discard(request_id)
 
     async def _reap_one(self, sequence: int, ending: Ending) -> None:
@@ -173,6 +180,7 @@ class Reaper:
         """End it and take it out. False where a worker has it in hand, and is to end it."""
         try:
             dispatch = decode(kept.data, Dispatch)
+            check_address(dispatch.invocation, kept.subject, self.topology.subjects)
         except Unreadable as error:
             await self._bury(kept, str(error))
         else:

@@ -103,6 +103,7 @@ class FunctionReconciler:
     def forget(self, key: Key) -> None:
         """The unit is gone."""
         self._count(key, Counter())
+        self.setbacks.forget(key)
 
     def leave(self) -> None:
         """Another process leads: what it sees counts."""
@@ -170,14 +171,16 @@ class FunctionReconciler:
 
     async def _create(self, seen: Observed, count: int) -> None:
         key, most = seen.function.metadata.key, seen.wants.max_workers
-        mine = {worker.unit.metadata.name for worker in seen.workers}
+        # As the cache has them now: those that came since the look would pass for strangers, and make room for more.
+        mine = {unit.metadata.name for unit in self.functions.workers(key)}
         own = sum(worker.own for worker in seen.workers)
+        count = max(0, min(count, AT_ONCE, most - own - len(mine)))
 
         def taken(name: str) -> bool:
             return self.functions.units.store.get(Key(key.namespace, name)) is not None
 
         foreign = sum(taken(name) and name not in mine for name in (worker_name(key.name, n) for n in range(most)))
-        slots = free_slots(key.name, most - own, min(count, AT_ONCE), taken, foreign)
+        slots = free_slots(key.name, most - own, count, taken, foreign)
         stock = self.functions.stock(seen.function.spec.spec_name)
         names = [worker_name(key.name, slot) for slot in slots]
         # Where there is none, the API is not even asked: every such question leaves an unfinished operation behind.

@@ -38,6 +38,10 @@ class Setbacks:
             del self._known[function]
         return new
 
+    def forget(self, function: Key) -> None:
+        """The function is gone: one that comes under its name may be a better one."""
+        self._known.pop(function, None)
+
     def over(self, function: Key, now: float) -> bool:
         known = self._known.get(function)
         return known is None or now >= known.until

@@ -50,15 +50,23 @@ def after(known: Heard | None, event: WorkerEvent, now: float) -> Heard:
     )
 
 
+REMAINS = 3600.0
+"""Seconds for which the pod of a unit that is gone may still speak."""
+
+
 class Workers:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._heard: dict[Key, Heard] = {}
+        self._gone: dict[str, float] = {}
+        """Instances whose unit is gone, and since when, the first ones first."""
         self.listening_since = clock()
         """What happened before is not known here: silence counts from this moment on."""
 
     def hear(self, event: WorkerEvent) -> bool:
         """Take note. Whether it is the first word of this instance."""
+        if event.instance in self._gone:
+            return False
         key = Key(event.namespace, event.worker)
         before = self._heard.get(key)
         self._heard[key] = now = after(before, event, self._clock())
@@ -68,8 +76,16 @@ class Workers:
         return self._heard.get(unit)
 
     def forget(self, unit: Key) -> None:
-        """The unit is gone, or its pod was taken away: one that comes under its name is another one."""
+        """The unit's pod was taken away: one that comes under its name is another one."""
         self._heard.pop(unit, None)
+
+    def leave(self, unit: Key) -> None:
+        """The unit is gone. What its pod says until it is gone, too, is not said for the next unit of that name."""
+        now, heard = self._clock(), self._heard.pop(unit, None)
+        if heard is not None and heard.instance:
+            self._gone[heard.instance] = now
+        while self._gone and now - next(iter(self._gone.values())) > REMAINS:
+            del self._gone[next(iter(self._gone))]
 
     def listening(self) -> None:
         """The connection is there again: what was said in between is lost."""

@@ -88,7 +88,7 @@ class Consumption:
 
     def problem(self) -> str | None:
         """Why nothing comes, for readiness; None where all is well."""
-        return self._puller.problem if self._puller else None
+        return self._puller.problem if self._puller else "consuming has not begun"
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Consume until told to stop, and return when everything in hand is settled.

@@ -103,6 +103,12 @@ _STORE_FAILED = 10077
 """The server's one number for every reason not to store; what is full says so in words."""
 
 
+def is_passing(error: StreamError) -> bool:
+    """Whether the same may be taken a little later: it was not heard, or the server says that it is not able to now."""
+    unable = isinstance(error, Refused) and error.code >= 500
+    return unable or isinstance(error, Unreachable | NoResponders | Full)
+
+
 def refusal(fault: ApiFault) -> Refused:
     kind = _BY_KIND.get(fault.err_code, Refused)
     if fault.err_code == _STORE_FAILED and "maximum" in fault.description:

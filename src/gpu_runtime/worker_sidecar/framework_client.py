@@ -18,7 +18,16 @@ import aiohttp
 from yarl import URL
 
 from gpu_runtime.worker_sidecar.invocation import Invocation, http_headers
-from gpu_runtime.worker_sidecar.outcomes import Answered, Break, Broken, Outcome, TimedOut, is_result, outcome_of
+from gpu_runtime.worker_sidecar.outcomes import (
+    Answered,
+    Break,
+    Broken,
+    Outcome,
+    TimedOut,
+    is_result,
+    outcome_of,
+    sendable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -178,4 +187,4 @@ def _broken(error: Exception) -> Broken:
 
 
 def _line(error: object) -> str:
-    return " ".join(str(error).split())[:256] or type(error).__name__
+    return " ".join(sendable(str(error)).split())[:256] or type(error).__name__

@@ -82,7 +82,7 @@ def is_result(status: int) -> bool:
 
 def outcome_of(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
     if is_result(status):
-        return Answered(status, headers.get("Content-Type", ""), body)
+        return Answered(status, sendable(headers.get("Content-Type", "")), body)
     kind, message = _error(status, body)
     if status in (408, 504):
         return TimedOut(message)
@@ -105,7 +105,13 @@ def _error(status: int, body: bytes) -> tuple[str, str]:
         return f"HTTP {status}", _cut(body.decode(errors="replace").strip(), MESSAGE_LIMIT)
 
 
+def sendable(text: str) -> str:
+    """The text without halves of characters, which JSON's escapes and undecoded headers can hold and no message can."""
+    return text.encode(errors="replace").decode()
+
+
 def _cut(text: str, limit: int) -> str:
+    text = sendable(text)
     return text if len(text) <= limit else f"{text[:limit]}… (cut off)"
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.identity import invocation_id_problems
 from gpu_runtime.contract.messages.invocation import InvocationID
 from gpu_runtime.contract.messages.limits import shortened
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
@@ -119,13 +120,17 @@ def failure_of(delivery: Delivery, given_up: GiveUp, attempts: int) -> Failure:
 
 
 def buried(data: bytes, request_id: str, failure: Failure, run: Run, now: datetime) -> Result | None:
-    """The result of a dispatch that was given up. Of one that cannot be read, as far as it says whose it is."""
+    """The result of a dispatch that was given up. Of one that cannot be read, as far as it says whose it is; of one
+    that says it is another function's, none: nobody knows whose it is."""
     ended = Ended(ResultState.DEAD_LETTERED, failure)
     try:
-        return result_of(decode(data, Dispatch), ended, run, now, body_limit=0)
+        result = result_of(decode(data, Dispatch), ended, run, now, body_limit=0)
     except Unreadable:
         invocation_id = _name(data)
-    if not invocation_id:
+    else:
+        known = result.serverless_request_id == request_id and not any(invocation_id_problems(result.invocation_id))
+        return result if known else None
+    if any(invocation_id_problems(invocation_id)):
         return None
     return Result(
         invocation_id=invocation_id,

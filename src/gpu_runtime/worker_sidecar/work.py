@@ -15,12 +15,13 @@ from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.identity import check_address
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState
 from gpu_runtime.contract.messages.state import Known, headers_of, known_from
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
 from gpu_runtime.contract.messages.wire import Unreadable, decode, encode
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
-from gpu_runtime.jetstream.errors import Full, NoResponders, StreamError, TooLarge, Unreachable
+from gpu_runtime.jetstream.errors import StreamError, TooLarge, is_passing
 from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.worker_sidecar import outcomes
@@ -79,6 +80,7 @@ class Work:
             self.metrics.redeliveries.inc()
         try:
             dispatch = decode(delivery.data, Dispatch)
+            check_address(dispatch.invocation, delivery.subject, self.terms.subjects)
         except Unreadable as error:
             return GiveUp(str(error), FailureClass.BAD_MESSAGE)
         invocation_id = dispatch.invocation.invocation_id
@@ -164,7 +166,9 @@ class Work:
                     raise
                 result = without_body(result)
                 message = self._outgoing(result, known)
-            except (Unreachable, NoResponders, Full) as error:
+            except StreamError as error:
+                if not is_passing(error):
+                    raise
                 failures += 1
                 logger.warning("a result waits", extra={"invocationID": result.invocation_id, "error": str(error)})
                 await asyncio.sleep(STORING.delay(failures))

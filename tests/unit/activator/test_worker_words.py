@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpu_runtime.activator.scaling import WorkerState
 from gpu_runtime.activator.setbacks import Setbacks
-from gpu_runtime.activator.workers import Workers
+from gpu_runtime.activator.workers import REMAINS, Workers
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.kube.objects import Key
@@ -99,6 +99,27 @@ def test_the_last_words_of_a_predecessor_are_not_its_successors() -> None:
     )
     assert known
     assert (known.instance, known.draining) == ("two", False)
+
+
+def test_a_pod_that_outlives_its_unit_does_not_speak_for_the_next_unit_of_that_name() -> None:
+    workers = told((1, event("draining", 1)))
+    workers.leave(KEY)
+    assert not workers.hear(event("draining", 2, at=5))
+    assert workers.of(KEY) is None
+    assert workers.hear(event("registered", 1, instance="two", at=3))  # by another clock
+    known = workers.of(KEY)
+    assert known
+    assert (known.instance, known.draining) == ("two", False)
+
+
+def test_those_who_are_gone_are_not_remembered_for_ever() -> None:
+    clock = Clock()
+    workers = Workers(clock)
+    for number in range(3):
+        clock.now = number * 1.1 * REMAINS
+        workers.hear(event("registered", 1, instance=f"pod-{number}", at=clock.now))
+        workers.leave(KEY)
+    assert list(workers._gone) == ["pod-2"]
 
 
 def test_pauses_grow_with_the_workers_that_fail_and_end_when_one_serves() -> None:

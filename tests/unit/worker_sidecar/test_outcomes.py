@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from gpu_runtime.worker_sidecar.outcomes import (
@@ -63,3 +64,16 @@ def test_what_is_cut_off_says_so() -> None:
     assert isinstance(outcome, HandlerFailed)
     assert outcome.type == "t" * 128 + "… (cut off)"
     assert outcome.message == "m" * 4096 + "… (cut off)"
+
+
+@pytest.mark.parametrize("status", [422, 429, 500, 504])
+def test_half_a_character_in_an_error_does_not_keep_its_result_from_being_sent(status: int) -> None:
+    error = rb'{"error": {"type": "K\udcff", "message": "no such file: \udcff"}}'  # as Python writes such a file name
+    told = outcome_of(status, {}, error)
+    assert isinstance(told, HandlerRejected | AskedToRetry | HandlerFailed | TimedOut)
+    assert msgspec.json.decode(msgspec.json.encode(told.message)) == "no such file: ?"
+
+
+def test_a_content_type_that_is_no_text_does_not_keep_a_result_from_being_sent() -> None:
+    undecoded = b"text/\xff".decode(errors="surrogateescape")
+    assert outcome_of(200, {"Content-Type": undecoded}, b"") == Answered(200, "text/?", b"")

@@ -113,3 +113,16 @@ def test_whoever_can_be_named_has_a_result(data: bytes, named: str | None) -> No
     result = buried(data, "fn-1", failure, RUN, NOW)
     assert (result.invocation_id if result else None) == named
     assert result is None or result.state is ResultState.DEAD_LETTERED
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Invocation(invocation_id="inv-1", serverless_request_id="Not.A.Token", timeout_seconds=1),
+        Invocation(invocation_id="two words", serverless_request_id="fn-1", timeout_seconds=1),
+    ],
+)
+def test_what_cannot_be_of_this_function_has_no_result(said: Invocation) -> None:
+    failure = failure_of(Delivery("s", b"", {}, "S", 1, 1, NOW), GiveUp("because"), attempts=3)
+    dispatch = Dispatch(invocation=said, deadline=NOW, dispatched_at=NOW)
+    assert buried(encode(dispatch), "fn-1", failure, RUN, NOW) is None

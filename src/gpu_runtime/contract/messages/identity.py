@@ -7,6 +7,8 @@ import msgspec
 
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT
+from gpu_runtime.contract.messages.subjects import BadSubject, Subjects
+from gpu_runtime.contract.messages.wire import Unreadable
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.validation.problem import Problem, Problems
 from gpu_runtime.contract.validation.values import matches
@@ -22,6 +24,20 @@ def invocation_id_problems(invocation_id: str, at: str = "invocationID") -> Prob
         yield Problem(at, f"has {len(invocation_id)} characters; use at most {INVOCATION_ID_LIMIT}")
     elif not matches(INVOCATION_ID_PATTERN, invocation_id):
         yield Problem(at, f"{invocation_id!r} is not an invocationID; use letters, digits, '-' and '_'")
+
+
+def check_address(invocation: Invocation, subject: str, subjects: Subjects) -> None:
+    """Unreadable where an invocation cannot be the one of its ID, or came to another function's subject: what it says
+    becomes subjects and keys, and nobody could publish its end."""
+    for problem in invocation_id_problems(invocation.invocation_id):
+        raise Unreadable(str(problem))
+    try:
+        request_id = subjects.parse(subject).request_id
+    except BadSubject as error:
+        raise Unreadable(error.message) from error
+    if invocation.serverless_request_id != request_id:
+        text = f"serverlessRequestID: is {invocation.serverless_request_id!r}, but the subject says {request_id!r}"
+        raise Unreadable(text)
 
 
 def invocation_hash(invocation: Invocation) -> str:

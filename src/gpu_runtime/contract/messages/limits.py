@@ -6,6 +6,8 @@ base64: 512 KiB of body become 683 KiB in the invocation and 911 KiB in its dead
 
 from collections.abc import Mapping
 
+import msgspec
+
 from gpu_runtime.contract.errors import TooLarge
 from gpu_runtime.contract.validation.problem import Problem, Problems
 
@@ -13,7 +15,7 @@ BODY_LIMIT = 512 * 1024
 """Bytes of an invocation's body, and of a result's."""
 
 META_LIMIT = 16 * 1024
-"""Characters of all headers, and of all attributes, names included."""
+"""Bytes of all headers, and of all attributes, names included, as they are written into a message."""
 
 TIMEOUT_LIMIT = 24 * 3600
 """Seconds."""
@@ -29,9 +31,10 @@ def check_body(body: bytes, limit: int = BODY_LIMIT, at: str = "payload") -> Non
 
 
 def meta_problems(entries: Mapping[str, str], at: str) -> Problems:
-    size = sum(len(name) + len(value) for name, value in entries.items())
+    # Not characters: one that is no ASCII has up to four bytes, a control character six, and every entry its signs.
+    size = len(msgspec.json.encode(entries))
     if size > META_LIMIT:
-        yield Problem(at, f"have {size} characters together; at most {META_LIMIT} are taken")
+        yield Problem(at, f"have {size} bytes together, as JSON; at most {META_LIMIT} are taken")
 
 
 def shortened(text: str, limit: int = REASON_LIMIT) -> str:

@@ -14,10 +14,12 @@ from msgspec import structs
 from gpu_runtime.contract.errors import Conflict
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.identity import invocation_id_problems
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT
 from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.wire import Unreadable, decode
+from gpu_runtime.contract.validation.problem import Problem, Problems
 from gpu_runtime.jetstream.delivery import Outgoing
 
 
@@ -31,9 +33,18 @@ def invocation_again(letter: DeadLetter) -> Invocation:
         )
     except Unreadable as error:
         raise Conflict(f"dead letter {letter.id} cannot be sent again: {error}") from error
+    for problem in _problems(first, letter):
+        raise Conflict(f"dead letter {letter.id} cannot be sent again: {problem}")
     return structs.replace(
         first, invocation_id=new_id(first.invocation_id, letter.id), mode="async", reply_to="", enqueued_at=None
     )
+
+
+def _problems(first: Invocation, letter: DeadLetter) -> Problems:
+    """It may have died of what it says: of this become subjects and keys."""
+    yield from invocation_id_problems(first.invocation_id)
+    if first.serverless_request_id != letter.serverless_request_id:
+        yield Problem("serverlessRequestID", f"is {first.serverless_request_id!r}, but it came on {letter.subject}")
 
 
 def new_id(invocation_id: str, letter_id: str) -> str:

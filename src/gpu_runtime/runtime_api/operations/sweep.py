@@ -176,6 +176,8 @@ async def _each(look: Callable[[T], Awaitable[None]], things: Iterable[T]) -> No
                 await look(thing)
             except kube.KubeError as error:  # the next sweep comes soon
                 logger.warning("the sweep was interrupted", extra={"error": str(error)})
+            except Exception:  # a bug met by one thing must stop neither the others nor the process
+                logger.exception("the sweep cannot look into something")
 
     async with asyncio.TaskGroup() as tasks:
         for thing in things:

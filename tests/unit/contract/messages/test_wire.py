@@ -173,8 +173,22 @@ def test_limits_are_said_in_the_error() -> None:
     assert str(META_LIMIT) in problem.text
 
 
-def test_the_largest_invocation_fits_into_a_message_and_its_dead_letter_too() -> None:
-    meta = {"n": "x" * (META_LIMIT - 1)}
+SIGNS = len('{"n":""}')
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"n": "x" * (META_LIMIT - SIGNS)},
+        {"n": "\N{GRINNING FACE}" * ((META_LIMIT - SIGNS) // 4)},
+        {"n": "\x01" * ((META_LIMIT - SIGNS) // 6)},
+        {f"{number:04}": "" for number in range(META_LIMIT // 10)},
+    ],
+    ids=["letters", "other letters", "control characters", "many"],
+)
+def test_the_largest_invocation_fits_into_a_message_and_its_dead_letter_too(meta: dict[str, str]) -> None:
+    assert list(meta_problems(meta, "headers")) == []
+    assert list(meta_problems(meta | {"name": "value"}, "headers"))
     largest = invocation(body=b"x" * BODY_LIMIT, headers=meta, attributes=meta, invocation_id="i" * 128)
     data = encode(Dispatch(invocation=largest, deadline=LATER, dispatched_at=NOW))
     failure = Failure(failure_class=FailureClass.INTERNAL, message="x" * 10_000)

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
+from msgspec import structs
 
 from gpu_runtime.contract.errors import Conflict
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
@@ -72,3 +73,10 @@ def test_a_result_is_sent_as_it_was() -> None:
     assert (again.subject, again.data) == ("runtime.serverless.result.f", b"anything")
     assert again.headers == {"Gpu-Runtime-Revision": "3"}
     assert again.message_id.startswith("redrive-result-7-")
+
+
+@pytest.mark.parametrize("changed", [{"invocation_id": "two words"}, {"serverless_request_id": "Not.A.Token"}])
+def test_what_died_of_its_own_names_is_not_sent_again(changed: dict[str, str]) -> None:
+    dead = structs.replace(CALL, **changed)
+    with pytest.raises(Conflict, match="dead letter invoke-7 cannot be sent again"):
+        invocation_again(letter(Queue.INVOKE, encode(dead)))

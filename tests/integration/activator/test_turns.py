@@ -1,0 +1,56 @@
+"""A function that leaves much work behind, and the others."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gpu_runtime.activator.endings import Endings
+from gpu_runtime.activator.functions import Functions
+from gpu_runtime.activator.main import utcnow
+from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.reaper import AT_ONCE, Reaper
+from gpu_runtime.activator.settings import Reaping
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.wire import encode
+from gpu_runtime.jetstream.connect import connection
+from gpu_runtime.jetstream.delivery import Outgoing
+from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.jetstream.options import Options
+from gpu_runtime.jetstream.publish import Publisher
+from gpu_runtime.jetstream.topology import ensure_until_done, messages_by_subject
+from gpu_runtime.process.streams import topology_of
+from localcluster.nats import Account
+from tests.integration.activator.plane import nats_settings
+
+NONE: Any = SimpleNamespace(request_ids=set, serving=lambda _: None, certain=lambda: True)
+"""There are no functions."""
+
+
+async def test_the_work_of_a_function_that_is_gone_ends_in_turns_with_that_of_others(nats_account: Account) -> None:
+    topology, metrics, now = topology_of(nats_settings(nats_account.url)), ActivatorMetrics(), utcnow()
+    async with connection(Options((nats_account.url,))) as nats:
+        await ensure_until_done(nats, topology.streams, [topology.state], topology.consumers())
+        publisher = Publisher(nats)
+
+        def waiting(request_id: str, number: int) -> Outgoing:
+            call = Invocation(invocation_id=f"{number}", serverless_request_id=request_id, timeout_seconds=60)
+            dispatch = Dispatch(invocation=call, deadline=now.replace(year=2100), dispatched_at=now)
+            return Outgoing(topology.subjects.dispatch(request_id), encode(dispatch))
+
+        many = [waiting("many", number) for number in range(2 * AT_ONCE)]
+        await publisher.publish_many([*many, waiting("few", 10_000)])
+        endings, records = Endings(topology.subjects, publisher, metrics), Bucket(nats, publisher, topology.state)
+        reaping = Reaping(gone_seconds=0.001)
+        reaper = Reaper(nats, topology, records, cast(Functions, NONE), endings, reaping, metrics, utcnow)
+
+        async def left() -> dict[str, int]:
+            counts = await messages_by_subject(nats, topology.stream_name(Queue.DISPATCH), ">")
+            return {subject.rpartition(".")[2]: count for subject, count in counts.items()}
+
+        await reaper.once()  # from now on they are missing
+        while len(await left()) == 2:
+            await reaper.once()
+        assert await left() == {"many": AT_ONCE}
+        while await left():
+            await reaper.once()
