@@ -272,9 +272,11 @@ def test_the_remains_of_a_namesake_are_waited_for(cluster: Cluster, collecting: 
     cluster.kube.delete(UNIT, "a", namespace=namespace)
     wait_until(lambda: cluster.gone(UNIT, namespace, "a"), 10, lambda: "the first unit is still there")
     cluster.create(UNIT, namespace, "a", SMALL)
-    waiting = cluster.wait_reason(UNIT, namespace, "a", "NameTaken")
+    held = "Deployment a of an earlier one is still there"
+    # The garbage collector takes the other children away in the meantime.
+    waiting = cluster.wait(UNIT, namespace, "a", lambda found: ready(found).get("message") == held)
     assert waiting["status"]["phase"] == "Progressing"
-    assert ready(waiting)["message"] == "Deployment a of an earlier one is still there"
+    assert ready(waiting)["reason"] == "NameTaken"
     cluster.patch(Deployment, namespace, "a", {"metadata": {"finalizers": None}})
     second = cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     deployment = cluster.get(Deployment, namespace, "a")
