@@ -50,8 +50,8 @@ run-activator: $(BIN)/.ready ## Run an activator here, as one more replica besid
 ##@ Tests and checks
 
 .PHONY: test
-test: $(BIN)/.ready ## Run all tests, two files at a time, starting what they need (ARGS="-k name" for some of them)
-	@$(BIN)/pytest $(if $(ARGS),$(ARGS),--numprocesses=2 --no-loadscope-reorder)
+test: $(BIN)/.ready ## Run all tests, starting what they need (ARGS="-k name" for some of them)
+	@$(BIN)/pytest $(ARGS)
 
 .PHONY: test-unit
 test-unit: $(BIN)/.ready ## Run the tests that need nothing but Python

@@ -15,8 +15,6 @@ import pytest
 from lightkube import Client
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
@@ -77,17 +75,6 @@ def nats() -> Iterator[NatsServer]:
 def nats_account(nats: NatsServer) -> Account:
     """A NATS account of the test's own: nobody else sees its streams and subjects."""
     return nats.account()
-
-
-class WholeFiles(LoadScopeScheduling):  # type: ignore[misc] # it has no types
-    """Where several processes share the tests, each takes whole files, and one takes all that need a real node."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "e2e" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> WholeFiles:
-    return WholeFiles(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
