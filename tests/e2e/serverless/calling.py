@@ -82,7 +82,13 @@ class Function:
         wait_until(lambda: self.state(invocation_id) == state, within, lambda: self.state(invocation_id), every=0.2)
 
     def wait_no_workers(self, within: float = 90) -> None:
-        wait_until(lambda: not self.workers(), within, lambda: f"still there: {self.workers()}", every=0.5)
+        def explain() -> str:
+            said = self.node.kubectl(
+                "logs", "deployment/activator", "--namespace=runtime-system", "--all-pods", "--tail=80"
+            )
+            return f"still there: {self.workers()}\n{said}"
+
+        wait_until(lambda: not self.workers(), within, explain, every=0.5)
 
     def remove(self) -> None:
         self.node.kubectl("delete", "gpuunit", self.name, f"--namespace={NAMESPACE}", "--timeout=60s")
