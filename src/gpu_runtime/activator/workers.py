@@ -50,8 +50,8 @@ def after(known: Heard | None, event: WorkerEvent, now: float) -> Heard:
     )
 
 
-REMAINS = 3600.0
-"""Seconds for which the pod of a unit that is gone may still speak."""
+REMAINS = 60.0
+"""Seconds for which the pod of a unit that is gone may still speak: it has no work in hand, so it ends soon."""
 
 
 class Workers:
@@ -65,7 +65,7 @@ class Workers:
 
     def hear(self, event: WorkerEvent) -> bool:
         """Take note. Whether it is the first word of this instance."""
-        if event.instance in self._gone:
+        if self._clock() - self._gone.get(event.instance, -REMAINS) < REMAINS:
             return False
         key = Key(event.namespace, event.worker)
         before = self._heard.get(key)
