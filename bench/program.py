@@ -51,6 +51,9 @@ class Program:
         lines = self.ask("/metrics").splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
 
+    def is_ready(self) -> bool:
+        return bool(self.ask("/readyz"))
+
     def ask(self, path: str) -> str:
         """What it answers; empty where that is a refusal, or nothing."""
         try:

@@ -36,9 +36,5 @@ def runtime_api(plane: ControlPlane, folder: Path, name: str, **more: Any) -> It
         "authentication": {"tokenFile": str(tokens)},
         "limits": WITHOUT_LIMIT,
     }
-    with program("runtime-api", folder, settings | more, _is_ready, name) as started:
+    with program("runtime-api", folder, settings | more, Program.is_ready, name) as started:
         yield Replica(started, f"http://127.0.0.1:{port}")
-
-
-def _is_ready(started: Program) -> bool:
-    return bool(started.ask("/readyz"))

@@ -125,7 +125,7 @@ async def pod_time(at: Plane, name: str) -> float:
 @contextmanager
 def _result_store(folder: Path, nats: dict[str, Any]) -> Iterator[Program]:
     settings = nats | {"database": {"path": str(folder / "results.db")}}
-    with program("result-store", folder, settings, _is_ready) as started:
+    with program("result-store", folder, settings, Program.is_ready) as started:
         yield started
 
 
@@ -162,7 +162,7 @@ def _sidecar(at: Plane, name: str) -> Iterator[Program]:
         "concurrency": CONCURRENCY,
         "framework": {"socketPath": _socket(at.folder, name)},
     }
-    with program("worker-sidecar", at.folder, settings, _is_ready, f"sidecar-{name}") as started:
+    with program("worker-sidecar", at.folder, settings, Program.is_ready, f"sidecar-{name}") as started:
         yield started
 
 
@@ -170,9 +170,5 @@ def _socket(folder: Path, name: str) -> str:
     return str(folder / f"{name}.sock")
 
 
-def _is_ready(started: Program) -> bool:
-    return bool(started.ask("/readyz"))
-
-
 def _leads(started: Program) -> bool:
-    return _is_ready(started) and started.metric("kube_leading{") == 1
+    return started.is_ready() and started.metric("kube_leading{") == 1

@@ -23,7 +23,15 @@ from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.identity import check_address, invocation_hash
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful
-from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, advanced, headers_of, known_from
+from gpu_runtime.contract.messages.state import (
+    InvocationRecord,
+    Known,
+    Stage,
+    advanced,
+    headers_of,
+    known_from,
+    read_record,
+)
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode, encode, utc
@@ -140,7 +148,7 @@ class Dispatcher:
                 if written is not None:
                     return Known(dispatched, written)
                 continue
-            known = Known(decode(entry.value, InvocationRecord), entry.revision)
+            known = read_record(entry.value, entry.revision)
             record = known.record
             if record.cancelled or record.stage in (Stage.RUNNING, Stage.TERMINAL):
                 raise Over(cancelled=record.cancelled and record.stage is not Stage.TERMINAL)

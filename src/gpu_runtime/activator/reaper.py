@@ -22,7 +22,7 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.identity import check_address
 from gpu_runtime.contract.messages.result import Failure, ResultState
-from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, known_from
+from gpu_runtime.contract.messages.state import InvocationRecord, Stage, known_from, read_record
 from gpu_runtime.contract.messages.subjects import ANY, BadSubject, Queue
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode
@@ -195,7 +195,7 @@ class Reaper:
         entry = await self.records.get(dispatch.invocation.invocation_id)
         if entry is not None:
             with contextlib.suppress(Unreadable):
-                known = Known(decode(entry.value, InvocationRecord), entry.revision)
+                known = read_record(entry.value, entry.revision)
                 match standing(known.record, ending):
                     case Standing.ENDED:
                         return True

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.state import InvocationRecord, Known, ended
-from gpu_runtime.contract.messages.wire import decode, encode
+from gpu_runtime.contract.messages.state import Known, ended, read_record
+from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.errors import Outrun
 from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.result_store.clock import now
@@ -33,4 +33,4 @@ class Records:
 
     async def _read(self, invocation_id: str) -> Known | None:
         entry = await self.bucket.get(invocation_id)
-        return Known(decode(entry.value, InvocationRecord), entry.revision) if entry else None
+        return read_record(entry.value, entry.revision) if entry else None

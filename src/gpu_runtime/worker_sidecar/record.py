@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, advanced
-from gpu_runtime.contract.messages.wire import decode, encode
+from gpu_runtime.contract.messages.state import Known, Stage, advanced, read_record
+from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.kv import Bucket
 
 
@@ -33,6 +33,6 @@ async def begin(bucket: Bucket, invocation_id: str, known: Known | None, worker:
         entry = await bucket.get(invocation_id)
         if entry is None:
             return Begun(None)
-        known = Known(decode(entry.value, InvocationRecord), entry.revision)
+        known = read_record(entry.value, entry.revision)
         if known.record.cancelled or known.record.stage is Stage.TERMINAL:
             return Over(known.record.stage is not Stage.TERMINAL, known)

@@ -1,45 +1,18 @@
 """Data outlives its runtime, as a product's control plane sees it: everything is asked over HTTP, on real pods."""
 
-import functools
-import json
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
-from lightkube.resources.core_v1 import Service
 
 from localcluster.node import Node
 from localcluster.processes import ProcessFailed, wait_until
+from tests.e2e.asking import ask
 from tests.e2e.controller_manager.test_storages_on_a_real_node import in_pod
 from tests.e2e.controller_manager.test_units_on_a_real_node import installed
 
 __all__ = ["installed"]
 
 STAYS = {"command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]}
-
-
-@functools.cache
-def address_of(node: Node) -> str:
-    """Where the host reaches the API."""
-    with node.plane.client() as client:
-        service = client.get(Service, "runtime-api", namespace="runtime-system")
-    assert service.spec, service
-    assert service.spec.clusterIP, service
-    return service.spec.clusterIP
-
-
-def ask(node: Node, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
-    address = address_of(node)
-    data = json.dumps(body).encode() if body is not None else None
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"http://{address}:8080/api/v1{path}", data, headers, method=method)
-    try:
-        answer = urllib.request.urlopen(request, timeout=40)  # noqa: S310
-    except urllib.error.HTTPError as refusal:
-        answer = refusal
-    with answer:
-        return int(answer.status), dict(json.loads(answer.read() or "{}"))
 
 
 def unit(name: str, *, read_only: bool = False) -> dict[str, Any]:

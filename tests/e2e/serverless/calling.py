@@ -1,41 +1,16 @@
 """Functions on a real node as a product's control plane sees them: made with kubectl, called over HTTP."""
 
-import functools
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from lightkube.resources.core_v1 import Service
-
 from localcluster.node import Node
 from localcluster.processes import wait_until
+from tests.e2e.asking import ask
 from tests.e2e.controller_manager.test_units_on_a_real_node import apply
 
 NAMESPACE = "runtime-instance"
 INVOCATIONS = "/serverless/invocations"
-
-
-@functools.cache
-def api_of(node: Node) -> str:
-    """Where the host reaches the API."""
-    with node.plane.client() as client:
-        service = client.get(Service, "runtime-api", namespace="runtime-system")
-    assert service.spec, service
-    return f"http://{service.spec.clusterIP}:8080/api/v1"
-
-
-def ask(node: Node, method: str, path: str, body: Any = None, within: float = 100) -> tuple[int, dict[str, Any]]:
-    data = json.dumps(body).encode() if body is not None else None
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(api_of(node) + path, data, headers, method=method)  # noqa: S310
-    try:
-        answer = urllib.request.urlopen(request, timeout=within)  # noqa: S310
-    except urllib.error.HTTPError as refusal:
-        answer = refusal
-    with answer:
-        return int(answer.status), dict(json.loads(answer.read() or "{}"))
 
 
 @dataclass(frozen=True)
@@ -64,7 +39,8 @@ class Function:
         wait_until(is_known, 30, lambda: f"the API does not know {self.name}")
 
     def call(self, payload: Any, **more: Any) -> tuple[int, dict[str, Any]]:
-        return ask(self.node, "POST", INVOCATIONS, {"serverlessRequestID": self.name, "payload": payload, **more})
+        asked = {"serverlessRequestID": self.name, "payload": payload, **more}
+        return ask(self.node, "POST", INVOCATIONS, asked, within=100)
 
     def workers(self) -> list[str]:
         found = json.loads(self.node.kubectl("get", "gpuunits", f"--namespace={NAMESPACE}", "-o=json"))["items"]

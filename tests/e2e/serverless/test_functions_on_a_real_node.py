@@ -7,7 +7,8 @@ import pytest
 
 from localcluster.node import Node
 from localcluster.processes import wait_until
-from tests.e2e.serverless.calling import NAMESPACE, Function, ask
+from tests.e2e.asking import ask
+from tests.e2e.serverless.calling import NAMESPACE, Function
 
 DOUBLING = """
 import time

@@ -20,7 +20,8 @@ import aiohttp
 import pytest
 
 from localcluster.node import Node
-from tests.e2e.serverless.calling import Function, api_of
+from tests.e2e.asking import api_of
+from tests.e2e.serverless.calling import Function
 
 COUNT = int(os.environ.get("INVOCATIONS", "10000"))
 AT_A_TIME = 48

@@ -64,6 +64,11 @@ class Known:
     revision: int
 
 
+def read_record(value: bytes, revision: int) -> Known:
+    """What the bucket has of an invocation at that revision, or Unreadable."""
+    return Known(decode(value, InvocationRecord), revision)
+
+
 def headers_of(known: Known) -> dict[str, str]:
     """The headers of a message, from whoever wrote or read the record last."""
     return {REVISION: str(known.revision), RECORD: encode(known.record).decode()}
@@ -75,7 +80,7 @@ def known_from(headers: Mapping[str, str]) -> Known | None:
     if not record or not (revision.isascii() and revision.isdecimal()):
         return None
     try:
-        return Known(decode(record.encode(), InvocationRecord), int(revision))
+        return read_record(record.encode(), int(revision))
     except Unreadable:
         return None
 

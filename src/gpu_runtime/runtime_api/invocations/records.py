@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from gpu_runtime.contract.errors import Unavailable
-from gpu_runtime.contract.messages.state import InvocationRecord, Known
-from gpu_runtime.contract.messages.wire import Unreadable, decode, encode
+from gpu_runtime.contract.messages.state import InvocationRecord, Known, read_record
+from gpu_runtime.contract.messages.wire import Unreadable, encode
 from gpu_runtime.jetstream.kv import Bucket, Entry
 
 
@@ -30,6 +30,6 @@ class Records:
 
 def recorded(entry: Entry) -> Known:
     try:
-        return Known(decode(entry.value, InvocationRecord), entry.revision)
+        return read_record(entry.value, entry.revision)
     except Unreadable as error:  # not the caller's fault: a newer process wrote it, or somebody by hand
         raise Unavailable(f"the record of invocation {entry.key}: {error}") from error
