@@ -29,6 +29,8 @@ PACKAGES = ("ca-certificates", "curl", "nginx-light", "python3")
 PYTHON_FOLDER = "usr/lib/python3/dist-packages"
 USER = "10001:10001"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+KEPT = 4
+"""Every change of the sources makes a product image; so many of them stay for those who go back and forth."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,19 @@ def stand_ins() -> Archive:
 
 
 def product() -> Archive:
-    return _archive("gpu-runtime", [_debian_layer(), _product_layer()], [PRODUCT])
+    layer = _product_layer()
+    made = _archive("gpu-runtime", [_debian_layer(), layer], [PRODUCT])
+    for path in (layer, made.path):
+        path.touch()
+    _forget_oldest("gpu-runtime-*.oci.tar")
+    _forget_oldest("gpu-runtime-*[0-9a-f].tar")
+    return made
+
+
+def _forget_oldest(pattern: str) -> None:
+    newest_first = sorted((cache() / "images").glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in newest_first[KEPT:]:
+        path.unlink(missing_ok=True)
 
 
 def pause() -> Archive:
