@@ -4,6 +4,9 @@
     the dispatch is stored            (from here a worker has it as soon as one is free)
     demand is told                    (whoever leads looks at the function's workers at once)
 
+Where a worker is known to be free, the dispatch alone is stored: the worker makes the record `running` in the same
+moment, under the same condition, and there is nothing to scale.
+
 Every step may be repeated after a crash. What no worker may have any more ends here with its result.
 """
 
@@ -15,6 +18,7 @@ from gpu_runtime.activator.demand import Demand
 from gpu_runtime.activator.endings import Endings, gone, taken_back, timed_out
 from gpu_runtime.activator.functions import Functions
 from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.room import Room
 from gpu_runtime.activator.settings import Dispatching
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
@@ -69,6 +73,7 @@ class Dispatcher:
     publisher: Publisher
     records: Bucket
     functions: Functions
+    room: Room
     demand: Demand
     endings: Endings
     settings: Dispatching
@@ -114,6 +119,9 @@ class Dispatcher:
             return Done()
         if self.functions.serving(invocation.serverless_request_id) is None:
             return await self._unknown(delivery, accepted, now)
+        if delivery.attempt == 1 and accepted.known and self.room.take(invocation.serverless_request_id):
+            await self._dispatch(accepted, accepted.known, now)
+            return Done()
         try:
             known = await self._recorded(accepted, now)
         except Over as over:
@@ -121,6 +129,7 @@ class Dispatcher:
                 await self.endings.end(invocation, taken_back(), now, None)
             return Done()
         await self._dispatch(accepted, known, now)
+        await self.demand.tell(invocation.serverless_request_id)
         return Done()
 
     async def _unknown(self, delivery: Delivery, accepted: Accepted, now: datetime) -> Outcome:
@@ -173,7 +182,6 @@ class Dispatcher:
         self.metrics.dispatched.inc()
         if invocation.enqueued_at:
             self.metrics.queue_age.observe(max(0.0, (now - invocation.enqueued_at).total_seconds()))
-        await self.demand.tell(request_id)
 
 
 def read(delivery: Delivery, subjects: Subjects) -> Accepted:

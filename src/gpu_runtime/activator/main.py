@@ -23,6 +23,7 @@ from gpu_runtime.activator.lookout import Lookout
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.reaper import Reaper
 from gpu_runtime.activator.reconcile import FunctionReconciler
+from gpu_runtime.activator.room import Room
 from gpu_runtime.activator.setbacks import Setbacks
 from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.activator.stock_api import StockAPI
@@ -140,6 +141,7 @@ class Leading:
 
     ensemble: Ensemble
     workers: Workers
+    room: Room
     functions: Functions
     lookout: Lookout
     reaper: Reaper
@@ -151,6 +153,7 @@ class Leading:
             event = decode(message.data, WorkerEvent)
         except Unreadable:
             return
+        self.room.hear(event)
         first = self.workers.hear(event)
         unit = self.functions.units.store.get(Key(event.namespace, event.worker)) if first else None
         if unit is not None and self.functions.is_worker(unit) and self.leads():
@@ -174,10 +177,21 @@ def assemble(
     topology, own = topology_of(settings.nats), ActivatorMetrics(metrics.registry)
     publisher, clock = Publisher(nats), asyncio.get_running_loop().time
     functions = Functions(client, settings.namespaces.stock, metrics)
-    workers, records = Workers(clock), Bucket(nats, publisher, topology.state)
+    workers, room, records = Workers(clock), Room(clock), Bucket(nats, publisher, topology.state)
     endings = Endings(topology.subjects, publisher, own)
     demand = Demand(nats, topology.subjects, clock)
-    dispatcher = Dispatcher(topology, publisher, records, functions, demand, endings, settings.dispatching, own, utcnow)
+    dispatcher = Dispatcher(
+        topology=topology,
+        publisher=publisher,
+        records=records,
+        functions=functions,
+        room=room,
+        demand=demand,
+        endings=endings,
+        settings=settings.dispatching,
+        metrics=own,
+        clock=utcnow,
+    )
     policy = Policy(at_once=settings.dispatching.at_once, attempts=settings.dispatching.attempts)
     elector = _elector(client, settings, metrics)
     scaling, leads = settings.scaling, elector.leadership.still_leading if elector else _always
@@ -211,7 +225,7 @@ def assemble(
     controller = _controller(functions, reconciler, settings, metrics)
     reaper = Reaper(nats, topology, records, functions, endings, settings.reaping, own, utcnow)
     lookout = Lookout(backlog, functions, controller.enqueue, scaling.pass_seconds, reconciler.leave)
-    functions.units.on_change(lambda change: _forget(change, workers, reconciler))
+    functions.units.on_change(lambda change: _forget(change, workers, room, reconciler))
     work = (controller, lookout, reaper)
     ensemble = Ensemble((functions.units,), work, elector, recorder, settings.stop_grace_seconds)
     return Activator(
@@ -220,7 +234,7 @@ def assemble(
         functions=functions,
         workers=workers,
         dispatching=Consumption(publisher, topology.activation, dispatcher.handle, dispatcher.abandon, policy),
-        leading=Leading(ensemble, workers, functions, lookout, reaper, own, leads),
+        leading=Leading(ensemble, workers, room, functions, lookout, reaper, own, leads),
     )
 
 
@@ -235,11 +249,12 @@ def _controller(
     return controller
 
 
-def _forget(change: Change[GPUUnit], workers: Workers, reconciler: FunctionReconciler) -> None:
+def _forget(change: Change[GPUUnit], workers: Workers, room: Room, reconciler: FunctionReconciler) -> None:
     """A unit that is gone says nothing more, and one that comes under its name is another one."""
     before, after = change.before, change.after
     if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
         workers.leave(before.metadata.key)
+        room.leave(before.metadata.key)
         reconciler.forget(before.metadata.key)
 
 

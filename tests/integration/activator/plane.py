@@ -24,7 +24,15 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.identity import invocation_hash
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings
-from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage, advanced, taken_back
+from gpu_runtime.contract.messages.state import (
+    REVISION,
+    InvocationRecord,
+    Known,
+    Stage,
+    advanced,
+    headers_of,
+    taken_back,
+)
 from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import decode, encode, utc
@@ -113,7 +121,7 @@ class Plane:
                 await running
 
     async def accept(self, request_id: str, *, seconds: float = 30, body: bytes = b"{}", **about: Any) -> Invocation:
-        """As the runtime API does it: the record first, then the message with its revision."""
+        """As the runtime API does it: the record first, then the message that carries it."""
         invocation = Invocation(
             invocation_id=about.pop("id", "") or f"inv-{uuid.uuid4().hex}",
             serverless_request_id=request_id,
@@ -130,11 +138,11 @@ class Plane:
             updated_at=now(),
         )
         revision = await self.records.create(invocation.invocation_id, encode(record))
-        await self.send(invocation, revision)
+        await self.send(invocation, Known(record, revision) if revision else None)
         return invocation
 
-    async def send(self, invocation: Invocation, revision: int | None) -> None:
-        headers = {REVISION: str(revision)} if revision else {}
+    async def send(self, invocation: Invocation, known: Known | None) -> None:
+        headers = headers_of(known) if known else {}
         subject = self.topology.subjects.invoke(invocation.serverless_request_id)
         await self.publisher.publish(Outgoing(subject, encode(invocation), headers=headers))
 

@@ -5,20 +5,23 @@ import asyncio
 import msgspec
 from msgspec import structs
 
+from gpu_runtime.activator.main import Activator
 from gpu_runtime.activator.settings import Dispatching
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.state import REVISION, Stage
+from gpu_runtime.contract.messages.state import REVISION, Known, Stage
 from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.wire import decode
+from gpu_runtime.contract.messages.worker_event import WorkerEventKind
 from gpu_runtime.jetstream.browse import first_kept
 from gpu_runtime.jetstream.connect import connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.options import Options
 from gpu_runtime.jetstream.topology import consumer_load
-from tests.integration.activator.plane import Plane, nats_settings, until
+from gpu_runtime.kube.objects import Key
+from tests.integration.activator.plane import UNITS, Plane, Sidecar, nats_settings, until
 
 
 async def test_an_invocation_becomes_a_dispatch_whose_record_says_so(plane: Plane) -> None:
@@ -41,13 +44,35 @@ async def test_an_invocation_becomes_a_dispatch_whose_record_says_so(plane: Plan
         assert await plane.waiting("echo", Queue.INVOKE) == 0
 
 
+async def test_where_a_worker_is_known_to_be_free_the_dispatch_alone_is_stored(plane: Plane) -> None:
+    await plane.function("warm", maxWorkers=1)
+    async with plane.activator() as activator:
+        await Sidecar(plane, "warm", "warm").say(WorkerEventKind.REGISTERED)
+        await until(lambda: _heard(activator, Key(UNITS, "warm")), "the worker was heard")
+        sent = [await plane.accept("warm") for _ in range(2)]
+        await until(lambda: _has(plane, "warm", 2), "both were dispatched")
+        stages = [(await plane.record(each.invocation_id)).stage for each in sent]
+        assert sorted(stages) == [Stage.DISPATCHED, Stage.QUEUED], "the one place was given away once"
+
+
+async def test_what_was_cancelled_ends_so_although_the_dispatch_was_stored_alone(plane: Plane) -> None:
+    await plane.function("warm", maxWorkers=1)
+    async with plane.activator() as activator:
+        await Sidecar(plane, "warm", "warm").say(WorkerEventKind.REGISTERED)
+        await until(lambda: _heard(activator, Key(UNITS, "warm")), "the worker was heard")
+        sent = await plane.accept("warm")
+        await until(lambda: _has(plane, "warm", 1), "it was dispatched")
+        await plane.cancel(sent)
+        assert (await plane.result(sent)).state is ResultState.CANCELLED
+
+
 async def test_a_second_delivery_of_what_is_dispatched_dispatches_nothing_more(plane: Plane) -> None:
     await plane.function("twice", maxWorkers=1)
     async with plane.activator():
         sent = await plane.accept("twice")
         await until(lambda: _has(plane, "twice", 1), "it was dispatched")
-        await plane.send(sent, revision=1)
-        await plane.send(sent, revision=None)
+        await plane.send(sent, Known(await plane.record(sent.invocation_id), revision=1))
+        await plane.send(sent, None)
         await until(lambda: _handled(plane, "twice"), "all of them are handled")
         assert await plane.waiting("twice") == 1
 
@@ -149,3 +174,7 @@ async def _has(plane: Plane, request_id: str, count: int) -> bool:
 
 async def _handled(plane: Plane, request_id: str) -> bool:
     return await plane.waiting(request_id, Queue.INVOKE) == 0
+
+
+async def _heard(activator: Activator, worker: Key) -> bool:
+    return activator.workers.of(worker) is not None

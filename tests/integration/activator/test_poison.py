@@ -13,6 +13,7 @@ from gpu_runtime.activator.functions import Functions
 from gpu_runtime.activator.main import utcnow
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.reaper import Reaper
+from gpu_runtime.activator.room import Room
 from gpu_runtime.activator.settings import Dispatching, Reaping
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
@@ -92,6 +93,7 @@ async def test_the_dispatcher_gives_up_what_came_to_the_wrong_place(
         publisher,
         Bucket(nats, publisher, topology.state),
         cast(Functions, NONE),
+        Room(float),
         Demand(nats, topology.subjects, float),
         Endings(topology.subjects, publisher, metrics),
         Dispatching(unknown_seconds=0),
