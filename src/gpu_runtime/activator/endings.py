@@ -1,6 +1,7 @@
 """Results of invocations that no worker ends: too late, taken back, or of a function that is gone."""
 
 import contextlib
+import logging
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,6 +15,8 @@ from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.publish import Publisher
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Endings:
         result = unsuccessful(invocation, ending.state, ending.failure, now)
         await self.publisher.publish(self.outgoing(result, known))
         self.metrics.ended.labels(ending.state.value, ending.failure.failure_class.value).inc()
+        about = {"invocationID": invocation.invocation_id, "function": invocation.serverless_request_id}
+        logger.info("%s: %s", ending.state.value, ending.failure.message, extra=about)
         if invocation.reply_to:
             with contextlib.suppress(StreamError):  # it can still be fetched
                 await self.publisher.connection.publish(invocation.reply_to, encode(result))

@@ -57,8 +57,12 @@ class Lifecycle:
     async def make(self, function: GPUUnit, name: str, *, cold: bool = False) -> None:
         """Make a worker, from stock unless it is known that there is none."""
         worker = worker_like(function, name)
-        if cold or not await self._from_stock(worker):
+        about = {"unit": str(worker.metadata.key), "function": function.metadata.name}
+        if not cold and await self._from_stock(worker):
+            logger.info("a worker is made from stock", extra=about)
+        else:
             await self._cold(worker)
+            logger.info("a worker is made without stock", extra=about)
 
     async def drain(self, unit: GPUUnit, instance: str) -> Drained | None:
         """What the worker answers; None where nobody does."""
@@ -79,6 +83,8 @@ class Lifecycle:
             await self.client.delete(GPU_UNITS, key, uid=uid)
         except (kube.NotFound, kube.Conflict):
             logger.debug("the worker is gone already", extra={"unit": str(key)})
+        else:
+            logger.info("a worker is let go", extra={"unit": str(key)})
         self.functions.units.forget(key, uid)
 
     async def switch(self, function: GPUUnit, *, running: bool) -> None:

@@ -30,7 +30,7 @@ from gpu_runtime.jetstream.delivery import (
     refused_at_receipt,
 )
 from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.jetstream.publish import Publisher
+from gpu_runtime.jetstream.publish import MESSAGE_ID, Publisher
 from gpu_runtime.jetstream.pull import Patience, Puller
 from gpu_runtime.jetstream.specs import ConsumerSpec
 from gpu_runtime.jetstream.wanted import nanoseconds
@@ -143,7 +143,7 @@ class Consumption:
         try:
             return await self._handler(delivery)
         except Exception as error:
-            logger.exception("a handler failed", extra={"subject": delivery.subject, "attempt": delivery.attempt})
+            logger.exception("a handler failed", extra=_where(delivery))
             return Retry(f"{type(error).__name__}: {error}")
 
     async def _settle(self, held: _Held, outcome: Outcome) -> None:
@@ -205,4 +205,9 @@ def _nak(delay: float) -> bytes:
 
 
 def _where(delivery: Delivery) -> dict[str, object]:
-    return {"subject": delivery.subject, "sequence": delivery.sequence, "attempt": delivery.attempt}
+    return {
+        "subject": delivery.subject,
+        "sequence": delivery.sequence,
+        "attempt": delivery.attempt,
+        "messageID": delivery.headers.get(MESSAGE_ID, ""),
+    }

@@ -16,6 +16,7 @@ from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.identity import check_address
+from gpu_runtime.contract.messages.invocation import Invocation as Asked
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState
 from gpu_runtime.contract.messages.state import Known, headers_of, known_from
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
@@ -141,7 +142,7 @@ class Work:
         letter, result = self.abandoned(delivery, GiveUp(reason, failure.failure_class))
         await self.publisher.publish(letter)
         await self.publisher.publish(result)
-        await self._reply(dispatch.invocation.reply_to, result.data)
+        await self._reply(dispatch.invocation, result.data)
         return Done()
 
     async def _end(self, dispatch: Dispatch, ended: Ended, run: Run, known: Known | None) -> Done:
@@ -149,11 +150,23 @@ class Work:
         message = self._outgoing(result, known)
         # In this order on one connection: who hears of the result hears of one that the server has. A caller need not
         # wait for the acknowledgement, too.
-        await asyncio.gather(
-            self._store(message, result, known), self._reply(dispatch.invocation.reply_to, message.data)
-        )
+        await asyncio.gather(self._store(message, result, known), self._reply(dispatch.invocation, message.data))
         self.metrics.invocations.labels(ended.state.value).inc()
+        self._note(result)
         return Done()
+
+    def _note(self, result: Result) -> None:
+        """What ended well is told to those who look closely: there may be hundreds a second."""
+        level = logging.DEBUG if result.state is ResultState.SUCCEEDED else logging.INFO
+        if logger.isEnabledFor(level):
+            why = {"reason": result.failure.message} if result.failure else {}
+            extra = {
+                "invocationID": result.invocation_id,
+                "unit": self.terms.worker,
+                "attempts": result.attempts,
+                **why,
+            }
+            logger.log(level, "%s", result.state.value, extra=extra)
 
     async def _store(self, message: Outgoing, result: Result, known: Known | None) -> None:
         """Have the result stored, however long that takes: without it, the function would have to run again."""
@@ -180,14 +193,14 @@ class Work:
         subject = self.terms.subjects.result(result.serverless_request_id)
         return Outgoing(subject, encode(result), result.message_id, headers)
 
-    async def _reply(self, to: str, data: bytes) -> None:
+    async def _reply(self, asked: Asked, data: bytes) -> None:
         """Tell whoever waits. What gets lost is looked up."""
-        if not to:
+        if not asked.reply_to:
             return
         try:
-            await self.publisher.connection.publish(to, data, within=REPLY_SECONDS)
+            await self.publisher.connection.publish(asked.reply_to, data, within=REPLY_SECONDS)
         except StreamError as error:
-            logger.warning("a reply was lost", extra={"error": str(error)})
+            logger.warning("a reply was lost", extra={"invocationID": asked.invocation_id, "error": str(error)})
 
     def abandoned(self, delivery: Delivery, given_up: GiveUp) -> Sequence[Outgoing]:
         """The dead letter, and the result where there is somebody whose it is."""

@@ -1,8 +1,10 @@
 """Invocations on their way into their functions' queues."""
 
 import asyncio
+import logging
 
 import msgspec
+import pytest
 from msgspec import structs
 
 from gpu_runtime.activator.main import Activator
@@ -86,7 +88,8 @@ async def test_what_was_cancelled_is_not_dispatched_and_has_its_result(plane: Pl
         assert await plane.waiting("calm") == 0
 
 
-async def test_what_comes_too_late_expires(plane: Plane) -> None:
+async def test_what_comes_too_late_expires(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     await plane.function("late", maxWorkers=1)
     sent = await plane.accept("late", seconds=0.001)
     async with plane.activator():
@@ -95,6 +98,8 @@ async def test_what_comes_too_late_expires(plane: Plane) -> None:
             ResultState.EXPIRED,
             FailureClass.TIMED_OUT,
         )
+    said = [vars(each) for each in caplog.records if each.name == "gpu_runtime.activator.endings"]
+    assert [(each["invocationID"], each["function"]) for each in said] == [(sent.invocation_id, "late")]
 
 
 async def test_an_invocation_of_no_function_fails_and_tells_the_caller_who_waits(plane: Plane) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -13,6 +13,9 @@ access = logging.getLogger("gpu_runtime.access")
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS: Mapping[str, str] = MappingProxyType(
     {name: name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")}
+)
+_SAID_AS: Mapping[str, str] = MappingProxyType(
+    {"operation_id": "operationID", "invocation_id": "invocationID", "name": "object"}
 )
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -26,7 +29,13 @@ class Entry:
     path: str
     route: str
     caller: str = "unknown"
-    operation_id: str | None = None
+    about: dict[str, str] = field(default_factory=dict)
+
+    def concerns(self, said: object) -> None:
+        """Note what a body or an answer names, so that a search for it finds this line."""
+        for attribute, word in _SAID_AS.items():
+            if isinstance(name := getattr(said, attribute, None), str) and name:
+                self.about[word] = name
 
 
 class Journal:
@@ -63,7 +72,7 @@ class Journal:
 
 
 def _fields(entry: Entry, status: int, seconds: float) -> dict[str, object]:
-    fields: dict[str, object] = {
+    return {
         "method": entry.method,
         "route": entry.route,
         "path": entry.path,
@@ -71,5 +80,5 @@ def _fields(entry: Entry, status: int, seconds: float) -> dict[str, object]:
         "status": status,
         "requestID": entry.request_id,
         "seconds": round(seconds, 6),
+        **entry.about,
     }
-    return fields | ({"operationID": entry.operation_id} if entry.operation_id else {})

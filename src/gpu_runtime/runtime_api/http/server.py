@@ -118,7 +118,7 @@ class Served:
         except Exception as error:
             fault = self._too_slow() if limit.expired() else as_fault(error)
             if isinstance(fault, Internal):
-                extra = {"requestID": entry.request_id, "route": entry.route}
+                extra = {"requestID": entry.request_id, "route": entry.route, **entry.about}
                 logger.exception("a request failed unforeseen", extra=extra)
             return failure(fault, entry.request_id)
 
@@ -148,10 +148,12 @@ class Admission:
         path = read_path(request.match_info)
         query = read_query(tuple(request.query.items()), self._route.query)
         body = await self._body(request)
-        entry.operation_id = getattr(body, "operation_id", None)
+        entry.concerns(body)
         if self._route.scope is not None and self._route.needs_cluster and (reason := self._edge.unusable()):
             raise Unavailable(reason)
-        return await self._route.handler(Call(body=body, query=query, path=path, caller=caller.name))
+        answer = await self._route.handler(Call(body=body, query=query, path=path, caller=caller.name))
+        entry.concerns(answer.data)
+        return answer
 
     async def _admitted(self, request: web.Request, entry: Entry) -> Caller:
         if self._route.scope is None:

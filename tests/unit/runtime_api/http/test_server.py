@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -26,6 +27,7 @@ from gpu_runtime.contract.errors import (
 )
 from gpu_runtime.contract.validation.problem import Problem
 from gpu_runtime.kube import errors as kube
+from gpu_runtime.runtime_api.http.journal import Entry
 from gpu_runtime.runtime_api.http.rates import Rates
 from gpu_runtime.runtime_api.http.route import Answer, Call, Scope
 from gpu_runtime.runtime_api.settings import Limits
@@ -286,6 +288,14 @@ async def test_every_write_is_in_the_audit_log_and_reads_only_at_debug(caplog: p
     }
     assert lines[0]["seconds"] >= 0
     assert not [record for record in caplog.records if record.name == "gpu_runtime.access"]
+
+
+def test_a_line_names_what_the_request_was_about_and_what_became_of_it() -> None:
+    entry = Entry("r-1", "POST", "/things", "postThing")
+    entry.concerns(SimpleNamespace(operation_id="op-7", invocation_id="", name=None))
+    entry.concerns(None)
+    entry.concerns(SimpleNamespace(name="web", invocation_id="inv-1"))
+    assert entry.about == {"operationID": "op-7", "object": "web", "invocationID": "inv-1"}
 
 
 async def test_metrics_go_by_the_name_of_the_route_and_never_by_its_path() -> None:
