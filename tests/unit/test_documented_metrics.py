@@ -11,6 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.result_store.metrics import StoreMetrics
@@ -26,6 +27,7 @@ SOURCES = ROOT / "src" / "gpu_runtime"
 SECTIONS: Mapping[str, tuple[Callable[[CollectorRegistry], object], ...]] = MappingProxyType(
     {
         "Kubernetes": (KubeMetrics,),
+        "controller-manager": (UnitMetrics,),
         "runtime-api": (Journal, InvocationMetrics, RetentionMetrics),
         "activator": (ActivatorMetrics,),
         "worker-sidecar": (SidecarMetrics,),

@@ -14,6 +14,7 @@ from gpu_runtime.controller_manager.gpu_storage.concerns import Concerns as Stor
 from gpu_runtime.controller_manager.gpu_storage.reconcile import GPUStorageReconciler
 from gpu_runtime.controller_manager.gpu_unit.concerns import Concerns as UnitConcerns
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
+from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.reconcile import StockPoolReconciler
 from gpu_runtime.controller_manager.turns import Turns
@@ -55,6 +56,7 @@ def assemble(client: Client, settings: ControllerManagerSettings, metrics: KubeM
     writer = client.fenced(elector.leadership) if elector else client
     recorder = Recorder(writer, NAME, _identity(), metrics=metrics)
     caches = open_caches(client, metrics, settings.resync_seconds)
+    caches.units.on_change(UnitMetrics(metrics.registry, settings.namespaces.stock).note)
     reporter, turns = Reporter(writer, recorder), Turns()
     controllers = (
         _units(caches, GPUUnitReconciler(writer, caches, reporter, settings, turns), settings, metrics),

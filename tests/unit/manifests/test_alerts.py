@@ -11,6 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
 from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.controller_manager.settings import Sidecar
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
@@ -33,6 +34,7 @@ COUNTED_BY = (
     RetentionMetrics,
     SidecarMetrics,
     StoreMetrics,
+    UnitMetrics,
 )
 SERIES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"], "info": ["_info"]}
 WORDS = {"by", "or", "and", "unless", "without", "on", "ignoring", "offset"}

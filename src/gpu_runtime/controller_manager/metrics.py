@@ -1,0 +1,34 @@
+"""How much there is of what: the units in the cache, counted as they come, change and go."""
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.names import Annotation, Role
+from gpu_runtime.kube.store import Change
+
+CLAIMED = "Claimed"
+
+
+class UnitMetrics:
+    def __init__(self, registry: CollectorRegistry, stock_namespace: str = "") -> None:
+        self._stock_namespace = stock_namespace
+        self._units = Gauge(
+            "controller_manager_units",
+            "GPUUnits by what they are for, specName and phase",
+            ["role", "spec", "phase"],
+            registry=registry,
+        )
+
+    def note(self, change: Change[GPUUnit]) -> None:
+        if change.before is not None:
+            self._units.labels(*self._labels(change.before)).dec()
+        if change.after is not None:
+            self._units.labels(*self._labels(change.after)).inc()
+
+    def _labels(self, unit: GPUUnit) -> tuple[str, str, str]:
+        """Stock that somebody has claimed is stock no more, whatever its phase says."""
+        stock = unit.metadata.namespace == self._stock_namespace
+        claimed = stock and Annotation.CLAIMED_BY in unit.metadata.annotations
+        role = Role.STOCK if stock else Role.ACTIVE
+        return role, unit.spec.spec_name, CLAIMED if claimed else unit.status.phase or UnitPhase.EMPTY

@@ -1,0 +1,33 @@
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.controller_manager.metrics import UnitMetrics
+from gpu_runtime.kube.store import Change
+from tests.unit.controller_manager.objects import unit
+
+
+def in_phase(phase: str, namespace: str = "runtime-stock", **annotations: str) -> GPUUnit:
+    found = unit(namespace, annotations)
+    return msgspec.structs.replace(found, status=msgspec.structs.replace(found.status, phase=phase))
+
+
+def test_units_are_counted_as_they_come_change_and_go() -> None:
+    registry = CollectorRegistry()
+    metrics = UnitMetrics(registry, "runtime-stock")
+
+    def count(role: str, phase: str) -> float | None:
+        labels = {"role": role, "spec": "g1.1", "phase": phase}
+        return registry.get_sample_value("controller_manager_units", labels)
+
+    new, ready = in_phase("Progressing"), in_phase("Ready")
+    claimed = in_phase("Ready", **{Annotation.CLAIMED_BY: "somebody"})
+    active = in_phase("Ready", "runtime-instance", **{Annotation.CLAIMED_BY: "copied along"})
+    for change in (Change(None, new), Change(new, ready), Change(None, active), Change(active, active)):
+        metrics.note(change)
+    assert (count("stock", "Progressing"), count("stock", "Ready"), count("active", "Ready")) == (0, 1, 1)
+    metrics.note(Change(ready, claimed))
+    assert (count("stock", "Ready"), count("stock", "Claimed")) == (0, 1), "out of stock is a number, not a silence"
+    metrics.note(Change(claimed, None))
+    assert count("stock", "Claimed") == 0
