@@ -13,14 +13,14 @@ from localcluster.node import node as start_node
 from tests.conftest import available
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node() -> Iterator[Node]:
     """A node on which real pods run, with 16 GPUs that are not there."""
     with available(start_node()) as local:
         yield local
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kube(node: Node) -> Iterator[Client]:
     with node.plane.client() as client:
         yield client

@@ -6,7 +6,7 @@ from localcluster import platform
 from localcluster.node import Node
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def whole_platform(node: Node) -> Node:
     """The node with everything deployed into it, NATS included, by the manifests that any cluster gets."""
     platform.install(node, *platform.DEPLOYMENTS)

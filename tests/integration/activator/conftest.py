@@ -20,7 +20,7 @@ from tests.integration.runtime_api.edge.conftest import IDENTITY as API
 from tests.integration.runtime_api.live import LiveReplica
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stock_api(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveReplica]:
     """A runtime API as it runs. There is no controller manager: tests say themselves which stock is Ready."""
     install(control_plane)

@@ -318,7 +318,7 @@ def install(plane: ControlPlane) -> None:
     plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """With one controller manager that leads."""
     with available(control_planes.control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
@@ -329,7 +329,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.end_managers()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def collecting(cluster: Cluster) -> None:
     """Kubernetes' garbage collector learns of new kinds only every half minute; from here on it knows them."""
     wait_collecting(cluster)
@@ -343,7 +343,7 @@ def wait_collecting(cluster: Cluster) -> None:
     wait_until(lambda: cluster.gone(Deployment, "runtime-stock", name), 60, lambda: "nothing is collected")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with available(control_planes.control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
         install(plane)

@@ -8,7 +8,7 @@ from localcluster.nats import NatsServer
 from tests.integration.runtime_api.live import Caller, Platform, caller, running_platform
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[Platform]:
     with running_platform(tmp_path_factory.mktemp("platform"), nats.account()) as running:
         yield running

@@ -148,7 +148,7 @@ class Cluster:
             replica.process.wait(20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api_plane() -> Iterator[ControlPlane]:
     with available(control_planes.control_plane(nodes=1, gpus_per_node=1)) as plane:
         for part in ("namespace", "crd", "rbac"):
