@@ -1,11 +1,12 @@
 """What must hold before a unit's workload is built, as ordered data: the first rule that is broken is told."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from gpu_runtime.contract.crd.conditions import READY, Reason, find
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
-from gpu_runtime.contract.crd.gpu_unit import StorageMount
-from gpu_runtime.contract.crd.names import Label
+from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec, StorageMount
+from gpu_runtime.contract.crd.names import Label, Role
 from gpu_runtime.contract.validation import unit_problems
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import sidecar_port_taken
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
@@ -16,7 +17,13 @@ Rule = Callable[[Observed], Blocked | None]
 
 
 def invalid_spec(seen: Observed) -> Blocked | None:
-    problems = unit_problems(seen.unit.spec, seen.role, at="spec")
+    return _invalid(seen.unit.spec, seen.role)
+
+
+@lru_cache(maxsize=4096)
+def _invalid(spec: GPUUnitSpec, role: Role) -> Blocked | None:
+    """A unit is looked at several times before its spec changes, and most specs are like another one's."""
+    problems = unit_problems(spec, role, at="spec")
     return Blocked(Reason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
 
 
