@@ -50,6 +50,9 @@ class Overheard:
         heard: defaultdict[str, set[Right]] = getattr(self, ear)
         heard[review["spec"]["user"].removeprefix(PLATFORM)].add(question(review))
 
+    def refusals(self) -> list[str]:
+        return [f"{account} may not {each}" for account, what in self.refused.items() for each in sorted(what)]
+
     def _ear(self, name: str) -> dict[str, Any]:
         webhook = {
             "timeout": "5s",
@@ -80,6 +83,7 @@ class Overheard:
 
 @contextmanager
 def overhearing(folder: Path) -> Iterator[Overheard]:
+    """Whatever fails meanwhile may have failed for a right that is missing, so that is told with it."""
     heard = Overheard(folder)
 
     class Ear(BaseHTTPRequestHandler):
@@ -104,6 +108,9 @@ def overhearing(folder: Path) -> Iterator[Overheard]:
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield heard
+    except Exception as failure:
+        failure.add_note("\n".join(["What RBAC refused:", *heard.refusals()]))
+        raise
     finally:
         server.shutdown()
         server.server_close()
