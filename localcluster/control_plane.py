@@ -37,7 +37,7 @@ class ControlPlane:
     durable: bool = False
     """Whether data must survive a power cut. Tests run faster without."""
     apiserver_flags: Mapping[str, object] = field(default_factory=dict)
-    """More of them, such as those of an audit log."""
+    """More of them, such as those of an audit log. None leaves out one of those that are there anyway."""
 
     @property
     def url(self) -> str:
@@ -203,7 +203,8 @@ class ControlPlane:
         return context
 
     def _run(self, name: str, flags: Mapping[str, object]) -> None:
-        self.processes.start(name, [self.programs[name], *(f"--{key}={_text(value)}" for key, value in flags.items())])
+        given = [f"--{key}={_text(value)}" for key, value in flags.items() if value is not None]
+        self.processes.start(name, [self.programs[name], *given])
 
 
 @contextmanager

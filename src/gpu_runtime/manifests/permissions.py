@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from gpu_runtime.contract.crd.names import GROUP, SYSTEM_NAMESPACE
 
-READ = ("get", "list", "watch")
-WRITE = ("create", "update", "patch", "delete")
+CACHE = ("list", "watch")
+READ = ("get", *CACHE)
+CHILD = (*READ, "create", "update", "delete")
+"""Of what is owned. A child that lost its owner reference gets it back, which a cluster may allow only to those who
+could delete the child."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +36,18 @@ class Process:
 CONTROLLER_MANAGER = Process(
     "controller-manager",
     everywhere=(
-        Grant("what it reconciles", GROUP, ("gpuunits", "gpustorages", "stockpools"), READ),
-        Grant(
-            "reporting on it",
-            GROUP,
-            ("gpuunits/status", "gpustorages/status", "stockpools/status"),
-            ("update", "patch"),
-        ),
-        Grant("attachment and protection of storages", GROUP, ("gpustorages",), ("update", "patch")),
+        Grant("what it reconciles", GROUP, ("gpuunits", "gpustorages", "stockpools"), CACHE),
+        Grant("whether a unit that a storage is held for has come", GROUP, ("gpuunits",), ("get",)),
+        Grant("reporting on it", GROUP, ("gpuunits/status", "gpustorages/status", "stockpools/status"), ("patch",)),
+        Grant("attachment and protection of storages", GROUP, ("gpustorages",), ("patch",)),
         # A child blocks its owner's deletion, which the API server allows to those who could finalize the owner.
         Grant("owning children", GROUP, ("gpuunits/finalizers", "stockpools/finalizers"), ("update",)),
-        Grant("the workload of units and pools", "apps", ("deployments",), READ + WRITE),
-        Grant("their addresses", "", ("services",), READ + WRITE),
-        Grant("what of them can be reached", "networking.k8s.io", ("networkpolicies",), READ + WRITE),
-        Grant("the data of storages", "", ("persistentvolumeclaims",), READ + WRITE),
-        Grant("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), READ),
-        Grant("why a workload does not start", "", ("pods",), READ),
+        Grant("the workload of units and pools", "apps", ("deployments",), CHILD),
+        Grant("their addresses", "", ("services",), CHILD),
+        Grant("what of them can be reached", "networking.k8s.io", ("networkpolicies",), CHILD),
+        Grant("the data of storages", "", ("persistentvolumeclaims",), (*READ, "create", "patch", "delete")),
+        Grant("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), CACHE),
+        Grant("why a workload does not start", "", ("pods",), CACHE),
         Grant("why a volume is not made", "events.k8s.io", ("events",), ("list",)),
         Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
     ),
@@ -56,9 +55,7 @@ CONTROLLER_MANAGER = Process(
         Grant("whether a unit that a storage is held for may still come", GROUP, ("operations",), ("get",)),
         # A name cannot limit a create: the object does not have it yet when the right is checked.
         Grant("leader election", "coordination.k8s.io", ("leases",), ("create",)),
-        Grant(
-            "leader election", "coordination.k8s.io", ("leases",), ("get", "update", "patch"), ("controller-manager",)
-        ),
+        Grant("leader election", "coordination.k8s.io", ("leases",), ("get", "patch"), ("controller-manager",)),
     ),
 )
 
@@ -66,28 +63,34 @@ RUNTIME_API = Process(
     "runtime-api",
     everywhere=(
         # Not only where the settings allow units and pools: those are names that the operator chooses.
-        Grant("what callers ask for, and the handoff", GROUP, ("gpuunits", "gpustorages", "stockpools"), READ + WRITE),
+        Grant(
+            "what callers ask for, and the handoff",
+            GROUP,
+            ("gpuunits", "gpustorages"),
+            (*READ, "create", "patch", "delete"),
+        ),
+        Grant("pools, which come and go as they are", GROUP, ("stockpools",), (*READ, "create", "delete")),
         Grant("whose token a caller has", "authentication.k8s.io", ("tokenreviews",), ("create",)),
     ),
     at_home=(
         Grant("the record of operations", GROUP, ("operations",), (*READ, "create", "delete")),
-        Grant("their progress", GROUP, ("operations/status",), ("update", "patch")),
+        Grant("their progress", GROUP, ("operations/status",), ("patch",)),
     ),
-    in_stock=(Grant("the node on which a stock unit holds its GPUs", "", ("pods",), READ),),
+    in_stock=(Grant("the node on which a stock unit holds its GPUs", "", ("pods",), CACHE),),
 )
 
 ACTIVATOR = Process(
     "activator",
     everywhere=(
         # Not only where the settings of others allow units: functions live where their owners put them.
-        Grant("functions, their workers, and what stock there is", GROUP, ("gpuunits",), READ),
+        Grant("functions, their workers, and what stock there is", GROUP, ("gpuunits",), CACHE),
         Grant("workers that come and go, functions that sleep", GROUP, ("gpuunits",), ("create", "patch", "delete")),
         Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     at_home=(
         Grant("whether the handoff that made a worker is finished", GROUP, ("operations",), ("get",)),
         Grant("leader election", "coordination.k8s.io", ("leases",), ("create",)),
-        Grant("leader election", "coordination.k8s.io", ("leases",), ("get", "update", "patch"), ("activator",)),
+        Grant("leader election", "coordination.k8s.io", ("leases",), ("get", "patch"), ("activator",)),
     ),
 )
 

@@ -4,6 +4,7 @@ Nothing is installed: the objects are sent as a dry run, in a namespace of the t
 """
 
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -28,10 +29,14 @@ def rendered(kubectl: Kubectl, folder: Path) -> list[Object]:
 
 def sent(kubectl: Kubectl, manifests: list[Object]) -> list[str]:
     """The names of what the API server would take."""
-    arguments = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-o", "name", "-f", "-")
-    done = kubectl(*arguments, stdin=yaml.safe_dump_all(manifests))
+    done = tried(kubectl, manifests)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def tried(kubectl: Kubectl, manifests: list[Object]) -> "CompletedProcess[str]":
+    arguments = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-o", "name", "-f", "-")
+    return kubectl(*arguments, stdin=yaml.safe_dump_all(manifests))
 
 
 def moved(manifest: Object, namespace: str) -> Object:
@@ -50,13 +55,29 @@ def test_a_kustomization_is_accepted(kubectl: Kubectl, namespace: str, folder: P
 
 @pytest.mark.parametrize("folder", WHOLE, ids=str)
 def test_every_pod_of_the_platform_is_admitted_under_restricted(kubectl: Kubectl, namespace: str, folder: Path) -> None:
+    pods = restricted_pods(kubectl, namespace, folder)
+    assert len(sent(kubectl, pods)) == len(pods) > 0
+    refused = tried(kubectl, [privileged(each) for each in pods])
+    assert refused.stdout == ""
+    assert refused.stderr.count('violates PodSecurity "restricted:latest": privileged') == len(pods)
+
+
+def restricted_pods(kubectl: Kubectl, namespace: str, folder: Path) -> list[Object]:
+    """The pods that a kustomization leads to, for a namespace in which `restricted` is enforced from now on."""
     label = kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     assert label.returncode == 0, label.stderr
     workloads = [each for each in rendered(kubectl, folder) if each["kind"] in {"Deployment", "StatefulSet"}]
     pods = [pod_of(each, namespace) for each in workloads]
     for account in {pod["spec"]["serviceAccountName"] for pod in pods}:
         assert kubectl("create", "serviceaccount", account, f"--namespace={namespace}").returncode == 0
-    assert len(sent(kubectl, pods)) == len(workloads) > 0
+    return pods
+
+
+def privileged(pod: Object) -> Object:
+    """The same pod, whose first container has the run of its node."""
+    first, *others = pod["spec"]["containers"]
+    freed = first | {"securityContext": {"privileged": True}}
+    return pod | {"spec": pod["spec"] | {"containers": [freed, *others]}}
 
 
 def pod_of(workload: Object, namespace: str) -> Object:

@@ -9,6 +9,7 @@ import yaml
 
 from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Sidecar
+from gpu_runtime.manifests.permissions import PROCESSES as WITH_RIGHTS
 from gpu_runtime.process.settings import Settings, load
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
@@ -93,6 +94,19 @@ def test_a_pod_that_is_not_restricted_is_found() -> None:
     found = " ".join(not_restricted(root))
     for fault in ("hostPath", "runAsNonRoot", "runAsUser", "seccompProfile"):
         assert fault in found
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=name_of)
+def test_a_process_has_an_account_of_its_own(process: Object) -> None:
+    assert pod_of(process)["serviceAccountName"] == name_of(process)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
+def test_who_has_no_rights_has_no_token(workload: Object) -> None:
+    pod, has_rights = pod_of(workload), name_of(workload) in {each.name for each in WITH_RIGHTS}
+    projected = [each["projected"]["sources"] for each in pod["volumes"] if "projected" in each]
+    handed = any("serviceAccountToken" in source for sources in projected for source in sources)
+    assert (pod.get("automountServiceAccountToken", True), handed and not has_rights) == (has_rights, False)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name_of)
