@@ -1,5 +1,9 @@
 """From a delivery of the queue to its end: the record, the call, the result.
 
+The record becomes `running` under the condition that nobody took the invocation back. Of one that waited, that is known
+before its function is called. One that comes straight from its caller is called at the same time: whoever takes it back
+in these milliseconds could as well have done so a moment later, and the call is broken off.
+
 A result is sent to be stored before anybody is told of it, and the dispatch goes last: whenever the process dies, the
 invocation is either still in the queue or has its result. Where both are the case, it is run again and the first result
 stands.
@@ -7,9 +11,11 @@ stands.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
@@ -47,9 +53,12 @@ from gpu_runtime.worker_sidecar.verdicts import (
 )
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 REPLY_SECONDS = 2.0
 STORING = Backoff(first=0.2, longest=5.0)
+STRAIGHT = timedelta(seconds=0.2)
+"""A dispatch that is not older than this did not wait for a worker."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +109,15 @@ class Work:
             return await self._end(dispatch, late, Run(self.terms.worker, delivery.attempt - 1), known)
         run, invocation_id = Run(self.terms.worker, delivery.attempt, now), dispatch.invocation.invocation_id
         try:
-            async with self.calls.abortable(invocation_id):
+            async with (
+                self.calls.abortable(invocation_id),
+                prepared(self._called(delivery, dispatch), at_once=straight(delivery, dispatch, now)) as calling,
+            ):
                 begun = await begin(self.bucket, invocation_id, known, self.terms.worker, now)
                 if isinstance(begun, Over):
                     return await self._dropped(dispatch, begun, run)
                 known = begun.known
-                outcome = await self._called(delivery, dispatch)
+                outcome = await calling
         except Aborted:
             return await self._end(dispatch, cancelled(), run, known)
         if isinstance(outcome, outcomes.Broken):
@@ -211,6 +223,29 @@ class Work:
         result = buried(delivery.data, self.terms.request_id, failure, run, now)
         letter = letters.letter(delivery, failure, now, result.invocation_id if result else "")
         return [letters.outgoing(letter), *([self._outgoing(result, None)] if result else [])]
+
+
+def straight(delivery: Delivery, dispatch: Dispatch, now: datetime) -> bool:
+    """Whether the invocation comes from its caller without having waited or been tried."""
+    return delivery.attempt == 1 and abs(now - dispatch.dispatched_at) <= STRAIGHT
+
+
+@asynccontextmanager
+async def prepared(work: Coroutine[Any, Any, T], *, at_once: bool) -> AsyncIterator[Awaitable[T]]:
+    """Work to be awaited within the block, and under way already if that is wanted. What is not done then ends."""
+    if not at_once:
+        try:
+            yield work
+        finally:
+            work.close()
+        return
+    under_way = asyncio.create_task(work)
+    try:
+        yield under_way
+    finally:
+        if not under_way.done():
+            under_way.cancel()
+            await asyncio.wait({under_way})
 
 
 def call_of(dispatch: Dispatch, attempt: int) -> Invocation:

@@ -21,7 +21,7 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.identity import invocation_hash
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Result
-from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage, taken_back
+from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, headers_of, taken_back
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import decode, encode
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
@@ -82,7 +82,17 @@ class Plane:
     def bucket(self) -> Bucket:
         return Bucket(self.nats, self.publisher, self.topology.state)
 
-    async def dispatch(self, payload: Any, invocation_id: str = "inv-1", lasting: float = 30, **about: Any) -> None:
+    async def dispatch(
+        self,
+        payload: Any,
+        invocation_id: str = "inv-1",
+        lasting: float = 30,
+        *,
+        ago: float = 0,
+        cancelled: bool = False,
+        **about: Any,
+    ) -> None:
+        """As the activator does it, so many seconds ago; or taken back by its caller in between."""
         now = datetime.now(UTC)
         invocation = Invocation(
             invocation_id=invocation_id,
@@ -102,9 +112,12 @@ class Plane:
             updated_at=now,
         )
         revision = await self.bucket.create(invocation_id, encode(record))
-        message = Dispatch(invocation=invocation, deadline=deadline, dispatched_at=now)
+        assert revision
+        if cancelled:
+            await self.cancel(invocation_id, tell=False)
+        message = Dispatch(invocation=invocation, deadline=deadline, dispatched_at=now - timedelta(seconds=ago))
         subject = self.topology.subjects.dispatch(FUNCTION)
-        headers = {REVISION: str(revision)}
+        headers = headers_of(Known(record, revision))
         await self.publisher.publish(Outgoing(subject, encode(message), message.message_id, headers))
 
     async def cancel(self, invocation_id: str = "inv-1", tell: bool = True) -> None:

@@ -194,12 +194,25 @@ async def test_a_call_that_is_taken_back_is_broken_off(scene: Scene, plane: Plan
 
 
 async def test_what_was_taken_back_before_it_was_begun_is_not_begun(scene: Scene, plane: Plane) -> None:
-    await plane.dispatch("wait")
+    await plane.dispatch("wait", ago=1)
     await plane.cancel(tell=False)
     async with scene.sidecar():
         ended = await plane.result()
         await plane.until_empty()
     assert (ended.state, scene.calls) == (ResultState.CANCELLED, [])
+
+
+async def test_what_is_taken_back_while_it_comes_straight_to_its_worker_is_broken_off(
+    scene: Scene, plane: Plane
+) -> None:
+    """Its record says so before the worker's write does, and the hint to the worker is lost."""
+    async with scene.sidecar():
+        await plane.dispatch("wait", cancelled=True)
+        ended = await plane.result()
+        await plane.until_empty()
+    scene.go()
+    assert ended.state is ResultState.CANCELLED
+    assert (await plane.record()).cancelled
 
 
 async def test_a_long_call_keeps_its_lease(scene: Scene, plane: Plane) -> None:
