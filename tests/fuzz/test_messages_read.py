@@ -16,7 +16,7 @@ from gpu_runtime.contract.messages.result import Failure, Result, ResultState, u
 from gpu_runtime.contract.messages.state import RECORD, REVISION, known_from
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
 from gpu_runtime.contract.messages.wire import Message, Unreadable, decode, encode
-from gpu_runtime.jetstream.delivery import Delivery
+from gpu_runtime.jetstream.delivery import NO_HEADERS, Delivery
 from gpu_runtime.worker_sidecar.verdicts import Run, buried
 from tests.fuzz.cases import fuzzed, tried
 from tests.fuzz.nasty import encoded, messages, texts
@@ -55,7 +55,7 @@ def test_bytes_are_a_message_or_unreadable(said: tuple[type[Message], bytes]) ->
 def test_what_is_delivered_as_an_invocation_is_one_or_becomes_a_dead_letter(data: bytes, queue: str) -> None:
     """Neither may raise: what raises while it is given up would be delivered for ever."""
     subjects = Subjects()
-    delivery = Delivery(f"{subjects.prefix}.invoke.{queue}", data, {}, "INVOKE", 1, 1, NOW)
+    delivery = Delivery(f"{subjects.prefix}.invoke.{queue}", data, NO_HEADERS, "INVOKE", 1, 1, NOW)
     failure = Failure(failure_class=FailureClass.BAD_MESSAGE, message="why")
     letters = DeadLetters(subjects, Queue.INVOKE)
     letter = letters.letter(delivery, failure, NOW)

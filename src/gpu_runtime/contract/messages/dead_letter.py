@@ -95,4 +95,5 @@ class DeadLetters:
 
 
 def _fitting(headers: Mapping[str, str]) -> dict[str, str]:
-    return dict(headers) if len(msgspec.json.encode(headers)) <= HEADERS_LIMIT else {}
+    kept = dict(headers)
+    return kept if len(msgspec.json.encode(kept)) <= HEADERS_LIMIT else {}
