@@ -1,6 +1,7 @@
 """Quantities, names, paths and specs: there is a verdict on each, and one spelling for all that mean the same."""
 
 import re
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from gpu_runtime.contract.crd.gpu_unit import (
     Serverless,
     StorageMount,
 )
-from gpu_runtime.contract.crd.names import Role
+from gpu_runtime.contract.crd.names import Annotation, Role
 from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.workload import EnvVar, Port, Template
@@ -30,6 +31,7 @@ from gpu_runtime.contract.validation.resources import growth_problems, pool_prob
 from gpu_runtime.contract.validation.values import bytes_problems, name_problems
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.errors import refusal as refusal_of_kubernetes
+from gpu_runtime.kube.objects import Object, ObjectMeta, moment_of
 from gpu_runtime.kube.quantity import Quantity, canonical, same_quantity
 from gpu_runtime.runtime_api.dead_letters.service import position_of
 from gpu_runtime.runtime_api.http.decoding import read_body, read_query
@@ -37,6 +39,7 @@ from gpu_runtime.runtime_api.http.paging import cursor
 from gpu_runtime.runtime_api.http.route import Body
 from gpu_runtime.runtime_api.invocations.listing import beginning
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
+from gpu_runtime.runtime_api.operations.ledger import attempt_of
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
@@ -212,3 +215,16 @@ def test_a_continuation_is_a_place_or_invalid(after: str) -> None:
 def test_a_refusal_of_another_process_is_a_fault_whatever_it_says(status: int, body: bytes) -> None:
     assert str(refusal_of_api(status, body))
     assert isinstance(refusal_of_kubernetes(status, body), KubeError)
+
+
+MOMENTS = ("2026-12-31T23:59:60Z", "2026-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "2026-01-01t00:00:00z")
+
+
+@fuzzed(100)
+@given(texts() | st.datetimes().map(datetime.isoformat) | st.sampled_from(MOMENTS), texts())
+@example("2026-12-31T23:59:60Z", "9" * 5000)
+def test_what_an_objects_metadata_says_can_be_reckoned_with(time: str, attempt: str) -> None:
+    moment = moment_of(time)
+    assert moment is None or moment < datetime.now(UTC) or moment >= datetime(2020, 1, 1, tzinfo=UTC)
+    made = Object(metadata=ObjectMeta(annotations={Annotation.OPERATION_ATTEMPT: attempt}))
+    assert attempt_of(made) >= 0

@@ -56,10 +56,19 @@ class Manifest:
         return self.name
 
 
+TIMES = ("2026-12-31T23:59:60Z", "2026-01-01T00:00:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z")
+STATUSES: list[Object] = [
+    {},
+    {"phase": "Ready", "observedGeneration": 2**62},
+    *({"lastSyncTime": time, "mountedBy": "none"} for time in TIMES),
+    *({"state": state, "finishedAt": time} for state in ("Succeeded", "GivingUp", "Running") for time in TIMES),
+]
+
+
 def manifests(plural: str, *namespaces: str) -> SearchStrategy[Manifest]:
     spec = values(schema_of(plural))
     change: SearchStrategy[Object] = st.one_of(st.just({}), spec)
-    status: SearchStrategy[Object] = st.sampled_from([{}, {"phase": "Ready", "observedGeneration": 2**62}])
+    status: SearchStrategy[Object] = st.sampled_from(STATUSES)
     return st.builds(Manifest, st.just(plural), st.sampled_from(namespaces), METADATA, spec, change, status)
 
 
