@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis import HealthCheck, Phase
 
 CASES = int(os.environ.get("FUZZ_CASES", "0"))
 """How many of each surface. 0: as few as the surface says itself."""
@@ -37,7 +37,6 @@ def settings(few: int, each: int = 1, shrinks: bool = True) -> hypothesis.settin
         deadline=None,
         print_blob=True,
         phases=phases,
-        verbosity=Verbosity.normal,
         suppress_health_check=list(HealthCheck),
     )
 
