@@ -57,6 +57,13 @@ test: $(BIN)/.ready ## Run all tests, starting what they need (ARGS="-k name" fo
 test-unit: $(BIN)/.ready ## Run the tests that need nothing but Python
 	@$(BIN)/pytest tests/unit $(ARGS)
 
+.PHONY: fuzz
+fuzz: CASES ?= 10000
+fuzz: SEED := $(or $(SEED),$(shell echo $$RANDOM))
+fuzz: $(BIN)/.ready ## Fuzz every surface with CASES cases each, from SEED (ARGS="-k name" for some of them)
+	@echo "To see the same cases again: make fuzz SEED=$(SEED) CASES=$(CASES)"
+	@FUZZ_CASES=$(CASES) FUZZ_SEED=$(SEED) $(BIN)/pytest tests/fuzz --timeout=7200 -s $(ARGS)
+
 .PHONY: check
 check: $(BIN)/.ready ## Format, lint, types, import contracts, generated files fresh
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ import msgspec
 from gpu_runtime.activator.settings import API
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Conflict, NoStock, OperationReused, Rejected, RuntimeFault, Unavailable
+from gpu_runtime.contract.messages.wire import NOT_JSON
 
 UNITS = "/api/v1/gpu-units"
 STOCK_UNITS = "/api/v1/operator/stock-units"
@@ -76,7 +77,7 @@ def refusal(status: int, body: bytes) -> RuntimeFault:
     """The fault that the answer tells of."""
     try:
         error = msgspec.json.decode(body, type=_Refusal).error
-    except msgspec.DecodeError:
+    except NOT_JSON:
         error = _Error(message=body[:200].decode(errors="replace"))
     message = f"the runtime API answers {status}: {error.message}"
     if status in (429, 503, 504) or status >= 500:

@@ -151,7 +151,7 @@ def refusal(code: int, body: bytes, retry_after: str | None = None) -> ApiError:
     wait = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
     try:
         status = _STATUS.decode(body)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested too deeply
         text = body[:500].decode(errors="replace").strip()
         return _kind(code, "", worded=False)(Status(code=code, message=text), wait)
     return refused(msgspec.structs.replace(status, code=status.code or code), wait)

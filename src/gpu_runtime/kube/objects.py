@@ -4,6 +4,7 @@ A model names only the fields that its reader needs; the decoder drops the rest,
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -27,6 +28,19 @@ class Wire(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True
 
     What is read from JSON has no cycles, so the garbage collector need not look at it.
     """
+
+
+def moment_of(text: str | None) -> datetime | None:
+    """A time as objects have it; None where there is none, or none that is on a clock.
+
+    The API server admits more as a date-time than there is: leap seconds, no time zone. Whoever may write a status may
+    write that.
+    """
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 class OwnerReference(Wire, frozen=True, kw_only=True):

@@ -62,7 +62,8 @@ def endpoint_handlers(
 @asynccontextmanager
 async def listening(app: web.Application, settings: Endpoints, finish_within: float) -> AsyncIterator[int]:
     """Take requests until the block ends, then let those in flight finish within so many seconds. Gives the port."""
-    runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=finish_within)
+    # Nobody here takes compressed bodies, and what is refused need not be unpacked first.
+    runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=finish_within, auto_decompress=False)
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port)

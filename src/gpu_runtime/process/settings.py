@@ -33,6 +33,8 @@ def load(path: Path, model: type[S]) -> S:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise BadSettings(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadSettings(f"{path}: not UTF-8 at byte {error.start + 1}") from error
     try:
         return parse(text, model)
     except BadSettings as bad:
@@ -44,6 +46,8 @@ def parse(text: str, model: type[S]) -> S:
         document = yaml.load(text, Loader=_OneOfEachKey)  # noqa: S506 - derived from the safe loader
     except yaml.YAMLError as error:
         raise BadSettings(f"not YAML: {_without_text(error)}") from error
+    except RecursionError as error:
+        raise BadSettings("not YAML: it is nested too deeply") from error
     document = {} if document is None else document
     if unknown := [f"{each.path} is not a setting; {each.remedy}" for each in unknown_fields(document, model)]:
         raise BadSettings("; ".join(unknown))
@@ -70,6 +74,14 @@ class _OneOfEachKey(yaml.SafeLoader):
         first: [(tag, pattern) for tag, pattern in known if tag != _SWITCH]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The loader's own constructors raise whatever Python raises over 2001-99-99."""
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, LookupError, ValueError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(None, None, f"it is no {kind}", node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value]

@@ -1,6 +1,5 @@
 """A delivery from the queue as a result, and a result as what is kept of it. Pure."""
 
-from dataclasses import replace
 from datetime import datetime
 
 import msgspec
@@ -9,16 +8,12 @@ from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.identity import invocation_id_problems
-from gpu_runtime.contract.messages.limits import BODY_LIMIT
 from gpu_runtime.contract.messages.result import Failure, Result, with_body
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.messages.wire import decode, encode
 from gpu_runtime.contract.validation.problem import Problem, Problems
 from gpu_runtime.jetstream.delivery import Delivery, GiveUp, Outgoing
 from gpu_runtime.results.port import Row
-
-LETTER_LIMIT = BODY_LIMIT * 4 // 3 + 32 * 1024
-"""How much of a message its dead letter holds: as much as any message has that keeps to the limits."""
 
 
 def read(delivery: Delivery, subjects: Subjects, body_limit: int) -> Result:
@@ -65,10 +60,7 @@ def result_of(row: Row) -> Result:
 
 
 def letter_of(letters: DeadLetters, delivery: Delivery, outcome: GiveUp, now: datetime) -> Outgoing:
-    """The dead letter of what is no result. One that fits into a message, whatever somebody put into the queue."""
+    """The dead letter of what is no result."""
     failure_class = FailureClass(outcome.kind) if outcome.kind else FailureClass.INTERNAL
-    reason = outcome.reason
-    if (size := len(delivery.data)) > LETTER_LIMIT:
-        reason = f"{reason} (it has {size} bytes; this is their beginning)"
-        delivery = replace(delivery, data=delivery.data[:LETTER_LIMIT])
-    return letters.outgoing(letters.letter(delivery, Failure(failure_class=failure_class, message=reason), now))
+    failure = Failure(failure_class=failure_class, message=outcome.reason)
+    return letters.outgoing(letters.letter(delivery, failure, now))

@@ -20,7 +20,7 @@ from gpu_runtime.contract.messages.identity import invocation_id_problems
 from gpu_runtime.contract.messages.invocation import InvocationID
 from gpu_runtime.contract.messages.limits import shortened
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
-from gpu_runtime.contract.messages.wire import Unreadable, decode
+from gpu_runtime.contract.messages.wire import NOT_JSON, Unreadable, decode
 from gpu_runtime.jetstream.delivery import Delivery, GiveUp
 from gpu_runtime.worker_sidecar.outcomes import (
     Answered,
@@ -154,7 +154,7 @@ class _Naming(msgspec.Struct):
 def _name(data: bytes) -> str:
     try:
         return msgspec.json.decode(data, type=_Naming).invocation.invocation_id
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return ""
 
 

@@ -93,7 +93,7 @@ class Manager:
         return self.folder / "log"
 
     def wait_ready(self) -> "Manager":
-        wait_until(lambda: self.answer("/readyz") == 200, 30, lambda: f"not ready:\n{tail(self.log, 40)}")
+        wait_until(lambda: self.answer("/readyz") == 200, 90, lambda: f"not ready:\n{tail(self.log, 40)}")
         return self
 
     def wait_leading(self) -> "Manager":

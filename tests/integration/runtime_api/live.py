@@ -57,7 +57,7 @@ class Platform:
     manager: Manager
     """The controller manager, which leads. Who kills it starts it again."""
     standing: list[LiveReplica] = field(default_factory=list)
-    """Three replicas that all tests share. Who kills one starts it again."""
+    """Replicas that all tests share. Who kills one starts it again."""
 
     def replica(self, name: str, kubeconfig: Path | None = None, **settings: Any) -> LiveReplica:
         """One more, not yet started; by default it is connected to the API server directly."""
@@ -76,12 +76,12 @@ class Platform:
 
 
 @contextmanager
-def running_platform(folder: Path, nats: Account) -> Iterator[Platform]:
+def running_platform(folder: Path, nats: Account, replicas: int = 3) -> Iterator[Platform]:
     with available(control_planes.control_plane(nodes=4, gpus_per_node=1000)) as plane:
         install(plane)
         manager = Manager(folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}})
         platform = Platform(plane, folder, nats, manager)
-        platform.standing += [platform.replica(f"standing-{number}") for number in range(3)]
+        platform.standing += [platform.replica(f"standing-{number}") for number in range(replicas)]
         try:
             manager.start()
             for replica in platform.standing:

@@ -1,8 +1,10 @@
 """A key is looked at once at a time, soon, in order, and later each time that it fails."""
 
 import asyncio
+import time
 
 import pytest
+import uvloop
 
 from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.kube.workqueue import QueueClosed, WorkQueue
@@ -183,3 +185,17 @@ async def test_ten_thousand_delayed_keys_all_come_in_order() -> None:
         queue.add_after(number, (number * 7919) % 10_000 / 100)
     taken = [await queue.take() for _ in range(10_000)]
     assert taken == sorted(range(10_000), key=lambda number: ((number * 7919) % 10_000, number))
+
+
+def test_a_key_whose_time_has_passed_before_its_timer_is_set_is_not_lost() -> None:
+    """On the event loop that the processes have: that of the standard library has no such case."""
+
+    async def busy() -> str:
+        queue: WorkQueue[str] = WorkQueue()
+        queue.add_after("due", 0.01)
+        time.sleep(0.03)  # noqa: ASYNC251 - the loop has something else to do, and comes too late
+        queue.add_after("later", 60)
+        async with asyncio.timeout(5):
+            return await queue.take()
+
+    assert uvloop.run(busy()) == "due"

@@ -8,7 +8,7 @@ import msgspec
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT
 from gpu_runtime.contract.messages.subjects import BadSubject, Subjects
-from gpu_runtime.contract.messages.wire import Unreadable
+from gpu_runtime.contract.messages.wire import NOT_JSON, Unreadable
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.validation.problem import Problem, Problems
 from gpu_runtime.contract.validation.values import matches
@@ -57,6 +57,6 @@ def _canonical(invocation: Invocation) -> bytes:
         return invocation.body
     try:
         value: Any = msgspec.json.decode(invocation.body)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return invocation.body
     return msgspec.json.encode(value, order="sorted")

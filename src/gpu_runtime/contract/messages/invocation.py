@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT
+from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT, TIMEOUT_LIMIT
 from gpu_runtime.contract.messages.wire import Instant, Message
 
 JSON = "application/json"
 Mode = Literal["async", "sync"]
 InvocationID = Annotated[str, Meta(max_length=INVOCATION_ID_LIMIT)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=TIMEOUT_LIMIT)]
 
 
 class Invocation(Message, frozen=True, kw_only=True):

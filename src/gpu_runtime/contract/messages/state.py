@@ -77,10 +77,10 @@ def headers_of(known: Known) -> dict[str, str]:
 def known_from(headers: Mapping[str, str]) -> Known | None:
     """What a message's headers say of the record; None where they do not say all, or nothing that can be read."""
     revision, record = headers.get(REVISION, ""), headers.get(RECORD, "")
-    if not record or not (revision.isascii() and revision.isdecimal()):
+    if not record or not (revision.isascii() and revision.isdecimal() and len(revision) < 20):
         return None
     try:
-        return read_record(record.encode(), int(revision))
+        return read_record(record.encode(errors="replace"), int(revision))
     except Unreadable:
         return None
 

@@ -4,9 +4,9 @@ JSON with camel case. Every message says its version. A field that is not known 
 say more; a version that is not known is refused, because there a newer sender means something else.
 """
 
-from datetime import UTC, datetime
+from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,9 +23,15 @@ Instant = Annotated[datetime, Meta(tz=True)]
 class Message(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, tag_field="version", tag=VERSION):
     """What one process says to another."""
 
+    def __post_init__(self) -> None:
+        _check_moments(self)
+
 
 class Part(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """A part of a message. It has the version of the whole."""
+
+    def __post_init__(self) -> None:
+        _check_moments(self)
 
 
 class Unreadable(Rejected):
@@ -36,6 +42,9 @@ class Unreadable(Rejected):
 
 M = TypeVar("M", bound=Message)
 
+NOT_JSON = (ValueError, RecursionError)
+"""What the decoder raises over bytes that are malformed, no UTF-8 within a string, or nested too deeply."""
+
 
 def encode(message: Message) -> bytes:
     return msgspec.json.encode(message)
@@ -45,7 +54,7 @@ def decode(data: bytes, model: type[M]) -> M:
     """The message, or Unreadable with a sentence that says what is wrong with it."""
     try:
         message: M = _decoder(model).decode(data)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise Unreadable(_worded(data, model, str(error))) from error
     return message
 
@@ -54,6 +63,20 @@ def utc(moment: datetime) -> datetime:
     """The moment in UTC, cut to the millisecond: as precise as clocks of different machines are."""
     moment = moment.astimezone(UTC)
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+def _check_moments(said: Struct) -> None:
+    """The first and the last year of the calendar cannot be told in every time zone, and have no time after them."""
+    for name in _moments(type(said)):
+        moment = getattr(said, name)
+        if moment is not None and not MINYEAR < moment.year < MAXYEAR:
+            raise ValueError(f"{name} is {moment}; nobody can reckon with that")
+
+
+@cache
+def _moments(kind: type[Struct]) -> tuple[str, ...]:
+    hints = get_type_hints(kind)
+    return tuple(name for name in kind.__struct_fields__ if datetime in (hints[name], *get_args(hints[name])))
 
 
 class _Versioned(Struct):
@@ -68,7 +91,7 @@ def _decoder(model: type[Message]) -> msgspec.json.Decoder[Any]:
 def _worded(data: bytes, model: type[Message], error: str) -> str:
     try:
         found = msgspec.json.decode(data, type=_Versioned).version
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return f"cannot read this {model.__name__}: {error}"
     if found is not None and found > VERSION:
         return f"this {model.__name__} has version {found}; this process reads up to version {VERSION}: upgrade it"

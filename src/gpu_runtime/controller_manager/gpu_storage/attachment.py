@@ -5,11 +5,12 @@ no longer. A stopped unit keeps its storages: it must find them when it is start
 """
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.controller_manager.gpu_storage.observe import Observed
+from gpu_runtime.kube.objects import moment_of
 
 GRACE = timedelta(seconds=3)
 """How long an attachment may wait until its unit, which is there, names the storage: an update of a unit attaches what
@@ -87,4 +88,5 @@ def _is_old(seen: Observed) -> bool:
     status = seen.storage.status
     if seen.attached is None or status.mounted_by != seen.attached.unit or status.last_sync_time is None:
         return False
-    return seen.now - datetime.fromisoformat(status.last_sync_time) >= GRACE
+    written = moment_of(status.last_sync_time)
+    return written is None or seen.now - written >= GRACE

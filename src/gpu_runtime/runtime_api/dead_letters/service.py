@@ -20,7 +20,7 @@ from gpu_runtime.jetstream.browse import Kept, kept, remove
 from gpu_runtime.runtime_api.dead_letters.redrive import invocation_again, result_again
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
 from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView, letter_view
-from gpu_runtime.runtime_api.http.paging import cursor, read_cursor
+from gpu_runtime.runtime_api.http.paging import cursor, is_position, read_cursor
 from gpu_runtime.runtime_api.invocations.ingress import Ingress
 from gpu_runtime.runtime_api.messaging import Messaging
 
@@ -43,7 +43,7 @@ class DeadLetterOffice:
         """A page, the oldest first, and where the next one begins."""
         source, request_id = _filters(query)
         views: list[DeadLetterView] = []
-        async for found in self._letters(source, request_id, _position(query.after)):
+        async for found in self._letters(source, request_id, position_of(query.after)):
             if len(views) == query.limit:
                 return views, cursor((DEAD_LETTERS, str(found.sequence)))
             views.append(letter_view(found.letter, whole=False))
@@ -113,11 +113,11 @@ def _filters(query: ListDeadLetters) -> tuple[str, str]:
     return ANY if query.source is UNSET else query.source.value, request_id
 
 
-def _position(after: str | None) -> int:
+def position_of(after: str | None) -> int:
     if not after:
         return 1
     place, position = read_cursor(after)
-    if place != DEAD_LETTERS or not (position.isascii() and position.isdecimal()):
+    if place != DEAD_LETTERS or not is_position(position):
         raise Invalid([Problem("continue", "is of another list; leave it out to begin anew")])
     return int(position)
 

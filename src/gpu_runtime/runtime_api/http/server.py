@@ -10,12 +10,13 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
 from typing import TypeAlias
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from gpu_runtime.contract.errors import Invalid, NotFound, RuntimeFault, TooLarge, Unavailable
 from gpu_runtime.contract.validation.problem import Problem
@@ -60,11 +61,13 @@ def make_app(routes: Sequence[Route], edge: Edge, plain: Mapping[str, Handler] =
     for path, handler in plain.items():
         resource = app.router.add_resource(path)
         for method in (hdrs.METH_GET, hdrs.METH_HEAD):
-            resource.add_route(method, handler)
-        resource.add_route("*", Served(edge, _UNMATCHED, _refuse_method("GET, HEAD")).handle)
+            resource.add_route(method, handler, expect_handler=_go_on)
+        refusal = Served(edge, _UNMATCHED, _refuse_method("GET, HEAD"))
+        resource.add_route("*", refusal.handle, expect_handler=_go_on)
     for path, at_path in groupby(sorted(routes, key=lambda route: route.path), key=lambda route: route.path):
         _add_path(app, path, list(at_path), edge)
-    app.router.add_route("*", "/{tail:.*}", Served(edge, _UNMATCHED, _no_such_path).handle)
+    nothing = Served(edge, _UNMATCHED, _no_such_path)
+    app.router.add_route("*", "/{tail:.*}", nothing.handle, expect_handler=_go_on)
     return app
 
 
@@ -72,9 +75,10 @@ def _add_path(app: web.Application, path: str, routes: Sequence[Route], edge: Ed
     resource = app.router.add_resource(path)
     methods = dict(_methods(routes))
     for method, route in methods.items():
-        resource.add_route(method, Served(edge, route.name, Admission(edge, route).answer).handle)
+        served = Served(edge, route.name, Admission(edge, route).answer)
+        resource.add_route(method, served.handle, expect_handler=_go_on)
     refusal = _refuse_method(", ".join(sorted(methods)))
-    resource.add_route("*", Served(edge, _UNMATCHED, refusal).handle)
+    resource.add_route("*", Served(edge, _UNMATCHED, refusal).handle, expect_handler=_go_on)
 
 
 def _methods(routes: Sequence[Route]) -> Iterator[tuple[str, Route]]:
@@ -82,6 +86,14 @@ def _methods(routes: Sequence[Route]) -> Iterator[tuple[str, Route]]:
         yield route.method, route
         if route.method == hdrs.METH_GET:
             yield hdrs.METH_HEAD, route
+
+
+async def _go_on(request: web.Request) -> None:
+    """Tell who waits for it to send the body. Who has left meanwhile is no failure of ours."""
+    if request.version >= HttpVersion11 and request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        with suppress(ConnectionError):
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # the answer itself has not begun
 
 
 def _refuse_method(allowed: str) -> Work:

@@ -172,7 +172,7 @@ def is_given_up(operation: Operation, attempt: int) -> bool:
 def attempt_of(made: Object) -> int:
     """Which attempt of its operation made the object."""
     said = made.metadata.annotations.get(Annotation.OPERATION_ATTEMPT, "")
-    return int(said) if said.isdecimal() else 0
+    return int(said) if said.isdecimal() and len(said) < 10 else 0
 
 
 def _same(found: Operation, asked: OperationSpec) -> Operation:

@@ -18,6 +18,7 @@ from gpu_runtime.contract.crd.operation import OperationState, OperationType
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.codec import Selection
+from gpu_runtime.kube.objects import moment_of
 from gpu_runtime.runtime_api import bounded
 from gpu_runtime.runtime_api.clock import Clock
 from gpu_runtime.runtime_api.operations.ledger import is_finished
@@ -146,8 +147,8 @@ def is_expired(operation: PendingOperation, now: datetime, kept: timedelta) -> b
 def forgettable_since(operation: PendingOperation) -> datetime | None:
     """From when its retention counts; None for what somebody must still end."""
     if _is_finished(operation):
-        return _moment(operation.status.finished_at or operation.metadata.creation_timestamp)
-    return _moment(operation.metadata.creation_timestamp) if is_waiting(operation) else None
+        return moment_of(operation.status.finished_at) or moment_of(operation.metadata.creation_timestamp)
+    return moment_of(operation.metadata.creation_timestamp) if is_waiting(operation) else None
 
 
 def is_waiting(operation: PendingOperation) -> bool:
@@ -166,10 +167,6 @@ def by_age(operations: Iterable[PendingOperation]) -> list[PendingOperation]:
 
 def _is_finished(operation: PendingOperation) -> bool:
     return is_finished(operation.status)
-
-
-def _moment(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
 
 
 def _hour(moment: datetime) -> datetime:

@@ -103,7 +103,7 @@ class Replica:
         return last
 
     def wait_ready(self) -> "Replica":
-        self.wait_for("/readyz", 200)
+        self.wait_for("/readyz", 200, timeout=90)
         return self
 
     def signal(self, number: Signals) -> None:

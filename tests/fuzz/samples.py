@@ -1,0 +1,109 @@
+"""One good message of every kind, as the JSON that is on the wire: what mutations begin with."""
+
+from typing import Any
+
+from gpu_runtime.contract.messages.control import Drain, Drained
+from gpu_runtime.contract.messages.dead_letter import DeadLetter
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.query import FindResult, FoundResult, ListedResults, ListResults
+from gpu_runtime.contract.messages.result import Result
+from gpu_runtime.contract.messages.state import InvocationRecord
+from gpu_runtime.contract.messages.wire import Message
+from gpu_runtime.contract.messages.worker_event import WorkerEvent
+
+FUNCTION = "fuzzed"
+INSTANCE = "pod-fuzzed"
+MOMENT, LATER = "2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
+
+Document = dict[str, Any]
+
+INVOCATION: Document = {
+    "version": 1,
+    "invocationID": "inv-1",
+    "serverlessRequestID": FUNCTION,
+    "contentType": "application/json",
+    "headers": {"Do": "echo"},
+    "attributes": {"who": "me"},
+    "body": "eyJuIjoxfQ==",
+    "enqueuedAt": MOMENT,
+    "timeoutSeconds": 30.0,
+    "mode": "sync",
+    "replyTo": "replies",
+}
+DISPATCH: Document = {
+    "version": 1,
+    "invocation": INVOCATION,
+    "attempt": 1,
+    "deadline": LATER,
+    "dispatchedAt": MOMENT,
+}
+RESULT: Document = {
+    "version": 1,
+    "invocationID": "inv-1",
+    "serverlessRequestID": FUNCTION,
+    "state": "failed",
+    "failure": {"class": "function_error", "message": "it said no"},
+    "statusCode": 500,
+    "contentType": "text/plain",
+    "body": "bm8=",
+    "bodyBytes": 2,
+    "timings": {"enqueuedAt": MOMENT, "dispatchedAt": MOMENT, "startedAt": MOMENT, "finishedAt": MOMENT},
+    "worker": f"{FUNCTION}-w0",
+    "attempts": 1,
+}
+RECORD: Document = {
+    "version": 1,
+    "requestHash": "0" * 64,
+    "serverlessRequestID": FUNCTION,
+    "state": "running",
+    "enqueuedAt": MOMENT,
+    "deadline": LATER,
+    "updatedAt": MOMENT,
+    "worker": f"{FUNCTION}-w0",
+}
+LETTER: Document = {
+    "version": 1,
+    "id": "invoke-1",
+    "source": "invoke",
+    "serverlessRequestID": FUNCTION,
+    "invocationID": "inv-1",
+    "subject": f"runtime.serverless.invoke.{FUNCTION}",
+    "headers": {"Gpu-Runtime-Revision": "7"},
+    "data": "e30=",
+    "class": "bad_message",
+    "reason": "cannot be read",
+    "attempts": 5,
+    "storedAt": MOMENT,
+    "deadAt": MOMENT,
+}
+EVENT: Document = {
+    "version": 1,
+    "kind": "heartbeat",
+    "serverlessRequestID": FUNCTION,
+    "worker": f"{FUNCTION}-w0",
+    "namespace": "runtime-instance",
+    "instance": "pod-of-nobody",
+    "sequence": 3,
+    "at": MOMENT,
+    "inFlight": 1,
+    "concurrency": 2,
+    "invocationID": "inv-1",
+}
+FIND: Document = {"version": 1, "invocationID": "inv-1"}
+LIST: Document = {"version": 1, "serverlessRequestID": FUNCTION, "state": "failed", "limit": 5, "after": ""}
+
+SAMPLES: dict[type[Message], Document] = {
+    Invocation: INVOCATION,
+    Dispatch: DISPATCH,
+    Result: RESULT,
+    InvocationRecord: RECORD,
+    DeadLetter: LETTER,
+    WorkerEvent: EVENT,
+    FindResult: FIND,
+    FoundResult: {"version": 1, "result": RESULT},
+    ListResults: LIST,
+    ListedResults: {"version": 1, "results": [RESULT, RESULT], "after": "7"},
+    Drain: {"version": 1},
+    Drained: {"version": 1, "draining": True, "inFlight": 0},
+}

@@ -1,0 +1,257 @@
+"""The HTTP API against a model of it: any sequence of requests is answered as docs/api.md says, and nothing gets lost.
+
+Two replicas, of which each request meets any one, a real API server and the controller manager.
+"""
+
+import itertools
+from collections import Counter
+from functools import partial
+from typing import Any, ClassVar
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from lightkube import Client
+
+from localcluster.processes import wait_until
+from tests.fuzz.cases import CASES, SEED, replayable, settings
+from tests.fuzz.model import CONFLICT, CREATED, GONE, INVALID, MISSING, NO_CONTENT, OK, Model, Request
+from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object, as_dict
+from tests.integration.runtime_api.conservation import disorder
+from tests.integration.runtime_api.edge.conftest import Replica, Reply
+from tests.integration.runtime_api.live import OPERATION, STOCK, TOKEN, UNITS, Platform, Seen
+
+STEPS, FEW_STEPS = 100, 30
+"""Of one sequence, in a long and in a short run. The next one begins with new names and new stock."""
+
+NUMBERS = itertools.count()
+REPLICAS = st.integers(0, 1)
+WHICH = st.integers(0, 5)
+"""Of few names, so that they meet again."""
+SIZES = st.integers(1, 4)
+IMAGES = st.sampled_from(["python:3.12", "nginx:1.27", " python:3.12 "])
+MOUNTS = st.one_of(st.none(), st.lists(WHICH, max_size=2, unique=True))
+BAD: list[Request] = [
+    {"image": ""},
+    {"name": "Not-A-Name"},
+    {"operationID": ""},
+    {"specName": None},
+    {"namespace": "kube-system"},
+    {"storageMounts": [{"name": "a", "mountPath": "relative"}]},
+    {"nonsense": 1},
+    {"template": {"ports": [{"name": "a", "port": 0}]}},
+]
+
+
+class ApiMachine(RuleBasedStateMachine):
+    platform: ClassVar[Platform]
+    kube: ClassVar[Client]
+    answers: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flavour = f"m{next(NUMBERS)}"
+        self.model = Model()
+
+    @initialize()
+    def begin(self) -> None:
+        """With something of everything, so that even a short sequence meets it."""
+        self.seeds(0, 0, 8)
+        for which in range(2):
+            self.makes_a_storage(0, which, 1)
+            self.creates(1, which, which, "python:3.12", [which])
+
+    @rule(replica=REPLICAS, which=WHICH, count=st.sampled_from([1, 1, 2]))
+    def seeds(self, replica: int, which: int, count: int) -> None:
+        request = {"operationID": f"{self.flavour}-seed-{which // 3}", "specName": self.flavour, "replicas": count}
+        reply = self._ask(replica, "POST", "operator/stock-units", request, self.model.seeding(request))
+        self.model.seeded_by(request, reply.status)
+        if reply.status == 202:
+            self._wait_for_stock()
+
+    @rule(replica=REPLICAS, operation=st.integers(0, 40), which=WHICH, image=IMAGES, mounts=MOUNTS)
+    def creates(self, replica: int, operation: int, which: int, image: str, mounts: list[int] | None) -> None:
+        self._create(replica, self._request(operation, which, image, mounts))
+
+    @rule(replica=REPLICAS, choice=st.integers(0, 1000))
+    def creates_again(self, replica: int, choice: int) -> None:
+        known = [each.request for each in self.model.operations.values() if "name" in each.request]
+        if known:
+            request = known[choice % len(known)]
+            self._create(replica, request)
+
+    @rule(replica=REPLICAS, bad=st.sampled_from(BAD), operation=st.integers(0, 40))
+    def creates_wrongly(self, replica: int, bad: Request, operation: int) -> None:
+        request = self._request(operation, 0, "python:3.12", None) | bad
+        self._ask(replica, "POST", "gpu-units", request, {INVALID})
+
+    @rule(replica=REPLICAS, which=WHICH, image=IMAGES, mounts=MOUNTS)
+    def updates(self, replica: int, which: int, image: str, mounts: list[int] | None) -> None:
+        request: Request = {"image": image} if mounts is None else {"storageMounts": self._mounts(mounts)}
+        name = self._unit(which)
+        reply = self._ask(replica, "PUT", f"gpu-units/{name}", request, self.model.updating(name, request))
+        self.model.updated_by(name, request, reply.status)
+        self._check_unit(reply, name)
+
+    @rule(replica=REPLICAS, which=WHICH, field=st.sampled_from([("specName", "x"), ("gpu", 9), ("image", "a b")]))
+    def updates_wrongly(self, replica: int, which: int, field: tuple[str, Any]) -> None:
+        name = self._unit(which)
+        right = {INVALID} if name in self.model.units else {MISSING}
+        self._ask(replica, "PUT", f"gpu-units/{name}", dict([field]), right)
+
+    @rule(replica=REPLICAS, which=WHICH, running=st.booleans())
+    def switches(self, replica: int, which: int, running: bool) -> None:
+        name, verb = self._unit(which), "start" if running else "stop"
+        reply = self._ask(replica, "POST", f"gpu-units/{name}/{verb}", None, self.model.of_unit(name))
+        if reply.status == OK:
+            self.model.units[name].running = running
+        self._check_unit(reply, name)
+
+    @rule(replica=REPLICAS, which=WHICH)
+    def deletes(self, replica: int, which: int) -> None:
+        name = self._unit(which)
+        self._ask(replica, "DELETE", f"gpu-units/{name}", None, self.model.of_unit(name, NO_CONTENT))
+        self.model.deleted_unit(name)
+
+    @rule(replica=REPLICAS, which=WHICH)
+    def reads(self, replica: int, which: int) -> None:
+        name = self._unit(which)
+        self._ask(replica, "GET", f"gpu-units/{name}", None, self.model.reading(name))
+
+    @rule(replica=REPLICAS, choice=st.integers(0, 60))
+    def asks_for_a_job(self, replica: int, choice: int) -> None:
+        id_ = f"{self.flavour}-op-{choice}"
+        right = {OK} if id_ in self.model.operations else {MISSING}
+        self._ask(replica, "GET", f"operator/jobs/{id_}", None, right)
+
+    @rule(replica=REPLICAS, which=WHICH, size=SIZES)
+    def makes_a_storage(self, replica: int, which: int, size: int) -> None:
+        name = self._storage(which)
+        request = {"name": name, "size": f"{size}Gi"}
+        reply = self._ask(replica, "POST", "gpu-storages", request, self.model.making(name, size))
+        self.model.made(name, size, reply.status)
+
+    @rule(replica=REPLICAS, which=WHICH, size=SIZES)
+    def grows_a_storage(self, replica: int, which: int, size: int) -> None:
+        name = self._storage(which)
+        request = {"size": f"{size * 1024}Mi"}
+        reply = self._ask(replica, "PUT", f"gpu-storages/{name}", request, self.model.growing(name, size))
+        self.model.grown(name, size, reply.status)
+
+    @rule(replica=REPLICAS, which=WHICH)
+    def deletes_a_storage(self, replica: int, which: int) -> None:
+        name = self._storage(which)
+        reply = self._ask(replica, "DELETE", f"gpu-storages/{name}", None, self.model.ending(name))
+        self.model.ended(name, reply.status)
+
+    @rule(replica=REPLICAS, which=WHICH)
+    def reads_a_storage(self, replica: int, which: int) -> None:
+        name = self._storage(which)
+        self._ask(replica, "GET", f"gpu-storages/{name}", None, self.model.reading_storage(name))
+
+    @rule(replica=REPLICAS, path=st.sampled_from(["gpu-units", "gpu-storages", "operator/stock-units"]))
+    def lists(self, replica: int, path: str) -> None:
+        self._ask(replica, "GET", f"{path}?limit=500", None, {OK})
+
+    def teardown(self) -> None:
+        """What must hold of everything together, seen with other eyes; then nothing of it stays."""
+        try:
+            wait_until(lambda: not self._wrong(), 20, lambda: str(self._wrong()))
+        finally:
+            for name in list(self.model.units):
+                self._ask(0, "DELETE", f"gpu-units/{name}", None, {NO_CONTENT})
+            for unit in self._all(UNIT, STOCK):
+                self.kube.delete(UNIT, unit["metadata"]["name"], namespace=STOCK)
+
+    def _create(self, replica: int, request: Request) -> None:
+        reply = self._ask(replica, "POST", "gpu-units", request, self.model.creating(request))
+        self.model.created_by(request, reply.status, _code(reply))
+        if reply.status == CREATED:  # a replay may be answered from the cache of a replica that is a moment behind
+            self._check_unit(reply, request["name"])
+
+    def _check_unit(self, reply: Reply, name: str) -> None:
+        if reply.status not in (OK, CREATED) or name not in self.model.units:
+            return
+        said, known = reply.json["data"], self.model.units[name]
+        mounts = {each["name"]: each["mountPath"] for each in said["storageMounts"]}
+        assert (said["image"], mounts) == (known.image.strip(), known.mounts), said
+
+    def _request(self, operation: int, which: int, image: str, mounts: list[int] | None) -> Request:
+        named = {"operationID": f"{self.flavour}-op-{operation}", "name": self._unit(which), "specName": self.flavour}
+        return {**named, "image": image, **({"storageMounts": self._mounts(mounts)} if mounts else {})}
+
+    def _mounts(self, which: list[int]) -> list[Object]:
+        return [{"name": self._storage(each), "mountPath": f"/data/{each}"} for each in which]
+
+    def _unit(self, which: int) -> str:
+        return f"{self.flavour}-u{which}"
+
+    def _storage(self, which: int) -> str:
+        return f"{self.flavour}-s{which}"
+
+    def _ask(self, replica: int, method: str, path: str, body: Any, right: set[int]) -> Reply:
+        asked = self.platform.standing[replica]
+        reply = asked.ask(f"/api/v1/{path}", method, body, TOKEN, timeout=60)
+        kind = path.split("/", maxsplit=1)[0].split("?", maxsplit=1)[0]
+        self.answers[f"{method} {kind} {reply.status} {_code(reply)}".strip()] += 1
+        assert reply.status in right, f"{method} {path} {body}: {reply.status} {reply.json}, not one of {right}"
+        return reply
+
+    def _wait_for_stock(self) -> None:
+        for replica in self.platform.standing:
+            wait_until(partial(self._knows_the_stock, replica), 60, lambda: "the stock is not Ready")
+
+    def _knows_the_stock(self, replica: Replica) -> bool:
+        reply = replica.ask(f"/api/v1/operator/inventory?specName={self.flavour}", token=TOKEN)
+        ready: int = sum(each["stock"]["ready"] for each in reply.json["data"]["flavours"])
+        return ready == self.model.stock
+
+    def _all(self, kind: Any, namespace: str) -> list[Object]:
+        found = map(as_dict, self.kube.list(kind, namespace=namespace, chunk_size=500))
+        return [each for each in found if self._is_ours(each)]
+
+    def _is_ours(self, found: Object) -> bool:
+        spec = found["spec"]
+        return self.flavour in (spec.get("specName"), found["metadata"]["name"].split("-")[0]) or spec.get(
+            "operationID", ""
+        ).startswith(f"{self.flavour}-")
+
+    def _wrong(self) -> list[str]:
+        """What does not hold of stock and units, of mounts and their holders, and of the units that must be there."""
+        units = self._all(UNIT, UNITS)
+        operations = {each["spec"]["operationID"]: each for each in self._all(OPERATION, "runtime-system")}
+        seen = Seen(self._all(UNIT, STOCK), units, operations)
+        found = disorder(seen, {self.flavour: self.model.seeded}, self.model.deleted.keys())
+        if {each["metadata"]["name"] for each in units} != self.model.units.keys():
+            found.append(f"there are {[each['metadata']['name'] for each in units]}")
+        mounted = Counter(mount["name"] for unit in units for mount in unit["spec"].get("storageMounts", []))
+        found += [f"{name} is mounted {times} times" for name, times in mounted.items() if times > 1]
+        holders = {
+            each["metadata"]["name"]: each["spec"].get("attachedTo", {}).get("unit")
+            for each in self._all(STORAGE, UNITS)
+        }
+        for unit in units:
+            for mount in unit["spec"].get("storageMounts", []):
+                if holders.get(mount["name"]) != unit["metadata"]["name"]:
+                    found.append(f"{unit['metadata']['name']} mounts {mount['name']} without holding it")
+        return found
+
+
+def _code(reply: Reply) -> str:
+    return str(reply.json["error"]["code"]) if isinstance(reply.json, dict) and "error" in reply.json else ""
+
+
+def test_any_sequence_of_requests_is_answered_as_the_model_says(platform: Platform) -> None:
+    steps = STEPS if CASES else FEW_STEPS
+    with platform.plane.client() as kube, replayable():
+        ApiMachine.platform, ApiMachine.kube = platform, kube
+        hypothesis.seed(SEED)(ApiMachine)
+        few = hypothesis.settings(settings(4 * FEW_STEPS, steps, shrinks=False), stateful_step_count=steps)
+        run_state_machine_as_test(ApiMachine, settings=few)
+    print(dict(sorted(ApiMachine.answers.items())))
+    errors = [line for replica in platform.standing for line in replica.lines if line["level"] == "error"]
+    assert errors == []
+    if CASES >= 1000:
+        assert {CREATED, OK, NO_CONTENT, INVALID, MISSING, CONFLICT, GONE} <= {
+            int(answer.split()[2]) for answer in ApiMachine.answers
+        }

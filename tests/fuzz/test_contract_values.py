@@ -1,0 +1,230 @@
+"""Quantities, names, paths and specs: there is a verdict on each, and one spelling for all that mean the same."""
+
+import re
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from gpu_runtime.activator.stock_api import refusal as refusal_of_api
+from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
+from gpu_runtime.contract.crd.gpu_unit import (
+    Access,
+    Framework,
+    GPUUnitSpec,
+    Serverless,
+    StorageMount,
+)
+from gpu_runtime.contract.crd.names import Annotation, Role
+from gpu_runtime.contract.crd.operation import OperationType
+from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
+from gpu_runtime.contract.crd.workload import EnvVar, Port, Template
+from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.request_hash import canonical_request, request_hash
+from gpu_runtime.contract.validation.mounts import mount_path_problems, normal_path, within
+from gpu_runtime.contract.validation.normalise import normalised_pool, normalised_storage, normalised_unit
+from gpu_runtime.contract.validation.resources import growth_problems, pool_problems, storage_problems, unit_problems
+from gpu_runtime.contract.validation.values import bytes_problems, name_problems
+from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.errors import refusal as refusal_of_kubernetes
+from gpu_runtime.kube.objects import Object, ObjectMeta, moment_of
+from gpu_runtime.kube.quantity import Quantity, canonical, same_quantity
+from gpu_runtime.runtime_api.dead_letters.service import position_of
+from gpu_runtime.runtime_api.http.decoding import read_body, read_query
+from gpu_runtime.runtime_api.http.paging import cursor
+from gpu_runtime.runtime_api.http.route import Body
+from gpu_runtime.runtime_api.invocations.listing import beginning
+from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
+from gpu_runtime.runtime_api.operations.ledger import attempt_of
+from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
+from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
+from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
+from tests.fuzz.cases import fuzzed, tried
+from tests.fuzz.nasty import messages, texts
+
+AMOUNTS = st.one_of(
+    st.from_regex(r"[+-]?[0-9]{0,12}\.?[0-9]{0,12}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?", fullmatch=True),
+    texts(),
+)
+COUNTS = st.one_of(st.integers(-2, 5), st.sampled_from([2**31 - 1, 2**31, 2**63, -(2**63), 65535, 65536]))
+PATHS = st.one_of(st.text("/.a:~ \0", max_size=12), st.text("/.a", max_size=12).map("/".__add__), texts())
+NAMES = st.one_of(st.from_regex(r"[a-z]([-a-z0-9]{0,62}[a-z0-9])?", fullmatch=True), texts("az-09.A", most=70))
+
+
+def many(item: SearchStrategy[Any], most: int = 3) -> SearchStrategy[tuple[Any, ...]]:
+    return st.lists(item, max_size=most).map(tuple)
+
+
+TEMPLATES = st.builds(
+    Template,
+    command=many(texts()),
+    args=many(texts()),
+    envs=many(st.builds(EnvVar, name=texts("ABZ._-9"), value=texts())),
+    ports=many(st.builds(Port, name=texts("ab-9"), port=COUNTS, protocol=st.sampled_from(["TCP", "udp", "", "ICMP"]))),
+)
+FUNCTIONS = st.builds(
+    Serverless,
+    enabled=st.booleans(),
+    request_id=texts("az_-9"),
+    min_available_count=COUNTS,
+    max_workers=COUNTS,
+    idle_timeout_seconds=COUNTS,
+    concurrency=COUNTS,
+    framework=st.builds(Framework, socket_path=PATHS, invoke_path=PATHS, health_path=PATHS),
+    worker_of=NAMES,
+)
+MOUNTS = many(st.builds(StorageMount, name=NAMES, mount_path=PATHS, read_only=st.booleans()))
+UNITS = st.builds(
+    GPUUnitSpec,
+    spec_name=texts("aA.-_1"),
+    image=texts(),
+    memory=AMOUNTS,
+    gpu=COUNTS,
+    template=TEMPLATES,
+    access=st.none() | st.builds(Access, primary_port=texts("ab"), scheme=st.sampled_from(["http", "HTTPS", "", "x"])),
+    storage_mounts=MOUNTS,
+    serverless=st.none() | FUNCTIONS,
+    running=st.booleans(),
+)
+POOLS = st.builds(
+    StockPoolSpec,
+    spec_name=texts("aA.-_1"),
+    image=texts(),
+    memory=AMOUNTS,
+    gpu=COUNTS,
+    replicas=COUNTS,
+    template=TEMPLATES,
+)
+STORAGES = st.builds(GPUStorageSpec, size=AMOUNTS, storage_class_name=texts())
+
+
+@fuzzed(100)
+@given(AMOUNTS)
+@example("1" * 5000)
+@example("1e100")
+@example("-0")
+def test_an_amount_has_one_spelling_and_a_verdict(text: str) -> None:
+    spelled = canonical(text)
+    assert canonical(spelled) == spelled
+    list(bytes_problems(text, "size"))
+    try:
+        amount = Quantity(text)
+    except ValueError:
+        assert spelled == text
+        return
+    if (amount.value * 10**9).denominator == 1:  # what is finer is rounded, as Kubernetes does it
+        assert same_quantity(text, spelled)
+    assert list(growth_problems(text, text)) == list(bytes_problems(text, "size"))
+
+
+@fuzzed(100)
+@given(NAMES)
+def test_a_name_is_right_where_kubernetes_takes_it(name: str) -> None:
+    is_label = bool(re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)) and len(name) <= 63
+    assert (not list(name_problems(name))) == is_label
+
+
+@fuzzed(100)
+@given(PATHS, PATHS)
+def test_a_path_has_one_spelling_and_lies_within_itself(path: str, other: str) -> None:
+    assert normal_path(normal_path(path)) == normal_path(path)
+    assert within(path, path)
+    list(mount_path_problems(path, "mountPath"))
+    if within(path, other) and within(other, path):
+        assert normal_path(path) == normal_path(other)
+
+
+@fuzzed(100)
+@given(UNITS, st.sampled_from(Role))
+def test_a_unit_gets_a_verdict_and_its_other_spelling_the_same(spec: GPUUnitSpec, role: Role) -> None:
+    spelled = normalised_unit(spec)
+    assert normalised_unit(spelled) == spelled
+    problems = unit_problems(spec, role)
+    assert all(str(problem) for problem in problems)
+    assert problems or not unit_problems(spelled, role)
+    one, other = canonical_request(spelled), canonical_request(normalised_unit(spelled))
+    assert request_hash(OperationType.CREATE_UNIT, one) == request_hash(OperationType.CREATE_UNIT, other)
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=GPUUnitSpec) == spec
+
+
+@fuzzed(100)
+@given(st.one_of(POOLS, STORAGES))
+def test_a_pool_and_a_storage_get_a_verdict(spec: StockPoolSpec | GPUStorageSpec) -> None:
+    if isinstance(spec, StockPoolSpec):
+        assert normalised_pool(normalised_pool(spec)) == normalised_pool(spec)
+        assert pool_problems(spec) or not pool_problems(normalised_pool(spec))
+    else:
+        assert normalised_storage(normalised_storage(spec)) == normalised_storage(spec)
+        assert storage_problems(spec) or not storage_problems(normalised_storage(spec))
+
+
+BODIES: dict[type[Body], dict[str, Any]] = {
+    CreateUnit: {"operationID": "o", "name": "n", "specName": "g", "image": "i", "template": {"ports": []}},
+    UpdateUnit: {"image": "i", "access": {"scheme": "http"}, "gpu": 1},
+    SeedStock: {"operationID": "o", "specName": "g", "memory": "1Gi", "gpu": 1, "replicas": 2},
+    CreateStockPool: {"operationID": "o", "specName": "g", "replicas": 2, "template": {"envs": [{"name": "A"}]}},
+    CreateStorage: {"name": "s", "size": "1Gi"},
+    UpdateStorage: {"size": "2Gi"},
+    Invoke: {"serverlessRequestID": "f", "payload": {"n": [1, {}]}, "headers": {"a": "b"}, "timeoutSeconds": 5},
+}
+
+
+SENT = st.one_of([st.tuples(st.just(model), messages([sample])) for model, sample in BODIES.items()])
+
+
+@fuzzed(100)
+@given(SENT)
+@example((Invoke, b'{"serverlessRequestID":"f","payload":' + b"[" * 5000 + b"]" * 5000 + b"}"))
+@example((Invoke, b'{"serverlessRequestID":"f","timeoutSeconds":' + b"9" * 5000 + b"}"))
+@example((CreateUnit, b"\xff"))
+def test_a_body_is_what_the_route_takes_or_invalid(sent: tuple[type[Body], bytes]) -> None:
+    model, raw = sent
+    taken, refusal = tried(Invalid, lambda: read_body(raw, "application/json", model))
+    assert isinstance(taken, model) or (refusal and refusal.problems)
+
+
+PARAMETERS = texts() | st.sampled_from(["limit", "phase", "serverless", "continue"])
+
+
+@fuzzed(100)
+@given(st.lists(st.tuples(PARAMETERS, texts()), max_size=4))
+def test_a_query_is_what_the_route_takes_or_invalid(pairs: list[tuple[str, str]]) -> None:
+    for model in (ListUnits, ListInvocations):
+        taken, refusal = tried(Invalid, partial(read_query, pairs, model))
+        assert isinstance(taken, model) or (refusal and refusal.problems)
+
+
+@fuzzed(100)
+@given(st.text() | st.tuples(texts(), texts() | st.just("9" * 5000)).map(cursor))
+@example(cursor(("dead-letters", "9" * 5000)))
+@example(cursor(("invoke", str(2**64))))
+def test_a_continuation_is_a_place_or_invalid(after: str) -> None:
+    query = ListInvocations(serverless_request_id="f", after=after)
+    for read in (lambda: position_of(after), lambda: beginning(query)):
+        place, refusal = tried(Invalid, read)
+        assert place is not None or (refusal and refusal.problems)
+
+
+@fuzzed(100)
+@given(st.integers(400, 599), messages([{"error": {"code": "no_stock", "message": "none"}}, {"code": 409}]))
+@example(409, b'{"error":{"code":"\xff"}}')
+def test_a_refusal_of_another_process_is_a_fault_whatever_it_says(status: int, body: bytes) -> None:
+    assert str(refusal_of_api(status, body))
+    assert isinstance(refusal_of_kubernetes(status, body), KubeError)
+
+
+MOMENTS = ("2026-12-31T23:59:60Z", "2026-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "2026-01-01t00:00:00z")
+
+
+@fuzzed(100)
+@given(texts() | st.datetimes().map(datetime.isoformat) | st.sampled_from(MOMENTS), texts())
+@example("2026-12-31T23:59:60Z", "9" * 5000)
+def test_what_an_objects_metadata_says_can_be_reckoned_with(time: str, attempt: str) -> None:
+    moment = moment_of(time)
+    assert moment is None or moment < datetime.now(UTC) or moment >= datetime(2020, 1, 1, tzinfo=UTC)
+    made = Object(metadata=ObjectMeta(annotations={Annotation.OPERATION_ATTEMPT: attempt}))
+    assert attempt_of(made) >= 0

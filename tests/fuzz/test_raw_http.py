@@ -1,0 +1,90 @@
+"""Raw bytes to the runtime API's port: refused or hung up on, never a failure of ours; the next caller is served."""
+
+import re
+import socket
+from pathlib import Path
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from localcluster.processes import wait_until
+from tests.fuzz.cases import fuzzed
+from tests.fuzz.nasty import deep, mutated, texts
+from tests.integration.runtime_api.edge.conftest import Replica
+from tests.integration.runtime_api.live import TOKEN, Platform
+
+STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) ")
+KNOWN = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+BODY = b'{"name":"s","size":"x"}'
+LIST = b"GET /api/v1/gpu-units?limit=5 HTTP/1.1\r\n" + KNOWN + b"\r\n"
+POST = b"POST /api/v1/gpu-storages HTTP/1.1\r\n" + KNOWN + b"Content-Type: application/json\r\n"
+SIZED = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n17\r\n" + BODY + b"\r\n0\r\nTrailer: 1\r\n\r\n"
+CALL = (
+    b"POST /api/v1/serverless/invocations HTTP/1.1\r\n" + KNOWN + b"Content-Type: application/json\r\n"
+    b'Content-Length: 32\r\n\r\n{"serverlessRequestID":"nobody"}'
+)
+SEEDS = (
+    *(LIST, SIZED, CHUNKED, CALL, LIST + SIZED, SIZED + CHUNKED + LIST),
+    b"DELETE /api/v1/gpu-units/none?namespace=runtime-instance HTTP/1.1\r\n" + KNOWN + b"Content-Length: 0\r\n\r\n",
+    b"PUT /api/v1/gpu-storages/none HTTP/1.1\r\n" + KNOWN + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+    b"GET /swagger/%2e%2e/index.html HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+    b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nX-Request-ID: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"GET /api/v1/operator/dead-letters?source=invoke&continue=WyJ4IiwiMSJd HTTP/1.1\r\n" + KNOWN + b"\r\n",
+)
+
+
+def lined(method: str, target: str, header: str, value: str) -> bytes:
+    return f"{method} {target} HTTP/1.1\r\nHost: x\r\n{header}: {value}\r\n\r\n".encode(errors="replace")
+
+
+METHODS = st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "\0", ""])
+TARGETS = st.one_of(
+    texts().map("/".__add__), texts(), texts().map("/api/v1/gpu-units/".__add__), st.just("http://x:y/")
+)
+HEADERS = st.sampled_from(
+    ["Authorization", "Content-Length", "Content-Type", "Host", "Cookie", "X-Request-ID", "Accept"]
+)
+REQUESTS = st.one_of(
+    mutated(SEEDS),
+    st.builds(lined, METHODS, TARGETS, HEADERS, texts()),
+    deep().map(lambda body: POST + b"Content-Length: %d\r\n\r\n" % len(body) + body),
+    st.binary(max_size=300),
+)
+
+
+def exchanged(replica: Replica, data: bytes) -> bytes:
+    """Send, say that this was all, and give what comes back until the API hangs up."""
+    with socket.create_connection(("127.0.0.1", replica.port), timeout=20) as connection:
+        try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+        except ConnectionError:
+            return b""  # it was hung up on before it was sent
+
+
+def test_random_requests_never_crash_the_api_hang_it_or_count_as_its_failure(platform: Platform) -> None:
+    replica = platform.standing[0]
+    assert replica.process
+    files = Path(f"/proc/{replica.process.pid}/fd")
+    open_before = len(list(files.iterdir()))
+    requests_are_answered(replica)
+    assert replica.ask("/api/v1/gpu-units", token=TOKEN).status == 200
+    assert replica.process.poll() is None
+    assert [line for line in replica.lines if line["level"] == "error"] == []
+    wait_until(lambda: len(list(files.iterdir())) <= open_before + 4, 20, lambda: "connections stay open")
+
+
+@fuzzed(300)
+@given(REQUESTS)
+@example(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n")
+@example(LIST[:-2] + b"A: " + b"b" * 100_000 + b"\r\n\r\n")
+@example(LIST[:-2] + b"A: b\r\n" * 20_000 + b"\r\n")
+@example(CHUNKED.replace(b"17\r\n", b"F" * 40 + b"\r\n"))
+@example(SIZED.replace(b"Content-Length: ", b"Content-Length: 9999999999999999999999"))
+@example(SIZED.replace(b"Content-Type", b"Content-Encoding: deflate\r\nContent-Type"))
+@example(SIZED.replace(b"Content-Type", b"Expect: 100-continue\r\nContent-Type"))
+def requests_are_answered(replica: Replica, data: bytes) -> None:
+    statuses = [int(status) for status in STATUS.findall(exchanged(replica, data))]
+    assert not [status for status in statuses if status >= 500]

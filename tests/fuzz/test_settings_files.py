@@ -1,0 +1,82 @@
+"""A settings file is read, or refused with a sentence; and a key that nobody knows is named wherever it stands."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from gpu_runtime.activator.settings import ActivatorSettings
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.process.settings import BadSettings, Settings, load, parse
+from gpu_runtime.result_store.settings import ResultStoreSettings
+from gpu_runtime.runtime_api.settings import RuntimeAPISettings
+from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
+from tests.fuzz.cases import fuzzed, tried
+from tests.fuzz.nasty import altered, mutated, texts
+
+MODELS: dict[str, type[Settings]] = {
+    "activator": ActivatorSettings,
+    "controller-manager": ControllerManagerSettings,
+    "result-store": ResultStoreSettings,
+    "runtime-api": RuntimeAPISettings,
+    "worker-sidecar": WorkerSidecarSettings,
+}
+CONFIG = Path(__file__).parents[2] / "config" / "local"
+FILES = {name: (CONFIG / f"{name}.yaml").read_text() for name in MODELS}
+DOCUMENTS: dict[str, Any] = {name: yaml.safe_load(text) for name, text in FILES.items()}
+ODD = ("a: 2001-99-99", "a: !!int x", "a: !!bool x", "a: !!timestamp x", "&a [*a]", "log: &a {level: *a}", "[" * 5000)
+
+
+def contents(name: str) -> SearchStrategy[bytes]:
+    """Of a file for this process: its sample file with other values, or broken, or something else."""
+    whole = altered([DOCUMENTS[name]]).map(lambda document: yaml.safe_dump(document).encode())
+    broken = mutated([FILES[name].encode(), *(odd.encode() for odd in ODD)])
+    return st.one_of(whole, broken, texts(most=100).map(lambda text: text.encode(errors="replace")))
+
+
+GIVEN = st.one_of([st.tuples(st.just(name), contents(name)) for name in MODELS])
+
+
+@fuzzed(50)
+@given(GIVEN)
+@example(("runtime-api", b"\xff\xfe"))
+@example(("runtime-api", b"a: 2001-99-99"))
+@example(("runtime-api", b"limits: {burst: !!int x}"))
+@example(("runtime-api", b"limits: {burst: !!bool x}"))
+@example(("runtime-api", b"limits: {burst: !!timestamp x}"))
+@example(("runtime-api", b"[" * 5000))
+@example(("runtime-api", b"limits: {burst: " + b"9" * 5000 + b"}"))
+def test_a_file_is_read_or_refused_with_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, file: tuple[str, bytes]
+) -> None:
+    name, content = file
+    path = tmp_path_factory.getbasetemp() / "settings.yaml"
+    path.write_bytes(content)
+    read, refusal = tried(BadSettings, lambda: load(path, MODELS[name]))
+    assert isinstance(read, MODELS[name]) or (refusal and refusal.message.startswith(str(path)))
+
+
+def sections(model: type[msgspec.Struct], document: dict[str, Any], at: str = "") -> list[str]:
+    """The paths of all sections of a file, the file itself included."""
+    inner = [(f"{at}{key}.", value) for key, value in document.items() if isinstance(value, dict)]
+    return [at, *(path for place, value in inner for path in sections(model, value, place))]
+
+
+@fuzzed(50)
+@given(st.sampled_from(sorted(MODELS)), st.data())
+def test_a_key_that_nobody_knows_is_named(name: str, data: st.DataObject) -> None:
+    document = msgspec.to_builtins(DOCUMENTS[name])
+    place = data.draw(st.sampled_from(sections(MODELS[name], document)))
+    part = document
+    for step in place.split(".")[:-1]:
+        part = part[step]
+    key = data.draw(st.from_regex(r"[a-z][a-zA-Z]{0,12}Zz", fullmatch=True))
+    part[key] = data.draw(st.sampled_from([1, "x", None, [], {}]))
+    with pytest.raises(BadSettings) as refusal:
+        parse(yaml.safe_dump(document), MODELS[name])
+    assert f"{place}{key} is not a setting" in str(refusal.value)
