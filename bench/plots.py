@@ -18,8 +18,11 @@ from bench.report import Chart, reports
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 50, 50
-COLOURS = ("#1b6ac9", "#8a8a8a", "#d9761a", "#4d4d4d")
+COLOURS, GREYS = ("#1b6ac9", "#d9761a"), ("#8a8a8a", "#4d4d4d")
+"""Of figures, and of floors."""
 STYLE = "font-family='sans-serif' font-size='12' fill='#222'"
+FLOOR = "floor"
+"""What the name of a floor's line begins with."""
 ROW = 16
 """Height of a line in the legend."""
 
@@ -89,20 +92,31 @@ def _grid(chart: Chart, across: Axis, up: Axis) -> Iterator[str]:
     if chart.limit:
         y = up.at(chart.limit)
         yield f"<path d='M{LEFT} {y:.1f}H{WIDTH - RIGHT}' stroke='#c0392b' stroke-dasharray='6 4'/>"
-        yield _text(WIDTH - RIGHT, y - 5, f"target {chart.limit:.3g}", "end", "fill='#c0392b'")
+        yield _text(WIDTH - RIGHT, y - 5, f"target {_figure(chart.limit)}", "end", "fill='#c0392b'")
 
 
 def _line(chart: Chart, number: int, name: str, across: Axis, up: Axis) -> Iterator[str]:
-    colour, dashes = COLOURS[number % len(COLOURS)], " stroke-dasharray='3 3'" if name.startswith("floor") else ""
+    colour, dashes = _colour(chart, name), " stroke-dasharray='3 3'" if name.startswith(FLOOR) else ""
     places = [(across.at(x), up.at(y)) for x, y in zip(chart.points, chart.lines[name], strict=True)]
     for (x, y), (next_x, next_y) in pairwise(places):
         yield f"<path d='M{x:.1f} {y:.1f}L{next_x:.1f} {next_y:.1f}' stroke='{colour}' stroke-width='2'{dashes}/>"
     for (x, y), value in zip(places, chart.lines[name], strict=True):
-        yield f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.5' fill='{colour}'><title>{value:.3g}</title></circle>"
+        yield f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.5' fill='{colour}'><title>{_figure(value)}</title></circle>"
     legend = HEIGHT + ROW * number
     yield f"<path d='M{LEFT} {legend}h28' stroke='{colour}' stroke-width='2'{dashes}/>"
-    figures = ", ".join(f"{value:,.3g}" for value in chart.lines[name])
+    figures = ", ".join(_figure(value) for value in chart.lines[name])
     yield _text(LEFT + 36, legend + 4, f"{name}: {figures}", "start")
+
+
+def _colour(chart: Chart, name: str) -> str:
+    is_floor = name.startswith(FLOOR)
+    alike = [each for each in chart.lines if each.startswith(FLOOR) is is_floor]
+    colours = GREYS if is_floor else COLOURS
+    return colours[alike.index(name) % len(colours)]
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _text(x: float, y: float, words: str, anchor: str, more: str = "") -> str:
