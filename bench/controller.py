@@ -46,7 +46,7 @@ def main() -> None:
 async def measure(steps: list[int], rest_at: int) -> Findings:
     async with site(steps[-1] + 500, IDENTITY) as at:
         tell("the Kubernetes client")
-        client = await kube_client.measure(at.plane, requests=800, rounds=4, concurrency=16)
+        client = await kube_client.measure(at.plane, requests=500, rounds=5, concurrency=16)
         found = await observe(at, steps, rest_at)
     rows = [*client_rows(client), *promised_rows(found), *step_rows(found), *rest_rows(found)]
     return Findings(rows, charts(found), Details(client, found))

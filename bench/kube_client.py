@@ -82,7 +82,7 @@ async def product(plane: ControlPlane, stack: AsyncExitStack) -> Contender:
     """The client as a leading controller uses it: fenced, with retries and strict validation."""
     config = load_config(plane.kubeconfig)
     client = (await stack.enter_async_context(connect(config, field_manager="bench"))).fenced(
-        Leadership(lambda: 0.0, 1)
+        Leadership(lambda: 0.0, 60)
     )
     return Contender(
         "gpu_runtime.kube.client",

@@ -21,7 +21,7 @@ SERVICES = f"/api/v1/namespaces/{NAMESPACE}/services"
 POLICIES = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
 
 
-class Spent(msgspec.Struct):
+class Spent(msgspec.Struct, frozen=True):
     """Seconds per unit."""
 
     cpu: float
