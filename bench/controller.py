@@ -96,7 +96,11 @@ def _rows_of(step: Step, found: Convergence) -> list[Row]:
         Row(f"{up_to}: requests per unit, Events, Leases and reads included", step.requests / step.new, "", WRITES),
         Row(f"{up_to}: RSS", step.rss, "MB", found.empty_rss),
     ]
-    return rows if step is first else [*rows, _growth_row(f"{up_to}: CPU per unit, in first ones", step, first)]
+    return (
+        rows
+        if step is first
+        else [*rows, _growth_row(f"{up_to}: CPU per unit, against the first {first.units}", step, first)]
+    )
 
 
 def _writes_row(what: str, step: Step) -> Row:
