@@ -48,7 +48,7 @@ class WorkQueue(Generic[K]):
         self._later: dict[K, float] = {}
         self._order: list[tuple[float, int, K]] = []
         self._turns = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._closed = False
 
     def add(self, key: K) -> None:
@@ -129,11 +129,12 @@ class WorkQueue(Generic[K]):
         while self._order and self._later.get(self._order[0][2]) != self._order[0][0]:
             heapq.heappop(self._order)  # an earlier wish for the same key took its place
         if self._order:
-            self._timer = self._loop.call_at(self._order[0][0], self._add_due)
+            due = self._order[0][0]
+            self._timer = self._loop.call_at(due, self._add_due, due)
 
-    def _add_due(self) -> None:
+    def _add_due(self, moment: float) -> None:
         # A timer may fire a clock tick early; what it was set for counts as due.
-        now = max(self._loop.time(), self._timer.when() if self._timer else 0.0)
+        now = max(self._loop.time(), moment)
         while self._order and self._order[0][0] <= now:
             due, _, key = heapq.heappop(self._order)
             if self._later.get(key) == due:

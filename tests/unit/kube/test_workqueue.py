@@ -1,8 +1,10 @@
 """A key is looked at once at a time, soon, in order, and later each time that it fails."""
 
 import asyncio
+import time
 
 import pytest
+import uvloop
 
 from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.kube.workqueue import QueueClosed, WorkQueue
@@ -183,3 +185,18 @@ async def test_ten_thousand_delayed_keys_all_come_in_order() -> None:
         queue.add_after(number, (number * 7919) % 10_000 / 100)
     taken = [await queue.take() for _ in range(10_000)]
     assert taken == sorted(range(10_000), key=lambda number: ((number * 7919) % 10_000, number))
+
+
+def test_what_is_due_at_once_comes_on_the_event_loop_of_the_processes_too() -> None:
+    """Its timers tell nobody when they are due, where that is within the same millisecond."""
+
+    async def taken() -> list[int]:
+        queue: WorkQueue[int] = WorkQueue()
+        for number, seconds in enumerate((0.0001, 0.0002, 0.02)):
+            queue.add_after(number, seconds)
+        time.sleep(0.005)  # noqa: ASYNC251 - a loop that is busy for longer than the first ones had to wait
+        async with asyncio.timeout(5):
+            return [await queue.take() for _ in range(3)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(taken()) == [0, 1, 2]
