@@ -19,12 +19,11 @@ from bench.api_server import Bare, at_a_time
 from bench.manager import manager
 from bench.program import TIE, Program, cpu_of, program
 from bench.runtime_api import TOKEN, Replica, runtime_api
-from bench.site import site
+from bench.site import site, units_in
 from bench.storing import STORED, result_store
 from localcluster.control_plane import ControlPlane
 from localcluster.nats import NatsServer, nats_server
 
-UNITS = "/apis/runtime.lokiwager.io/v1alpha1/namespaces/runtime-instance/gpuunits"
 CONCURRENCY = 32
 STARTING_AT_ONCE = 8
 ACTIVATOR = "system:serviceaccount:runtime-system:activator"
@@ -89,7 +88,7 @@ async def plane() -> AsyncIterator[Plane]:
 
 
 async def make_functions(at: Plane, names: Sequence[str], *, running: bool) -> None:
-    await at_a_time(8, names, lambda name: at.api.create(UNITS, function(name, running=running)))
+    await at_a_time(8, names, lambda name: at.api.create(units_in("runtime-instance"), function(name, running=running)))
 
 
 def function(name: str, *, running: bool) -> dict[str, Any]:

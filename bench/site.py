@@ -18,6 +18,8 @@ from localcluster.control_plane import ControlPlane, control_plane
 from localcluster.places import PROJECT
 
 GPUS_PER_NODE = 500
+UNITS = "/apis/runtime.lokiwager.io/v1alpha1/gpuunits"
+"""Those of all namespaces."""
 RECONCILES = 'kube_reconciles_total{controller="gpu-unit"'
 
 
@@ -48,6 +50,10 @@ def install(plane: ControlPlane) -> None:
     for part in ("namespace", "priority", "crd", "rbac"):
         plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(PROJECT / "config" / part))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+
+
+def units_in(namespace: str) -> str:
+    return f"/apis/runtime.lokiwager.io/v1alpha1/namespaces/{namespace}/gpuunits"
 
 
 async def all_ready(api: Bare, path: str, units: int) -> None:

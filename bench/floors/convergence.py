@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from bench.api_server import Bare, at_a_time
+from bench.site import UNITS, units_in
 
 NAMESPACE = "floor"
 WRITES = 5
@@ -28,18 +29,16 @@ class Spent(msgspec.Struct, frozen=True):
     wall: float
 
 
-async def write_bare(api: Bare, units: str, count: int, suffix: str) -> Spent:
-    """What the writes of some units cost, at the path where the units are."""
-    answer = await api.read(f"{units}?limit={count}")
-    statuses = [(each["metadata"]["name"], each["status"]) for each in answer["items"]]
+async def write_bare(api: Bare, count: int, suffix: str) -> Spent:
+    """What the writes of some of all units cost."""
+    found = (await api.read(f"{UNITS}?limit={count}"))["items"]
     cpu, wall = time.process_time(), time.perf_counter()
-    await at_a_time(
-        AT_A_TIME, statuses, lambda each: _writes(api, f"{each[0]}-{suffix}", f"{units}/{each[0]}", each[1])
-    )
-    return Spent((time.process_time() - cpu) / len(statuses), (time.perf_counter() - wall) / len(statuses))
+    await at_a_time(AT_A_TIME, found, lambda unit: _writes(api, unit, suffix))
+    return Spent((time.process_time() - cpu) / len(found), (time.perf_counter() - wall) / len(found))
 
 
-async def _writes(api: Bare, name: str, unit: str, status: dict[str, Any]) -> None:
+async def _writes(api: Bare, unit: dict[str, Any], suffix: str) -> None:
+    name = f"{unit['metadata']['name']}-{suffix}"
     labels = {"app": name}
     metadata = {"name": name, "labels": labels}
     await api.create(DEPLOYMENTS, {"metadata": metadata, "spec": _deployment_spec(labels)})
@@ -48,8 +47,9 @@ async def _writes(api: Bare, name: str, unit: str, status: dict[str, Any]) -> No
     opened = [{"ports": [{"port": 8080, "protocol": "TCP"}]}]
     policy = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": opened}
     await api.create(POLICIES, {"metadata": metadata, "spec": policy})
+    status = f"{units_in(unit['metadata']['namespace'])}/{unit['metadata']['name']}/status"
     for moment in ("2000-01-01T00:00:00Z", "2000-01-01T00:00:01Z"):
-        await api.patch(f"{unit}/status", {"status": status | {"lastSyncTime": moment}})
+        await api.patch(status, {"status": unit["status"] | {"lastSyncTime": moment}})
 
 
 def _deployment_spec(labels: dict[str, str]) -> dict[str, Any]:
