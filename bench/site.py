@@ -57,6 +57,12 @@ def units_in(namespace: str) -> str:
 
 
 async def all_ready(api: Bare, path: str, units: int) -> None:
+    """The API server ends a watch now and then, and the next one begins with all that there is."""
+    while not await _seen_ready(api, path, units):
+        pass
+
+
+async def _seen_ready(api: Bare, path: str, units: int) -> bool:
     ready: set[str] = set()
     async with watched(api, path) as events:
         async for line in events:
@@ -66,7 +72,8 @@ async def all_ready(api: Bare, path: str, units: int) -> None:
             else:
                 ready.discard(event.object.metadata.name)
             if len(ready) == units:
-                return
+                return True
+    return False
 
 
 async def see_pods(
