@@ -158,7 +158,9 @@ async def rest(at: Site, process: Program, units: int, seconds: float) -> Rest:
 
 
 async def restart(at: Site, process: Program, units: int) -> Restart:
-    wait_until(lambda: process.metric(RECONCILES) >= WARM_UP + units, 120, lambda: f"it is not done:\n{tail(process.log)}")
+    wait_until(
+        lambda: process.metric(RECONCILES) >= WARM_UP + units, 120, lambda: f"it is not done:\n{tail(process.log)}"
+    )
     return Restart(units, process.cpu(), *process.memory(), named(writes(at.audit.news())))
 
 
