@@ -85,17 +85,31 @@ ci: check test ## What must pass before anything lands
 
 ##@ Benchmarks
 
+# Every subject is measured, whatever another one misses; the command fails at the end if any of them did.
+.PHONY: bench
+bench: $(BIN)/.ready ## Measure everything, one subject after another, and plot it (about ten minutes)
+	@$(MAKE) --no-print-directory --keep-going --jobs=1 \
+	  bench-controller bench-handoff bench-invoke bench-results bench-plots
+
 .PHONY: bench-controller
-bench-controller: $(BIN)/.ready ## What the controller manager costs, beside floors of the same run (minutes)
+bench-controller: $(BIN)/.ready ## What the controller manager costs, up to 5,000 units (five minutes)
 	@$(BIN)/python -m bench.controller $(ARGS)
 
 .PHONY: bench-handoff
-bench-handoff: $(BIN)/.ready ## What a create costs from stock to unit, beside floors of the same run (minutes)
+bench-handoff: $(BIN)/.ready ## What a create costs from stock to unit, with up to 64 callers (two minutes)
 	@$(BIN)/python -m bench.handoff $(ARGS)
 
 .PHONY: bench-invoke
-bench-invoke: $(BIN)/.ready ## What an invocation costs, beside a bare NATS pipeline of the same run (minutes)
+bench-invoke: $(BIN)/.ready ## What an invocation costs, warm and cold, of up to 100 functions (two minutes)
 	@$(BIN)/python -m bench.invoke $(ARGS)
+
+.PHONY: bench-results
+bench-results: $(BIN)/.ready ## How many results per second are stored (half a minute)
+	@$(BIN)/python -m bench.results $(ARGS)
+
+.PHONY: bench-plots
+bench-plots: $(BIN)/.ready ## Draw what the last runs found, into docs/performance
+	@$(BIN)/python -m bench.plots docs/performance
 
 ##@ Making
 

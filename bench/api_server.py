@@ -78,6 +78,11 @@ def writes(requests: Requests) -> Requests:
     return Counter({key: n for key, n in requests.items() if key[0] in WRITES and key[1] not in ("events", "leases")})
 
 
+def named(requests: Requests) -> dict[str, int]:
+    """For JSON."""
+    return {f"{verb} {what}": number for (verb, what), number in sorted(requests.items())}
+
+
 def metered_writes(plane: ControlPlane, kinds: Collection[tuple[str, str]]) -> Requests:
     """Everybody's writes to these resources and subresources, from the API server's own metrics, since it started."""
     request = urllib.request.Request(f"{plane.url}/metrics")  # noqa: S310 - https

@@ -19,14 +19,14 @@ import aiohttp
 import msgspec
 
 from bench.api_server import at_a_time
-from bench.pipeline import Ingress, ingress
+from bench.floors.pipeline import Ingress, ingress
 from localcluster.places import PROJECT
 
 
 class RuntimeAPI(msgspec.Struct, tag=True):
-    """Whoever is asked in turn, the caller's token, and the functions that are called in turn."""
+    """Whoever is asked, the caller's token, and the functions that are called in turn."""
 
-    urls: list[str]
+    url: str
     token: str
     functions: list[str]
 
@@ -91,23 +91,23 @@ async def carry_out(job: Job) -> Outcome:
 @asynccontextmanager
 async def _caller(job: Job) -> AsyncIterator[Call]:
     match job.contender:
-        case RuntimeAPI(urls, token):
+        case RuntimeAPI(url, token, functions):
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
-                yield _over_http(session, job, urls, job.contender.functions)
+                yield _over_http(session, job, url, functions)
         case Pipeline(nats):
             async with ingress(nats) as first:
                 yield _through(first, job)
 
 
-def _over_http(session: aiohttp.ClientSession, job: Job, urls: list[str], functions: list[str]) -> Call:
-    replicas, called = cycle(urls), cycle(functions)
+def _over_http(session: aiohttp.ClientSession, job: Job, url: str, functions: list[str]) -> Call:
+    called = cycle(functions)
     wanted = 200 if job.sync else 202
 
     async def post(invocation_id: str) -> str:
         asked = {"invocationID": invocation_id, "serverlessRequestID": next(called), "payload": job.payload}
         body = msgspec.json.encode(asked | {"mode": "sync" if job.sync else "async", "timeoutSeconds": 300})
-        async with session.post(f"{next(replicas)}/api/v1/serverless/invocations", data=body) as answer:
+        async with session.post(f"{url}/api/v1/serverless/invocations", data=body) as answer:
             text = await answer.text()
             return "" if answer.status == wanted else f"{answer.status} {text}"
 

@@ -2,28 +2,24 @@
 work."""
 
 import asyncio
-import math
-import tempfile
+import operator
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from time import monotonic
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from bench.api_server import AuditLog, Bare, Requests, admin, at_a_time, bare, metered_writes, service_account, writes
-from bench.bare_handoff import STOCK, Stock
-from bench.convergence import GPUS_PER_NODE, all_ready, install, named, settled, watched
+from bench.api_server import Bare, Requests, at_a_time, metered_writes, named, service_account, writes
+from bench.floors.handoff import STOCK, Stock
 from bench.load import Create, Floor, Job, Outcome, RuntimeAPI, run
 from bench.manager import manager
-from bench.program import Program, cpu_of
+from bench.program import cpu_of
+from bench.report import quantile, tell
 from bench.runtime_api import IDENTITY, TOKEN, Replica, runtime_api
+from bench.site import Site, all_ready, see_pods, settled, site
 from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE, Label
-from localcluster.control_plane import ControlPlane, control_plane
 
 RATE = 45
 WARM_UP = 20
@@ -33,7 +29,6 @@ QUIET = 8
 WRITTEN = {("operations", ""), ("operations", "status"), ("gpuunits", "")}
 """What nobody but the runtime API writes, or the floor: of GPUUnits, the controller manager writes the status alone."""
 STOCK_PODS = f"/api/v1/namespaces/{STOCK_NAMESPACE}/pods"
-PODS = f"/api/v1/namespaces/{INSTANCE_NAMESPACE}/pods"
 MEMORY, GPU = "1Gi", 1
 SEED_LIMIT = 1000
 
@@ -99,58 +94,29 @@ class Burden(msgspec.Struct):
         return quantile(self.latencies, share)
 
 
-def quantile(rising: Sequence[float], share: float) -> float:
-    """The least value that so great a share of all does not exceed."""
-    return rising[math.ceil(share * len(rising)) - 1] if rising else math.nan
-
-
-@dataclass(frozen=True)
-class Site:
-    plane: ControlPlane
-    api: Bare
-    audit: AuditLog
-    folder: Path
-    manager: Program | None = None
-
-
-@asynccontextmanager
-async def site(units: int) -> AsyncIterator[Site]:
-    """A control plane with so many GPUs and with the platform installed."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        audit = AuditLog(folder, IDENTITY)
-        nodes = math.ceil(units / GPUS_PER_NODE)
-        with control_plane(nodes=nodes, gpus_per_node=GPUS_PER_NODE, apiserver_flags=audit.flags) as plane:
-            install(plane)
-            async with bare(admin(plane)) as api:
-                yield Site(plane, api, audit, folder)
-
-
-async def observe(loads: Sequence[Load], tell: Callable[[str], None]) -> list[Burden]:
+async def observe(loads: Sequence[Load]) -> list[Burden]:
     """Those that have the machine to themselves, and then, on another control plane, those beside the controllers."""
     alone, controlled = ([load for load in loads if load.controlled is each] for each in (False, True))
-    async with site(1) as at:
-        found = await bear_every(at, alone, tell)
-    async with site(sum(load.stock for load in controlled)) as at:
+    async with site(1, IDENTITY) as at:
+        found = await bear_every(at, alone)
+    async with site(sum(load.stock for load in controlled), IDENTITY) as at:
         with manager(at.plane, at.folder) as process:
-            return found + await bear_every(replace(at, manager=process), controlled, tell)
+            return found + await bear_every(replace(at, manager=process), controlled)
 
 
-async def bear_every(at: Site, loads: Sequence[Load], tell: Callable[[str], None]) -> list[Burden]:
+async def bear_every(at: Site, loads: Sequence[Load]) -> list[Burden]:
     """On one replica, on two, and the floor without any. All stock is there before the first create."""
     found: list[Burden] = []
     with runtime_api(at.plane, at.folder, "runtime-api-1") as first:
         tell(f"stock for {sum(load.stock for load in loads)} units")
         await seed(at, first.url, loads)
-        found += await bear_all(at, loads, [first], tell)
+        found += await bear_all(at, loads, [first])
         with runtime_api(at.plane, at.folder, "runtime-api-2") as second:
-            found += await bear_all(at, loads, [first, second], tell)
-    return found + await bear_all(at, loads, [], tell)
+            found += await bear_all(at, loads, [first, second])
+    return found + await bear_all(at, loads, [])
 
 
-async def bear_all(
-    at: Site, loads: Sequence[Load], replicas: Sequence[Replica], tell: Callable[[str], None]
-) -> list[Burden]:
+async def bear_all(at: Site, loads: Sequence[Load], replicas: Sequence[Replica]) -> list[Burden]:
     """Those of the loads that are meant for so many replicas."""
     await everything_at_rest(at, replicas)
     found = []
@@ -236,8 +202,9 @@ def request(load: Load, number: int) -> dict[str, Any]:
 async def loaded(at: Site, job: Job) -> tuple[Outcome, dict[str, float]]:
     """The outcome of the load, and when the pods of its units were first seen."""
     names, seen = {each["name"] for each in job.requests if at.manager}, dict[str, float]()
+    unit = operator.methodcaller("get", Label.UNIT, "")
     async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(_pods(at.api, names, seen))
+        watching = tasks.create_task(see_pods(at.api, INSTANCE_NAMESPACE, names, unit, seen))
         outcome = await run(job, at.folder)
         if any(create.refusal for create in outcome.creates):
             watching.cancel()
@@ -262,33 +229,6 @@ async def consumed_stock_gone(api: Bare) -> None:
         if len(pods) <= len(units):
             return
         await asyncio.sleep(1)
-
-
-async def _pods(api: Bare, names: set[str], seen: dict[str, float]) -> None:
-    if not names:
-        return
-    async with watched(api, PODS) as events:
-        async for line in events:
-            name = _POD_EVENT.decode(line).object.metadata.labels.get(Label.UNIT, "")
-            if name in names:
-                seen.setdefault(name, monotonic())
-                if len(seen) == len(names):
-                    return
-
-
-class _PodMeta(msgspec.Struct):
-    labels: dict[str, str] = {}
-
-
-class _Pod(msgspec.Struct):
-    metadata: _PodMeta
-
-
-class _PodEvent(msgspec.Struct):
-    object: _Pod
-
-
-_POD_EVENT = msgspec.json.Decoder(_PodEvent)
 
 
 def _per_second(creates: Sequence[Create]) -> float:

@@ -1,11 +1,11 @@
 """What a handoff costs: POST /gpu-units, beside floors that are measured in the same run.
 
-    python -m bench.handoff [--units 450]
+    python -m bench.handoff [--units 360]
 
 The runtime API, one replica and then two, is the real process under its own identity, against a real API server and
 etcd. The creates come over HTTP from a process of its own, 45 per second at times that are fixed beforehand, and then
-so many at a time. The floor: the same writes by another process with aiohttp and msgspec and nothing between, at the
-same rate against the same API server.
+as many as come of 1, 4, 16 and 64 callers. The floor (`bench/floors/handoff.py`): the same writes by another process
+with aiohttp and msgspec and nothing between, at the same rate against the same API server.
 
 What is promised is measured without controllers at work: stock is said to be Ready, and nobody makes the units Ready
 meanwhile, since two cores cannot do that 45 times per second. For information the same comes once more, on another
@@ -17,65 +17,60 @@ and by its audit log, kept for the runtime API's user alone.
 
 import argparse
 import asyncio
-import sys
-import time
 
 import msgspec
 
-from bench.handing_over import RATE, Burden, Load, observe, quantile
-from bench.table import Row, print_table
-from localcluster.places import LOCAL
+from bench.handing_over import RATE, Burden, Load, observe
+from bench.report import Chart, Findings, Row, present, quantile
 
-RESULTS = LOCAL / "bench" / "handoff.json"
-AT_A_TIME = (8, 32)
+CALLERS = (1, 4, 16, 64)
 P50, P99, WRITES = 0.030, 0.150, 6
-
-
-class Report(msgspec.Struct):
-    burdens: list[Burden]
-    rows: list[Row] = []
-    seconds: float = 0
+ALONE, TWO, CONTROLLED = "no controllers, one replica", "no controllers, two replicas", "controllers at work"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--units", type=int, default=450, help="creates at the rate, on one replica without controllers"
+        "--units", type=int, default=360, help="creates at the rate, on one replica without controllers"
     )
     units = parser.parse_args().units
-    started = time.perf_counter()
-    report = Report(asyncio.run(observe(loads(units), _tell)))
-    report.rows = rows({burden.load.name: burden for burden in report.burdens})
-    report.seconds = time.perf_counter() - started
-    print_table(report.rows)
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    print(f"\nTook {report.seconds:.0f} s. All figures: {RESULTS.relative_to(LOCAL.parent)}")
-    sys.exit(any(row.missed for row in report.rows))
+    present("handoff", lambda: asyncio.run(measure(units)))
+
+
+async def measure(units: int) -> Findings:
+    burdens = await observe(loads(units))
+    found = {burden.load.name: burden for burden in burdens}
+    return Findings(rows(found), charts(found), burdens)
 
 
 def loads(units: int) -> list[Load]:
-    some, less, few = units // 2, units // 5, max(20, units // 6)
+    some, few = units // 2, units // 6
     return [
         Load("one-replica", units, replicas=1, rate=RATE),
         Load("two-replicas", some, replicas=2, rate=RATE),
         Load("floor", some, replicas=0, rate=RATE),
-        *(Load(f"api-{count}", few, replicas=1, at_a_time=count) for count in AT_A_TIME),
-        *(Load(f"floor-{count}", few, replicas=0, at_a_time=count) for count in AT_A_TIME),
-        Load("one-controlled", less, replicas=1, rate=RATE, controlled=True),
-        Load("two-controlled", less, replicas=2, rate=RATE, controlled=True),
-        Load("floor-controlled", less, replicas=0, rate=RATE, controlled=True),
+        *(Load(f"api-{count}", few + 2 * count, replicas=1, at_a_time=count) for count in CALLERS),
+        *(Load(f"floor-{count}", few + 2 * count, replicas=0, at_a_time=count) for count in CALLERS),
+        Load("one-controlled", few, replicas=1, rate=RATE, controlled=True),
+        Load("floor-controlled", few, replicas=0, rate=RATE, controlled=True),
     ]
 
 
 def rows(found: dict[str, Burden]) -> list[Row]:
-    floor, controlled = found["floor"], found["floor-controlled"]
     return [
-        *rate_rows("no controllers, one replica", found["one-replica"], floor),
-        *rate_rows("no controllers, two replicas", found["two-replicas"], floor),
-        *(_throughput_row(found, count) for count in AT_A_TIME),
-        *rate_rows("controllers at work, one replica", found["one-controlled"], controlled),
-        *rate_rows("controllers at work, two replicas", found["two-controlled"], controlled),
+        *rate_rows(ALONE, found["one-replica"], found["floor"]),
+        *rate_rows(TWO, found["two-replicas"], found["floor"]),
+        *(row for count in CALLERS for row in caller_rows(found, count)),
+        *rate_rows(CONTROLLED, found["one-controlled"], found["floor-controlled"]),
+    ]
+
+
+def caller_rows(found: dict[str, Burden], count: int) -> list[Row]:
+    ours, floor = found[f"api-{count}"], found[f"floor-{count}"]
+    return [
+        Row(f"{count} at a time: creates per second", ours.per_second, "", floor.per_second),
+        _milliseconds_row(f"{count} at a time: HTTP p50", ours.latency(0.5), floor.latency(0.5)),
+        _milliseconds_row(f"{count} at a time: HTTP p99", ours.latency(0.99), floor.latency(0.99)),
     ]
 
 
@@ -106,22 +101,26 @@ def _promised_rows(who: str, burden: Burden, floor: Burden) -> list[Row]:
 def _cost_rows(who: str, burden: Burden, floor: Burden) -> list[Row]:
     return [
         Row(f"{who}: reads per create, by the sweep", burden.reads_per_create, "", 0),
-        _cpu_row(f"{who}: CPU per create", burden.cpu_of_contender, floor.cpu_of_contender),
-        _cpu_row(f"{who}: the API server's CPU per create", burden.cpu_of_api_server, floor.cpu_of_api_server),
+        _milliseconds_row(f"{who}: CPU per create", burden.cpu_of_contender, floor.cpu_of_contender),
+        _milliseconds_row(f"{who}: the API server's CPU per create", burden.cpu_of_api_server, floor.cpu_of_api_server),
     ]
 
 
-def _cpu_row(what: str, seconds: float, floor: float) -> Row:
+def _milliseconds_row(what: str, seconds: float, floor: float) -> Row:
     return Row(what, 1000 * seconds, "ms", 1000 * floor)
 
 
-def _throughput_row(found: dict[str, Burden], count: int) -> Row:
-    alone, floor = (found[f"{who}-{count}"].per_second for who in ("api", "floor"))
-    return Row(f"no controllers, one replica: creates per second, {count} at a time", alone, "", floor)
-
-
-def _tell(what: str) -> None:
-    print(f"… {what}", file=sys.stderr, flush=True)
+def charts(found: dict[str, Burden]) -> list[Chart]:
+    ours, floor = ([found[f"{who}-{count}"] for count in CALLERS] for who in ("api", "floor"))
+    who = {"runtime API": ours, "floor: its writes alone": floor}
+    across = "creates at a time"
+    rates = {name: [each.per_second for each in burdens] for name, burdens in who.items()}
+    p50 = {f"{name}, p50": [1000 * each.latency(0.5) for each in burdens] for name, burdens in who.items()}
+    p99 = {f"{name}, p99": [1000 * each.latency(0.99) for each in burdens] for name, burdens in who.items()}
+    return [
+        Chart("throughput", "creates per second", across, list(CALLERS), rates),
+        Chart("latency", "time of a create, ms", across, list(CALLERS), p50 | p99),
+    ]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from bench.api_server import Access, at_a_time, bare
-from bench.bare_handoff import Stock, cleared_up, handed_over
+from bench.floors.handoff import Stock, cleared_up, handed_over
 from localcluster.places import PROJECT
 
 LEAD = 0.2

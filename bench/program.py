@@ -17,6 +17,8 @@ from localcluster.control_plane import free_port
 from localcluster.processes import tail, wait_until
 
 GPU_RUNTIME = Path(sys.executable).with_name("gpu-runtime")
+TIE = ("setpriv", "--pdeathsig", "KILL", "--")
+"""Before a command: it ends with whoever started it."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -71,9 +73,8 @@ def program(
     name, port = name or command, free_port()
     config, log = folder / f"{name}.yaml", folder / f"{name}.log"
     config.write_text(yaml.safe_dump({"endpoints": {"bind": f"127.0.0.1:{port}"}} | settings))
-    tie = ["setpriv", "--pdeathsig", "KILL", "--"]
     with log.open("ab") as said:
-        process = subprocess.Popen([*tie, str(GPU_RUNTIME), command, "--config", str(config)], stderr=said)
+        process = subprocess.Popen([*TIE, str(GPU_RUNTIME), command, "--config", str(config)], stderr=said)
     started = Program(process, port, log)
     try:
         wait_until(lambda: ready(started), 60, lambda: f"{name} does not become ready:\n{tail(log, 40)}")

@@ -7,27 +7,26 @@ here, beside the rest.
 import asyncio
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.api_server import Bare, admin, bare
-from bench.convergence import install
+from bench.api_server import Bare, at_a_time
 from bench.manager import manager
-from bench.program import Program, cpu_of, program
+from bench.program import TIE, Program, cpu_of, program
 from bench.runtime_api import TOKEN, Replica, runtime_api
-from localcluster.control_plane import ControlPlane, control_plane
+from bench.site import site, units_in
+from bench.storing import STORED, result_store
+from localcluster.control_plane import ControlPlane
 from localcluster.nats import NatsServer, nats_server
 
-UNITS = "/apis/runtime.lokiwager.io/v1alpha1/namespaces/runtime-instance/gpuunits"
-PODS = "/api/v1/namespaces/runtime-instance/pods"
 CONCURRENCY = 32
+STARTING_AT_ONCE = 8
 ACTIVATOR = "system:serviceaccount:runtime-system:activator"
-STORED = "result_store_results_stored_total"
 
 ECHO = """
 from gpu_runtime.framework import handler, serve
@@ -47,7 +46,7 @@ class Plane:
     nats: NatsServer
     url: str
     """Of NATS, with the account that all processes share."""
-    replicas: list[Replica]
+    runtime_api: Replica
     activator: Program
     store: Program
     manager: Program
@@ -69,26 +68,27 @@ class Plane:
         """Seconds of each process of the platform since it started."""
         programs = {"activator": self.activator, "result-store": self.store, "controller-manager": self.manager}
         spent = {name: each.cpu() for name, each in programs.items()}
-        spent["runtime-api"] = sum(each.program.cpu() for each in self.replicas)
+        spent["runtime-api"] = self.runtime_api.program.cpu()
         spent["nats-server"] = cpu_of(self.nats.processes.get("nats").pid or 0)
         return spent
 
 
 @asynccontextmanager
-async def plane(replicas: int = 1) -> AsyncIterator[Plane]:
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as running:
-        folder = Path(temporary)
-        kubernetes = running.enter_context(control_plane(nodes=4, gpus_per_node=8))
-        install(kubernetes)
-        server = running.enter_context(nats_server())
-        url = server.account().url
-        nats = {"nats": {"urls": [url]}}
-        controller = running.enter_context(manager(kubernetes, folder))
-        api = [running.enter_context(runtime_api(kubernetes, folder, f"api-{n}", **nats)) for n in range(replicas)]
-        store = running.enter_context(_result_store(folder, nats))
-        activator = running.enter_context(_activator(kubernetes, folder, nats, api[0].url))
-        async with bare(admin(kubernetes)) as client:
-            yield Plane(kubernetes, client, server, url, api, activator, store, controller, folder)
+async def plane() -> AsyncIterator[Plane]:
+    async with site(1, ACTIVATOR) as at:
+        with ExitStack() as running:
+            server = running.enter_context(nats_server())
+            url = server.account().url
+            nats = {"nats": {"urls": [url]}}
+            controller = running.enter_context(manager(at.plane, at.folder))
+            api = running.enter_context(runtime_api(at.plane, at.folder, "runtime-api", **nats))
+            store = running.enter_context(result_store(at.folder, url))
+            activator = running.enter_context(_activator(at.plane, at.folder, nats, api.url))
+            yield Plane(at.plane, at.api, server, url, api, activator, store, controller, at.folder)
+
+
+async def make_functions(at: Plane, names: Sequence[str], *, running: bool) -> None:
+    await at_a_time(8, names, lambda name: at.api.create(units_in("runtime-instance"), function(name, running=running)))
 
 
 def function(name: str, *, running: bool) -> dict[str, Any]:
@@ -99,34 +99,37 @@ def function(name: str, *, running: bool) -> dict[str, Any]:
     return {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "metadata": metadata, "spec": spec}
 
 
+@dataclass(frozen=True)
+class Worker:
+    sidecar: Program
+    framework: "subprocess.Popen[bytes]"
+    running: ExitStack
+
+
 @contextmanager
-def workers(at: Plane, functions: Sequence[str]) -> Iterator[dict[str, float]]:
-    """A worker each, warm. Gives the CPU seconds of sidecars and frameworks once the block has ended."""
-    spent: dict[str, float] = {}
+def workers(at: Plane, functions: Sequence[str]) -> Iterator[list[Worker]]:
+    """A worker each, warm. Some of them start and end at once, since each waits mostly for itself."""
+    with ThreadPoolExecutor(STARTING_AT_ONCE) as pool:
+        started = list(pool.map(lambda name: _worker(at, name), functions))
+        try:
+            yield started
+        finally:
+            list(pool.map(lambda each: each.running.close(), started))
+
+
+def cpu_of_workers(running: Sequence[Worker]) -> dict[str, float]:
+    """Seconds since they started."""
+    return {
+        "worker-sidecar": sum(each.sidecar.cpu() for each in running),
+        "framework": sum(cpu_of(each.framework.pid) for each in running),
+    }
+
+
+def _worker(at: Plane, name: str) -> Worker:
     with ExitStack() as running:
-        frameworks, sidecars = [], []
-        for name in functions:
-            frameworks.append(running.enter_context(_framework(at.folder, name)))
-            sidecars.append(running.enter_context(_sidecar(at, name)))
-        yield spent
-        spent["worker-sidecar"] = sum(each.cpu() for each in sidecars)
-        spent["framework"] = sum(cpu_of(each.pid) for each in frameworks)
-
-
-async def pod_time(at: Plane, name: str) -> float:
-    """When there is a pod of a worker of the function, on the monotonic clock."""
-    while True:
-        for pod in (await at.api.read(PODS))["items"]:
-            if pod["metadata"]["labels"].get("runtime.lokiwager.io/unit", "").startswith(f"{name}-"):
-                return time.monotonic()
-        await asyncio.sleep(0.005)
-
-
-@contextmanager
-def _result_store(folder: Path, nats: dict[str, Any]) -> Iterator[Program]:
-    settings = nats | {"database": {"path": str(folder / "results.db")}}
-    with program("result-store", folder, settings, Program.is_ready) as started:
-        yield started
+        framework = running.enter_context(_framework(at.folder, name))
+        sidecar = running.enter_context(_sidecar(at, name))
+        return Worker(sidecar, framework, running.pop_all())
 
 
 @contextmanager
@@ -144,7 +147,8 @@ def _activator(kubernetes: ControlPlane, folder: Path, nats: dict[str, Any], api
 @contextmanager
 def _framework(folder: Path, name: str) -> Iterator["subprocess.Popen[bytes]"]:
     variables = {"GPU_RUNTIME_SOCKET": _socket(folder, name), "GPU_RUNTIME_CONCURRENCY": str(CONCURRENCY)}
-    process = subprocess.Popen([sys.executable, "-c", ECHO], env=variables)
+    with (folder / f"framework-{name}.log").open("ab") as said:
+        process = subprocess.Popen([*TIE, sys.executable, "-c", ECHO], env=variables, stderr=said)
     try:
         yield process
     finally:

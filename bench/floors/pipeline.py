@@ -1,6 +1,6 @@
 """The floor of an invocation: the same hops through NATS with nats-py and nothing between.
 
-    python -m bench.pipeline URL HOP
+    python -m bench.floors.pipeline URL HOP
 
 Three queues on file and a key-value bucket, as the platform has them. The caller creates a key and publishes; each hop
 takes a message, writes the key, publishes to the next queue, and acknowledges; the last one writes the key and
@@ -10,9 +10,10 @@ acknowledges. No HTTP, no function, no database, no fence, no retry, no message 
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from subprocess import Popen
 from uuid import uuid4
@@ -24,6 +25,7 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, RetentionPolicy, StreamConfig
 from nats.js.kv import KeyValue
 
+from bench.api_server import at_a_time
 from localcluster.places import PROJECT
 
 QUEUES = ("invoke", "dispatch", "result")
@@ -67,9 +69,9 @@ async def ingress(url: str) -> AsyncIterator[Ingress]:
 
 
 @contextmanager
-def hops(url: str) -> Iterator[None]:
+def hops(url: str, queues: Sequence[str] = QUEUES) -> Iterator[None]:
     """A process for each of the hops behind the caller."""
-    running = [Popen([sys.executable, "-m", "bench.pipeline", url, queue], cwd=PROJECT) for queue in QUEUES]
+    running = [Popen([sys.executable, "-m", "bench.floors.pipeline", url, queue], cwd=PROJECT) for queue in queues]
     try:
         yield
     finally:
@@ -87,6 +89,28 @@ async def emptied(url: str) -> float:
             if not any(info.state.messages for info in infos):
                 return time.monotonic()
             await asyncio.sleep(0.02)
+    finally:
+        await client.close()
+
+
+async def drained(url: str, queue: str, count: int, body: bytes) -> float:
+    """How many messages per second the hop behind a queue takes out of it, where so many wait."""
+    client = await nats.connect(url)
+    stream = client.jetstream()
+
+    async def left() -> int:
+        return (await stream.stream_info(f"FLOOR_{queue}")).state.messages
+
+    try:
+        send = partial(stream.publish, f"floor.{queue}.one", body)
+        await at_a_time(256, range(count), lambda number: send(headers={ID: f"{queue}-{number}"}))
+        with hops(url, [queue]):
+            while (first := await left()) == count:  # noqa: ASYNC110 - no queue tells how long it is
+                await asyncio.sleep(0.02)
+            began = time.monotonic()
+            while await left():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            return first / (time.monotonic() - began)
     finally:
         await client.close()
 

@@ -1,0 +1,36 @@
+"""The floor of a start from zero: Deployments that somebody simply creates, until their pods exist.
+
+That is what Kubernetes itself takes between the wish for a pod and the pod. Nobody notices a call, decides, or makes a
+unit.
+"""
+
+import asyncio
+import operator
+import time
+from collections.abc import Collection
+from typing import Any
+
+from bench.api_server import Bare, at_a_time
+from bench.site import see_pods
+
+NAMESPACE = "floor"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+
+
+async def start_bare(api: Bare, names: Collection[str]) -> list[float]:
+    """Seconds from the first request until each one's pod exists, rising."""
+    seen: dict[str, float] = {}
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(see_pods(api, NAMESPACE, names, operator.methodcaller("get", "app"), seen))
+        await asyncio.sleep(0.2)  # until the watch is there
+        began = time.monotonic()
+        await at_a_time(len(names), names, lambda name: api.create(DEPLOYMENTS, _deployment(name)))
+    return sorted(moment - began for moment in seen.values())
+
+
+def _deployment(name: str) -> dict[str, Any]:
+    labels = {"app": name}
+    container = {"name": "main", "image": "gpu-runtime:local"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    return {"metadata": {"name": name, "labels": labels}, "spec": spec}
