@@ -11,20 +11,32 @@ import sys
 
 CHUNK = 64 * 1024
 PATIENCE_SECONDS = 5.0
+AGAIN_SECONDS = 0.05
 
 
 async def serve(descriptor: int, host: str, port: int) -> None:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            upstream = await asyncio.wait_for(asyncio.open_connection(host, port), PATIENCE_SECONDS)
-        except OSError as error:
-            print(f"{host}:{port} does not answer: {error}", flush=True)
-            writer.close()
-            return
-        await asyncio.gather(_pump(reader, upstream[1]), _pump(upstream[0], writer))
+        with contextlib.closing(writer):
+            try:
+                upstream, to_upstream = await _reach(host, port)
+            except TimeoutError:
+                print(f"{host}:{port} does not answer within {PATIENCE_SECONDS:g} s", flush=True)
+                return
+            with contextlib.closing(to_upstream):
+                await asyncio.gather(_pump(reader, to_upstream), _pump(upstream, writer))
 
     server = await asyncio.start_server(accept, sock=socket.socket(fileno=descriptor))
     await server.serve_forever()
+
+
+async def _reach(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A pod of the Service. One that is just ending refuses; nothing was said yet, so another one may be asked."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                return await asyncio.open_connection(host, port)
+            except OSError:
+                await asyncio.sleep(AGAIN_SECONDS)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -22,10 +22,14 @@ def api_of(node: Node) -> str:
 
 
 def ask(node: Node, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
+    return ask_at(api_of(node), method, path, body, within)
+
+
+def ask_at(api: str, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
     """The status and the document of an answer, be it a refusal or not."""
     data = json.dumps(body).encode() if body is not None else None
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(api_of(node) + path, data, headers, method=method)  # noqa: S310
+    request = urllib.request.Request(api + path, data, headers, method=method)  # noqa: S310
     try:
         answer = urllib.request.urlopen(request, timeout=within)  # noqa: S310
     except urllib.error.HTTPError as refusal:

@@ -60,8 +60,13 @@ def endpoint_handlers(
 
 
 @asynccontextmanager
-async def listening(app: web.Application, settings: Endpoints, finish_within: float) -> AsyncIterator[int]:
-    """Take requests until the block ends, then let those in flight finish within so many seconds. Gives the port."""
+async def listening(
+    app: web.Application, settings: Endpoints, finish_within: float, linger: float = 0.0
+) -> AsyncIterator[int]:
+    """Take requests until the block ends, then let those in flight finish within so many seconds. Gives the port.
+
+    A connection that is open when the listener closes may have a request on its way: for so long it is still answered.
+    """
     # Nobody here takes compressed bodies, and what is refused need not be unpacked first.
     runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=finish_within, auto_decompress=False)
     await runner.setup()
@@ -72,6 +77,8 @@ async def listening(app: web.Application, settings: Endpoints, finish_within: fl
         except OSError as error:
             raise Unavailable(f"cannot listen on {settings.bind}: {error.strerror}") from error
         yield runner.addresses[0][1]
+        await site.stop()
+        await asyncio.sleep(linger)
     finally:
         await runner.cleanup()
 

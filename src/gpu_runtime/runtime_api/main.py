@@ -71,6 +71,9 @@ LONGEST_ATTEMPT = 3.0
 IN_A_REQUEST = RetryPolicy(attempts=2, backoff=Backoff(first=0.05, longest=0.2), patience=1.0)
 """A caller waits: a short second try, and then an honest 503 rather than a long silence."""
 
+LINGER = 0.5
+"""Seconds between the listener's end and that of idle connections: what was sent on one before that is answered."""
+
 Background: TypeAlias = Callable[[], Awaitable[object]]
 """Runs until it is cancelled."""
 
@@ -215,7 +218,7 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
         closed = asyncio.Event()
         for afterwards in (services.workers, services.consumed):
             tasks.create_task(afterwards.run(closed, _time_to_finish(settings)))
-        async with listening(app, settings.api, finish_within=_time_to_finish(settings)):
+        async with listening(app, settings.api, finish_within=_time_to_finish(settings), linger=LINGER):
             await stopping.wait()
             await asyncio.sleep(limits.drain_seconds)
         closed.set()
@@ -228,5 +231,5 @@ async def _endless(work: Background) -> None:
 
 
 def _time_to_finish(settings: RuntimeAPISettings) -> float:
-    """What is left of the grace when the listener closes, with a second for the end of everything else."""
-    return max(0.0, settings.stop_grace_seconds - settings.limits.drain_seconds - 1)
+    """What is left of the grace when connections close, with a second for the end of everything else."""
+    return max(0.0, settings.stop_grace_seconds - settings.limits.drain_seconds - LINGER - 1)

@@ -95,7 +95,7 @@ class Limits(Settings, frozen=True, kw_only=True):
     request_seconds: Seconds = 30
     """How long a request may take before it is answered with 503."""
 
-    drain_seconds: Seconds = 2
+    drain_seconds: Seconds = 5
     """How long requests are still taken after readiness went false, until every load balancer has noticed."""
 
 

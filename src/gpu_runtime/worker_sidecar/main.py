@@ -1,6 +1,7 @@
 """The worker sidecar: a queue on one side, the user's framework on the other, and endpoints that wait for neither."""
 
 import asyncio
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from nats.aio.msg import Msg
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.control import Drain
-from gpu_runtime.contract.messages.wire import decode, encode
+from gpu_runtime.contract.messages.wire import Unreadable, decode, encode
 from gpu_runtime.jetstream.connect import Connection, connection
 from gpu_runtime.jetstream.consume import Consumption, Policy
 from gpu_runtime.jetstream.errors import StreamError
@@ -31,6 +32,8 @@ from gpu_runtime.worker_sidecar.taking import Taking
 from gpu_runtime.worker_sidecar.work import Terms, Work
 
 NAME = "worker-sidecar"
+
+logger = logging.getLogger(__name__)
 
 
 async def serve(settings: WorkerSidecarSettings, stopping: asyncio.Event) -> None:
@@ -147,7 +150,11 @@ class Sidecar:
         self._taking.drain()
 
     async def _asked(self, question: bytes) -> bytes:
-        decode(question, Drain)
+        try:
+            decode(question, Drain)
+        except Unreadable as error:
+            logger.warning("asked for something that is not known here", extra={"error": str(error)})
+            return encode(self._taking.drained_so_far())
         return encode(self._taking.drain_if_idle())
 
     @asynccontextmanager

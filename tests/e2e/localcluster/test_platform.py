@@ -1,4 +1,4 @@
-"""The development platform: up is idempotent, a power cut loses nothing, and down leaves nothing behind."""
+"""The development platform: up is idempotent, neither a power cut nor down loses data, and down ends all."""
 
 import asyncio
 import json
@@ -23,6 +23,9 @@ from localcluster.control_plane import free_port
 from localcluster.processes import Processes, exists, wait_until
 from localcluster.sandbox import Network, Sandbox
 from tests.conftest import available
+from tests.e2e.asking import ask_at
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,22 @@ class Platform:
 
     def up(self) -> subprocess.CompletedProcess[str]:
         return self.run("up", f"--api-port={self.api_port}", f"--nats-port={self.nats_port}")
+
+    def ask(self, method: str, path: str, example: str = "") -> tuple[int, dict[str, Any]]:
+        """What its API answers to a request, which may be one of the examples; 0 where nobody answers."""
+        body = json.loads((EXAMPLES / example).read_text()) if example else None
+        try:
+            return ask_at(f"http://127.0.0.1:{self.api_port}/api/v1", method, path, body)
+        except OSError:
+            return 0, {}
+
+    def kubectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.local / "bin" / "kubectl"), f"--kubeconfig={self.local / 'kubeconfig'}", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def kept(self) -> set[str]:
+        """Of what its users have given it, the files that are on this machine's disk."""
+        return {name for name in ("started", "results.db") if list((self.local / "platform" / "volumes").rglob(name))}
 
     @property
     def processes(self) -> Processes:
@@ -111,6 +130,47 @@ def published(port: int) -> int:
     return asyncio.run(scenario())
 
 
+def use(platform: Platform) -> None:
+    """Do as the README does: a storage in which a unit has written a file, and a function that has answered."""
+    assert platform.ask("POST", "/operator/stock-units", "stock.json")[0] == 202
+    assert platform.ask("POST", "/gpu-storages", "storage.json")[0] == 201
+    wait_until(lambda: platform.ask("POST", "/gpu-units", "web.json")[0] == 201, 60, lambda: "no stock is Ready", 0.2)
+    function = platform.kubectl("apply", "-f", str(EXAMPLES / "functions" / "doubling.yaml"))
+    assert function.returncode == 0, function.stderr
+    assert platform.ask("POST", "/serverless/invocations", "call.json")[1]["data"]["payload"] == {"n": 42}
+
+
+def starts(platform: Platform) -> list[str]:
+    """What the unit has written into its storage, a line at each of its starts; nothing while it does not run."""
+    said = platform.kubectl("exec", "deployment/web", "--namespace=runtime-instance", "--", "cat", "/site/started")
+    return said.stdout.splitlines()
+
+
+def wait_starts(platform: Platform, before: list[str]) -> list[str]:
+    """Wait for one more start in the same file."""
+    lines: list[str] = []
+
+    def again() -> bool:
+        lines[:] = starts(platform)
+        return len(lines) > len(before)
+
+    wait_until(again, 60, lambda: f"{lines} after {before}", 0.2)
+    assert lines[: len(before)] == before, "data of a storage is lost"
+    return lines
+
+
+def wait_answer(platform: Platform) -> None:
+    """Wait until the function's answer is there, as it was stored."""
+    last: tuple[int, dict[str, Any]] = (0, {})
+
+    def stored() -> bool:
+        nonlocal last
+        last = platform.ask("GET", "/serverless/invocations/call-1")
+        return last[0] == 200 and last[1]["data"].get("payload") == {"n": 42}
+
+    wait_until(stored, 60, lambda: f"the result is lost: {last}", 0.2)
+
+
 def health(port: int) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/health", timeout=5) as answer:
         return dict(json.loads(answer.read())["data"])
@@ -122,6 +182,9 @@ def test_up_down_and_power_cuts(platform: Platform) -> None:
     assert health(platform.api_port)["kubernetesConnected"]
     assert f"nats://127.0.0.1:{platform.nats_port}" in first.stdout
     publish(platform.nats_port)
+    use(platform)
+    written = wait_starts(platform, [])
+    wait_answer(platform)
     again = platform.up()
     assert again.returncode == 0, again.stderr
 
@@ -133,6 +196,7 @@ def test_up_down_and_power_cuts(platform: Platform) -> None:
     assert back.returncode == 0, back.stderr
     assert published(platform.nats_port) == 1, "a power cut lost a message"
     assert health(platform.api_port)["kubernetesConnected"]
+    written = wait_starts(platform, written)
 
     pid = platform.processes.get("kube-apiserver").pid
     platform.processes.signal("kube-apiserver", signal.SIGKILL)
@@ -142,7 +206,14 @@ def test_up_down_and_power_cuts(platform: Platform) -> None:
     assert platform.remains() == []
     assert (platform.local / "platform" / "etcd").exists()
     assert platform.run("down").returncode == 0, "down twice"
+    assert platform.kept() == {"started", "results.db"}
+
+    once_more = platform.up()
+    assert once_more.returncode == 0, once_more.stderr
+    wait_starts(platform, written)
+    wait_answer(platform)
     assert platform.run("wipe").returncode == 0
+    assert platform.kept() == set()
     assert not (platform.local / "platform").exists()
 
 

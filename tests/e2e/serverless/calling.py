@@ -1,16 +1,21 @@
 """Functions on a real node as a product's control plane sees them: made with kubectl, called over HTTP."""
 
+import asyncio
 import json
+import time
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
+
 from localcluster.node import Node
 from localcluster.processes import wait_until
-from tests.e2e.asking import ask
+from tests.e2e.asking import api_of, ask
 from tests.e2e.controller_manager.test_units_on_a_real_node import apply
 
 NAMESPACE = "runtime-instance"
 INVOCATIONS = "/serverless/invocations"
+ENDS = ("succeeded", "failed", "expired", "dead_lettered", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,34 @@ class Function:
 
     def wait_state(self, invocation_id: str, state: str, within: float = 60) -> None:
         wait_until(lambda: self.state(invocation_id) == state, within, lambda: self.state(invocation_id), every=0.2)
+
+    async def results(self, count: int, within: float) -> dict[str, dict[str, Any]]:
+        """All stored results, by invocation, once there are so many."""
+        ends = time.monotonic() + within
+        found: dict[str, dict[str, Any]] = {}
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+            while len(found) < count:
+                assert time.monotonic() < ends, f"{len(found)} of {count} have a result"
+                await asyncio.sleep(1)
+                found = await self._stored(session)
+        return found
+
+    async def _stored(self, session: aiohttp.ClientSession) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for state in ENDS:
+            page = {"serverlessRequestID": self.name, "state": state, "limit": "500"}
+            while True:
+                async with session.get(api_of(self.node) + INVOCATIONS, params=page) as answer:
+                    if answer.status != 200:
+                        return {}
+                    said = await answer.json()
+                for each in said["data"]:
+                    assert each["invocationID"] not in found, f"{each} has two results"
+                    found[each["invocationID"]] = each
+                if not said.get("continue"):
+                    break
+                page["continue"] = said["continue"]
+        return found
 
     def wait_no_workers(self, within: float = 90) -> None:
         def explain() -> str:

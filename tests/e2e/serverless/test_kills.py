@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -151,36 +150,6 @@ async def _post(session: aiohttp.ClientSession, node: Node, function: str, numbe
         return 0
 
 
-async def results_of(node: Node, function: str, within: float) -> dict[str, dict[str, Any]]:
-    """All stored results, by invocation, once there are as many as there were calls."""
-    ends = time.monotonic() + within
-    found: dict[str, dict[str, Any]] = {}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        while len(found) < COUNT:
-            assert time.monotonic() < ends, f"{len(found)} of {COUNT} have a result"
-            await asyncio.sleep(1)
-            found = await _listed(session, node, function)
-    return found
-
-
-async def _listed(session: aiohttp.ClientSession, node: Node, function: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for state in ("succeeded", "failed", "expired", "dead_lettered", "cancelled"):
-        page = {"serverlessRequestID": function, "state": state, "limit": "500"}
-        while True:
-            async with session.get(f"{api_of(node)}/serverless/invocations", params=page) as answer:
-                if answer.status != 200:
-                    return {}
-                said = await answer.json()
-            for each in said["data"]:
-                assert each["invocationID"] not in found, f"{each} has two results"
-                found[each["invocationID"]] = each
-            if not said.get("continue"):
-                break
-            page["continue"] = said["continue"]
-    return found
-
-
 @pytest.mark.timeout(900)
 async def test_each_of_many_invocations_ends_in_one_result_whatever_is_killed(whole_platform: Node) -> None:
     node, function = whole_platform, Function(whole_platform, "killed")
@@ -195,7 +164,7 @@ async def test_each_of_many_invocations_ends_in_one_result_whatever_is_killed(wh
         done.set()
         await killing
         accepted = time.monotonic() - started
-        results = await results_of(node, function.name, 300)
+        results = await function.results(COUNT, 300)
     states = Counter(result["state"] for result in results.values())
     attempts = Counter(result["attempts"] for result in results.values())
     again = sum(count - 1 for count in told.counted.values())

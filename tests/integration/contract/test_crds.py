@@ -250,9 +250,9 @@ def test_rbac_is_accepted_and_lets_the_controller_manager_do_its_work_and_no_mor
 
     assert may("patch", "gpuunits.runtime.lokiwager.io", "--subresource=status", "-n", "default")
     assert may("create", "deployments.apps", "-n", "default")
-    assert may("update", "leases.coordination.k8s.io/controller-manager", "-n", "runtime-system")
-    assert not may("update", "leases.coordination.k8s.io/controller-manager", "-n", "default")
-    assert not may("update", "leases.coordination.k8s.io/other", "-n", "runtime-system")
+    assert may("patch", "leases.coordination.k8s.io/controller-manager", "-n", "runtime-system")
+    assert not may("patch", "leases.coordination.k8s.io/controller-manager", "-n", "default")
+    assert not may("patch", "leases.coordination.k8s.io/other", "-n", "runtime-system")
     assert not may("delete", "gpuunits.runtime.lokiwager.io", "-n", "default")
     assert not may("get", "secrets", "-n", "default")
     assert not may("create", "pods", "-n", "default")

@@ -1,8 +1,10 @@
 """GPUStorages on a real API server: their claims, every reason, drift and growth. The tests play the provisioner."""
 
+import contextlib
 from typing import Any
 
 import pytest
+from lightkube import ApiError
 from lightkube.models.core_v1 import ResourceQuotaSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Event, PersistentVolume, PersistentVolumeClaim, ResourceQuota
@@ -252,8 +254,7 @@ def test_lost_data_is_said_and_never_replaced_by_nothing(cluster: Cluster, names
     cluster.storage(namespace, "data")
     if lost == "volume":
         volume = f"{namespace}-data"
-        cluster.kube.patch(PersistentVolume, volume, {"metadata": {"finalizers": None}})
-        cluster.kube.delete(PersistentVolume, volume)
+        lose_volume(cluster, volume)
         said = f"PersistentVolume {volume} is gone"
     else:
         cluster.kube.delete(CLAIM, "data", namespace=namespace)
@@ -264,6 +265,13 @@ def test_lost_data_is_said_and_never_replaced_by_nothing(cluster: Cluster, names
     assert cluster.gone(CLAIM, namespace, "data") == (lost == "claim")
     cluster.kube.delete(STORAGE, "data", namespace=namespace)
     wait_until(lambda: cluster.gone(STORAGE, namespace, "data"), 10, lambda: "a lost claim holds the storage")
+
+
+def lose_volume(cluster: Cluster, name: str) -> None:
+    """Kubernetes puts its protection back onto a volume that is not being deleted, so that goes first."""
+    cluster.kube.delete(PersistentVolume, name)
+    with contextlib.suppress(ApiError):  # it was without protection, and is gone
+        cluster.kube.patch(PersistentVolume, name, {"metadata": {"finalizers": None}})
 
 
 def test_a_claim_that_never_held_data_is_made_again(cluster: Cluster, namespace: str) -> None:

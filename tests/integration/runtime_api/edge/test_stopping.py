@@ -1,6 +1,7 @@
 """SIGTERM ends a replica without a dropped request."""
 
 import http.client
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,28 @@ def test_readiness_goes_first_and_requests_are_taken_until_the_drain_is_over(clu
     assert (answer.status, answer.headers["Connection"]) == (200, "close")
     assert replica.ended() == 0
     assert time.monotonic() - signalled >= 1.5
+
+
+def test_a_request_that_meets_the_end_of_the_listener_on_an_open_connection_is_answered(cluster: Cluster) -> None:
+    """A connection that was made, or kept, has a request on its way that nobody here can know of."""
+    replica = cluster.replica(limits={"drainSeconds": 0.2}).wait_ready()
+    kept = http.client.HTTPConnection("127.0.0.1", replica.port, timeout=10)
+    kept.request("GET", "/test/units")
+    assert kept.getresponse().read() == b'{"data":[]}'
+    fresh = http.client.HTTPConnection("127.0.0.1", replica.port, timeout=10)
+    fresh.connect()
+    replica.signal(SIGTERM)
+    wait_until(lambda: not listens(replica), 10, lambda: "the listener does not close")
+    for connection in (kept, fresh):
+        connection.request("GET", "/test/units")
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["Connection"]) == (200, "close")
+    assert replica.ended() == 0
+
+
+def listens(replica: Replica) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", replica.port)) == 0
 
 
 def test_callers_that_leave_when_told_lose_nothing(cluster: Cluster) -> None:
