@@ -135,9 +135,11 @@ class Plane:
         self.nats.call(f"STREAM.PURGE.{stream}", {})
         return found
 
-    def ask(self, path: str, method: str = "GET", body: object = None) -> int:
-        reply = self.platform.standing[0].ask(f"/api/v1/{path}", method, body, TOKEN, timeout=30)
-        assert 0 < reply.status < 500, (method, path, reply.json)
+    def ask(self, path: str, method: str = "GET", *, forged: bool = False) -> int:
+        """What is answered. That a forged record cannot be read is said with 503, since it may be a newer version's."""
+        reply = self.platform.standing[0].ask(f"/api/v1/{path}", method, None, TOKEN, timeout=30)
+        unread = forged and reply.status == 503 and "cannot read this" in reply.json["error"]["message"]
+        assert unread or 0 < reply.status < 500, (method, path, reply.json)
         return reply.status
 
     def works(self) -> bool:
@@ -184,8 +186,8 @@ def test_whatever_is_sent_work_goes_on(plane: Plane, batch: list[Sent]) -> None:
     assert plane.ask(f"serverless/invocations?serverlessRequestID={FUNCTION}") == 200
     assert plane.ask("operator/dead-letters") == 200
     for id_ in ("inv-1", "inv-2"):
-        plane.ask(f"serverless/invocations/{id_}")
-        plane.ask(f"serverless/invocations/{id_}", "DELETE")
+        plane.ask(f"serverless/invocations/{id_}", forged=True)
+        plane.ask(f"serverless/invocations/{id_}", "DELETE", forged=True)
     assert complaints(plane.watched) == []
 
 
