@@ -48,8 +48,12 @@ def storage_keys(unit: GPUUnit) -> tuple[str, ...]:
 
 
 def claim_keys(pod: Pod) -> tuple[str, ...]:
-    """The claims that a pod mounts, until all of its containers have ended."""
-    if pod.status.phase in ("Failed", "Succeeded"):
+    """The claims that a pod mounts.
+
+    One that is being deleted does so until it is gone: its node takes the volumes away after the containers have ended.
+    One that ended and stays, since it was evicted, holds nothing and would be in the way for ever.
+    """
+    if pod.status.phase in ("Failed", "Succeeded") and pod.metadata.deletion_timestamp is None:
         return ()
     return tuple(map(str, claims_of_pod(pod)))
 

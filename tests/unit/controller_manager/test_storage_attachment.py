@@ -105,9 +105,19 @@ def test_the_end_of_a_storage_waits_for_what_mounts_it_and_then_for_its_claim(
     assert (step.delete_claim is not None) is deletes
 
 
-@pytest.mark.parametrize(("phase", "mounted"), [("Pending", True), ("Running", True), ("Failed", False)])
-def test_a_pod_mounts_its_claims_until_its_containers_have_ended(phase: str, mounted: bool) -> None:
-    found = claim_keys(pod(claims=["data", "more"], phase=phase))
+@pytest.mark.parametrize(
+    ("phase", "deleted", "mounted"),
+    [
+        ("Pending", None, True),
+        ("Running", None, True),
+        ("Failed", None, False),
+        ("Succeeded", "2026-01-01T00:00:30Z", True),
+    ],
+)
+def test_a_pod_mounts_its_claims_until_it_is_gone_or_has_ended_and_stays(
+    phase: str, deleted: str | None, mounted: bool
+) -> None:
+    found = claim_keys(pod(claims=["data", "more"], deleted=deleted, phase=phase))
     assert found == (("runtime-instance/data", "runtime-instance/more") if mounted else ())
 
 
