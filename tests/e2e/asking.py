@@ -22,7 +22,12 @@ def api_of(node: Node) -> str:
 
 
 def ask(node: Node, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
-    return ask_at(api_of(node), method, path, body, within)
+    """As a client does it that sends once more what was cut off, and says so."""
+    try:
+        return ask_at(api_of(node), method, path, body, within)
+    except ConnectionError as cut:
+        print(f"{method} {path} was cut off ({cut!r}) and is sent again")
+        return ask_at(api_of(node), method, path, body, within)
 
 
 def ask_at(api: str, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
