@@ -34,11 +34,14 @@ async def manager_crashed(platform: Platform) -> AsyncIterator[None]:
 
 
 async def wait_ready(client: Caller, name: str) -> None:
+    """In a new cluster that takes half a minute: so long its garbage collector knows nothing of units, and the pod of
+    the stock stays."""
+
     async def is_ready() -> bool:
         unit = as_dict(await client.kube.get(UNIT, name, namespace=UNITS))
         return ready(unit).get("status") == "True"
 
-    await until(is_ready, f"{name} is Ready", 30)
+    await until(is_ready, f"{name} is Ready", 90)
 
 
 async def deployments(client: Caller) -> dict[str, str]:
