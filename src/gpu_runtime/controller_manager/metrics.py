@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Annotation, Role
+from gpu_runtime.contract.crd.names import Annotation, Role, role_of
 from gpu_runtime.kube.store import Change
 
 CLAIMED = "Claimed"
@@ -28,7 +28,6 @@ class UnitMetrics:
 
     def _labels(self, unit: GPUUnit) -> tuple[str, str, str]:
         """Stock that somebody has claimed is stock no more, whatever its phase says."""
-        stock = unit.metadata.namespace == self._stock_namespace
-        claimed = stock and Annotation.CLAIMED_BY in unit.metadata.annotations
-        role = Role.STOCK if stock else Role.ACTIVE
+        role = role_of(unit.metadata.namespace, self._stock_namespace)
+        claimed = role is Role.STOCK and Annotation.CLAIMED_BY in unit.metadata.annotations
         return role, unit.spec.spec_name, CLAIMED if claimed else unit.status.phase or UnitPhase.EMPTY

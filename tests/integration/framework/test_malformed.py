@@ -1,7 +1,6 @@
 """Whatever is sent: an answer that blames the sender, and the next good request works."""
 
 import asyncio
-import re
 import select
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,20 +12,18 @@ from gpu_runtime.framework.request import Request
 from gpu_runtime.framework.serving import serve_until
 from gpu_runtime.framework.settings import Limits, Settings
 from localcluster.processes import wait_until
-from tests.integration.framework.worker import Worker, dialled, exchanged, takes_connections, worker
-
-ECHO = """
-from gpu_runtime.framework import handler, serve
-handler(lambda request: request.payload)
-serve()
-"""
-GOOD = b'POST /invoke HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"n":1}'
-CHUNKED = (
-    b"POST /invoke HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Type: a/b\r\n\r\n"
-    b"3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n"
+from tests.integration.framework.worker import (
+    CHUNKED,
+    CLOSE,
+    ECHO,
+    GOOD,
+    STATUS,
+    Worker,
+    dialled,
+    exchanged,
+    takes_connections,
+    worker,
 )
-CLOSE = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"
-STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 
 
 @pytest.fixture(scope="module")

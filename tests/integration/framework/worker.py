@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,19 @@ from typing import Any
 from localcluster.processes import wait_until
 
 JSON = {"Content-Type": "application/json"}
+
+ECHO = """
+from gpu_runtime.framework import handler, serve
+handler(lambda request: request.payload)
+serve()
+"""
+GOOD = b'POST /invoke HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"n":1}'
+CHUNKED = (
+    b"POST /invoke HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Type: a/b\r\n\r\n"
+    b"3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n"
+)
+CLOSE = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"
+STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 
 
 class UnixConnection(http.client.HTTPConnection):

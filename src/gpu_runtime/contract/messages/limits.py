@@ -37,6 +37,11 @@ def meta_problems(entries: Mapping[str, str], at: str) -> Problems:
         yield Problem(at, f"have {size} bytes together, as JSON; at most {META_LIMIT} are taken")
 
 
+def is_sequence(text: str) -> bool:
+    """Whether it is the number of a message in a stream, which has 64 bits."""
+    return text.isascii() and text.isdecimal() and len(text) < 20
+
+
 def shortened(text: str, limit: int = REASON_LIMIT) -> str:
     """The text, or its beginning with a sign that it is not all."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -16,6 +16,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import field
 
+from gpu_runtime.contract.messages.limits import is_sequence
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.wire import Instant, Message, Unreadable, decode, encode
 
@@ -77,7 +78,7 @@ def headers_of(known: Known) -> dict[str, str]:
 def known_from(headers: Mapping[str, str]) -> Known | None:
     """What a message's headers say of the record; None where they do not say all, or nothing that can be read."""
     revision, record = headers.get(REVISION, ""), headers.get(RECORD, "")
-    if not record or not (revision.isascii() and revision.isdecimal() and len(revision) < 20):
+    if not record or not is_sequence(revision):
         return None
     try:
         return read_record(record.encode(errors="replace"), int(revision))

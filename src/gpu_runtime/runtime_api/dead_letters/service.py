@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from gpu_runtime.contract.errors import Invalid, NotFound
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
+from gpu_runtime.contract.messages.limits import is_sequence
 from gpu_runtime.contract.messages.subjects import ANY, DEAD_LETTERS, Queue
 from gpu_runtime.contract.messages.wire import Unreadable, decode
 from gpu_runtime.contract.validation.problem import Problem
@@ -20,7 +21,7 @@ from gpu_runtime.jetstream.browse import Kept, kept, remove
 from gpu_runtime.runtime_api.dead_letters.redrive import invocation_again, result_again
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
 from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView, letter_view
-from gpu_runtime.runtime_api.http.paging import cursor, is_position, read_cursor
+from gpu_runtime.runtime_api.http.paging import cursor, read_cursor
 from gpu_runtime.runtime_api.invocations.ingress import Ingress
 from gpu_runtime.runtime_api.messaging import Messaging
 
@@ -117,7 +118,7 @@ def position_of(after: str | None) -> int:
     if not after:
         return 1
     place, position = read_cursor(after)
-    if place != DEAD_LETTERS or not is_position(position):
+    if place != DEAD_LETTERS or not is_sequence(position):
         raise Invalid([Problem("continue", "is of another list; leave it out to begin anew")])
     return int(position)
 

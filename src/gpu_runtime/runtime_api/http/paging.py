@@ -42,11 +42,6 @@ def cursor(last: tuple[str, str]) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(last)).decode().rstrip("=")
 
 
-def is_position(text: str) -> bool:
-    """Whether it is the number of a message in a stream, which has 64 bits."""
-    return text.isascii() and text.isdecimal() and len(text) < 20
-
-
 def read_cursor(after: str) -> tuple[str, str]:
     try:
         padded = after.encode() + b"=" * (-len(after) % 4)

@@ -14,6 +14,7 @@ from msgspec import UNSET
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.limits import is_sequence
 from gpu_runtime.contract.messages.query import ListResults
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.subjects import Queue
@@ -23,7 +24,7 @@ from gpu_runtime.contract.validation.problem import Problem
 from gpu_runtime.contract.validation.serverless import request_id_problems
 from gpu_runtime.jetstream.browse import Kept, first_kept
 from gpu_runtime.jetstream.connect import Connection
-from gpu_runtime.runtime_api.http.paging import cursor, is_position, read_cursor
+from gpu_runtime.runtime_api.http.paging import cursor, read_cursor
 from gpu_runtime.runtime_api.invocations.records import Records
 from gpu_runtime.runtime_api.invocations.requests import InvocationState, ListInvocations
 from gpu_runtime.runtime_api.invocations.results import Results
@@ -126,7 +127,7 @@ def beginning(query: ListInvocations) -> Place:
     if not query.after:
         return places(query)[0], ""
     place, position = read_cursor(query.after)
-    if place not in places(query) or (place != STORED and not is_position(position)):
+    if place not in places(query) or (place != STORED and not is_sequence(position)):
         raise Invalid([Problem("continue", "is of another question; pass it on with the same parameters")])
     return place, position
 
