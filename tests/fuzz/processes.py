@@ -14,15 +14,10 @@ from localcluster.control_plane import free_port
 from tests.fuzz.samples import FUNCTION, INSTANCE
 from tests.integration.activator.plane import IDENTITY, ActivatorProcess
 from tests.integration.controller_manager.conftest import PROGRAM, UNIT, Object
-from tests.integration.framework.worker import socket_place, worker
+from tests.integration.framework.worker import ECHO, socket_place, worker
 from tests.integration.runtime_api.edge.conftest import nats_settings
 from tests.integration.runtime_api.live import TOKEN, UNITS, Platform
 
-ECHO = """
-from gpu_runtime.framework import handler, serve
-handler(lambda request: request.payload)
-serve()
-"""
 TRACEBACK = re.compile(rb"Traceback[^\n]*")
 
 
