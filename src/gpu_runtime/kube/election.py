@@ -208,20 +208,26 @@ class Elector:
                 async with asyncio.timeout(self.leadership.remaining()):
                     await self._renew_once()
                 self.leadership.extend(started + self._timing.renew_deadline)
+            except NotLeading:
+                raise
             except (KubeError, TimeoutError) as error:
                 logger.warning("cannot renew", extra={**self._extra, "error": str(error) or "no time left"})
 
     async def _renew_once(self) -> None:
         assert self._held is not None  # noqa: S101
+        self._held = await self._rewrite(self._held, {})
+
+    async def _rewrite(self, held: Lease, changes: dict[str, Any]) -> Lease:
+        """Write the Lease that this process holds. Raises NotLeading when somebody else does."""
         try:
-            self._held = await self._write(self._held, self._spec(self._held.spec))
+            return await self._write(held, self._spec(held.spec) | changes)
         except Conflict:
-            # Perhaps the last attempt succeeded without an answer, perhaps somebody else leads.
+            # Perhaps the last attempt succeeded without an answer: it was lost, or nobody waited for it any more.
             lease = await self._find()
             if lease is None or lease.spec.holder_identity != self._me:
                 self.leadership.end()
-                raise
-            self._held = await self._write(lease, self._spec(lease.spec))
+                raise NotLeading("somebody else holds the lease") from None
+            return await self._write(lease, self._spec(lease.spec) | changes)
 
     async def _resign(self) -> None:
         """Give the Lease back, so that the next one need not wait for its end."""
@@ -232,7 +238,7 @@ class Elector:
         if held is None or not led:
             return
         try:
-            await self._write(held, self._spec(held.spec) | {"holderIdentity": "", "leaseDurationSeconds": 1})
+            await self._rewrite(held, {"holderIdentity": "", "leaseDurationSeconds": 1})
         except KubeError as error:
             logger.warning("cannot give the lease back", extra={**self._extra, "error": str(error)})
         else:
