@@ -1,7 +1,7 @@
 """Workers made and let go. Every step may be repeated by whoever leads next; a crash between any two loses nothing.
 
 make     over the runtime API from stock, under a name that only one worker can have; cold where there is no stock
-drain    the worker itself says that it takes no more work; one that has some in hand says no
+drain    the worker itself says that it takes no more work; one that has some in hand says no, or is to finish it
 mark     an annotation, if the unit is still as it was seen: its end is decided
 return   what came from stock is seeded again, under an operationID of the worker's UID: once, whoever asks
 delete   that very unit
@@ -64,11 +64,11 @@ class Lifecycle:
             await self._cold(worker)
             logger.info("a worker is made without stock", extra=about)
 
-    async def drain(self, unit: GPUUnit, instance: str) -> Drained | None:
+    async def drain(self, unit: GPUUnit, instance: str, *, finishing: bool) -> Drained | None:
         """What the worker answers; None where nobody does."""
+        question = encode(Drain(finishing=finishing))
         try:
-            answer = await ask(self.nats, self.subjects.control(instance), encode(Drain()), self.drain_seconds)
-            return decode(answer, Drained)
+            return decode(await ask(self.nats, self.subjects.control(instance), question, self.drain_seconds), Drained)
         except (StreamError, Unreadable) as error:
             extra = {"unit": str(unit.metadata.key), "error": str(error)}
             logger.info("a worker does not say whether it can go", extra=extra)

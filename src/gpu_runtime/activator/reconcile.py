@@ -160,8 +160,8 @@ class FunctionReconciler:
         match decision:
             case Create(count):
                 await self._create(seen, count)
-            case Drain(worker):
-                await self._drained(worker)
+            case Drain(worker, finishing):
+                await self._drained(worker, finishing=finishing)
             case Retire(worker):
                 await self.lifecycle.retire(worker.unit)
             case Wake():
@@ -186,9 +186,9 @@ class FunctionReconciler:
         # Where there is none, the API is not even asked: every such question leaves an unfinished operation behind.
         await _all(self.lifecycle.make(seen.function, name, cold=number >= stock) for number, name in enumerate(names))
 
-    async def _drained(self, worker: Worker) -> bool:
+    async def _drained(self, worker: Worker, *, finishing: bool = False) -> bool:
         """Whether the worker agreed to go, and went."""
-        if not await self._agrees(worker):
+        if not await self._agrees(worker, finishing=finishing):
             return False
         await self.lifecycle.retire(worker.unit)
         return True
@@ -198,11 +198,11 @@ class FunctionReconciler:
             await self.lifecycle.switch(worker.unit, running=False)
             self.workers.forget(worker.unit.metadata.key)
 
-    async def _agrees(self, worker: Worker) -> bool:
+    async def _agrees(self, worker: Worker, *, finishing: bool = False) -> bool:
         heard = self.workers.of(worker.unit.metadata.key)
         if heard is None or not heard.instance:
             return False
-        answer = await self.lifecycle.drain(worker.unit, heard.instance)
+        answer = await self.lifecycle.drain(worker.unit, heard.instance, finishing=finishing)
         return answer is not None and answer.draining and answer.in_flight == 0
 
     def _pause(self, seen: Observed, decisions: list[Decision]) -> float:

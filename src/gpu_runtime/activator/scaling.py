@@ -3,7 +3,8 @@
 - A backlog that is not known changes nothing; only the workers that are always kept are made without it.
 - Work in hand counts like waiting work, so busy workers are never surplus.
 - A worker goes when it has been idle for the function's time and more are there than are needed, or when it is of no
-  use: it does not come up, it takes no more work, or it is of an older version of its function and has none in hand.
+  use: it does not come up, it takes no more work, or it is of an older version of its function.
+- One that should go and always has work in hand takes no more, and goes when it has finished: one at a time.
 """
 
 import math
@@ -78,6 +79,8 @@ class Drain:
     """Ask whether it can go, and let it go if so."""
 
     worker: Worker
+    finishing: bool = False
+    """Whether it is to take no more work even if it has some in hand."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def desired(wants: Serverless, outstanding: int) -> int:
 
 
 def decide(seen: Observed) -> list[Decision]:
-    return _alone(seen) if seen.alone else [*_useless(seen), *_scaled(seen)]
+    return _alone(seen) if seen.alone else [*_useless(seen), *_overdue(seen), *_scaled(seen)]
 
 
 def state_of(unit: GPUUnit, heard: Heard | None, waited: float, patience: Scaling) -> WorkerState:
@@ -145,6 +148,16 @@ def _useless(seen: Observed) -> list[Decision]:
     return found
 
 
+def _overdue(seen: Observed) -> list[Decision]:
+    """Of an older version, or above the limit, and all such are busy. While one goes or comes, the others serve."""
+    excess = len(seen.workers) > max(1, seen.wants.max_workers)
+    overdue = [worker for worker in seen.workers if not worker.own and (worker.outdated or excess)]
+    changing = any(worker.state is not WorkerState.SERVING for worker in seen.workers)
+    if not overdue or changing or any(worker.idle is not None for worker in overdue):
+        return []
+    return [Drain(max(overdue, key=lambda worker: (worker.outdated, _place(worker))), finishing=True)]
+
+
 def _scaled(seen: Observed) -> list[Decision]:
     wants = seen.wants
     capacity = sum(worker.counts for worker in seen.workers)
@@ -170,8 +183,12 @@ def _surplus(seen: Observed, capacity: int, wanted: int) -> Sequence[Worker]:
         and worker.idle >= needed_idle
     ]
     # The last slots first: the first ones stay, and with them the names that people have seen.
-    idle.sort(key=lambda worker: (len(worker.unit.metadata.name), worker.unit.metadata.name), reverse=True)
-    return idle[: capacity - wanted]
+    return sorted(idle, key=_place, reverse=True)[: capacity - wanted]
+
+
+def _place(worker: Worker) -> tuple[int, str]:
+    """The names of slots end with their numbers."""
+    return len(worker.unit.metadata.name), worker.unit.metadata.name
 
 
 def _alone(seen: Observed) -> list[Decision]:

@@ -151,11 +151,13 @@ class Sidecar:
 
     async def _asked(self, question: bytes) -> bytes:
         try:
-            decode(question, Drain)
+            asked = decode(question, Drain)
         except Unreadable as error:
             logger.warning("asked for something that is not known here", extra={"error": str(error)})
             return encode(self._taking.drained_so_far())
-        return encode(self._taking.drain_if_idle())
+        if asked.finishing or not self._in_flight():
+            self._taking.drain()
+        return encode(self._taking.drained_so_far())
 
     @asynccontextmanager
     async def _hearing_cancels(self) -> AsyncIterator[None]:

@@ -49,11 +49,6 @@ class Taking:
         self._decided.set()
         self._stop.set()
 
-    def drain_if_idle(self) -> Drained:
-        if not self._draining and not self._consumption.in_flight:
-            self.drain()
-        return self.drained_so_far()
-
     def drained_so_far(self) -> Drained:
         return Drained(draining=self._draining, in_flight=self._consumption.in_flight)
 

@@ -19,7 +19,7 @@ from lightkube.types import PatchType
 
 from gpu_runtime.activator.main import Activator, assemble
 from gpu_runtime.activator.settings import API, ActivatorSettings, Dispatching, Reaping, Scaling
-from gpu_runtime.contract.messages.control import Drained
+from gpu_runtime.contract.messages.control import Drain, Drained
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.identity import invocation_hash
 from gpu_runtime.contract.messages.invocation import Invocation
@@ -264,7 +264,7 @@ class ActivatorProcess(Manager):
 
 @dataclass
 class Sidecar:
-    """A worker as the plane sees it: it says how it is, pulls, and goes when it is asked and has nothing in hand."""
+    """A worker as the plane sees it: it says how it is, pulls, and takes no more when it is asked."""
 
     plane: Plane
     request_id: str
@@ -344,8 +344,8 @@ class Sidecar:
         record = advanced(await self.plane.record(id_), Stage.RUNNING, now(), self.worker)
         await self.plane.records.update(id_, encode(record), revision)
 
-    async def _answer(self, _question: bytes) -> bytes:
-        if self.in_flight == 0 and not self.draining:
+    async def _answer(self, question: bytes) -> bytes:
+        if (self.in_flight == 0 or decode(question, Drain).finishing) and not self.draining:
             self.draining = True
             self._stopping.set()
             await self.say(WorkerEventKind.DRAINING)

@@ -173,6 +173,23 @@ async def test_a_new_version_of_a_function_replaces_its_workers(plane: Plane) ->
         await until(replaced, "its worker has the new image")
 
 
+async def test_a_new_version_replaces_workers_that_always_have_work(plane: Plane) -> None:
+    await plane.function("rolled", minAvailableCount=2, maxWorkers=2)
+    async with plane.activator(), Fleet(plane, "rolled").running() as fleet:
+        fleet.go_on.clear()
+        sent = [await plane.accept("rolled") for _ in range(8)]
+        await until(lambda: _in_flight(fleet, 2), "both work")
+        await plane.patch("rolled", {"spec": {"image": "python:3.13"}})
+        await until(lambda: _takes_no_more(fleet, 1), "the first one finishes")
+        fleet.go_on.set()
+
+        async def replaced() -> bool:
+            return {each["spec"]["image"] for each in await plane.workers("rolled")} == {"python:3.13"}
+
+        await until(replaced, "its workers have the new image")
+        assert {(await plane.result(each)).state for each in sent} == {ResultState.SUCCEEDED}
+
+
 async def test_workers_that_do_not_come_up_are_replaced_ever_more_slowly(plane: Plane) -> None:
     scaling = Scaling(pass_seconds=0.1, start_seconds=0.5, retry_first_seconds=1, retry_longest_seconds=60)
     await plane.function("broken", maxWorkers=1)
@@ -254,6 +271,10 @@ async def _stocked(plane: Plane, flavour: str, count: int) -> bool:
 
 async def _in_flight(fleet: Fleet, count: int) -> bool:
     return sum(each.in_flight for each in fleet.sidecars.values()) == count
+
+
+async def _takes_no_more(fleet: Fleet, count: int) -> bool:
+    return sum(each.draining for each in fleet.sidecars.values()) == count
 
 
 async def _older_than(fleet: Fleet, seconds: float) -> bool:

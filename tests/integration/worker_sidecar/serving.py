@@ -135,8 +135,9 @@ class Plane:
         assert entry is not None
         return decode(entry.value, InvocationRecord)
 
-    async def drain(self) -> Drained:
-        return decode(await ask(self.nats, self.topology.subjects.control(INSTANCE), encode(Drain()), 5), Drained)
+    async def drain(self, *, finishing: bool = False) -> Drained:
+        question = encode(Drain(finishing=finishing))
+        return decode(await ask(self.nats, self.topology.subjects.control(INSTANCE), question, 5), Drained)
 
     async def waiting(self) -> int:
         """How much the queue still holds."""

@@ -257,6 +257,27 @@ async def test_a_busy_worker_is_not_drained_by_request_and_an_idle_one_for_good(
     assert "inv-2" not in plane.results
 
 
+async def test_a_busy_worker_that_is_to_finish_takes_no_more(scene: Scene, plane: Plane) -> None:
+    async with scene.sidecar():
+        await plane.dispatch("wait")
+        await scene.begun()
+        finishing = await plane.drain(finishing=True)
+        assert (finishing.draining, finishing.in_flight) == (True, 1)
+        await plane.dispatch("other", "inv-2")
+        scene.go()
+        assert (await plane.result()).state is ResultState.SUCCEEDED
+        await eventually_drained(plane)
+        assert await plane.waiting() == 1
+    assert "inv-2" not in plane.results
+
+
+async def eventually_drained(plane: Plane) -> None:
+    """What is settled is in hand until the server has heard of it."""
+    async with asyncio.timeout(30):
+        while (await plane.drain()).in_flight:  # noqa: ASYNC110 - it is asked for, never told
+            await asyncio.sleep(0.02)
+
+
 async def test_draining_ends_what_is_in_hand_and_leaves_the_rest(scene: Scene, plane: Plane) -> None:
     async with scene.sidecar() as running:
         await plane.dispatch("wait")

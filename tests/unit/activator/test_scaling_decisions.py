@@ -118,7 +118,21 @@ def test_while_workers_fail_no_more_are_made() -> None:
 
 def test_a_worker_of_an_older_version_goes_when_it_has_no_work() -> None:
     old, busy = worker(0, idle=0.0, outdated=True), worker(1, outdated=True)
-    assert drained(decide(observed(2, old, busy, max_workers=5))) == ["f-w0"]
+    assert decide(observed(2, old, busy, max_workers=5)) == [Drain(old)]
+
+
+def test_workers_of_an_older_version_that_always_have_work_are_replaced_one_at_a_time() -> None:
+    old, last, new = worker(0, outdated=True), worker(1, outdated=True), worker(2)
+    assert decide(observed(9, old, last, new, max_workers=3)) == [Drain(last, finishing=True)]
+    going, coming = worker(1, DRAINING, outdated=True), worker(1, STARTING)
+    assert decide(observed(9, old, going, new, max_workers=3)) == [Drain(going)]
+    assert decide(observed(9, old, coming, new, max_workers=3)) == []
+    assert decide(observed(9, old, worker(1), new, max_workers=3)) == [Drain(old, finishing=True)]
+
+
+def test_above_the_limit_one_that_always_has_work_is_to_finish_it() -> None:
+    assert decide(observed(9, worker(0), worker(1), max_workers=1)) == [Drain(worker(1), finishing=True)]
+    assert decide(observed(9, worker(0, own=True), max_workers=0)) == []
 
 
 def test_a_function_with_a_storage_wakes_for_work_and_sleeps_when_idle() -> None:

@@ -10,10 +10,13 @@ from gpu_runtime.contract.messages.wire import Message
 class Drain(Message, frozen=True, kw_only=True):
     """Take no more work, if you have none. A worker that has some goes on as if nothing had been asked."""
 
+    finishing: bool = False
+    """Take no more in any case, and finish what is in hand."""
+
 
 class Drained(Message, frozen=True, kw_only=True):
     draining: bool
     """Whether it takes no more work, from before this answer on and for good."""
 
     in_flight: Annotated[int, Meta(ge=0)] = 0
-    """What it has in hand. Always 0 where it drains because it was asked."""
+    """What it has in hand. It may go when that is 0."""
