@@ -161,6 +161,7 @@ def plane(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 POISON = [
+    Sent(f"{PREFIX}.invoke.nobody", b"", b"Status: 404"),
     Sent(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"invocationID":"\xff"}'),
     Sent(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"x":' + b"[" * 5000),
     Sent(f"{PREFIX}.invoke.{FUNCTION}", encoded(INVOCATION | {"timeoutSeconds": 1e300})),
