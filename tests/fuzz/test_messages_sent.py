@@ -42,7 +42,7 @@ TOPOLOGY = Topology()
 PREFIX = TOPOLOGY.subjects.prefix
 QUEUES: dict[str, type[Message]] = {"invoke": Invocation, "dispatch": Dispatch, "result": Result}
 STREAMS = {queue.value: TOPOLOGY.stream_name(queue) for queue in Queue}
-AT_ONCE = 20
+AT_ONCE = 60
 """Messages of one example."""
 
 
@@ -174,7 +174,7 @@ POISON = [
 ]
 
 
-@fuzzed(120, AT_ONCE, shrinks=False)
+@fuzzed(240, AT_ONCE, shrinks=False)
 @given(st.lists(MESSAGES, min_size=AT_ONCE, max_size=AT_ONCE))
 @example(POISON)
 def test_whatever_is_sent_work_goes_on(plane: Plane, batch: list[Sent]) -> None:
@@ -194,7 +194,7 @@ def test_whatever_is_sent_work_goes_on(plane: Plane, batch: list[Sent]) -> None:
     assert complaints(plane.watched) == []
 
 
-@fuzzed(60, AT_ONCE, shrinks=False)
+@fuzzed(180, AT_ONCE, shrinks=False)
 @given(st.lists(on("dlq", LETTERS, messages([LETTER])), min_size=AT_ONCE, max_size=AT_ONCE))
 @example([Sent(f"{PREFIX}.dlq.result.{FUNCTION}", encoded(LETTER | {"source": "result", "subject": "two words"}))])
 @example([Sent(f"{PREFIX}.dlq.result.{FUNCTION}", encoded(LETTER | {"source": "result", "headers": {"a b": "\n"}}))])
