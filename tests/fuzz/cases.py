@@ -32,7 +32,7 @@ def settings(few: int, each: int = 1, shrinks: bool = True) -> hypothesis.settin
     """
     phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if shrinks else [])]
     return hypothesis.settings(
-        max_examples=max(1, cases(few) // each),
+        max_examples=-(-cases(few) // each),
         database=None,
         deadline=None,
         print_blob=True,

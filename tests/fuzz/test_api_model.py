@@ -5,6 +5,7 @@ Two replicas, of which each request meets any one, a real API server and the con
 
 import itertools
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,7 +25,11 @@ from tests.integration.runtime_api.live import OPERATION, STOCK, TOKEN, UNITS, P
 STEPS, FEW_STEPS = 100, 30
 """Of one sequence, in a long and in a short run. The next one begins with new names and new stock."""
 
+CALLERS, FEW_CALLERS = 4, 1
+"""Who send sequences at the same time, each of units, stock and storages of its own: none waits while another does."""
+
 NUMBERS = itertools.count()
+SYSTEM = "runtime-system"
 REPLICAS = st.integers(0, 1)
 WHICH = st.integers(0, 5)
 """Of few names, so that they meet again."""
@@ -46,7 +51,7 @@ BAD: list[Request] = [
 class ApiMachine(RuleBasedStateMachine):
     platform: ClassVar[Platform]
     kube: ClassVar[Client]
-    answers: ClassVar[Counter[str]] = Counter()
+    answers: ClassVar[Counter[str]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,8 +165,9 @@ class ApiMachine(RuleBasedStateMachine):
         finally:
             for name in list(self.model.units):
                 self._ask(0, "DELETE", f"gpu-units/{name}", None, {NO_CONTENT})
-            for unit in self._all(UNIT, STOCK):
-                self.kube.delete(UNIT, unit["metadata"]["name"], namespace=STOCK)
+            for kind, namespace in ((UNIT, STOCK), (STORAGE, UNITS), (OPERATION, SYSTEM)):
+                for each in self._all(kind, namespace):
+                    self.kube.delete(kind, each["metadata"]["name"], namespace=namespace)
 
     def _create(self, replica: int, request: Request) -> None:
         reply = self._ask(replica, "POST", "gpu-units", request, self.model.creating(request))
@@ -219,7 +225,7 @@ class ApiMachine(RuleBasedStateMachine):
     def _wrong(self) -> list[str]:
         """What does not hold of stock and units, of mounts and their holders, and of the units that must be there."""
         units = self._all(UNIT, UNITS)
-        operations = {each["spec"]["operationID"]: each for each in self._all(OPERATION, "runtime-system")}
+        operations = {each["spec"]["operationID"]: each for each in self._all(OPERATION, SYSTEM)}
         seen = Seen(self._all(UNIT, STOCK), units, operations)
         found = disorder(seen, {self.flavour: self.model.seeded}, self.model.deleted.keys())
         if {each["metadata"]["name"] for each in units} != self.model.units.keys():
@@ -241,17 +247,26 @@ def _code(reply: Reply) -> str:
     return str(reply.json["error"]["code"]) if isinstance(reply.json, dict) and "error" in reply.json else ""
 
 
+def sends_sequences(caller: int, of: int, steps: int) -> Counter[str]:
+    """One caller's share of the cases, from a seed of its own. Gives what was answered, and how often."""
+    answers: Counter[str] = Counter()
+    machine = type(f"Caller{caller}", (ApiMachine,), {"answers": answers})
+    hypothesis.seed(SEED * CALLERS + caller)(machine)
+    share = settings(4 * FEW_STEPS, steps * of, shrinks=False)
+    run_state_machine_as_test(machine, settings=hypothesis.settings(share, stateful_step_count=steps))
+    return answers
+
+
 def test_any_sequence_of_requests_is_answered_as_the_model_says(platform: Platform) -> None:
-    steps = STEPS if CASES else FEW_STEPS
-    with platform.plane.client() as kube, replayable():
+    steps, callers = (STEPS, CALLERS) if CASES else (FEW_STEPS, FEW_CALLERS)
+    with platform.plane.client() as kube, replayable(), ThreadPoolExecutor(callers) as pool:
         ApiMachine.platform, ApiMachine.kube = platform, kube
-        hypothesis.seed(SEED)(ApiMachine)
-        few = hypothesis.settings(settings(4 * FEW_STEPS, steps, shrinks=False), stateful_step_count=steps)
-        run_state_machine_as_test(ApiMachine, settings=few)
-    print(dict(sorted(ApiMachine.answers.items())))
+        shares = pool.map(partial(sends_sequences, of=callers, steps=steps), range(callers))
+        answers = sum(shares, Counter[str]())
+    print(answers.total(), dict(sorted(answers.items())))
     errors = [line for replica in platform.standing for line in replica.lines if line["level"] == "error"]
     assert errors == []
     if CASES >= 1000:
         assert {CREATED, OK, NO_CONTENT, INVALID, MISSING, CONFLICT, GONE} <= {
-            int(answer.split()[2]) for answer in ApiMachine.answers
+            int(answer.split()[2]) for answer in answers
         }

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import example, given
@@ -29,7 +30,7 @@ NUMBERS = itertools.count()
 REASONS = {reason.value for reason in Reason}
 REFUSALS = (400, 404, 409, 422)
 """With which the API server refuses what is wrong, or too late."""
-AT_ONCE = 20
+AT_ONCE = 40
 """Objects of one example. Each that is admitted is changed once, too."""
 
 
@@ -149,6 +150,10 @@ class Cluster:
             replica.ask(f"/api/v1/{path}", token=TOKEN).status for replica in self.platform.standing for path in paths
         ]
 
+    def jobs(self, batch: list[Manifest]) -> list[int]:
+        ids = [quote(each.spec["operationID"], safe="") for each in batch if not each.is_judged]
+        return [self.platform.standing[0].ask(f"/api/v1/operator/jobs/{id_}", token=TOKEN).status for id_ in ids]
+
 
 @pytest.fixture(scope="module")
 def cluster(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -179,7 +184,7 @@ ODD = [
 ]
 
 
-@fuzzed(80, AT_ONCE, shrinks=False)
+@fuzzed(120, AT_ONCE, shrinks=False)
 @given(st.lists(MANIFESTS, min_size=AT_ONCE, max_size=AT_ONCE))
 @example(ODD)
 def test_whatever_is_admitted_gets_a_verdict_and_harms_nobody(cluster: Cluster, batch: list[Manifest]) -> None:
@@ -192,6 +197,7 @@ def test_whatever_is_admitted_gets_a_verdict_and_harms_nobody(cluster: Cluster, 
         cluster.loop.call(cluster.all(cluster.change, admitted))
         wait_until(lambda: not cluster.missing(judged), 60, lambda: str(cluster.missing(judged)[:2]), every=0.2)
         assert set(cluster.lists()) == {200}
+        assert set(cluster.jobs(admitted)) <= {200, 404}
         assert cluster.platform.manager.crashes == 0
         assert complaints(cluster.watched) == []
     finally:

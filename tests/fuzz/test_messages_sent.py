@@ -42,7 +42,7 @@ TOPOLOGY = Topology()
 PREFIX = TOPOLOGY.subjects.prefix
 QUEUES: dict[str, type[Message]] = {"invoke": Invocation, "dispatch": Dispatch, "result": Result}
 STREAMS = {queue.value: TOPOLOGY.stream_name(queue) for queue in Queue}
-AT_ONCE = 20
+AT_ONCE = 60
 """Messages of one example."""
 
 
@@ -161,6 +161,7 @@ def plane(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 POISON = [
+    Sent(f"{PREFIX}.invoke.nobody", b"", b"Status: 404"),
     Sent(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"invocationID":"\xff"}'),
     Sent(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"x":' + b"[" * 5000),
     Sent(f"{PREFIX}.invoke.{FUNCTION}", encoded(INVOCATION | {"timeoutSeconds": 1e300})),
@@ -173,7 +174,7 @@ POISON = [
 ]
 
 
-@fuzzed(120, AT_ONCE, shrinks=False)
+@fuzzed(240, AT_ONCE, shrinks=False)
 @given(st.lists(MESSAGES, min_size=AT_ONCE, max_size=AT_ONCE))
 @example(POISON)
 def test_whatever_is_sent_work_goes_on(plane: Plane, batch: list[Sent]) -> None:
@@ -193,7 +194,7 @@ def test_whatever_is_sent_work_goes_on(plane: Plane, batch: list[Sent]) -> None:
     assert complaints(plane.watched) == []
 
 
-@fuzzed(60, AT_ONCE, shrinks=False)
+@fuzzed(180, AT_ONCE, shrinks=False)
 @given(st.lists(on("dlq", LETTERS, messages([LETTER])), min_size=AT_ONCE, max_size=AT_ONCE))
 @example([Sent(f"{PREFIX}.dlq.result.{FUNCTION}", encoded(LETTER | {"source": "result", "subject": "two words"}))])
 @example([Sent(f"{PREFIX}.dlq.result.{FUNCTION}", encoded(LETTER | {"source": "result", "headers": {"a b": "\n"}}))])

@@ -88,5 +88,10 @@ def is_function(unit: GPUUnit) -> bool:
     return unit.spec.is_function and unit.metadata.deletion_timestamp is None
 
 
+def serves(unit: GPUUnit, request_id: str) -> bool:
+    """Whether work of this queue is done in the unit, be it the function's own or a worker of it."""
+    return unit.spec.serverless is not None and unit.spec.serverless.request_id == request_id
+
+
 def _seniority(unit: GPUUnit) -> tuple[str, str]:
     return unit.metadata.creation_timestamp or "", str(unit.metadata.key)

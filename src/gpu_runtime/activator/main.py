@@ -17,7 +17,7 @@ from gpu_runtime.activator.backlog import Backlog
 from gpu_runtime.activator.demand import Demand
 from gpu_runtime.activator.dispatch import Dispatcher
 from gpu_runtime.activator.endings import Endings
-from gpu_runtime.activator.functions import Functions
+from gpu_runtime.activator.functions import Functions, serves
 from gpu_runtime.activator.lifecycle import Lifecycle
 from gpu_runtime.activator.lookout import Lookout
 from gpu_runtime.activator.metrics import ActivatorMetrics
@@ -153,10 +153,12 @@ class Leading:
             event = decode(message.data, WorkerEvent)
         except Unreadable:
             return
+        unit = self.functions.units.store.get(Key(event.namespace, event.worker))
+        if unit is None or not serves(unit, event.serverless_request_id):
+            return  # strangers have no end; and a worker that is not known here yet says it again with each heartbeat
         self.room.hear(event)
         first = self.workers.hear(event)
-        unit = self.functions.units.store.get(Key(event.namespace, event.worker)) if first else None
-        if unit is not None and self.functions.is_worker(unit) and self.leads():
+        if first and self.functions.is_worker(unit) and self.leads():
             self.metrics.time_to_worker.observe(seconds_since(unit.metadata.creation_timestamp))
 
     def demand(self, message: Msg) -> None:

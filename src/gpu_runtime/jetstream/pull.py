@@ -136,14 +136,15 @@ class Puller:
 
     def _received(self, message: Msg) -> None:
         self._heard = asyncio.get_running_loop().time()
-        status = (message.headers or {}).get("Status", "") if not message.data else ""
-        if not status:
+        if message.reply:  # what can be acknowledged is of the stream, whatever its sender wrote into its headers
             self._asked -= 1
             self._receive(message)
             if self._asked <= 0:
                 self._wake.set()
-        elif status != HEARTBEAT:
-            self._ended(status, message.headers or {})
+            return
+        headers = message.headers or {}
+        if (status := headers.get("Status", "")) != HEARTBEAT:
+            self._ended(status, headers)
 
     def _ended(self, status: str, headers: dict[str, str]) -> None:
         """A pull is over. Where the server does not say what it left unfilled, all are made anew."""

@@ -38,7 +38,7 @@ from gpu_runtime.worker_sidecar.framework_watch import FrameworkWatch
 from gpu_runtime.worker_sidecar.invocation import Invocation
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 from gpu_runtime.worker_sidecar.presence import Presence
-from gpu_runtime.worker_sidecar.record import Over, begin
+from gpu_runtime.worker_sidecar.record import Begun, Over, begin
 from gpu_runtime.worker_sidecar.verdicts import (
     Again,
     Ended,
@@ -114,12 +114,13 @@ class Work:
                 prepared(self._called(delivery, dispatch), at_once=straight(delivery, dispatch, now)) as calling,
             ):
                 begun = await begin(self.bucket, invocation_id, known, self.terms.worker, now)
-                if isinstance(begun, Over):
-                    return await self._dropped(dispatch, begun, run)
-                known = begun.known
-                outcome = await calling
+                if isinstance(begun, Begun):
+                    known = begun.known
+                    outcome = await calling
         except Aborted:
             return await self._end(dispatch, cancelled(), run, known)
+        if isinstance(begun, Over):  # said when its call, which may have been under way, is over
+            return await self._dropped(dispatch, begun, run)
         if isinstance(outcome, outcomes.Broken):
             await self.watch.look()
         match verdict(outcome):

@@ -104,6 +104,18 @@ async def test_a_message_that_comes_later_is_handled_at_once(connected: Connecti
             assert loop.time() - began < 1
 
 
+@pytest.mark.parametrize("status", ["404", "409", "100", "503", "\xff"])
+async def test_a_message_that_looks_like_a_word_of_the_server_is_a_message(
+    connected: Connection, publisher: Publisher, status: str
+) -> None:
+    seen = Seen()
+    await publisher.publish(Outgoing("work.a", b"", headers={"Status": status, "Nats-Pending-Messages": "8"}))
+    await publisher.publish(Outgoing("work.a", b"next"))
+    async with consuming(publisher, seen):
+        await until_empty(connected)
+    assert seen.data == {b"": 1, b"next": 1}
+
+
 async def test_an_idle_consumption_asks_for_nothing(connected: Connection, publisher: Publisher) -> None:
     async with consuming(publisher, Seen()):
         await eventually(lambda: connected.connected, "connected")

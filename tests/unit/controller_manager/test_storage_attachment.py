@@ -34,6 +34,7 @@ HELD = {"unit": "web"}
 BY_OPERATION = {"unit": "web", "operationID": "op-1"}
 OLD = {"mountedBy": "web", "lastSyncTime": "2026-01-01T11:59:57Z"}
 FRESH = {"mountedBy": "web", "lastSyncTime": "2026-01-01T11:59:58Z"}
+FAR_AHEAD = {"mountedBy": "web", "lastSyncTime": "9999-12-31T23:59:59Z"}
 OF_ANOTHER = OLD | {"mountedBy": "b"}
 MOUNTING = unit(storageMounts=MOUNTS)
 STOPPED = unit(storageMounts=MOUNTS, running=False)
@@ -56,6 +57,7 @@ ASK = AskOperation("op-1", "web")
         (HELD, OLD, {"holder": DROPPED, "mounted_in": ("Deployment web",)}, Keep()),
         (HELD, OLD, {"pods_trouble": "forbidden"}, LookAgain(1.0)),
         (HELD, FRESH, {"holder": DROPPED}, LookAgain(3.0)),
+        (HELD, FAR_AHEAD, {"holder": DROPPED}, Release("web")),
         (HELD, {}, {"holder": DROPPED}, LookAgain(3.0)),
         (HELD, OF_ANOTHER, {"holder": DROPPED}, LookAgain(3.0)),
         (HELD, FRESH, {}, Release("web")),

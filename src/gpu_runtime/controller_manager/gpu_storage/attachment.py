@@ -89,4 +89,5 @@ def _is_old(seen: Observed) -> bool:
     if seen.attached is None or status.mounted_by != seen.attached.unit or status.last_sync_time is None:
         return False
     written = moment_of(status.last_sync_time)
-    return written is None or seen.now - written >= GRACE
+    # What is far in the future was written by nobody who could tell: it would be too early for ever.
+    return written is None or abs(seen.now - written) >= GRACE

@@ -196,7 +196,7 @@ class Admission:
             return await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             raise _too_large(limit) from error
-        except web.RequestPayloadError as error:
+        except (web.RequestPayloadError, OSError) as error:  # or whoever sent it hung up
             raise Invalid([Problem("body", "ended before it was complete")]) from error
 
 

@@ -4,16 +4,17 @@ what it made is ready. Read live, so every replica gives the same answer."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct, field
 
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType
-from gpu_runtime.contract.errors import NotFound
+from gpu_runtime.contract.errors import NotFound, Unavailable
 from gpu_runtime.runtime_api.faults import in_product_words
 from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope, View
 from gpu_runtime.runtime_api.operations.ledger import Ledger
+from gpu_runtime.runtime_api.operations.recorded import recorded
 
 JobStatus = Literal["accepted", "running", "succeeded", "failed"]
 _STATUS: Mapping[OperationState, JobStatus] = MappingProxyType(
@@ -104,13 +105,21 @@ def job_view(operation: Operation) -> JobView:
         type=spec.type,
         status=_STATUS[OperationState(status.state)],
         target=JobTarget(kind=spec.target.kind, namespace=spec.target.namespace, name=spec.target.name),
-        requested=_REQUESTED.decode(spec.request).replicas if seeds else None,
+        requested=_requested(operation) if seeds else None,
         seeded=len(status.stock_uids) if seeds else None,
         error=JobError(code=status.error.code, message=status.error.message) if status.error else None,
         created_at=operation.metadata.creation_timestamp,
         started_at=status.started_at,
         finished_at=status.finished_at,
     )
+
+
+def _requested(operation: Operation) -> int | None:
+    """How much stock was asked for; None where the record does not say so in words that are known here."""
+    try:
+        return recorded(operation, _REQUESTED).replicas
+    except Unavailable:
+        return None
 
 
 def routes(jobs: Jobs) -> Sequence[Route]:
@@ -137,4 +146,4 @@ class _Requested(Struct, frozen=True):
     replicas: int = 0
 
 
-_REQUESTED: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Requested)
+_REQUESTED = msgspec.json.Decoder(_Requested)

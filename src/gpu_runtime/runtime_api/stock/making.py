@@ -5,6 +5,7 @@ import msgspec
 from gpu_runtime.contract.crd.names import Annotation, stock_unit_name
 from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.kube.objects import Key, Manifest, Object
+from gpu_runtime.runtime_api.operations.recorded import recorded
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 
 POOL_REQUEST = msgspec.json.Decoder(CreateStockPool)
@@ -12,12 +13,12 @@ SEED_REQUEST = msgspec.json.Decoder(SeedStock)
 
 
 def pool_manifest(operation: Operation) -> Manifest:
-    request = POOL_REQUEST.decode(operation.spec.request)
+    request = recorded(operation, POOL_REQUEST)
     return _manifest(operation, Key(request.namespace, request.name), request.spec())
 
 
 def stock_manifest(operation: Operation, index: int) -> Manifest:
-    request = SEED_REQUEST.decode(operation.spec.request)
+    request = recorded(operation, SEED_REQUEST)
     return _manifest(operation, stock_key(operation, index), request.spec())
 
 

@@ -18,6 +18,7 @@ from gpu_runtime.runtime_api.caches import Caches
 from gpu_runtime.runtime_api.faults import refuses_for_good
 from gpu_runtime.runtime_api.operations.drivers import Steps
 from gpu_runtime.runtime_api.operations.ledger import Ledger
+from gpu_runtime.runtime_api.operations.recorded import recorded
 from gpu_runtime.runtime_api.stock.making import SEED_REQUEST, stock_key, stock_manifest, was_made_by
 
 BATCH = 100
@@ -80,7 +81,7 @@ class Seeding:
 
 
 def _wanted(operation: Operation) -> int:
-    return SEED_REQUEST.decode(operation.spec.request).replicas
+    return recorded(operation, SEED_REQUEST).replicas
 
 
 def _own(found: GPUUnit, operation: Operation) -> GPUUnit:

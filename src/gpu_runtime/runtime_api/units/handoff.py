@@ -45,6 +45,7 @@ from gpu_runtime.runtime_api.operations.ledger import (
     is_under_way,
     made_by,
 )
+from gpu_runtime.runtime_api.operations.recorded import recorded
 from gpu_runtime.runtime_api.stock.claim import give_back
 from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
 from gpu_runtime.runtime_api.storages.attachment import Attachments
@@ -178,7 +179,7 @@ class Handoff:
             await self._make_and_commit(course)
 
     async def _choose(self, course: _Course) -> None:
-        request = _REQUEST.decode(course.operation.spec.request)
+        request = recorded(course.operation, _REQUEST)
         if fault := await self._obstacle(course, request):
             await self._refuse(course, fault)
             return
@@ -214,7 +215,7 @@ class Handoff:
 
     async def _take(self, course: _Course, stock: SourceStock) -> bool:
         """Attach the storages, then claim the stock. False: it cannot be claimed, choose another."""
-        request = _REQUEST.decode(course.operation.spec.request)
+        request = recorded(course.operation, _REQUEST)
         try:
             await self._attachments.attach(request.namespace, _names(request), _holder(course.operation))
         except Conflict as fault:
@@ -306,7 +307,7 @@ class Handoff:
         await self._release_storages(course.operation)
 
     async def _release_storages(self, operation: Operation) -> None:
-        request = _REQUEST.decode(operation.spec.request)
+        request = recorded(operation, _REQUEST)
         id_, attempt = operation.spec.operation_id, operation.progress.attempt
         await self._attachments.release(request.namespace, _names(request), id_, attempt)
 
@@ -373,7 +374,7 @@ def _name_taken(course: _Course) -> Conflict:
 
 def _manifest(operation: Operation) -> Manifest:
     """The active unit: the user's image in the envelope of the stock."""
-    request, stock = _REQUEST.decode(operation.spec.request), operation.progress.stock
+    request, stock = recorded(operation, _REQUEST), operation.progress.stock
     if stock is None:
         raise ValueError(f"operation {operation.spec.operation_id} has chosen no stock")
     annotations = {

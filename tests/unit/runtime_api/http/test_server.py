@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from gpu_runtime.contract.errors import (
 )
 from gpu_runtime.contract.validation.problem import Problem
 from gpu_runtime.kube import errors as kube
+from gpu_runtime.runtime_api.http.identity import Caller
 from gpu_runtime.runtime_api.http.journal import Entry
 from gpu_runtime.runtime_api.http.rates import Rates
 from gpu_runtime.runtime_api.http.route import Answer, Call, Scope
@@ -186,6 +188,37 @@ async def test_the_body_has_a_limit_whether_its_length_is_told_or_not() -> None:
     assert [reply.status for reply in (fits, told, untold)] == [200, 413, 413]
     assert told.error["message"] == "the body is larger than 1024 bytes"
     assert untold.error["code"] == "too_large"
+
+
+class Watching(Fixed):
+    """Tells when a request has come so far that its body is read next."""
+
+    def __init__(self) -> None:
+        super().__init__(Scope.RUNTIME)
+        self.asked = asyncio.Event()
+
+    async def caller(self, authorization: str | None) -> Caller:
+        self.asked.set()
+        return await super().caller(authorization)
+
+
+@pytest.mark.parametrize("leave", [asyncio.StreamWriter.write_eof, lambda writer: writer.transport.abort()])
+async def test_who_hangs_up_within_its_body_is_to_blame_itself(
+    leave: Callable[[asyncio.StreamWriter], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    watching = Watching()
+    async with served([POST], Settings(watching)) as edge:
+        _, writer = await asyncio.open_connection("127.0.0.1", edge.port)
+        writer.write(b"POST /things HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\nContent-Length: 9\r\n\r\n{")
+        await watching.asked.wait()
+        leave(writer)
+        async with asyncio.timeout(60):
+            while not (written := [each for each in caplog.records if "status" in vars(each)]):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        writer.close()
+    assert [vars(each)["status"] for each in written] == [400]
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 async def test_a_compressed_body_is_refused_before_it_is_unpacked() -> None:

@@ -27,6 +27,12 @@ def test_a_seeding_tells_how_far_it_is() -> None:
     assert (job.requested, job.seeded) == (3, 2)
 
 
+@pytest.mark.parametrize("request_", ["", "no JSON", '{"replicas":"many"}', "[" * 5000])
+def test_a_seeding_whose_request_cannot_be_read_is_told_of_all_the_same(request_: str) -> None:
+    job = job_view(operation(request=request_, stock_uids=("a",)))
+    assert (job.requested, job.seeded) == (None, 1)
+
+
 def test_other_operations_seed_nothing() -> None:
     job = job_view(operation(OperationType.CREATE_UNIT, OperationState.RUNNING, "{}", stock=STOCK))
     assert (job.requested, job.seeded) == (None, None)
