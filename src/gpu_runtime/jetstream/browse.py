@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_runtime.jetstream.api import call
 from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.delivery import header_lines
 from gpu_runtime.jetstream.errors import NotFound, Refused
 
 NO_MESSAGE = 10037
@@ -67,8 +68,7 @@ def is_gone(error: Refused) -> bool:
 
 
 def headers_of(message: Mapping[str, Any]) -> dict[str, str]:
-    lines = base64.b64decode(message.get("hdrs", "")).decode(errors="replace").split("\r\n")
-    return {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
+    return header_lines(base64.b64decode(message.get("hdrs", "")))
 
 
 def _kept(message: Mapping[str, Any]) -> Kept:

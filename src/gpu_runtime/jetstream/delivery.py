@@ -9,6 +9,12 @@ from typing import TypeAlias
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+def header_lines(raw: bytes) -> dict[str, str]:
+    """Headers as they are sent, and as a stream keeps them. What is no header is left out."""
+    lines = raw.decode(errors="replace").split("\r\n")
+    return {name.strip(): value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
 @dataclass(frozen=True)
 class Outgoing:
     """A message to be published."""

@@ -8,15 +8,14 @@ meet the moment at which it closes them, and an invocation must not be sent twic
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
-import aiohttp
-from yarl import URL
-
+from gpu_runtime.worker_sidecar.framework_connections import Connections, Unreachable
+from gpu_runtime.worker_sidecar.http_answer import Answer, Garbled, Lost
 from gpu_runtime.worker_sidecar.invocation import Invocation, http_headers
 from gpu_runtime.worker_sidecar.outcomes import (
     Answered,
@@ -34,8 +33,8 @@ logger = logging.getLogger(__name__)
 DEADLINE_GRACE = 0.5
 """Seconds past the deadline in which the framework may still say itself that it has passed."""
 
-IDLE_SECONDS, KEPT_AT_LEAST = 5.0, 15
-"""How long a connection is kept here, and how long the framework must keep it for that."""
+KEPT_AT_LEAST = 15
+"""Seconds for which the framework must keep an idle connection. Here one rests for less."""
 
 HEALTH_TIMEOUT = 2.0
 FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0
@@ -43,8 +42,6 @@ FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0
 
 ERROR_LIMIT = 64 * 1024
 """Of an error's body, more is not read: its message is cut off anyway."""
-
-SLICE = 256 * 1024
 
 KEPT = re.compile(r"\btimeout=([0-9]{1,9})\b", re.ASCII)
 
@@ -54,23 +51,18 @@ class FrameworkClient:
 
     def __init__(self, socket: str, invoke_path: str, health_path: str, response_limit: int) -> None:
         self._socket = socket
-        self._invoke = URL(f"http://framework{invoke_path}")
-        self._health = URL(f"http://framework{health_path}")
+        self._invoke, self._health = _beginning("POST", invoke_path), _beginning("GET", health_path)
         self._response_limit = response_limit
-        self._fresh: aiohttp.ClientSession
-        self._kept: aiohttp.ClientSession
+        self._connections = Connections(socket)
         self._keeps = False
 
     async def __aenter__(self) -> Self:
-        self._fresh = _session(aiohttp.UnixConnector(self._socket, limit=0, force_close=True))
-        self._kept = _session(aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=IDLE_SECONDS))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._fresh.close()
-        await self._kept.close()
+        self._connections.close()
 
     async def invoke(self, invocation: Invocation) -> Outcome:
         """Never raises for what the framework does, and never takes much longer than the deadline."""
@@ -86,16 +78,13 @@ class FrameworkClient:
     async def health(self) -> str | None:
         """Nothing where the framework can take invocations, else the sentence that says why not."""
         try:
-            async with (
-                asyncio.timeout(HEALTH_TIMEOUT),
-                self._kept.get(self._health, allow_redirects=False) as answer,
-            ):
-                self._keeps = _kept_seconds(answer.headers.get("Keep-Alive", "")) >= KEPT_AT_LEAST
-                return None if is_result(answer.status) else f"its health check answers with status {answer.status}"
+            async with asyncio.timeout(HEALTH_TIMEOUT):
+                answer = await self._connections.ask(self._health + b"\r\n", lambda _: ERROR_LIMIT, self._is_kept)
         except TimeoutError:
             return f"its health check does not answer within {HEALTH_TIMEOUT:g} s"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (Unreachable, Lost, Garbled) as error:
             return _broken(error).reason
+        return None if is_result(answer.status) else f"its health check answers with status {answer.status}"
 
     async def wait_until_healthy(self) -> None:
         """Look again and again, less and less often. Whoever waits decides for how long."""
@@ -107,40 +96,43 @@ class FrameworkClient:
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, LONGEST_WAIT)
 
-    async def _called(self, invocation: Invocation) -> Outcome:
-        data = invocation.body if len(invocation.body) <= SLICE else Slices(invocation.body)
-        session = self._kept if self._keeps else self._fresh
-        try:
-            async with session.post(
-                self._invoke, data=data, headers=http_headers(invocation), allow_redirects=False
-            ) as answer:
-                return await self._outcome(answer)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            if isinstance(error, TimeoutError):
-                raise
-            return _broken(error)
+    def _is_kept(self, health: Answer) -> bool:
+        """Whether the framework keeps idle connections, as its answer to the health check says."""
+        self._keeps = _kept_seconds(health.headers.get("keep-alive", "")) >= KEPT_AT_LEAST
+        if not self._keeps:
+            self._connections.close()
+        return self._keeps
 
-    async def _outcome(self, answer: aiohttp.ClientResponse) -> Outcome:
-        coding = answer.headers.get("Content-Encoding", "identity")
+    async def _called(self, invocation: Invocation) -> Outcome:
+        fields = "".join(f"{name}: {value}\r\n" for name, value in http_headers(invocation).items())
+        request = b"".join((self._invoke, fields.encode("ascii"), b"\r\n", invocation.body))
+        try:
+            answer = await self._connections.ask(request, self._limit, lambda _: self._keeps)
+        except (Unreachable, Lost, Garbled) as error:
+            return _broken(error)
+        return self._outcome(answer)
+
+    def _limit(self, status: int) -> int:
+        return self._response_limit if is_result(status) else ERROR_LIMIT
+
+    def _outcome(self, answer: Answer) -> Outcome:
+        coding = answer.headers.get("content-encoding", "identity")
         if coding != "identity":
-            return Broken(Break.GARBLED, f"the answer is encoded with {coding[:64]!r}, which was not asked for")
-        limit = self._response_limit if is_result(answer.status) else ERROR_LIMIT
-        body, whole = await _up_to(answer, limit)
-        outcome = outcome_of(answer.status, answer.headers, body)
-        if isinstance(outcome, Answered) and not whole:
-            return replace(outcome, size=max(answer.content_length or 0, limit + 1))
+            reason = f"the answer is encoded with {sendable(coding[:64])!r}, which was not asked for"
+            return Broken(Break.GARBLED, reason)
+        outcome = outcome_of(answer.status, answer.headers, answer.body)
+        if isinstance(outcome, Answered) and not answer.whole:
+            return replace(outcome, size=max(answer.announced, len(answer.body) + 1))
         return outcome
 
 
-def _session(connector: aiohttp.UnixConnector) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-        auto_decompress=False,
-        headers={"Accept-Encoding": "identity", "User-Agent": "gpu-runtime-worker-sidecar"},
-        skip_auto_headers=("Content-Type",),
-    )
+def _beginning(method: str, path: str) -> bytes:
+    """Of every request to that path. What HTTP cannot carry in it is percent-encoded."""
+    target = quote(path, safe="/?[]@!$&'()*+,;=:%-._~", errors="replace")
+    return (
+        f"{method} {target} HTTP/1.1\r\nHost: framework\r\nUser-Agent: gpu-runtime-worker-sidecar\r\n"
+        "Accept: */*\r\nAccept-Encoding: identity\r\n"
+    ).encode("ascii")
 
 
 def _kept_seconds(said: str) -> int:
@@ -148,42 +140,18 @@ def _kept_seconds(said: str) -> int:
     return int(match[1]) if match else 0
 
 
-class Slices:
-    """A large body, handed over piece by piece as the framework takes it."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        view = memoryview(self._body)
-        for start in range(0, len(view), SLICE):
-            yield bytes(view[start : start + SLICE])
-
-
-async def _up_to(answer: aiohttp.ClientResponse, limit: int) -> tuple[bytes, bool]:
-    """So many bytes of the body, and whether they are all of it."""
-    body = bytearray()
-    async for part in answer.content.iter_any():
-        body += part
-        if len(body) > limit:
-            return bytes(body[:limit]), False
-    return bytes(body), True
-
-
 def _remaining(deadline: datetime | None) -> float | None:
     return None if deadline is None else (deadline - datetime.now(UTC)).total_seconds()
 
 
-def _broken(error: Exception) -> Broken:
+def _broken(error: Unreachable | Lost | Garbled) -> Broken:
     match error:
-        case aiohttp.ClientConnectorError() | FileNotFoundError() | ConnectionRefusedError() | PermissionError():
-            return Broken(Break.UNREACHABLE, f"the framework cannot be reached: {error.strerror or error}")
-        case aiohttp.ClientResponseError():
-            return Broken(Break.GARBLED, f"the framework's answer is not HTTP: {_line(error.message)}")
-        case aiohttp.ClientPayloadError() | aiohttp.ClientOSError() | aiohttp.ServerConnectionError() | OSError():
+        case Unreachable():
+            return Broken(Break.UNREACHABLE, f"the framework cannot be reached: {_line(error)}")
+        case Lost():
             return Broken(Break.LOST, f"the connection ended before the answer did: {_line(error)}")
-        case _:
-            return Broken(Break.GARBLED, f"the framework's answer cannot be read: {_line(error)}")
+        case Garbled():
+            return Broken(Break.GARBLED, f"the framework's answer is not HTTP: {_line(error)}")
 
 
 def _line(error: object) -> str:

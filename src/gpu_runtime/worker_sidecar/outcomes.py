@@ -81,13 +81,14 @@ def is_result(status: int) -> bool:
 
 
 def outcome_of(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
+    """What an answer means. The names of its headers are in lower case."""
     if is_result(status):
-        return Answered(status, sendable(headers.get("Content-Type", "")), body)
+        return Answered(status, sendable(headers.get("content-type", "")), body)
     kind, message = _error(status, body)
     if status in (408, 504):
         return TimedOut(message)
     if status in (425, 429, 503):
-        return AskedToRetry(kind, message, _retry_after(headers.get("Retry-After", "")))
+        return AskedToRetry(kind, message, _retry_after(headers.get("retry-after", "")))
     if 400 <= status < 500:
         return HandlerRejected(kind, message, status)
     if 500 <= status < 600:

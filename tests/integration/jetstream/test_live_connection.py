@@ -33,6 +33,11 @@ async def round_trip(made: Connection) -> bytes:
     return data
 
 
+async def sent_for_ever(made: Connection) -> None:
+    while True:
+        await made.publish("x", bytes(500_000), within=0.1)
+
+
 @asynccontextmanager
 async def connecting(wanted: Options) -> AsyncIterator[Connection]:
     async with connection(replace(wanted, backoff=QUICK)) as made:
@@ -84,6 +89,36 @@ async def test_a_paused_server_is_noticed_by_its_silence(mortal: NatsServer) -> 
             mortal.processes.signal("nats", signal.SIGCONT)
         await made.wait(20)
         assert await round_trip(made) == b"hello"
+
+
+async def test_a_server_that_takes_nothing_is_noticed_and_keeps_nobody_for_ever(mortal: NatsServer) -> None:
+    """Also when so much waits to be sent that senders are held back."""
+    wanted = options(mortal.account())
+    patient, impatient = replace(wanted, ping_interval=600), replace(wanted, ping_interval=0.3)
+    async with connecting(patient) as asking, connecting(impatient) as sending:
+        await asking.wait(10)
+        await sending.wait(10)
+        mortal.processes.signal("nats", signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(60):
+                for _ in range(20):
+                    with pytest.raises(Unreachable):
+                        await asking.request("x", bytes(500_000), within=0.1)
+                with pytest.raises(Unreachable):
+                    await sent_for_ever(sending)
+                await eventually(lambda: not sending.connected, "the loss is told")
+        finally:
+            mortal.processes.signal("nats", signal.SIGCONT)
+        await sending.wait(20)
+        assert await round_trip(sending) == b"hello"
+
+
+async def test_a_receiver_that_fails_harms_nobody_else(nats_account: Account) -> None:
+    async with connecting(options(nats_account)) as made:
+        await made.wait(10)
+        await made.subscribe("hello", lambda _message: 1 / 0)  # type: ignore[arg-type]
+        assert await round_trip(made) == b"hello"
+        assert made.connected
 
 
 async def test_one_of_several_addresses_is_enough(nats_account: Account) -> None:

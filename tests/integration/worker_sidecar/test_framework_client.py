@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpu_runtime.worker_sidecar import framework_connections
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.invocation import Invocation
 from gpu_runtime.worker_sidecar.outcomes import (
@@ -341,6 +342,39 @@ async def test_a_connection_is_used_again_where_the_framework_says_how_long(
         for _ in range(6):
             assert isinstance(await calling.invoke(invocation("x")), Answered)
     assert accepted == connections
+
+
+async def test_a_connection_that_rests_for_long_is_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framework_connections, "IDLE_SECONDS", 0.1)
+    ended = asyncio.Event()
+
+    async def keeping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=60\r\nContent-Length: 0\r\n\r\n")
+        ended.set()
+
+    async with odd_framework(place, keeping) as path, client(path) as calling:
+        assert await calling.health() is None
+        await asyncio.wait_for(ended.wait(), 60)
+        assert await calling.health() is None
+
+
+async def test_what_nobody_asked_for_ends_a_connection_that_rests(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would answer the next invocation."""
+    monkeypatch.setattr(framework_connections, "IDLE_SECONDS", 600)
+    ended = asyncio.Event()
+
+    async def talking(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=60\r\nContent-Length: 0\r\n\r\n")
+            await asyncio.sleep(0.05)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother")
+        ended.set()
+
+    async with odd_framework(place, talking) as path, client(path) as calling:
+        assert await calling.health() is None
+        await asyncio.wait_for(ended.wait(), 60)
+        assert await calling.invoke(invocation("x")) == Answered(200, "", b"")
 
 
 async def test_a_restarted_framework_is_reached_again(place: Path) -> None:

@@ -38,14 +38,14 @@ def test_what_the_contract_does_not_know_is_broken(status: int) -> None:
 
 @pytest.mark.parametrize("status", [200, 201, 204, 299])
 def test_a_success_is_kept_as_it_came(status: int) -> None:
-    assert outcome_of(status, {"Content-Type": "a/b"}, ERROR) == Answered(status, "a/b", ERROR)
+    assert outcome_of(status, {"content-type": "a/b"}, ERROR) == Answered(status, "a/b", ERROR)
 
 
 @pytest.mark.parametrize(
     ("said", "after"), [("3", 3.0), ("0", 0.0), ("999999999", 86_400.0), ("soon", None), ("-1", None), ("", None)]
 )
 def test_when_to_retry_is_taken_where_it_makes_sense(said: str, after: float | None) -> None:
-    assert outcome_of(503, {"Retry-After": said}, ERROR) == AskedToRetry("Kind", "sentence", after)
+    assert outcome_of(503, {"retry-after": said}, ERROR) == AskedToRetry("Kind", "sentence", after)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_half_a_character_in_an_error_does_not_keep_its_result_from_being_sent(s
 
 def test_a_content_type_that_is_no_text_does_not_keep_a_result_from_being_sent() -> None:
     undecoded = b"text/\xff".decode(errors="surrogateescape")
-    assert outcome_of(200, {"Content-Type": undecoded}, b"") == Answered(200, "text/?", b"")
+    assert outcome_of(200, {"content-type": undecoded}, b"") == Answered(200, "text/?", b"")
