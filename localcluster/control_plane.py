@@ -4,13 +4,14 @@
 of the loopback interface, or inside a node's namespaces at the node's address.
 """
 
+import secrets
 import socket
 import ssl
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -184,12 +185,12 @@ class ControlPlane:
         path.write_text(yaml.safe_dump(config))
         self._run("kube-scheduler", {"config": path, "secure-port": 0})
 
-    def wait_ready(self, timeout: float = 60) -> None:
+    def wait_ready(self, timeout: float = 180) -> None:
         self.processes.wait_for("kube-apiserver", self.ready, timeout)
 
     def ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2, context=self._tls) as answer:  # noqa: S310
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=10, context=self._tls) as answer:  # noqa: S310
                 return bool(answer.status == 200)
         except urllib.error.HTTPError as refusal:
             refusal.close()
@@ -232,10 +233,18 @@ def control_plane(
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that nobody listens at, and that no connection is given meanwhile.
+
+    Those of connections come from a range of their own. Who is started later, or again, finds a port of that range
+    taken now and then, by whoever has just connected to somewhere.
+    """
+    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(10_000, min(30_000, first_of_connections)) or range(10_000, 65_536)
+    while True:
+        port = secrets.choice(candidates)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _first_host(cidr: str) -> str:

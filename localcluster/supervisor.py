@@ -8,6 +8,8 @@ Power is simply cut at the end: whatever runs here is built to survive that, and
 """
 
 import contextlib
+import ctypes
+import functools
 import json
 import os
 import selectors
@@ -18,11 +20,16 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 5.0
 STEADY_AFTER = 10.0
+NOT_STARTED = 127
+"""The exit status of what could not even be started, as shells have it."""
+LIBC = ctypes.CDLL(None, use_errno=True)
+SET_PARENT_DEATH_SIGNAL = 1
+"""Of prctl(2)."""
 
 
 @dataclass
@@ -42,25 +49,41 @@ class Child:
     last_exit: int | None = None
 
     def spawn(self) -> None:
+        self.started = time.monotonic()
         with Path(self.log).open("ab") as log:
-            running = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", *self.argv],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | self.env,
-                cwd=self.cwd,
-                pass_fds=self.fds,
-                start_new_session=True,
-            )
+            try:
+                running = self._run(log)
+            except OSError as error:
+                log.write(f"{error}\n".encode())
+                self.ended(NOT_STARTED)
+                return
         running.returncode = 0  # reaped by the supervisor's own waitpid, not by Popen
-        self.pid, self.started = running.pid, time.monotonic()
+        self.pid = running.pid
+
+    def _run(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            self.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | self.env,
+            cwd=self.cwd,
+            pass_fds=self.fds,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with, os.getpid()),  # noqa: PLW1509 - there is one thread
+        )
 
     def ended(self, code: int) -> None:
         steady = time.monotonic() - self.started > STEADY_AFTER
         self.backoff = FIRST_BACKOFF if steady else min(self.backoff * 2, LONGEST_BACKOFF)
         self.pid, self.last_exit, self.due = None, code, time.monotonic() + self.backoff
         self.restarts += 1
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to be killed with the parent, which may have died before this was asked for."""
+    if LIBC.prctl(SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL)) != 0 or os.getppid() != parent:
+        os._exit(NOT_STARTED)
 
 
 class Supervisor:

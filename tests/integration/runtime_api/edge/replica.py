@@ -1,4 +1,4 @@
-"""The runtime API as it is, with a few more routes that tests of the edge need: one that is slow, one that reads from
+"""The runtime API as it is, with a few more routes that tests of the edge need: two that are slow, one that reads from
 the caches, one that writes.
 
 A program of its own: `python -m tests.integration.runtime_api.edge.replica SETTINGS`.
@@ -21,6 +21,11 @@ class Slowly(Query, frozen=True, kw_only=True):
     seconds: float
 
 
+class Held(Query, frozen=True, kw_only=True):
+    until: str
+    """A file that ends the wait when it is there."""
+
+
 class NewUnit(Body, frozen=True, kw_only=True):
     name: str
     spec: dict[str, Any]
@@ -30,6 +35,11 @@ def more_routes(services: main.Services) -> Sequence[Route]:
     async def slow(call: Call[None, Slowly]) -> Answer:
         await asyncio.sleep(call.query.seconds)
         return Answer(200, call.caller)
+
+    async def held(call: Call[None, Held]) -> Answer:
+        while not await asyncio.to_thread(Path(call.query.until).exists):  # noqa: ASYNC110 - another process says it
+            await asyncio.sleep(0.02)
+        return Answer(200)
 
     async def units(_call: Call[None, NoQuery]) -> Answer:
         return Answer(200, [unit.metadata.name for unit in services.caches.units.store.all()])
@@ -46,6 +56,7 @@ def more_routes(services: main.Services) -> Sequence[Route]:
 
     return (
         route("GET", "/test/slow", slow, query=Slowly),
+        route("GET", "/test/held", held, query=Held),
         route("GET", "/test/units", units),
         route("POST", "/test/units", create, body=NewUnit),
         route("GET", "/test/operator", units, scope=Scope.OPERATOR),
