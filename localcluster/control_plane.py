@@ -8,6 +8,7 @@ import secrets
 import socket
 import ssl
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -184,6 +185,14 @@ class ControlPlane:
         path = self.state / "scheduler.yaml"
         path.write_text(yaml.safe_dump(config))
         self._run("kube-scheduler", {"config": path, "secure-port": 0})
+
+    def start_provisioner(self) -> None:
+        """Volumes for claims of the class in `node.yaml`, which is to be applied before."""
+        volumes = self.state / "volumes"
+        volumes.mkdir(exist_ok=True)
+        kubeconfig = self.kubeconfig_for("provisioner", "system:provisioner")
+        options = [f"--kubeconfig={kubeconfig}", f"--volumes={volumes}"]
+        self.processes.start("provisioner", [sys.executable, "-P", "-m", "localcluster.provisioner", *options])
 
     def wait_ready(self, timeout: float = 180) -> None:
         self.processes.wait_for("kube-apiserver", self.ready, timeout)

@@ -5,7 +5,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,6 +37,8 @@ class NatsServer:
     """Names and passwords. There is always one: a server without any admits everybody, and cuts them off later."""
     access: str = ""
     """Who may come in, in the words of the server's configuration. Empty: those who have an account."""
+    monitor: int = field(default_factory=free_port)
+    """Where it answers over HTTP how it is."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @cached_property
@@ -65,7 +67,7 @@ class NatsServer:
     def _write_config(self) -> None:
         access = self.access or f"accounts {{\n{self._accounts()}\n}}"
         store = f'jetstream {{ store_dir: "{self.state / "jetstream"}", max_file_store: {STORE} }}'
-        text = f"listen: 127.0.0.1:{self.port}\n{store}\n{access}\n"
+        text = f"listen: 127.0.0.1:{self.port}\nhttp: 127.0.0.1:{self.monitor}\n{store}\n{access}\n"
         staging = self._config.with_suffix(".new")
         staging.write_text(text)
         staging.rename(self._config)
@@ -93,12 +95,12 @@ class NatsServer:
 
 
 @contextmanager
-def nats_server(access: str = "") -> Iterator[NatsServer]:
-    """A server of one's own, gone with its data at the end."""
+def nats_server(access: str = "", wrap: Callable[[Path], Sequence[str]] = lambda _state: ()) -> Iterator[NatsServer]:
+    """A server of one's own, gone with its data at the end; inside whatever the wrapping command makes of its state."""
     with scratch("nats") as state:
         server = NatsServer(state, free_port(), access=access)
         try:
-            server.processes.launch(owned=True)
+            server.processes.launch(wrap(state), owned=True)
             server.start()
             yield server
         finally:

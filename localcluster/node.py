@@ -3,7 +3,6 @@
 import datetime
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ class Node:
             self.start_gpus()
             self.start_kube_proxy()
             self.start_dns()
-            self.start_provisioner()
+            self.plane.start_provisioner()
             self.processes.wait_for("kubelet", lambda: self.ready(since=started), 60)
 
     def start_containerd(self) -> None:
@@ -202,13 +201,6 @@ cluster.local:53 in-addr.arpa:53 {{
 """,
         )
         self.processes.start("coredns", [self.programs["coredns"], "-conf", config])
-
-    def start_provisioner(self) -> None:
-        volumes = self.state / "volumes"
-        volumes.mkdir(exist_ok=True)
-        kubeconfig = self.plane.kubeconfig_for("provisioner", "system:provisioner")
-        options = [f"--kubeconfig={kubeconfig}", f"--volumes={volumes}"]
-        self.processes.start("provisioner", [sys.executable, "-P", "-m", "localcluster.provisioner", *options])
 
     def ready(self, since: datetime.datetime) -> bool:
         """Whether the node takes pods and has its GPUs; what it said before it was last switched off does not count."""
