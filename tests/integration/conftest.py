@@ -6,10 +6,19 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+import yaml
 
 from localcluster.control_plane import ControlPlane
 
 CONFIG = Path(__file__).parents[2] / "config"
+
+
+def nats_liveness() -> str:
+    """The path by which the kubelet finds out whether the platform's NATS server is to be started anew."""
+    objects = yaml.safe_load_all((CONFIG / "nats" / "nats.yaml").read_text())
+    (server,) = (each["spec"]["template"]["spec"] for each in objects if each["kind"] == "StatefulSet")
+    return str(server["containers"][0]["livenessProbe"]["httpGet"]["path"])
+
 
 Kubectl: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
 
