@@ -127,20 +127,30 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Caller:
+class Eyes:
+    """Of somebody who looks at the cluster without asking the product."""
+
+    kube: AsyncClient
+
+    async def look(self) -> Seen:
+        stock, units, operations = await asyncio.gather(
+            self.all(UNIT, STOCK), self.all(UNIT, UNITS), self.all(OPERATION, "runtime-system")
+        )
+        return Seen(stock, units, {each["spec"]["operationID"]: each for each in operations})
+
+    async def all(self, kind: Any, namespace: str) -> list[Object]:
+        return [dict(found.to_dict()) async for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
+
+
+@dataclass(frozen=True)
+class Caller(Eyes):
     """Somebody who uses the API, and can look behind it."""
 
     platform: Platform
     http: aiohttp.ClientSession
-    kube: AsyncClient
 
     async def ask(self, replica: Replica, method: str, path: str, body: Any = None) -> Answer:
-        try:
-            async with self.http.request(method, replica.url(path), json=body) as response:
-                is_json = response.content_type == "application/json"
-                return Answer(response.status, await response.json() if is_json else await response.text())
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return Answer(0)
+        return await ask(self.http, method, replica.url(path), body)
 
     async def create(self, replica: Replica, flavour: str, name: str) -> Answer:
         return await self.ask(replica, "POST", "/api/v1/gpu-units", unit_request(flavour, name))
@@ -173,15 +183,6 @@ class Caller:
 
         await until(complete, "stock is Ready", 60)
 
-    async def look(self) -> Seen:
-        stock, units, operations = await asyncio.gather(
-            self.all(UNIT, STOCK), self.all(UNIT, UNITS), self.all(OPERATION, "runtime-system")
-        )
-        return Seen(stock, units, {each["spec"]["operationID"]: each for each in operations})
-
-    async def all(self, kind: Any, namespace: str) -> list[Object]:
-        return [dict(found.to_dict()) async for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
-
     async def started(self, *replicas: LiveReplica) -> None:
         for replica in replicas:
             replica.start()
@@ -200,8 +201,17 @@ async def caller(platform: Platform) -> AsyncIterator[Caller]:
     headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=90)
     kube = AsyncClient(config=KubeConfig.from_file(platform.plane.kubeconfig))
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=patience) as http:
-        yield Caller(platform, http, kube)
+        yield Caller(kube, platform, http)
     await kube.close()
+
+
+async def ask(http: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> Answer:
+    try:
+        async with http.request(method, url, json=body) as response:
+            is_json = response.content_type == "application/json"
+            return Answer(response.status, await response.json() if is_json else await response.text())
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return Answer(0)
 
 
 def unit_request(flavour: str, name: str) -> Object:

@@ -1,7 +1,7 @@
 """Who holds which storage in the running platform, seen with other eyes than the product's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +61,10 @@ async def create(client: Caller, replica: Replica, flavour: str, name: str, *mou
 async def strays(client: Caller) -> list[str]:
     """Storages that are attached to nothing: to no unit that names them, by no operation that is under way."""
     found = await storages(client)  # first, so that what is attached by now has its unit and record in what follows
-    seen = await client.look()
+    return strays_in(found, await client.look())
+
+
+def strays_in(found: Mapping[str, Object], seen: Seen) -> list[str]:
     return [name for name, each in found.items() if held_by(each) and not _is_right(each, seen)]
 
 
