@@ -64,6 +64,11 @@ fuzz: $(BIN)/.ready ## Fuzz every surface with CASES cases each, from SEED (ARGS
 	@echo "To see the same cases again: make fuzz SEED=$(SEED) CASES=$(CASES)"
 	@FUZZ_CASES=$(CASES) FUZZ_SEED=$(SEED) $(BIN)/pytest tests/fuzz --timeout=7200 -s $(ARGS)
 
+.PHONY: chaos
+chaos: MINUTES ?= 5
+chaos: $(BIN)/.ready ## Kill, pause, cut off and fill what runs under load, for MINUTES, as SEED says (ROUND=3 for one round)
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND))
+
 .PHONY: check
 check: $(BIN)/.ready ## Format, lint, types, import contracts, generated files fresh
 	$(BIN)/ruff format --check .
