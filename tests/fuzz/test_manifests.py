@@ -197,7 +197,7 @@ def test_whatever_is_admitted_gets_a_verdict_and_harms_nobody(cluster: Cluster, 
         cluster.loop.call(cluster.all(cluster.change, admitted))
         wait_until(lambda: not cluster.missing(judged), 60, lambda: str(cluster.missing(judged)[:2]), every=0.2)
         assert set(cluster.lists()) == {200}
-        assert set(cluster.jobs(admitted)) <= {200, 404}
+        assert set(cluster.jobs(admitted)) <= {200, 400, 404}  # some IDs cannot stand in a path
         assert cluster.platform.manager.crashes == 0
         assert complaints(cluster.watched) == []
     finally:
