@@ -86,7 +86,7 @@ class NatsServer:
         return True
 
     def _admits(self, name: str, password: str) -> bool:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
             stream = connection.makefile("rwb")
             stream.readline()
             stream.write(f'CONNECT {{"user":"{name}","pass":"{password}","verbose":false}}\r\nPING\r\n'.encode())

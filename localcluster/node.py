@@ -72,7 +72,7 @@ class Node:
             self.start_kube_proxy()
             self.start_dns()
             self.plane.start_provisioner()
-            self.processes.wait_for("kubelet", lambda: self.ready(since=started), 60)
+            self.processes.wait_for("kubelet", lambda: self.ready(since=started), 180)
 
     def start_containerd(self) -> None:
         config = self._write(

@@ -114,9 +114,9 @@ def _deploy(node: Node, forwards: Sequence[Route]) -> None:
     with step("Deploying the platform"):
         install(node, *DEPLOYMENTS)
         for namespace, workload in WORKLOADS:
-            node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
+            node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=240s")
         for route in forwards:
-            node.processes.wait_for("forwarder", functools.partial(_answers, route), 60)
+            node.processes.wait_for("forwarder", functools.partial(_answers, route), 120)
 
 
 def install(node: Node, *folders: Path) -> None:

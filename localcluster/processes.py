@@ -59,7 +59,7 @@ class Processes:
                 pass_fds=fds,
                 start_new_session=True,
             )
-        wait_until(self.alive, 10, lambda: f"the supervisor did not start\n{tail(self.logs / 'supervisor.log')}")
+        wait_until(self.alive, 60, lambda: f"the supervisor did not start\n{tail(self.logs / 'supervisor.log')}")
 
     def alive(self) -> bool:
         try:
@@ -82,7 +82,7 @@ class Processes:
         log = str(self.logs / f"{name}.log")
         self._ask({"op": "start", "name": name, "argv": command, "env": env or {}, "log": log, "fds": list(fds)})
 
-    def stop(self, name: str, number: Signals = Signals.SIGKILL, timeout: float = 10) -> None:
+    def stop(self, name: str, number: Signals = Signals.SIGKILL, timeout: float = 60) -> None:
         """Stop a process and keep it down until it is started again."""
         self._ask({"op": "stop", "name": name, "signal": int(number)})
         wait_until(lambda: self.get(name).pid is None, timeout, lambda: f"{name} did not end on {number.name}")
@@ -101,13 +101,13 @@ class Processes:
     def get(self, name: str) -> Running:
         return next(process for process in self.list() if process.name == name)
 
-    def wait_for(self, name: str, ready: Callable[[], bool], timeout: float = 30) -> None:
+    def wait_for(self, name: str, ready: Callable[[], bool], timeout: float = 60) -> None:
         def explain() -> str:
             return f"{name} was not ready within {timeout:.0f} s\n{tail(self.logs / f'{name}.log')}"
 
         wait_until(ready, timeout, explain)
 
-    def shutdown(self, timeout: float = 10) -> None:
+    def shutdown(self, timeout: float = 30) -> None:
         """Cut the power. Returns when the supervisor, and so everything it held, is gone."""
         with contextlib.suppress(OSError):
             _end(self.supervisor_pid(), timeout)
@@ -120,7 +120,7 @@ class Processes:
     def _connect(self) -> socket.socket:
         folder = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(10)
+        connection.settimeout(30)
         try:
             connection.connect(f"/proc/self/fd/{folder}/{self._socket.name}")
         except OSError:

@@ -187,7 +187,7 @@ def _cgroup_roots() -> list[Path]:
     return [folder for folder in base.iterdir() if (folder / "cgroup.procs").exists()]
 
 
-def _remove_cgroup(folder: Path, timeout: float = 10) -> None:
+def _remove_cgroup(folder: Path, timeout: float = 30) -> None:
     for child in folder.iterdir():
         if child.is_dir():
             _remove_cgroup(child, timeout)

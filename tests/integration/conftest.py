@@ -42,7 +42,7 @@ def platform_crds(kubectl: Kubectl) -> tuple[str, ...]:
     applied = kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / "crd"), "-o", "name")
     assert applied.returncode == 0, applied.stderr
     names = tuple(applied.stdout.split())
-    served = kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+    served = kubectl("wait", "--for=condition=Established", "--timeout=120s", *names)
     assert served.returncode == 0, served.stderr
     # Established is said a moment before storage answers. kubectl waits as the API server asks it to.
     listed = [kubectl("get", name.partition("/")[2], "--all-namespaces") for name in names]

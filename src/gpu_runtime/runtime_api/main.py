@@ -67,7 +67,8 @@ from gpu_runtime.runtime_api.units.shelf import Shelf
 
 NAME = "runtime-api"
 
-LONGEST_ATTEMPT = 3.0
+PART_OF_A_REQUEST = 0.1
+"""How much of a request's time one attempt at Kubernetes may take: a request has several things to ask there."""
 IN_A_REQUEST = RetryPolicy(attempts=2, backoff=Backoff(first=0.05, longest=0.2), patience=1.0)
 """A caller waits: a short second try, and then an honest 503 rather than a long silence."""
 
@@ -140,8 +141,13 @@ async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
         raise fault_of(error) from error
 
 
+def longest_attempt(settings: RuntimeAPISettings) -> float:
+    """Seconds."""
+    return min(settings.kubernetes.request_timeout_seconds, PART_OF_A_REQUEST * settings.limits.request_seconds)
+
+
 def build(connected: Client, nats: Connection, settings: RuntimeAPISettings, metrics: KubeMetrics) -> Services:
-    client = connected.patient(min(settings.kubernetes.request_timeout_seconds, LONGEST_ATTEMPT), IN_A_REQUEST)
+    client = connected.patient(longest_attempt(settings), IN_A_REQUEST)
     namespaces, clock = settings.namespaces, SystemClock()
     caches = open_caches(client, namespaces, metrics)
     ledger = Ledger(client, namespaces.system, clock)

@@ -93,7 +93,7 @@ class Limits(Settings, frozen=True, kw_only=True):
     """How many it may make at once."""
 
     request_seconds: Seconds = 30
-    """How long a request may take before it is answered with 503."""
+    """How long a request may take before it is answered with 503. One attempt at Kubernetes may take a tenth of it."""
 
     drain_seconds: Seconds = 5
     """How long requests are still taken after readiness went false, until every load balancer has noticed."""

@@ -47,7 +47,7 @@ def status(node: Node, name: str) -> dict[str, Any]:
 
 
 def end(node: Node, kind: str, name: str) -> None:
-    node.kubectl("delete", kind, name, f"--namespace={NAMESPACE}", "--timeout=60s")
+    node.kubectl("delete", kind, name, f"--namespace={NAMESPACE}", "--timeout=120s")
 
 
 def test_data_outlives_its_unit_and_goes_with_its_storage(installed: Node, kube: Client) -> None:
@@ -58,7 +58,7 @@ def test_data_outlives_its_unit_and_goes_with_its_storage(installed: Node, kube:
     in_pod(installed, "writer", "echo precious > /workspace/file")
 
     apply(installed, storage("kept", size="2Gi"))
-    wait_until(lambda: status(installed, "kept").get("capacity") == "2Gi", 30, lambda: str(status(installed, "kept")))
+    wait_until(lambda: status(installed, "kept").get("capacity") == "2Gi", 60, lambda: str(status(installed, "kept")))
     assert wait_ready(installed, NAMESPACE, "kept", "gpustorage")["status"]["phase"] == "Ready"
     assert in_pod(installed, "writer", "cat /workspace/file") == "precious", "a volume grows under what runs"
 
@@ -74,7 +74,7 @@ def test_data_outlives_its_unit_and_goes_with_its_storage(installed: Node, kube:
     installed.kubectl("delete", "gpustorage", "kept", f"--namespace={NAMESPACE}", "--wait=false")
     assert in_pod(installed, "reader", "cat /workspace/file") == "precious", "mounted data stays"
     end(installed, "gpuunit", "reader")
-    installed.kubectl("wait", "gpustorage/kept", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=60s")
+    installed.kubectl("wait", "gpustorage/kept", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=120s")
     assert gone(kube, PersistentVolumeClaim, NAMESPACE, "kept")
 
 
@@ -92,7 +92,7 @@ def test_a_volume_that_waits_for_its_first_pod_can_be_mounted(installed: Node) -
     def reason() -> str:
         return str(next((each["reason"] for each in status(installed, "lazy").get("conditions", [])), ""))
 
-    wait_until(lambda: reason() == "WaitForFirstConsumer", 20, reason)
+    wait_until(lambda: reason() == "WaitForFirstConsumer", 60, reason)
     apply(installed, mounting("consumer", "lazy"))
     wait_ready(installed, NAMESPACE, "consumer")
     wait_ready(installed, NAMESPACE, "lazy", "gpustorage")

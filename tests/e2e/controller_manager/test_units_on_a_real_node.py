@@ -38,7 +38,7 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=8080, bind="0.0.0.0"
 def installed(node: Node) -> Node:
     """The node with the platform in it, by the same manifests that any cluster gets."""
     platform.install(node, CONFIG / "overlays" / "local")
-    node.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     node.kubectl("rollout", "status", "deployment/controller-manager", "--namespace=runtime-system", "--timeout=120s")
     return node
 
@@ -79,7 +79,7 @@ def get(node: Node, kind: str, namespace: str, name: str) -> dict[str, Any] | No
 
 
 def wait_ready(node: Node, namespace: str, name: str, kind: str = "gpuunit") -> dict[str, Any]:
-    node.kubectl("wait", f"{kind}/{name}", f"--namespace={namespace}", "--for=condition=Ready", "--timeout=90s")
+    node.kubectl("wait", f"{kind}/{name}", f"--namespace={namespace}", "--for=condition=Ready", "--timeout=120s")
     found = get(node, kind, namespace, name)
     assert found
     return found
@@ -118,7 +118,7 @@ def test_stock_and_an_active_unit_become_ready_and_leave_nothing_behind(installe
         except OSError:
             return False
 
-    wait_until(answers, 20, lambda: f"{address} does not answer")
+    wait_until(answers, 60, lambda: f"{address} does not answer")
     for namespace, name in (("runtime-stock", "warm"), ("runtime-instance", "demo")):
         installed.kubectl("delete", "gpuunit", name, f"--namespace={namespace}")
         wait_until(functools.partial(nothing_left, kube, namespace, name), 60, lambda: "children are left")
@@ -182,7 +182,7 @@ def last_gpu(installed: Node) -> Iterator[None]:
         },
     }
     apply(installed, holder)
-    installed.kubectl("wait", "pod/holder", "--namespace=default", "--for=condition=Ready", "--timeout=60s")
+    installed.kubectl("wait", "pod/holder", "--namespace=default", "--for=condition=Ready", "--timeout=120s")
     yield
     installed.kubectl("delete", "pod", "holder", "--namespace=default")
 
@@ -233,7 +233,7 @@ def test_handovers_of_the_last_gpu_never_give_it_to_two_pods(installed: Node, ku
         kube.delete(UNIT, f"unit-{number}", namespace="runtime-instance")
         left = functools.partial(nothing_left, kube, "runtime-instance", f"unit-{number}")
         wait_until(left, 60, lambda: "children are left")
-    wait_until(lambda: len(watch.seen) >= 2 * rounds, 30, lambda: f"{len(watch.seen)} pods were seen")
+    wait_until(lambda: len(watch.seen) >= 2 * rounds, 60, lambda: f"{len(watch.seen)} pods were seen")
     watching.close()
     assert watch.overlaps == []
 

@@ -73,7 +73,7 @@ def world(node: Node, namespace: str) -> World:
 
 def test_a_deployment_becomes_ready_on_the_real_node(world: World) -> None:
     world.kubectl("create", "deployment", "web", "--image=nginx:1.27", "--replicas=2")
-    world.kubectl("rollout", "status", "deployment/web", "--timeout=60s")
+    world.kubectl("rollout", "status", "deployment/web", "--timeout=120s")
     assert "local" in world.kubectl("get", "pods", "--output=jsonpath={.items[*].spec.nodeName}")
 
 
@@ -92,7 +92,7 @@ def test_a_service_answers_from_the_host_and_from_a_pod_by_name(world: World, ku
         except OSError:
             return False
 
-    wait_until(host_sees_it, 20, lambda: f"{address} does not answer on the host")
+    wait_until(host_sees_it, 60, lambda: f"{address} does not answer on the host")
     url = f"http://web.{world.namespace}.svc.cluster.local/"
     world.apply(pod("visitor", ["curl", "--silent", "--retry", "5", "--retry-connrefused", url]), folder="visitor")
     world.wait("pod/visitor", "jsonpath={.status.phase}=Succeeded")
@@ -129,7 +129,7 @@ def test_a_volume_keeps_data_across_pods_expands_and_goes_with_its_claim(
     assert bound.spec
     volume = str(bound.spec.volumeName)
     world.kubectl("delete", "pvc", "data")
-    wait_until(lambda: not _exists(kube, volume), 30, lambda: f"volume {volume} outlives its claim")
+    wait_until(lambda: not _exists(kube, volume), 60, lambda: f"volume {volume} outlives its claim")
     assert not (node.state / "volumes" / volume).exists()
 
 
@@ -197,7 +197,7 @@ def test_an_image_that_is_nowhere_is_reported_and_not_waited_for(world: World, k
         states = [s.state for s in (status and status.containerStatuses) or [] if s.state]
         return next((str(state.waiting.reason) for state in states if state.waiting), "")
 
-    wait_until(lambda: reason() in ("ErrImagePull", "ImagePullBackOff"), 30, lambda: f"waiting reason: {reason()}")
+    wait_until(lambda: reason() in ("ErrImagePull", "ImagePullBackOff"), 60, lambda: f"waiting reason: {reason()}")
 
 
 def test_a_restricted_pod_runs(world: World, node: Node) -> None:

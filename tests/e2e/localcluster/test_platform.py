@@ -42,7 +42,7 @@ class Platform:
             env=os.environ | {"GPU_RUNTIME_LOCAL": str(self.local)},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=480,
             check=False,
         )
 
@@ -59,7 +59,7 @@ class Platform:
 
     def kubectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.local / "bin" / "kubectl"), f"--kubeconfig={self.local / 'kubeconfig'}", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     def kept(self) -> set[str]:
         """Of what its users have given it, the files that are on this machine's disk."""
@@ -134,10 +134,17 @@ def use(platform: Platform) -> None:
     """Do as the README does: a storage in which a unit has written a file, and a function that has answered."""
     assert platform.ask("POST", "/operator/stock-units", "stock.json")[0] == 202
     assert platform.ask("POST", "/gpu-storages", "storage.json")[0] == 201
-    wait_until(lambda: platform.ask("POST", "/gpu-units", "web.json")[0] == 201, 60, lambda: "no stock is Ready", 0.2)
+    made = (200, 201)
+    wait_until(lambda: platform.ask("POST", "/gpu-units", "web.json")[0] in made, 120, lambda: "no stock is Ready", 0.2)
     function = platform.kubectl("apply", "-f", str(EXAMPLES / "functions" / "doubling.yaml"))
     assert function.returncode == 0, function.stderr
-    assert platform.ask("POST", "/serverless/invocations", "call.json")[1]["data"]["payload"] == {"n": 42}
+    wait_until(lambda: answered(platform), 120, lambda: "the function does not answer")
+
+
+def answered(platform: Platform) -> bool:
+    """Whether the call has its answer. Its first worker may take longer than the API waits; the call stays the same."""
+    said = platform.ask("POST", "/serverless/invocations", "call.json")[1]
+    return bool(said.get("data", {}).get("payload") == {"n": 42})
 
 
 def starts(platform: Platform) -> list[str]:
@@ -154,7 +161,7 @@ def wait_starts(platform: Platform, before: list[str]) -> list[str]:
         lines[:] = starts(platform)
         return len(lines) > len(before)
 
-    wait_until(again, 60, lambda: f"{lines} after {before}", 0.2)
+    wait_until(again, 120, lambda: f"{lines} after {before}", 0.2)
     assert lines[: len(before)] == before, "data of a storage is lost"
     return lines
 
@@ -168,11 +175,11 @@ def wait_answer(platform: Platform) -> None:
         last = platform.ask("GET", "/serverless/invocations/call-1")
         return last[0] == 200 and last[1]["data"].get("payload") == {"n": 42}
 
-    wait_until(stored, 60, lambda: f"the result is lost: {last}", 0.2)
+    wait_until(stored, 120, lambda: f"the result is lost: {last}", 0.2)
 
 
 def health(port: int) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/health", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/health", timeout=60) as answer:
         return dict(json.loads(answer.read())["data"])
 
 
@@ -190,7 +197,7 @@ def test_up_down_and_power_cuts(platform: Platform) -> None:
 
     supervisor = platform.processes.supervisor_pid()
     platform.processes.signal_supervisor(signal.SIGKILL)
-    wait_until(lambda: not exists(supervisor), 10, lambda: "the supervisor lives on")
+    wait_until(lambda: not exists(supervisor), 60, lambda: "the supervisor lives on")
     assert platform.run("status").returncode == 1
     back = platform.up()
     assert back.returncode == 0, back.stderr
@@ -200,7 +207,7 @@ def test_up_down_and_power_cuts(platform: Platform) -> None:
 
     pid = platform.processes.get("kube-apiserver").pid
     platform.processes.signal("kube-apiserver", signal.SIGKILL)
-    wait_until(lambda: platform.processes.get("kube-apiserver").pid not in (None, pid), 10, lambda: "no new API server")
+    wait_until(lambda: platform.processes.get("kube-apiserver").pid not in (None, pid), 60, lambda: "no new API server")
 
     assert platform.run("down").returncode == 0
     assert platform.remains() == []
@@ -245,7 +252,7 @@ def test_an_interrupted_up_leaves_nothing_half_started(platform: Platform) -> No
     )
     wait_until(platform.processes.alive, 60, lambda: "the supervisor was not started")
     starting.send_signal(signal.SIGINT)
-    _, said = starting.communicate(timeout=60)
+    _, said = starting.communicate(timeout=120)
     assert starting.returncode == 130, said
     assert platform.remains() == []
 
@@ -267,11 +274,11 @@ def test_a_killed_owner_of_a_node_leaves_no_process_and_no_interface(tmp_path: P
         wait_until(processes.alive, 60, lambda: "the node was not started")
         supervisor = processes.supervisor_pid()
         owner.send_signal(signal.SIGKILL)
-    wait_until(lambda: not exists(supervisor), 10, lambda: "the node outlives its owner")
+    wait_until(lambda: not exists(supervisor), 60, lambda: "the node outlives its owner")
     mark = str(state).encode()
     wait_until(
         lambda: not any(mark in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")),
-        10,
+        60,
         lambda: "processes left",
     )
     node.discard_node(state)

@@ -30,29 +30,29 @@ def wait_answer(node: Node, path: str, **expected: Any) -> None:
         last = ask(node, "GET", path)
         return all(last[1].get("data", {}).get(name) == value for name, value in expected.items())
 
-    wait_until(says_so, 90, lambda: f"{path}: {last}")
+    wait_until(says_so, 180, lambda: f"{path}: {last}")
 
 
 def wait_created(node: Node, body: dict[str, Any]) -> None:
-    """Ask until there is stock and the storage is free: the same request may succeed later."""
+    """Ask until there is stock, the storage is free and somebody has time: the same request may succeed later."""
     last: tuple[int, dict[str, Any]] = (0, {})
 
     def made() -> bool:
         nonlocal last
         last = ask(node, "POST", "/gpu-units", body)
-        assert last[0] in (201, 409), last
-        return last[0] == 201
+        assert last[0] in (200, 201, 409, 503), last
+        return last[0] in (200, 201)
 
-    wait_until(made, 90, lambda: f"{body['name']}: {last}")
+    wait_until(made, 180, lambda: f"{body['name']}: {last}")
     wait_answer(node, f"/gpu-units/{body['name']}", ready=True)
 
 
 def test_a_file_of_one_unit_is_read_by_the_next_one(installed: Node) -> None:
     installed.kubectl("rollout", "status", "deployment/runtime-api", "--namespace=runtime-system", "--timeout=120s")
     seed = {"operationID": "seed-e2e", "specName": "e2e.1", "memory": "64Mi", "gpu": 1, "replicas": 2}
-    assert ask(installed, "POST", "/operator/stock-units", seed)[0] == 202
+    assert ask(installed, "POST", "/operator/stock-units", seed)[0] in (200, 202)
     storage = {"name": "kept-data", "size": "1Gi"}
-    assert ask(installed, "POST", "/gpu-storages", storage)[0] == 201
+    assert ask(installed, "POST", "/gpu-storages", storage)[0] in (200, 201)
     wait_answer(installed, "/gpu-storages/kept-data", phase="Ready")
     wait_created(installed, unit("first"))
     in_pod(installed, "first", "echo precious > /workspace/file")

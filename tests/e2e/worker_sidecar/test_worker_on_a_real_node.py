@@ -50,7 +50,7 @@ server.serve_forever()
 @pytest.fixture(scope="module")
 def installed(node: Node) -> Node:
     platform.install(node, CONFIG / "nats", CONFIG / "overlays" / "local")
-    node.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     for namespace, workload in (("messaging", "statefulset/nats"), ("runtime-system", "deployment/controller-manager")):
         node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
     return node
@@ -83,7 +83,7 @@ async def test_a_worker_serves_its_queue_and_ends_what_it_has_in_hand(installed:
     path.write_text(yaml.safe_dump(function("worker")))
     async with plane_of(queue(kube)) as plane:
         await asyncio.to_thread(installed.kubectl, "apply", "-f", str(path))
-        ready = ("gpuunit/worker", "--namespace=runtime-instance", "--for=condition=Ready", "--timeout=90s")
+        ready = ("gpuunit/worker", "--namespace=runtime-instance", "--for=condition=Ready", "--timeout=120s")
         await asyncio.to_thread(installed.kubectl, "wait", *ready)
         await plane.dispatch("0", "first")
         first = await plane.result("first")
@@ -92,7 +92,7 @@ async def test_a_worker_serves_its_queue_and_ends_what_it_has_in_hand(installed:
         await asyncio.to_thread(
             wait_until,
             lambda: any(each.invocation_id == "last" for each in plane.events),
-            20,
+            60,
             lambda: "it is not begun",
         )
         await asyncio.to_thread(
@@ -100,7 +100,7 @@ async def test_a_worker_serves_its_queue_and_ends_what_it_has_in_hand(installed:
         )
         last = await plane.result("last")
         assert (last.state, last.attempts) == (ResultState.SUCCEEDED, 1)
-        await asyncio.to_thread(wait_until, lambda: pods(kube) == [], 30, lambda: f"there are still {pods(kube)}")
+        await asyncio.to_thread(wait_until, lambda: pods(kube) == [], 60, lambda: f"there are still {pods(kube)}")
 
 
 def pods(kube: Client) -> list[str]:

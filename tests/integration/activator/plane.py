@@ -5,7 +5,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,6 +40,7 @@ from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventK
 from gpu_runtime.jetstream.connect import Connection
 from gpu_runtime.jetstream.consume import Consumption, Policy
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing
+from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.jetstream.request import answering
@@ -65,7 +66,7 @@ def now() -> datetime:
     return utc(datetime.now(UTC))
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 15) -> float:
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 60) -> float:
     """Wait until it holds, and tell how long that took."""
     began = time.monotonic()
     while not await condition():
@@ -120,7 +121,7 @@ class Plane:
                 stopping.set()
                 await running
 
-    async def accept(self, request_id: str, *, seconds: float = 30, body: bytes = b"{}", **about: Any) -> Invocation:
+    async def accept(self, request_id: str, *, seconds: float = 600, body: bytes = b"{}", **about: Any) -> Invocation:
         """As the runtime API does it: the record first, then the message that carries it."""
         invocation = Invocation(
             invocation_id=about.pop("id", "") or f"inv-{uuid.uuid4().hex}",
@@ -160,7 +161,7 @@ class Plane:
         assert entry
         return decode(entry.value, InvocationRecord)
 
-    async def result(self, invocation: Invocation, seconds: float = 15) -> Result:
+    async def result(self, invocation: Invocation, seconds: float = 60) -> Result:
         async def there() -> bool:
             return invocation.invocation_id in self.results
 
@@ -316,7 +317,8 @@ class Sidecar:
 
     async def _beat(self) -> None:
         while not self._stopping.is_set():
-            await self.say(WorkerEventKind.HEARTBEAT)
+            with suppress(StreamError):
+                await self.say(WorkerEventKind.HEARTBEAT)
             await asyncio.sleep(0.1)
 
     async def _work(self, delivery: Delivery) -> Outcome:

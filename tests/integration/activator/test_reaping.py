@@ -11,7 +11,7 @@ async def test_waiting_work_expires_at_its_deadline_and_leaves_the_queue(plane: 
     await plane.function("slow", maxWorkers=1)
     async with plane.activator():
         late = await plane.accept("slow", seconds=0.5)
-        patient = await plane.accept("slow", seconds=60)
+        patient = await plane.accept("slow", seconds=600)
         result = await plane.result(late)
         assert (result.state, result.failure and result.failure.failure_class) == (
             ResultState.EXPIRED,
@@ -24,7 +24,7 @@ async def test_waiting_work_expires_at_its_deadline_and_leaves_the_queue(plane: 
 async def test_a_new_leader_finds_what_waited_before_it_came(plane: Plane) -> None:
     await plane.function("before", maxWorkers=1)
     async with plane.activator():
-        sent = await plane.accept("before", seconds=2)
+        sent = await plane.accept("before", seconds=5)
         await until(lambda: _holds(plane, "before", 1), "it waits")
     async with plane.activator():
         assert (await plane.result(sent)).state is ResultState.EXPIRED
@@ -33,8 +33,8 @@ async def test_a_new_leader_finds_what_waited_before_it_came(plane: Plane) -> No
 async def test_cancelled_work_that_waits_leaves_the_queue_at_once(plane: Plane) -> None:
     await plane.function("undo", maxWorkers=1)
     async with plane.activator():
-        sent = await plane.accept("undo", seconds=60)
-        other = await plane.accept("undo", seconds=60)
+        sent = await plane.accept("undo", seconds=600)
+        other = await plane.accept("undo", seconds=600)
         await until(lambda: _holds(plane, "undo", 2), "both wait")
         await plane.cancel(sent)
         assert (await plane.result(sent)).state is ResultState.CANCELLED
@@ -46,7 +46,7 @@ async def test_a_hint_about_what_nobody_cancelled_changes_nothing(plane: Plane) 
     await plane.function("lie", maxWorkers=1)
     async with plane.activator(), Fleet(plane, "lie").running() as fleet:
         fleet.go_on.clear()
-        sent = await plane.accept("lie", seconds=60)
+        sent = await plane.accept("lie", seconds=600)
         await until(lambda: _holds(plane, "lie", 1), "it waits")
         await plane.nats.publish(plane.topology.subjects.cancel("lie"), sent.invocation_id.encode())
         fleet.go_on.set()
@@ -56,7 +56,7 @@ async def test_a_hint_about_what_nobody_cancelled_changes_nothing(plane: Plane) 
 async def test_work_of_a_function_that_is_gone_fails_and_its_consumer_goes(plane: Plane) -> None:
     await plane.function("away", maxWorkers=1)
     async with plane.activator():
-        sent = [await plane.accept("away", seconds=60) for _ in range(3)]
+        sent = [await plane.accept("away", seconds=600) for _ in range(3)]
         await until(lambda: _holds(plane, "away", 3), "all wait")
         await plane.delete("away")
         for each in sent:
@@ -71,8 +71,8 @@ async def test_work_in_a_workers_hand_is_left_to_it_when_the_function_goes(plane
     await plane.function("hand", maxWorkers=1)
     async with plane.activator(), Fleet(plane, "hand").running() as fleet:
         fleet.go_on.clear()
-        sent = await plane.accept("hand", seconds=60)
-        waits = await plane.accept("hand", seconds=60)
+        sent = await plane.accept("hand", seconds=600)
+        waits = await plane.accept("hand", seconds=600)
         await until(lambda: _works(fleet), "one is in a worker's hand")
         await plane.delete("hand")
         in_hand = {each for sidecar in fleet.sidecars.values() for each in sidecar.holding}

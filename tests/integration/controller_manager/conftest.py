@@ -93,16 +93,16 @@ class Manager:
         return self.folder / "log"
 
     def wait_ready(self) -> "Manager":
-        wait_until(lambda: self.answer("/readyz") == 200, 90, lambda: f"not ready:\n{tail(self.log, 40)}")
+        wait_until(lambda: self.answer("/readyz") == 200, 180, lambda: f"not ready:\n{tail(self.log, 40)}")
         return self
 
     def wait_leading(self) -> "Manager":
-        wait_until(lambda: self.metric("kube_leading{") == 1, 30, lambda: f"not leading:\n{tail(self.log, 40)}")
+        wait_until(lambda: self.metric("kube_leading{") == 1, 60, lambda: f"not leading:\n{tail(self.log, 40)}")
         return self
 
     def answer(self, path: str) -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as refusal:
             refusal.close()
@@ -116,7 +116,7 @@ class Manager:
 
     def sum(self, counts: Callable[[str], bool]) -> float:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
                 lines = answer.read().decode().splitlines()
         except OSError:
             return 0
@@ -139,7 +139,7 @@ class Manager:
             return 0
         self.process.send_signal(Signals.SIGCONT)
         self.process.send_signal(number)
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         self.process = None
         return code
 
@@ -187,7 +187,7 @@ class Cluster:
         manager = self.leader
         before = manager.reconciles
         self.patch(kind, namespace, name, {"metadata": {"annotations": {"example.com/touched": uuid.uuid4().hex}}})
-        wait_until(lambda: manager.reconciles > before, 10, lambda: f"{name} was not looked at")
+        wait_until(lambda: manager.reconciles > before, 60, lambda: f"{name} was not looked at")
 
     def create(self, kind: Any, namespace: str, name: str, spec: Object, **metadata: Any) -> Object:
         made = self.kube.create(
@@ -258,7 +258,7 @@ class Cluster:
         self.kube.patch(kind, name, list(operations), namespace=namespace, patch_type=PatchType.JSON)
 
     def wait(
-        self, kind: Any, namespace: str, name: str, condition: Callable[[Object], bool], timeout: float = 30
+        self, kind: Any, namespace: str, name: str, condition: Callable[[Object], bool], timeout: float = 60
     ) -> Object:
         """Wait until the object is as wanted, and give it."""
         last: Object | None = None
@@ -272,13 +272,13 @@ class Cluster:
         assert last
         return last
 
-    def wait_reason(self, kind: Any, namespace: str, name: str, reason: str, timeout: float = 30) -> Object:
+    def wait_reason(self, kind: Any, namespace: str, name: str, reason: str, timeout: float = 60) -> Object:
         return self.wait(kind, namespace, name, lambda found: ready(found).get("reason") == reason, timeout)
 
     def all(self, kind: Any, namespace: str) -> list[Object]:
         return [as_dict(found) for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
 
-    def wait_all_ready(self, namespace: str, count: int, timeout: float = 60, every: float = 0.1) -> None:
+    def wait_all_ready(self, namespace: str, count: int, timeout: float = 120, every: float = 0.1) -> None:
         """Wait until there are so many units, all Ready. Looking at thousands all the time slows them down."""
         found: list[Object] = []
 
@@ -315,7 +315,7 @@ def ready(found: Object) -> Object:
 def install(plane: ControlPlane) -> None:
     for part in ("namespace", "priority", "crd", "rbac"):
         plane.kubectl("apply", "--server-side", "--force-conflicts", "--validate=strict", "-k", str(CONFIG / part))
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
 
 
 @pytest.fixture(scope="package")

@@ -127,7 +127,7 @@ def correct_every_field(cluster: Cluster, kind: Any, namespace: str, wanted: Obj
             done += 1
             wait_until(
                 lambda path=path, was=was: value_at(cluster.get(kind, namespace, name), path) == was,  # type: ignore[misc]
-                20,
+                60,
                 lambda operations=operations, was=was: f"{operations} stays, it was {was}",  # type: ignore[misc]
             )
     return done, protected
@@ -185,7 +185,7 @@ def assert_quiet(cluster: Cluster, kind: Any, namespace: str, name: str) -> None
         written = cluster.writes() - before
         return written == {touches: 3}
 
-    wait_until(is_quiet, 20, lambda: f"there are still writes: {written}")
+    wait_until(is_quiet, 60, lambda: f"there are still writes: {written}")
 
 
 def test_every_owned_field_of_a_units_deployment_is_corrected(cluster: Cluster, namespace: str, unit: Object) -> None:
@@ -312,7 +312,7 @@ def test_a_status_that_somebody_else_wrote_is_corrected(cluster: Cluster, namesp
 
 def test_a_field_that_is_no_longer_wanted_goes(cluster: Cluster, namespace: str, unit: Object) -> None:
     cluster.patch(UNIT, namespace, "web", {"spec": {"template": {"ports": None, "args": None}, "memory": None}})
-    wait_until(lambda: cluster.gone(Service, namespace, "web"), 20, lambda: "the Service of no port is still there")
+    wait_until(lambda: cluster.gone(Service, namespace, "web"), 60, lambda: "the Service of no port is still there")
     deployment = cluster.wait(
         Deployment, namespace, "web", lambda found: "args" not in found["spec"]["template"]["spec"]["containers"][0]
     )

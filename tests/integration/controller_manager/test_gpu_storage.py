@@ -71,7 +71,7 @@ def test_a_storage_gets_its_claim_and_becomes_ready(cluster: Cluster, namespace:
         events = [as_dict(each) for each in cluster.kube.list(Event, namespace=namespace)]
         return [each["reason"] for each in events if each["involvedObject"]["kind"] == "GPUStorage"]
 
-    wait_until(lambda: {"ClaimPending", "StorageReady"} <= set(told()), 10, lambda: str(told()))
+    wait_until(lambda: {"ClaimPending", "StorageReady"} <= set(told()), 60, lambda: str(told()))
 
 
 def test_a_bad_size_is_explained_and_recovers_when_corrected(cluster: Cluster, namespace: str) -> None:
@@ -205,7 +205,7 @@ def test_a_claim_of_somebody_else_is_never_touched(cluster: Cluster, namespace: 
     assert "belongs to somebody else: rename one of them" in ready(failed)["message"]
     assert "claimName" not in failed["status"]
     cluster.kube.delete(STORAGE, "data", namespace=namespace)
-    wait_until(lambda: cluster.gone(STORAGE, namespace, "data"), 10, lambda: "the storage is still there")
+    wait_until(lambda: cluster.gone(STORAGE, namespace, "data"), 60, lambda: "the storage is still there")
     after = found_claim(cluster, namespace)
     assert "deletionTimestamp" not in after["metadata"]
     assert (after["spec"], after["metadata"]["labels"]) == (before["spec"], before["metadata"]["labels"])
@@ -264,7 +264,7 @@ def test_lost_data_is_said_and_never_replaced_by_nothing(cluster: Cluster, names
     cluster.touch(STORAGE, namespace, "data")
     assert cluster.gone(CLAIM, namespace, "data") == (lost == "claim")
     cluster.kube.delete(STORAGE, "data", namespace=namespace)
-    wait_until(lambda: cluster.gone(STORAGE, namespace, "data"), 10, lambda: "a lost claim holds the storage")
+    wait_until(lambda: cluster.gone(STORAGE, namespace, "data"), 60, lambda: "a lost claim holds the storage")
 
 
 def lose_volume(cluster: Cluster, name: str) -> None:

@@ -94,7 +94,7 @@ def test_fifty_handovers_of_the_last_gpu(cluster: Cluster, namespace: str, full_
             cluster.wait_reason(UNIT, namespace, active, "UnitReady")
             assert holders.most == 1, "no two pods hold it"
             cluster.kube.delete(UNIT, active, namespace=namespace)
-            wait_until(holders.none, 20, lambda: "a pod stays")
+            wait_until(holders.none, 60, lambda: "a pod stays")
         assert holders.events >= 4 * ROUNDS, "each pod was seen to come and go"
         print(f"pods that waited beside the holder: {holders.overlaps}")
         # The unit's pod is not even made before the stock's is gone. Once in a while something else makes a second one,

@@ -50,7 +50,7 @@ def bound_pod(cluster: Cluster, namespace: str, node: str) -> str:
         pods = [as_dict(pod) for pod in cluster.kube.list(Pod, namespace=namespace)]
         return [pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName") == node]
 
-    wait_until(lambda: bool(names()), 20, lambda: f"no pod on {node}")
+    wait_until(lambda: bool(names()), 60, lambda: f"no pod on {node}")
     return names()[0]
 
 
@@ -270,7 +270,7 @@ def test_the_remains_of_a_namesake_are_waited_for(cluster: Cluster, collecting: 
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     cluster.patch(Deployment, namespace, "a", {"metadata": {"finalizers": ["example.com/slow"]}})
     cluster.kube.delete(UNIT, "a", namespace=namespace)
-    wait_until(lambda: cluster.gone(UNIT, namespace, "a"), 10, lambda: "the first unit is still there")
+    wait_until(lambda: cluster.gone(UNIT, namespace, "a"), 60, lambda: "the first unit is still there")
     cluster.create(UNIT, namespace, "a", SMALL)
     held = "Deployment a of an earlier one is still there"
     # The garbage collector takes the other children away in the meantime.

@@ -16,7 +16,6 @@ from tests.integration.controller_manager.conftest import GROUP, STORAGE, UNIT, 
 OPERATION = create_namespaced_resource(GROUP, "v1alpha1", "Operation", "operations")
 SMALL = {"specName": "g1.1", "image": "python", "memory": "1Mi"}
 MOUNTING = SMALL | {"storageMounts": [{"name": "data", "mountPath": "/data"}]}
-RELEASED_SECONDS = 10
 
 
 def holder(cluster: Cluster, namespace: str) -> Object | None:
@@ -26,7 +25,7 @@ def holder(cluster: Cluster, namespace: str) -> Object | None:
     return {name: value for name, value in held.items() if name != "attempt"} if held else None
 
 
-def wait_holder(cluster: Cluster, namespace: str, unit: str | None, timeout: float = RELEASED_SECONDS) -> None:
+def wait_holder(cluster: Cluster, namespace: str, unit: str | None, timeout: float = 60) -> None:
     def is_so() -> bool:
         found = cluster.get(STORAGE, namespace, "data")
         assert found
@@ -85,7 +84,7 @@ def test_units_made_with_kubectl_get_their_storage_one_after_the_other(
     let_go = hold_pod(cluster, namespace, "first")
     cluster.kube.delete(UNIT, "first", namespace=namespace)
     wait_until(
-        lambda: "deletionTimestamp" in pods(cluster, namespace, "first")[0]["metadata"], 20, lambda: "the pod stays"
+        lambda: "deletionTimestamp" in pods(cluster, namespace, "first")[0]["metadata"], 60, lambda: "the pod stays"
     )
     cluster.touch(STORAGE, namespace, "data")
     assert holder(cluster, namespace) == {"unit": "first"}, "its pod is only on its way out"
@@ -118,7 +117,7 @@ def test_of_two_units_that_race_for_two_storages_one_gets_both(
     def reasons() -> list[str]:
         return sorted(ready(cluster.get(UNIT, namespace, name) or {}).get("reason", "") for name in names)
 
-    wait_until(lambda: reasons() == ["StorageMountInvalid", "UnitReady"], 20, lambda: str(reasons()))
+    wait_until(lambda: reasons() == ["StorageMountInvalid", "UnitReady"], 60, lambda: str(reasons()))
     assert sum(len(pods(cluster, namespace, name)) for name in names) == 1
 
 
@@ -135,7 +134,7 @@ def test_an_attachment_waits_for_its_unit_as_long_as_the_operation_may_still_mak
         cluster.touch(STORAGE, namespace, "data")
     assert holder(cluster, namespace) == {"unit": "web", "operationID": f"{namespace}-failing"}
     operation(cluster, f"{namespace}-failing", namespace, "Failed")
-    cluster.wait_reason(UNIT, namespace, "other", "UnitReady", timeout=RELEASED_SECONDS)
+    cluster.wait_reason(UNIT, namespace, "other", "UnitReady")
     wait_holder(cluster, namespace, "other")
 
 
@@ -179,7 +178,7 @@ def test_a_mount_that_an_update_drops_is_released_after_the_old_pod(cluster: Clu
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     let_go = hold_pod(cluster, namespace, "a")
     cluster.patch(UNIT, namespace, "a", {"spec": {"storageMounts": None}})
-    wait_until(lambda: "deletionTimestamp" in pods(cluster, namespace, "a")[0]["metadata"], 20, lambda: "the pod stays")
+    wait_until(lambda: "deletionTimestamp" in pods(cluster, namespace, "a")[0]["metadata"], 60, lambda: "the pod stays")
     cluster.touch(STORAGE, namespace, "data")
     assert holder(cluster, namespace) == {"unit": "a"}
     let_go()

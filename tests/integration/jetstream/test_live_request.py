@@ -24,14 +24,14 @@ async def test_a_question_is_answered_by_one_of_the_group(connected: Connection)
         answering(connected, "q", lambda data: answer(0, data), group="g"),
         answering(connected, "q", lambda data: answer(1, data), group="g"),
     ):
-        answers = await asyncio.gather(*(ask(connected, "q", b"%d" % n, 5) for n in range(50)))
+        answers = await asyncio.gather(*(ask(connected, "q", b"%d" % n, 30) for n in range(50)))
     assert answers == [b"%d" % n * 2 for n in range(50)]
     assert sum(counts) == 50
     assert min(counts) > 0
 
 
 async def test_nobody_there_is_known_at_once(connected: Connection) -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         with pytest.raises(NoResponders, match="nobody answers on q"):
             await ask(connected, "q", b"", 60)
 
@@ -59,7 +59,7 @@ async def test_an_answer_that_fails_leaves_the_next_one_unharmed(connected: Conn
     async with answering(connected, "q", picky):
         with pytest.raises(Unreachable):
             await ask(connected, "q", b"bad", 0.2)
-        assert await ask(connected, "q", b"good", 5) == b"good"
+        assert await ask(connected, "q", b"good", 30) == b"good"
 
 
 async def test_a_reply_reaches_the_one_that_waits_for_it(connected: Connection) -> None:
@@ -67,7 +67,7 @@ async def test_a_reply_reaches_the_one_that_waits_for_it(connected: Connection) 
         with replies.expect() as mine, replies.expect() as yours:
             await connected.publish(yours.subject, b"for you")
             await connected.publish(mine.subject, b"for me")
-            assert await reply(mine, 5) == b"for me"
-            assert await reply(yours, 5) == b"for you"
+            assert await reply(mine, 30) == b"for me"
+            assert await reply(yours, 30) == b"for you"
         with replies.expect() as nobody, pytest.raises(Unreachable, match="no answer came"):
             await reply(nobody, 0.05)

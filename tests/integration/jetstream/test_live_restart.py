@@ -16,14 +16,14 @@ from gpu_runtime.jetstream.specs import BucketSpec
 from gpu_runtime.jetstream.topology import ensure_bucket
 from localcluster.nats import NatsServer
 from tests.integration.jetstream.conftest import options
-from tests.integration.jetstream.streams import QUICK, TAKERS, Seen, consuming, make_streams
+from tests.integration.jetstream.streams import BRIEF, QUICK, Seen, consuming, make_streams
 from tests.integration.kube.waiting import eventually
 
 
 @pytest.fixture
 async def shaky(mortal: NatsServer) -> AsyncIterator[Connection]:
     async with connection(options(mortal.account())) as made:
-        await made.wait(10)
+        await made.wait(60)
         yield made
 
 
@@ -38,7 +38,7 @@ async def restart(server: NatsServer) -> None:
 
 async def test_nothing_acknowledged_is_lost_and_all_is_handled(mortal: NatsServer, shaky: Connection) -> None:
     await make_streams(shaky)
-    publisher = Publisher(shaky, patience=20)
+    publisher = Publisher(shaky, patience=60)
     seen, stored, number = Seen(), set[bytes](), 0
     publishing = asyncio.Event()
 
@@ -51,7 +51,7 @@ async def test_nothing_acknowledged_is_lost_and_all_is_handled(mortal: NatsServe
             stored.add(data)
 
     writers = [asyncio.create_task(publish(who)) for who in range(4)]
-    async with consuming(publisher, seen):
+    async with consuming(publisher, seen, spec=BRIEF):
         for _ in range(3):
             before = len(seen.deliveries)
             await eventually(lambda: len(seen.deliveries) > before + 200, "messages flow")  # noqa: B023
@@ -64,7 +64,7 @@ async def test_nothing_acknowledged_is_lost_and_all_is_handled(mortal: NatsServe
 
 async def test_many_in_flight_survive_the_restart(mortal: NatsServer, shaky: Connection) -> None:
     await make_streams(shaky)
-    publisher = Publisher(shaky, patience=20)
+    publisher = Publisher(shaky, patience=60)
     messages = [Outgoing("work.a", b"%d" % number * 200, f"m{number}") for number in range(20_000)]
     publishing = asyncio.create_task(publisher.publish_many(messages))
     restarting = asyncio.create_task(restart(mortal))
@@ -72,8 +72,8 @@ async def test_many_in_flight_survive_the_restart(mortal: NatsServer, shaky: Con
     await restarting
     assert all(isinstance(each, Stored) for each in outcomes)
     seen = Seen()
-    async with consuming(publisher, seen, replace(QUICK, at_once=256)):
-        await eventually(lambda: len(seen.deliveries) >= len(messages), "all are there", timeout=60)
+    async with consuming(publisher, seen, replace(QUICK, at_once=256), BRIEF):
+        await eventually(lambda: len(seen.deliveries) >= len(messages), "all are there")
     assert set(seen.data) == {message.data for message in messages}
 
 
@@ -88,7 +88,7 @@ async def test_an_impatient_publisher_says_that_it_could_not(mortal: NatsServer,
     assert not raised.value.sent
     assert all(isinstance(each, StreamError) for each in await publisher.publish_many([Outgoing("work.a", b"late")]))
     await asyncio.to_thread(mortal.start)
-    assert (await Publisher(shaky, patience=20).publish(Outgoing("work.a", b"1", "1"))).seq == 1  # nothing came late
+    assert (await Publisher(shaky, patience=60).publish(Outgoing("work.a", b"1", "1"))).seq == 1  # nothing came late
 
 
 async def test_an_answer_that_was_under_way_is_known_to_be_lost(mortal: NatsServer, shaky: Connection) -> None:
@@ -103,7 +103,7 @@ async def test_an_answer_that_was_under_way_is_known_to_be_lost(mortal: NatsServ
         asking = asyncio.create_task(ask(shaky, "q", b"", 60))
         await asked.wait()
         await asyncio.to_thread(kill, mortal)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(Unreachable, match="the connection was lost") as raised:
                 await asking
         never.set()
@@ -117,21 +117,21 @@ async def test_what_was_subscribed_is_subscribed_again(mortal: NatsServer, shaky
     async with answering(shaky, "q", echo), Replies().listening(shaky) as replies:
         with replies.expect() as expected:
             await restart(mortal)
-            await shaky.wait(20)
-            assert await ask(shaky, "q", b"hello", 5) == b"hello"
+            await shaky.wait(60)
+            assert await ask(shaky, "q", b"hello", 30) == b"hello"
             await shaky.publish(expected.subject, b"late but there")
-            assert await reply(expected, 5) == b"late but there"
+            assert await reply(expected, 30) == b"late but there"
 
 
 async def test_a_watch_sees_what_was_written_after_the_restart(mortal: NatsServer, shaky: Connection) -> None:
     spec = BucketSpec(name="STATE", told_on="told")
     await ensure_bucket(shaky, spec)
-    bucket = Bucket(shaky, Publisher(shaky, patience=20), spec)
+    bucket = Bucket(shaky, Publisher(shaky, patience=60), spec)
     async with bucket.watch("key") as watch:
         assert await anext(watch) is None
         await restart(mortal)
         assert await bucket.create("key", b"1") is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             seen = await anext(watch)
         assert seen is not None
         assert seen.value == b"1"
@@ -142,7 +142,7 @@ async def test_a_handler_that_outlives_the_server_is_not_run_a_second_time_here(
 ) -> None:
     """Its lease ends while nobody can extend it, and the message comes again to the one that has it in hand."""
     await make_streams(shaky)
-    publisher, gate = Publisher(shaky, patience=20), asyncio.Event()
+    publisher, gate = Publisher(shaky, patience=60), asyncio.Event()
 
     async def long(_delivery: Delivery) -> Outcome:
         await gate.wait()
@@ -150,13 +150,13 @@ async def test_a_handler_that_outlives_the_server_is_not_run_a_second_time_here(
 
     seen = Seen(long)
     await publisher.publish(Outgoing("work.a", b"1", "1"))
-    async with consuming(publisher, seen) as consumption:
+    async with consuming(publisher, seen, spec=BRIEF) as consumption:
         await eventually(lambda: consumption.in_flight == 1, "it is in hand")
         await asyncio.to_thread(kill, mortal)
-        await asyncio.sleep(1.5 * TAKERS.ack_wait)
+        await asyncio.sleep(1.5 * BRIEF.ack_wait)
         await asyncio.to_thread(mortal.start)
-        await shaky.wait(20)
-        await asyncio.sleep(1.5 * TAKERS.ack_wait)
+        await shaky.wait(60)
+        await asyncio.sleep(1.5 * BRIEF.ack_wait)
         gate.set()
         await eventually(lambda: consumption.in_flight == 0, "it is done")
     assert len(seen.deliveries) == 1
@@ -165,9 +165,9 @@ async def test_a_handler_that_outlives_the_server_is_not_run_a_second_time_here(
 async def test_an_id_is_forgotten_by_a_restart_once_its_message_is_taken(mortal: NatsServer, shaky: Connection) -> None:
     """Why no promise rests on message IDs. Should this ever fail, the server has learned something."""
     await make_streams(shaky)
-    publisher, message = Publisher(shaky, patience=20), Outgoing("work.a", b"1", "id")
+    publisher, message = Publisher(shaky, patience=60), Outgoing("work.a", b"1", "id")
     seen = Seen()
-    async with consuming(publisher, seen):
+    async with consuming(publisher, seen, spec=BRIEF):
         await publisher.publish(message)
         await eventually(lambda: len(seen.deliveries) == 1, "it is taken")
     assert (await publisher.publish(message)).duplicate
@@ -177,7 +177,7 @@ async def test_an_id_is_forgotten_by_a_restart_once_its_message_is_taken(mortal:
 
 async def test_a_stop_while_the_server_is_away_is_quick(mortal: NatsServer, shaky: Connection) -> None:
     await make_streams(shaky)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async with consuming(Publisher(shaky), Seen()):
             await asyncio.to_thread(kill, mortal)
             await eventually(lambda: not shaky.connected, "the loss is noticed")

@@ -19,7 +19,7 @@ from gpu_runtime.kube.objects import Key, Object, Resource
 
 CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
 WRITERS = 24
-TIMING = Timing(lease=3, renew_deadline=2, retry=0.5)
+TIMING = Timing(lease=5, renew_deadline=4, retry=0.5)
 
 
 async def main(kubeconfig: Path, namespace: str, name: str) -> None:

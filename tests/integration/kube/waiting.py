@@ -8,7 +8,7 @@ from gpu_runtime.kube.objects import Object, Resource
 CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
 
 
-async def eventually(condition: Callable[[], bool], what: str, timeout: float = 20) -> None:  # noqa: ASYNC109
+async def eventually(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:  # noqa: ASYNC109
     try:
         async with asyncio.timeout(timeout):
             while not condition():  # noqa: ASYNC110 - the world outside sends no events

@@ -47,7 +47,7 @@ def ready_replicas(kube: Client, name: str, namespace: str) -> int:
 
 def test_a_deployment_becomes_ready_on_simulated_nodes(kube: Client, namespace: str) -> None:
     kube.create(deployment("web", replicas=5), namespace=namespace)
-    wait_until(lambda: ready_replicas(kube, "web", namespace) == 5, 20, lambda: "the Deployment is not Ready")
+    wait_until(lambda: ready_replicas(kube, "web", namespace) == 5, 60, lambda: "the Deployment is not Ready")
 
 
 def test_one_pod_more_than_there_are_gpus_waits(kube: Client, namespace: str) -> None:
@@ -60,15 +60,15 @@ def test_one_pod_more_than_there_are_gpus_waits(kube: Client, namespace: str) ->
         conditions = [c for pod in pods if pod.status for c in pod.status.conditions or []]
         return [c.message or "" for c in conditions if c.reason == "Unschedulable"]
 
-    wait_until(lambda: ready_replicas(kube, "full", namespace) == 2, 20, lambda: "two of three are not Ready")
-    wait_until(lambda: len(refusals()) == 1, 20, lambda: f"no pod waits: {refusals()}")
+    wait_until(lambda: ready_replicas(kube, "full", namespace) == 2, 60, lambda: "two of three are not Ready")
+    wait_until(lambda: len(refusals()) == 1, 60, lambda: f"no pod waits: {refusals()}")
     assert "Insufficient nvidia.com/gpu" in refusals()[0]
 
 
 def test_strangers_are_refused_and_users_have_no_rights_of_their_own(control_plane: ControlPlane) -> None:
     anonymous = ssl.create_default_context(cafile=str(control_plane.authority.certificate))
     with pytest.raises(urllib.error.HTTPError, match="Unauthorized") as refusal:
-        urllib.request.urlopen(f"{control_plane.url}/api/v1/namespaces", timeout=10, context=anonymous)  # noqa: S310
+        urllib.request.urlopen(f"{control_plane.url}/api/v1/namespaces", timeout=60, context=anonymous)  # noqa: S310
     refusal.value.close()
     config = KubeConfig.from_file(control_plane.kubeconfig_for("nobody", "nobody"))
     with Client(config=config) as nobody, pytest.raises(ApiError, match='User "nobody" cannot list resource "pods"'):
@@ -107,7 +107,7 @@ def test_a_killed_owner_takes_its_control_plane_along() -> None:
         pids = json.loads(owner.stdout.readline())
         owner.send_signal(signal.SIGKILL)
     assert len(pids) == 5, pids
-    wait_until(lambda: not any(exists(pid) for pid in pids), 10, lambda: f"still running: {pids}")
+    wait_until(lambda: not any(exists(pid) for pid in pids), 60, lambda: f"still running: {pids}")
 
 
 def test_a_process_that_dies_is_started_again(control_plane: ControlPlane) -> None:
@@ -115,7 +115,7 @@ def test_a_process_that_dies_is_started_again(control_plane: ControlPlane) -> No
     control_plane.processes.signal("kube-scheduler", signal.SIGKILL)
     wait_until(
         lambda: control_plane.processes.get("kube-scheduler").pid not in (None, before.pid),
-        10,
+        60,
         lambda: "the scheduler did not come back",
     )
 
@@ -124,5 +124,5 @@ def test_an_own_namespace_costs_little(kube: Client, namespace: str) -> None:
     """A guard against a set-up that waits for something: the order of magnitude, not a measurement."""
     started = time.monotonic()
     kube.create(Namespace(metadata=ObjectMeta(name=f"{namespace}-b")))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     kube.delete(Namespace, f"{namespace}-b")

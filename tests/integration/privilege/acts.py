@@ -95,7 +95,7 @@ async def _functions(platform: Platform) -> None:
         async with plane.storing(), Fleet(plane, "warm").running():
             await plane.result(await plane.accept("warm"))
             await until(lambda: _came_and_went(plane), "the worker goes, and its stock comes back")
-        await until(lambda: _told_again(cluster), "a failure that comes again is counted", 30)
+        await until(lambda: _told_again(cluster), "a failure that comes again is counted")
     await kube.close()
 
 
@@ -172,4 +172,4 @@ def _waits_for_its_volume(cluster: Cluster) -> None:
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:
-    wait_until(condition, 30, lambda: f"not within 30 s: {what}", every=0.2)
+    wait_until(condition, 60, lambda: f"not within 60 s: {what}", every=0.2)

@@ -55,7 +55,7 @@ class Overheard:
 
     def _ear(self, name: str) -> dict[str, Any]:
         webhook = {
-            "timeout": "5s",
+            "timeout": "30s",
             # What was once heard need not be heard again at once.
             "authorizedTTL": "30s",
             "unauthorizedTTL": "30s",

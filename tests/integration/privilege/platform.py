@@ -51,7 +51,7 @@ class Platform:
         return self.cluster.plane
 
     def ask(self, method: str, path: str, body: Any = None) -> Reply:
-        return self.api.ask(f"/api/v1/{path}", method, body, TOKEN, timeout=30)
+        return self.api.ask(f"/api/v1/{path}", method, body, TOKEN)
 
     def all(self, kinds: str) -> list[Object]:
         """Every object of these kinds in the cluster, as the API server has them."""
@@ -87,7 +87,7 @@ def _install(plane: ControlPlane) -> None:
     """All of it: its pods run on simulated nodes, where they do nothing."""
     apply = ("apply", "--server-side", "--validate=strict")
     plane.kubectl(*apply, "-k", str(CONFIG / "crd"))
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     plane.kubectl(*apply, "-k", str(CONFIG / "default"))
 
 

@@ -39,9 +39,9 @@ from localcluster.nats import Account
 PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 NOW = utc(datetime.now(UTC))
 MIB = 1024**2
-STREAMS: dict[str, int | str] = {"resultAckWaitSeconds": 1, "queueBytes": 256 * MIB, "deadLetterBytes": 64 * MIB}
+STREAMS: dict[str, int | str] = {"resultAckWaitSeconds": 3, "queueBytes": 256 * MIB, "deadLetterBytes": 64 * MIB}
 """Small: what a stream may hold, its server sets aside."""
-TOPOLOGY = Topology(keeping=Keeping(result_ack_wait=1, queue_bytes=256 * MIB, dead_letter_bytes=64 * MIB))
+TOPOLOGY = Topology(keeping=Keeping(result_ack_wait=3, queue_bytes=256 * MIB, dead_letter_bytes=64 * MIB))
 
 M = TypeVar("M", bound=Message)
 
@@ -84,7 +84,7 @@ class Store:
         """Wait for its end, and raise what it ended with."""
         if self._running is not None:
             running, self._running = self._running, None
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await running
 
     async def ask(self, path: str) -> tuple[int, str]:
@@ -121,7 +121,7 @@ class MortalStore(Store):
     async def end(self, number: signal.Signals) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        status = await asyncio.to_thread(self.process.wait, 20)
+        status = await asyncio.to_thread(self.process.wait, 60)
         self.process = None
         return status
 
@@ -153,7 +153,7 @@ async def mortal(tmp_path: Path, nats_account: Account) -> AsyncIterator[MortalS
         await made.end(signal.SIGKILL)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, within: float = 20) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], what: str, within: float = 60) -> None:
     try:
         async with asyncio.timeout(within):
             while not await condition():  # noqa: ASYNC110 - the world outside sends no events
@@ -206,7 +206,7 @@ class Plane:
         count: int = info["state"]["messages"]
         return count
 
-    async def until_empty(self, within: float = 30) -> None:
+    async def until_empty(self, within: float = 60) -> None:
         async def is_empty() -> bool:
             return await self.waiting() == 0
 
@@ -230,14 +230,14 @@ class Plane:
         return found
 
     async def _ask(self, what: str, question: Message, model: type[M]) -> M:
-        answer = await ask(self.nats, self.topology.subjects.query(what), encode(question), within=5)
+        answer = await ask(self.nats, self.topology.subjects.query(what), encode(question), within=60)
         return decode(answer, model)
 
 
 @pytest.fixture
 async def plane(nats_account: Account) -> AsyncIterator[Plane]:
-    async with connection(Options((nats_account.url,), request_timeout=5)) as nats:
-        await nats.wait(10)
+    async with connection(Options((nats_account.url,), request_timeout=30)) as nats:
+        await nats.wait(60)
         plane = Plane(nats)
         topology = plane.topology
         await ensure_until_done(nats, topology.streams, [topology.state], tuple(topology.consumers()))

@@ -114,8 +114,8 @@ async def test_look_ups_are_answered_with_whole_bodies_pages_and_problems(store:
     page = await plane.listed(state=ResultState.FAILED)
     assert [each.invocation_id for each in page.results] == ["failed"]
     subjects = plane.topology.subjects
-    assert decode(await ask(plane.nats, subjects.query(RESULT), b"?", 5), FoundResult).problem
-    assert decode(await ask(plane.nats, subjects.query(RESULTS), b"{}", 5), ListedResults).problem
+    assert decode(await ask(plane.nats, subjects.query(RESULT), b"?", 60), FoundResult).problem
+    assert decode(await ask(plane.nats, subjects.query(RESULTS), b"{}", 60), ListedResults).problem
     assert await store.count("result_store_look_ups_total") == 5
 
 

@@ -34,7 +34,7 @@ def examine(base_url: str, token: str, scratch: Path, phases: str = "examples,co
     (scratch / "schemathesis.toml").write_text(CONFIG, encoding="utf-8")
     report = scratch / "report.json"
     done = subprocess.run(
-        _command(base_url, token, phases, report), cwd=scratch, capture_output=True, text=True, timeout=240, check=False
+        _command(base_url, token, phases, report), cwd=scratch, capture_output=True, text=True, timeout=480, check=False
     )
     story = done.stdout + done.stderr
     assert report.exists(), story
@@ -58,7 +58,7 @@ def _command(base_url: str, token: str, phases: str, report: Path) -> list[str]:
         "--max-examples=25",
         "--generation-deterministic",
         "--workers=1",
-        "--request-timeout=10",
+        "--request-timeout=60",
         "--continue-on-failure",
         "--warnings=off",
         f"--report-json-path={report}",

@@ -41,7 +41,7 @@ class LiveReplica(Replica):
     def kill(self) -> None:
         assert self.process
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
     def end(self) -> None:
         if self.process is not None:
@@ -63,8 +63,11 @@ class Platform:
         """One more, not yet started; by default it is connected to the API server directly."""
         identity = kubeconfig or self.plane.kubeconfig_for("runtime-api", IDENTITY)
         authentication = {"mode": "required", "tokenFile": str(self._token_file())}
-        limits = {"requestsPerSecond": 0, "requestSeconds": 90, "drainSeconds": 0.3}
-        own = {"authentication": authentication, "limits": limits, "nats": nats_settings(self.nats), **settings}
+        limits = {"requestsPerSecond": 0, "requestSeconds": 240, "drainSeconds": 0.3}
+        # On a busy machine Kubernetes takes its time, and a 503 would be the truth: here it is waited for.
+        kubernetes = {"kubeconfig": str(identity), "requestTimeoutSeconds": 60}
+        own = {"authentication": authentication, "limits": limits, "kubernetes": kubernetes}
+        own |= {"nats": nats_settings(self.nats), **settings}
         return LiveReplica(self.folder / name, identity, own)
 
     def _token_file(self) -> Path:
@@ -181,7 +184,7 @@ class Caller(Eyes):
             ready = Counter({each["specName"]: each["stock"]["ready"] for each in answer.body["data"]["flavours"]})
             return all(ready[flavour] == count for flavour, count in flavours.items())
 
-        await until(complete, "stock is Ready", 60)
+        await until(complete, "stock is Ready")
 
     async def started(self, *replicas: LiveReplica) -> None:
         for replica in replicas:
@@ -192,13 +195,13 @@ class Caller(Eyes):
         async def is_ready() -> bool:
             return (await self.ask(replica, "GET", "/readyz")).status == 200
 
-        await until(is_ready, f"{replica.folder} is ready", 60)
+        await until(is_ready, f"{replica.folder} is ready", 180)
 
 
 @asynccontextmanager
 async def caller(platform: Platform) -> AsyncIterator[Caller]:
     connector = aiohttp.TCPConnector(limit=0)
-    headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=90)
+    headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=240)
     kube = AsyncClient(config=KubeConfig.from_file(platform.plane.kubeconfig))
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=patience) as http:
         yield Caller(kube, platform, http)
@@ -233,7 +236,7 @@ def state_of(operation: Object) -> str:
     return str(operation.get("status", {}).get("state", begun))
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 20) -> float:
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 60) -> float:
     """Wait until it holds, and tell how long that took."""
     began = time.monotonic()
     while not await condition():

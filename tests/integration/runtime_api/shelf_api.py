@@ -34,10 +34,10 @@ def shelf_api(wrong: Wrong | None = None, careless: bool = False) -> Iterator[st
     thread.start()
     runner = web.AppRunner(_app(wrong, careless), access_log=None, shutdown_timeout=1.0)
     try:
-        port = asyncio.run_coroutine_threadsafe(_start(runner), loop).result(10)
+        port = asyncio.run_coroutine_threadsafe(_start(runner), loop).result(60)
         yield f"http://127.0.0.1:{port}"
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

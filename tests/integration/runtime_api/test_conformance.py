@@ -83,11 +83,11 @@ def running_elsewhere(work: Callable[[threading.Event, asyncio.Event], Awaitable
     running = threading.Thread(target=loop.run_until_complete, args=(work(there, stopping),))
     running.start()
     try:
-        assert there.wait(20)
+        assert there.wait(60)
         yield
     finally:
         loop.call_soon_threadsafe(stopping.set)
-        running.join(20)
+        running.join(60)
         loop.close()
 
 
@@ -104,7 +104,7 @@ def api_base_url(platform: Platform, tmp_path: Path, functions: None) -> Iterato
     assert seeded.status == 202, seeded
     kubectl(
         *("wait", "gpuunits", "--all", "--namespace=runtime-stock", "--for=jsonpath={.status.phase}=Ready"),
-        "--timeout=60s",
+        "--timeout=120s",
     )
     yield replica.url("")
     # The pools go first, and the room for their pods never grows again: Kubernetes takes its time to collect them.

@@ -41,7 +41,7 @@ async def wait_ready(client: Caller, name: str) -> None:
         unit = as_dict(await client.kube.get(UNIT, name, namespace=UNITS))
         return ready(unit).get("status") == "True"
 
-    await until(is_ready, f"{name} is Ready", 90)
+    await until(is_ready, f"{name} is Ready", 180)
 
 
 async def deployments(client: Caller) -> dict[str, str]:

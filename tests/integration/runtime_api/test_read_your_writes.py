@@ -16,7 +16,7 @@ async def test_what_is_created_is_there_on_every_replica_and_what_is_deleted_is_
         assert (await client.create(maker, "seen", name)).status == 201
         assert await statuses(get(client, replica, name) for replica in platform.standing) == [200] * 3
         assert (await client.delete(maker, name)).status in (200, 202, 204)
-        await until(partial(is_gone, client, name), f"{name} is gone on every replica", 5)
+        await until(partial(is_gone, client, name), f"{name} is gone on every replica")
         again = await client.create(platform.standing[(number + 1) % 3], "seen", name)
         assert again.status == 410
 

@@ -48,7 +48,7 @@ INSTANCE = "pod-1"
 def settings_for(account: Account, socket: str, **changes: Any) -> WorkerSidecarSettings:
     """Impatient ones."""
     small = {"queue_bytes": 1024 * 1024, "dead_letter_bytes": 1024 * 1024, "body_bytes": 64 * 1024}
-    streams = Streams(storage="memory", dispatch_ack_wait_seconds=1, **small)
+    streams = Streams(storage="memory", dispatch_ack_wait_seconds=3, **small)
     given: dict[str, Any] = {
         "nats": Nats(urls=(account.url,), streams=streams),
         "request_id": FUNCTION,
@@ -57,7 +57,7 @@ def settings_for(account: Account, socket: str, **changes: Any) -> WorkerSidecar
         "framework": Framework(socket_path=socket, health_seconds=0.2),
         "retries": Retries(attempts=3, first_seconds=0.05, longest_seconds=0.1),
         "heartbeat_seconds": 0.2,
-        "drain_seconds": 10,
+        "drain_seconds": 60,
         "endpoints": Endpoints(bind=f"127.0.0.1:{free_port()}"),
     }
     return WorkerSidecarSettings(**(given | changes))
@@ -86,7 +86,7 @@ class Plane:
         self,
         payload: Any,
         invocation_id: str = "inv-1",
-        lasting: float = 30,
+        lasting: float = 600,
         *,
         ago: float = 0,
         cancelled: bool = False,
@@ -137,7 +137,7 @@ class Plane:
 
     async def drain(self, *, finishing: bool = False) -> Drained:
         question = encode(Drain(finishing=finishing))
-        return decode(await ask(self.nats, self.topology.subjects.control(INSTANCE), question, 5), Drained)
+        return decode(await ask(self.nats, self.topology.subjects.control(INSTANCE), question, 60), Drained)
 
     async def waiting(self) -> int:
         """How much the queue still holds."""
@@ -156,7 +156,7 @@ class Plane:
         await eventually(last, f"it tells of {kind} with {in_flight} in flight")
 
     async def until_empty(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await self.waiting():  # noqa: ASYNC110 - the server tells nobody
                 await asyncio.sleep(0.02)
 
@@ -207,7 +207,7 @@ async def sidecar(settings: WorkerSidecarSettings) -> AsyncIterator[Running]:
     try:
         yield Running(settings, stopping, task)
         stopping.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
     finally:
         task.cancel()
         await asyncio.wait({task})

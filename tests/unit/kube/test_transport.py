@@ -230,7 +230,7 @@ async def test_an_urgent_request_does_not_wait_until_a_connection_is_free() -> N
         await server.arrived.wait()
         server.arrived.clear()
         tasks.create_task(client.urgent().get(LEASES, KEY))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await server.arrived.wait()
         server.open.set()
     assert len(server.asked) == 2

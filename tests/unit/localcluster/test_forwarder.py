@@ -26,7 +26,7 @@ def forwarder(port: int) -> Iterator[tuple[str, int]]:
             yield accepting.getsockname()
         finally:
             running.kill()
-            running.wait(10)
+            running.wait(60)
 
 
 def server(port: int) -> socket.socket:
@@ -34,7 +34,7 @@ def server(port: int) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.bind(("127.0.0.1", port))
     made.listen()
-    made.settimeout(10)
+    made.settimeout(60)
     return made
 
 
@@ -49,13 +49,13 @@ def all_of(connection: socket.socket) -> bytes:
 
 def test_whoever_connects_while_nobody_listens_is_heard_by_the_one_who_comes() -> None:
     port = free_port()
-    with forwarder(port) as address, socket.create_connection(address, timeout=10) as client:
+    with forwarder(port) as address, socket.create_connection(address, timeout=60) as client:
         client.sendall(b"question")
         client.settimeout(0.5)
         with pytest.raises(TimeoutError):  # neither an answer nor an end
             client.recv(1)
         with server(port) as listening:
-            client.settimeout(10)
+            client.settimeout(60)
             pod, _ = listening.accept()
             with pod:
                 assert pod.recv(100) == b"question"
@@ -65,7 +65,7 @@ def test_whoever_connects_while_nobody_listens_is_heard_by_the_one_who_comes() -
 
 def test_all_that_was_said_before_an_end_arrives_on_both_sides() -> None:
     port, much = free_port(), b"x" * 3_000_000
-    with server(port) as listening, forwarder(port) as address, socket.create_connection(address, timeout=10) as client:
+    with server(port) as listening, forwarder(port) as address, socket.create_connection(address, timeout=60) as client:
         pod, _ = listening.accept()
         with pod:
             pod.settimeout(10)

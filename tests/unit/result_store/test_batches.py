@@ -83,7 +83,7 @@ async def test_while_the_disk_is_full_the_same_batch_is_tried_again_and_readines
     disk.may_write.set()
     async with running(disk, most=4) as batches, asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(batches.stored(row(1)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while disk.tries < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert "the disk is full" in str(batches.problem)

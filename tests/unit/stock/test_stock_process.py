@@ -18,7 +18,7 @@ def test_the_first_process_of_a_namespace_ends_on_sigterm() -> None:
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "gpu_runtime.stock"]
     with subprocess.Popen(command) as outer:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
-        wait_until(lambda: children.read_text().strip() != "", 10, lambda: "no child")
+        wait_until(lambda: children.read_text().strip() != "", 60, lambda: "no child")
         stock = int(children.read_text())
 
         def ended() -> bool:
@@ -27,7 +27,7 @@ def test_the_first_process_of_a_namespace_ends_on_sigterm() -> None:
             return outer.poll() is not None
 
         try:
-            wait_until(ended, 10, lambda: "it ignores SIGTERM")
+            wait_until(ended, 60, lambda: "it ignores SIGTERM")
         finally:
             outer.kill()
     assert outer.returncode == 0

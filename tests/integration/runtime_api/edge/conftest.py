@@ -78,7 +78,7 @@ class Replica:
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def ask(self, path: str, method: str = "GET", body: Any = None, token: str = "", timeout: float = 5) -> Reply:
+    def ask(self, path: str, method: str = "GET", body: Any = None, token: str = "", timeout: float = 60) -> Reply:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.url(path), data, headers, method=method)  # noqa: S310
@@ -91,7 +91,7 @@ class Replica:
         except OSError:
             return Reply(0, {}, None)
 
-    def wait_for(self, path: str, status: int, timeout: float = 30, **how: Any) -> Reply:
+    def wait_for(self, path: str, status: int, timeout: float = 60, **how: Any) -> Reply:
         last = Reply(0, {}, None)
 
         def holds() -> bool:
@@ -103,14 +103,14 @@ class Replica:
         return last
 
     def wait_ready(self) -> "Replica":
-        self.wait_for("/readyz", 200, timeout=90)
+        self.wait_for("/readyz", 200, timeout=180)
         return self
 
     def signal(self, number: Signals) -> None:
         assert self.process
         self.process.send_signal(number)
 
-    def ended(self, timeout: float = 20) -> int:
+    def ended(self, timeout: float = 60) -> int:
         assert self.process
         return self.process.wait(timeout)
 
@@ -145,7 +145,7 @@ class Cluster:
         for replica in self.replicas:
             assert replica.process
             replica.process.kill()
-            replica.process.wait(20)
+            replica.process.wait(60)
 
 
 @pytest.fixture(scope="package")
@@ -153,7 +153,7 @@ def api_plane() -> Iterator[ControlPlane]:
     with available(control_planes.control_plane(nodes=1, gpus_per_node=1)) as plane:
         for part in ("namespace", "crd", "rbac"):
             plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / part))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
         yield plane
 
 

@@ -74,7 +74,7 @@ def _crossing(platform: Platform, case: Case, *, pauses: bool = False) -> Abstra
 
 async def reached(client: Caller, case: Case, crossed: Crossing) -> Answer:
     answer = await client.seed(crossed.replica, case.name, REPLICAS)
-    await asyncio.wait_for(crossed.reached.wait(), 20)
+    await asyncio.wait_for(crossed.reached.wait(), 60)
     return answer
 
 
@@ -86,6 +86,6 @@ async def can_be_consumed(platform: Platform, client: Caller, case: Case) -> Non
         async def made(name: str = name) -> bool:
             return (await client.create(platform.standing[1], case.name, name)).status in (200, 201)
 
-        await until(made, f"{name} is made", 30)
+        await until(made, f"{name} is made")
     more = await client.create(platform.standing[2], case.name, f"{case.name}-more")
     assert (more.status, more.code) == (409, "no_stock")

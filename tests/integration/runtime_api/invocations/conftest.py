@@ -100,10 +100,10 @@ async def apis(
         async def another(url: str = "", *, away: bool = False, **changes: Any) -> Api:
             wanted: dict[str, Any] = {
                 "nats": Nats(
-                    urls=(url or nats_account.url,), streams=SMALL, request_timeout_seconds=0.5 if away else 5
+                    urls=(url or nats_account.url,), streams=SMALL, request_timeout_seconds=0.5 if away else 30
                 ),
                 "namespaces": Namespaces(system=namespace, stock=f"{namespace}-stock", units=(namespace,)),
-                "invocations": Invocations(sync_wait_seconds=5, store_seconds=1),
+                "invocations": Invocations(sync_wait_seconds=60, store_seconds=10),
             }
             settings = RuntimeAPISettings(**(wanted | changes))
             made = await stack.enter_async_context(replica(control_plane, settings))
@@ -180,5 +180,5 @@ async def other_side(nats_account: Account) -> AsyncIterator[OtherSide]:
 @asynccontextmanager
 async def other_side_of(how: Options) -> AsyncIterator[OtherSide]:
     async with connection(how) as made:
-        await made.wait(10)
+        await made.wait(60)
         yield OtherSide(made)

@@ -237,7 +237,7 @@ async def test_a_reply_that_got_lost_is_made_good_by_the_record(api: Api, functi
 async def test_a_synchronous_replay_waits_for_the_call_that_runs(
     apis: Apis, function: str, other_side: OtherSide
 ) -> None:
-    one, other = await apis(), await apis(invocations=Invocations(sync_wait_seconds=1))
+    one, other, impatient = await apis(), await apis(), await apis(invocations=Invocations(sync_wait_seconds=1))
     first = asyncio.create_task(one.invoke(function, mode="sync", invocationID="r", payload=7))
 
     async def is_recorded() -> bool:
@@ -245,7 +245,7 @@ async def test_a_synchronous_replay_waits_for_the_call_that_runs(
 
     await until(is_recorded, "the first is taken")
     second = asyncio.create_task(other.invoke(function, mode="sync", invocationID="r", payload=7))
-    late = await other.invoke(function, mode="sync", invocationID="r", payload=7)
+    late = await impatient.invoke(function, mode="sync", invocationID="r", payload=7)
     assert late.status == 504, "nobody works yet"
     async with other_side.working(), other_side.storing():
         again = await other.invoke(function, mode="sync", invocationID="r", payload=7)

@@ -78,7 +78,7 @@ async def test_one_that_was_left_behind_ends_as_expired_when_somebody_looks(
 ) -> None:
     await api.invoke(function, invocationID="left")
     record = await other_side.record("left")
-    await other_side.write("left", structs.replace(record, deadline=now() - timedelta(seconds=29)))
+    await other_side.write("left", structs.replace(record, deadline=now() - timedelta(seconds=15)))
     async with other_side.storing():
         assert (await api.get("left")).data["state"] == "queued", "the activator may still come"
         await other_side.write("left", structs.replace(record, deadline=now() - timedelta(seconds=31)))

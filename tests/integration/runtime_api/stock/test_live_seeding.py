@@ -125,12 +125,12 @@ async def test_a_resumed_seeding_goes_on_after_what_is_written_down(
 def two_at_most(kube: Lightkube, namespace: str) -> None:
     """A quota that counts. Kubernetes learns of new kinds every half minute, and older quotas are not counted anew."""
     limit = ResourceQuotaSpec(hard={STOCK_QUOTA: "2"})
-    deadline, number = time.monotonic() + 90, 0
+    deadline, number = time.monotonic() + 240, 0
     while True:
         name = f"stock-{number}"
         kube.create(ResourceQuota(metadata=ObjectMeta(name=name, namespace=namespace), spec=limit), namespace=namespace)
         try:
-            wait_until(partial(counts, kube, namespace, name), 3, lambda: "the quota does not count")
+            wait_until(partial(counts, kube, namespace, name), 10, lambda: "the quota does not count")
         except ProcessFailed:
             assert time.monotonic() < deadline
             kube.delete(ResourceQuota, name, namespace=namespace)

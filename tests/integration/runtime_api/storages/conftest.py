@@ -167,7 +167,7 @@ async def _running(caches: Caches, consumed: ConsumedStock) -> AsyncIterator[Non
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(consumed.run(ending, grace=5))
         running = [tasks.create_task(cache.run()) for cache in caches.all]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for cache in caches.all:
                 await cache.synced()
         yield

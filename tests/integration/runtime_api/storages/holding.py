@@ -34,7 +34,7 @@ async def make_storages(client: Caller, names: Sequence[str], *, with_volumes: b
         found = await storages(client)
         return all(ready(found[name]).get("reason") == expected for name in names)
 
-    await until(are_reported, f"{expected} of {len(names)} storages", 60)
+    await until(are_reported, f"{expected} of {len(names)} storages")
 
 
 async def storages(client: Caller) -> dict[str, Object]:

@@ -53,9 +53,9 @@ async def raced(client: Caller, mounted: Mounted, number: int) -> list[str]:
 
 async def handed_back(client: Caller, mounted: Mounted, storage: str, winner: str) -> None:
     """The winner has it until its pod, which has really been there, is gone."""
-    await until(partial(is_mounted, mounted, storage, winner), f"a pod of {winner} mounts {storage}", 60)
+    await until(partial(is_mounted, mounted, storage, winner), f"a pod of {winner} mounts {storage}")
     assert (await client.delete(client.platform.standing[0], winner)).status == 204
-    await until(partial(is_free, mounted, storage), f"{winner} has released {storage}", 60)
+    await until(partial(is_free, mounted, storage), f"{winner} has released {storage}")
     assert await pods_that_mount(client, storage) == []
 
 
@@ -85,9 +85,9 @@ async def test_updates_take_a_storage_and_give_it_back_when_its_pod_is_gone(plat
         for name, waiting in ((one, other), (other, one)):
             assert await update(name, "wanders") == (200, "")
             assert await update(waiting, "wanders") == (409, "storage_in_use")
-            await until(partial(is_mounted, mounted, "wanders", name), f"a pod of {name} mounts it", 60)
+            await until(partial(is_mounted, mounted, "wanders", name), f"a pod of {name} mounts it")
             assert await update(name) == (200, "")
-            await until(partial(is_free, mounted, "wanders"), f"{name} has released it", 60)
+            await until(partial(is_free, mounted, "wanders"), f"{name} has released it")
             assert await pods_that_mount(client, "wanders") == []
     gone = [await client.delete(platform.standing[0], name) for name in (one, other)]
     assert [answer.status for answer in gone] == [204, 204]
@@ -113,7 +113,7 @@ async def test_fifty_times_a_delete_races_with_a_mount(platform: Platform, clien
         await data_is_kept(client, kept)
         await until(lambda: all_gone(client, set(names) - kept), "the deleted storages are gone")
         await settled(client, {"contested": RACES})
-        await until(lambda: are_ready(client, kept), "the units run on their data", 60)
+        await until(lambda: are_ready(client, kept), "the units run on their data")
         await data_is_kept(client, kept)
     gone = await asyncio.gather(*(client.delete(platform.standing[0], f"unit-of-{name}") for name in kept))
     assert {answer.status for answer in gone} == {204}

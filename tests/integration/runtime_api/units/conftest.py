@@ -128,7 +128,7 @@ async def idle(replicas: Replicas) -> Replica:
 async def _running(caches: Caches) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(cache.run()) for cache in caches.all]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for cache in caches.all:
                 await cache.synced()
         yield

@@ -79,7 +79,7 @@ async def test_what_another_gives_back_while_a_candidate_is_looked_at_is_taken()
     await stocked.asked.wait()
     shelf.release(first.metadata.uid)
     stocked.may_answer.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         taken = await second
     assert taken is not None
     assert taken.metadata.name == "free"
@@ -93,5 +93,5 @@ async def test_what_others_hold_is_waited_for() -> None:
     await asyncio.sleep(0)
     assert not second.done()
     shelf.release(first.metadata.uid)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await second
