@@ -78,7 +78,7 @@ class Model:
         known = self.operations.get(request["operationID"])
         if known is None:
             return self._missing(request) or self._possible(request)
-        if known.request != request:
+        if meant(known.request) != meant(request):
             return {CONFLICT}
         if known.done:
             return self._replayed(known)
@@ -217,6 +217,11 @@ class Model:
         for name in names:
             if self.storages[name].holder is unit:
                 self.storages[name].releasing = True
+
+
+def meant(request: Request) -> Request:
+    """What is the same request is so in spite of blanks around its image."""
+    return request | {"image": request["image"].strip()}
 
 
 def mounts_of(request: Request) -> dict[str, str]:
