@@ -36,16 +36,14 @@ ROUND = 60.0
 """Seconds that a round takes at least: none begins that has not so many left."""
 
 
-class Ended(Exception):
-    """A round did not end well, and everything was said."""
-
-
 @dataclass
 class Tally:
     rounds: int = 0
     faults: Counter[Kind] = field(default_factory=Counter)
     requests: int = 0
     again: int = 0
+    units: int = 0
+    storages: int = 0
     invocations: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     executions: int = 0
@@ -58,6 +56,8 @@ class Tally:
         self.rounds += 1
         self.requests += history.requests
         self.again += history.again
+        self.units += sum(unit.operation.succeeded for unit in history.units.values())
+        self.storages += len(history.storages)
         self.invocations += len(history.invocations)
         self.ends.update(each.ends[0]["state"] for each in history.invocations.values() if each.ends)
         self.executions += done.executions
@@ -70,6 +70,8 @@ class Tally:
             yield f"faults: {kind}", self.faults[kind]
         yield "requests", self.requests
         yield "requests sent again", self.again
+        yield "units made", self.units
+        yield "storages made", self.storages
         yield "invocations", self.invocations
         for state, times in sorted(self.ends.items()):
             yield f"invocations: {state}", times
@@ -91,7 +93,8 @@ class Run:
     seed: int
     tally: Tally = field(default_factory=Tally)
 
-    async def round(self, number: int) -> None:
+    async def round(self, number: int) -> bool:
+        """Whether everything held."""
         say(f"round {number} of seed {self.seed}")
         self._forget_logs()
         faults = Faults(self.platform, self.kubelet, say)
@@ -99,14 +102,15 @@ class Run:
         made = Round(self.platform, self.kubelet, self.watch, self.eyes, faults, self.seed, number, happening, say)
         try:
             await made.run()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the seed and the logs tell of it
             await self._explain(made, what_was_wrong(error))
-            raise Ended from error
+            return False
         finally:
             self.tally.add(made)
             self.tally.faults.update(faults.kinds)
             self.tally.workers = self.kubelet.started
         say(f"        in order after {made.settled:.1f} s")
+        return True
 
     def _forget_logs(self) -> None:
         """Of rounds that went well nothing is kept."""
@@ -142,7 +146,8 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-async def run(seed: int, minutes: float, only: int | None) -> Tally:
+async def run(seed: int, minutes: float, only: int | None) -> bool:
+    """Whether everything held."""
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         platform = await stack.enter_async_context(running_platform())
@@ -155,12 +160,13 @@ async def run(seed: int, minutes: float, only: int | None) -> Tally:
         say(f"the platform is up after {time.monotonic() - began:.0f} s")
         try:
             for number in [only] if only else count(1):
-                await made.round(number)
+                if not await made.round(number):
+                    return False
                 if time.monotonic() - began > 60 * minutes - ROUND:
                     break
         finally:
             say(str(made.tally))
-        return made.tally
+        return True
 
 
 def main() -> None:
@@ -172,13 +178,13 @@ def main() -> None:
     seed = random.randrange(10**6) if options.seed is None else options.seed  # noqa: S311
     say(f"seed {seed}: the same again with make chaos MINUTES={options.minutes:g} SEED={seed}")
     try:
-        uvloop.run(run(seed, options.minutes, options.round))
-    except Ended:
-        sys.exit(1)
+        held = uvloop.run(run(seed, options.minutes, options.round))
     except Unmet as unmet:
         sys.exit(str(unmet))
     except KeyboardInterrupt:
         sys.exit(130)
+    if not held:
+        sys.exit(1)
     say(f"seed {seed}: everything held")
 
 
