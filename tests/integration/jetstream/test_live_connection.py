@@ -53,6 +53,19 @@ async def refused(wanted: Options, why: str) -> str:
     return str(raised.value)
 
 
+async def test_an_answer_that_comes_when_nobody_waits_any_more_does_not_make_the_connection_deaf(
+    mortal: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connecting(replace(options(mortal.account()), request_timeout=2)) as made:
+        await made.wait(60)
+        subscription = await made.subscribe("x", lambda _message: None)
+        await asyncio.to_thread(mortal.processes.signal, "nats", signal.SIGSTOP)
+        await made.unsubscribe(subscription)  # gives up waiting for the server
+        await asyncio.to_thread(mortal.processes.signal, "nats", signal.SIGCONT)
+        assert await round_trip(made) == b"hello"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 async def test_a_process_may_start_before_the_server(mortal: NatsServer) -> None:
     account = mortal.account()
     await asyncio.to_thread(mortal.processes.stop, "nats")
