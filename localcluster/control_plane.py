@@ -27,7 +27,7 @@ from localcluster.processes import Processes, ProcessFailed
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 RARE_COLLECTIONS = {"GOGC": "400"}
-"""Memory for time: by default Go's garbage collector takes a fifth of what an API server of this size computes."""
+"""Memory for time: by default Go's garbage collector takes a sixth of what an API server of this size computes."""
 
 
 @dataclass(frozen=True)
