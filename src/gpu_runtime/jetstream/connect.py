@@ -100,15 +100,13 @@ class Connection:
         within = within or self.options.request_timeout
         ends = asyncio.get_running_loop().time() + within
         session = self._session or await self._usable(within)
-        expected = self._answers.open()
-        try:
-            async with asyncio.timeout_at(ends):
-                await session.send(subject, data, expected.subject, headers)
-                answer = await expected.answer
-        except TimeoutError:
-            raise Unreachable(f"no answer on {subject} within {within:g} s", sent=True) from None
-        finally:
-            self._answers.close(expected)
+        with self._answers.expect() as expected:
+            try:
+                async with asyncio.timeout_at(ends):
+                    await session.send(subject, data, expected.subject, headers)
+                    answer = await expected.answer
+            except TimeoutError:
+                raise Unreachable(f"no answer on {subject} within {within:g} s", sent=True) from None
         return _answered(answer, subject)
 
     async def send_for_answer(
