@@ -42,7 +42,7 @@ def _units(units: list[Object], succeeded: list[Object], deleted: Collection[str
 
 
 async def settled(
-    caller: Caller, seeded: Mapping[str, int], deleted: Collection[str] = (), seconds: float = 60
+    caller: Caller, seeded: Mapping[str, int], deleted: Collection[str] = (), seconds: float = 10
 ) -> float:
     """Wait until everything is in order, and tell how long that took."""
     found: list[str] = []

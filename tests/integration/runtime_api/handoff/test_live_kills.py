@@ -61,7 +61,7 @@ async def test_a_replica_that_is_killed_at_any_step_leaves_nothing_half_done(
         await asyncio.gather(*(killed(client, case, each) for case, each in zip(cases, doomed, strict=True)))
         print(f"after {len(cases)} kills everything was in order within {await settled(client, stock):.1f} s")
     await replayed(platform, client, cases)
-    await settled(client, stock)
+    assert await settled(client, stock) < 10
     seen = await client.look()
     for case in cases:
         assert (len(seen.stock_of(case.name)), len(seen.units_of(case.name))) == (1, 1), case.name

@@ -37,6 +37,8 @@ UPDATE = ("PATCH gpustorages", "PATCH gpuunits")
 """And of an update that gains a mount."""
 CHOSEN = 2
 """What has chosen stock is finished without anybody asking again; what has not waits for the caller."""
+SECONDS = 10
+"""Within which everything is in order again."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ async def nothing_is_stray(client: Caller) -> None:
         return not found
 
     try:
-        await until(in_order, "every storage is free or held by its unit")
+        await until(in_order, "every storage is free or held by its unit", SECONDS)
     except AssertionError as error:
         raise AssertionError(f"{error}: {found}") from None
 
