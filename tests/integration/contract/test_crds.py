@@ -96,9 +96,24 @@ ADMITTED = {
     "a unit with the longest name": unit("u" * 63),
     "a pool with the longest name": pool("p" * 58),
     "an operation": operation(),
+    "a seeding, which names none of what it makes": operation(
+        type="SeedStock", target={"kind": "GPUUnit", "namespace": "runtime-stock"}
+    ),
 }
 
 REFUSED = {
+    "an operation that makes something without a name": (
+        operation(target={"kind": "GPUUnit", "namespace": "runtime-instance"}),
+        "an operation names what it makes",
+    ),
+    "an operation that makes something nowhere": (
+        operation(target={"kind": "GPUUnit", "namespace": "", "name": "demo"}),
+        "spec.target.namespace",
+    ),
+    "an operation that takes stock without a name": (
+        operation(stock={"namespace": "runtime-stock", "name": "", "uid": "u"}),
+        "spec.stock.name",
+    ),
     "a name that begins with a digit": (unit("1-demo"), "metadata.name"),
     "a name with a dot, which no Service can carry": (unit("demo.one"), "metadata.name"),
     "a pool name that leaves no room for pool-": (pool("p" * 59), "metadata.name"),

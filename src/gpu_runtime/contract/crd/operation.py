@@ -51,7 +51,7 @@ class Target(Wire, frozen=True, kw_only=True):
     kind: Annotated[str, held(enum=["GPUUnit", "StockPool"])]
     """The kind of the object."""
 
-    namespace: Annotated[str, held(maxLength=63)]
+    namespace: Annotated[str, held(minLength=1, maxLength=63)]
     """The namespace of the object."""
 
     name: Annotated[str, held(maxLength=63)] = ""
@@ -62,10 +62,10 @@ class SourceStock(Wire, frozen=True, kw_only=True):
     """The stock unit that becomes the target, written down before it is claimed, with all that is needed once it is
     deleted."""
 
-    namespace: Annotated[str, held(maxLength=63)]
+    namespace: Annotated[str, held(minLength=1, maxLength=63)]
     """The stock unit's namespace."""
 
-    name: Annotated[str, held(maxLength=63)]
+    name: Annotated[str, held(minLength=1, maxLength=63)]
     """The stock unit's name."""
 
     uid: Annotated[str, held(maxLength=64)]
@@ -84,7 +84,13 @@ class SourceStock(Wire, frozen=True, kw_only=True):
 class OperationSpec(Wire, frozen=True, kw_only=True):
     """What was asked, and the stock with which it began. It never changes."""
 
-    RULES: ClassVar = (Rule("self == oldSelf", "an operation never changes what was asked"),)
+    RULES: ClassVar = (
+        Rule("self == oldSelf", "an operation never changes what was asked"),
+        Rule(
+            "self.type == 'SeedStock' || (has(self.target.name) && self.target.name != '')",
+            "an operation names what it makes, unless it seeds stock",
+        ),
+    )
 
     operation_id: OperationID = field(name="operationID")
     """The caller's name for the operation. The object's own name is derived from it."""
