@@ -1,4 +1,5 @@
-"""Ends what waits for nobody: it is too late, or taken back, or its function is gone. The leader alone does this.
+"""Ends what waits for nobody: it is too late, or taken back, or its function is gone; and takes out what was done and
+is still there. The leader alone does this.
 
 A worker that has work in hand ends it itself, also when its time is over: the reaper comes a little later. If both end
 it, the result that is stored first stands.
@@ -9,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 
 from gpu_runtime.activator.endings import Ending, Endings, gone, taken_back, timed_out
@@ -22,16 +23,17 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.identity import check_address
 from gpu_runtime.contract.messages.result import Failure, ResultState
-from gpu_runtime.contract.messages.state import InvocationRecord, Stage, known_from, read_record
+from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, known_from, read_record
 from gpu_runtime.contract.messages.subjects import ANY, BadSubject, Queue
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode
 from gpu_runtime.jetstream.browse import Kept, first_kept, remove
 from gpu_runtime.jetstream.connect import Connection
 from gpu_runtime.jetstream.delivery import Delivery
-from gpu_runtime.jetstream.errors import StreamError
+from gpu_runtime.jetstream.errors import NotFound, StreamError
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.topology import delete_consumer, messages_by_subject
+from gpu_runtime.jetstream.specs import ConsumerSpec
+from gpu_runtime.jetstream.topology import acknowledged_up_to, delete_consumer, messages_by_subject
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +41,11 @@ YOUNG = timedelta(seconds=1)
 """Work of a function with free workers is done before it is this old: it need not be looked at."""
 AT_ONCE = 100
 """How much work of one function that is gone is ended before the others' has its turn again."""
+LEFT_EVERY = timedelta(seconds=10)
+"""How often it is looked for what was done and is still there: only a server that met a full disk leaves some."""
 SLACK = 1000
 """How much more than twice the work that waits may be remembered before it is read anew."""
+NEVER = datetime.min.replace(tzinfo=UTC)
 _ZERO = timedelta()
 
 
@@ -79,6 +84,7 @@ class Reaper:
     """Functions that were seen, whose consumers are there."""
     _missing: dict[str, datetime] = field(default_factory=dict)
     """Since when a function that has work, or had a consumer, is not there."""
+    _looked_for_left: datetime = NEVER
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
     _running: bool = False
@@ -124,6 +130,7 @@ class Reaper:
         await self._reap_taken_back()
         await self._reap_over()
         await self._reap_gone(counts)
+        await self._reap_left(counts)
 
     async def _read(self, *, eagerly: bool) -> None:
         """Learn what waits, up to what came just now; eagerly, that too."""
@@ -171,6 +178,32 @@ class Reaper:
                 await delete_consumer(self.nats, self.topology.work(request_id))
             self._served.discard(request_id)
 
+    async def _reap_left(self, counts: dict[str, int]) -> None:
+        """Take out what was acknowledged and is still there. Nobody gets it again, and it would count as work."""
+        if self.now() - self._looked_for_left < LEFT_EVERY:
+            return
+        for request_id in counts:
+            with contextlib.suppress(BadSubject, NotFound):  # no function's queue, or nobody has taken from it yet
+                await self._reap_acknowledged(request_id, self.topology.work(request_id))
+        self._looked_for_left = self.now()
+
+    async def _reap_acknowledged(self, request_id: str, consumer: ConsumerSpec) -> None:
+        floor, sequence = await acknowledged_up_to(self.nats, consumer), 1
+        while (kept := await self._kept(sequence, consumer.filter_subject)) and kept.sequence <= floor:
+            if await self._has_ended(kept):
+                await remove(self.nats, self._stream, kept.sequence)
+                logger.warning("it was done, and taken out", extra={"function": request_id, "sequence": kept.sequence})
+            sequence = kept.sequence + 1
+
+    async def _has_ended(self, kept: Kept) -> bool:
+        """Whether its record says so. Its result may still wait to be stored; and what the server takes for done and is
+        not has its deadline."""
+        try:
+            known = await self._known(decode(kept.data, Dispatch))
+        except Unreadable:  # whoever took it has given it up
+            return True
+        return known is not None and known.record.stage is Stage.TERMINAL
+
     async def _reap_one(self, sequence: int, ending: Ending) -> None:
         kept = await self._kept(sequence)
         if kept is not None and kept.sequence == sequence:
@@ -191,18 +224,22 @@ class Reaper:
         return True
 
     async def _ended(self, dispatch: Dispatch, kept: Kept, ending: Ending) -> bool:
-        known = known_from(kept.headers)
-        entry = await self.records.get(dispatch.invocation.invocation_id)
-        if entry is not None:
-            with contextlib.suppress(Unreadable):
-                known = read_record(entry.value, entry.revision)
-                match standing(known.record, ending):
-                    case Standing.ENDED:
-                        return True
-                    case Standing.HELD:
-                        return False
-        await self.endings.end(dispatch.invocation, ending, self.now(), known)
+        known = await self._known(dispatch)
+        if known is not None:
+            match standing(known.record, ending):
+                case Standing.ENDED:
+                    return True
+                case Standing.HELD:
+                    return False
+        await self.endings.end(dispatch.invocation, ending, self.now(), known or known_from(kept.headers))
         return True
+
+    async def _known(self, dispatch: Dispatch) -> Known | None:
+        """What the records have of it; None where that is nothing, or nothing that can be read."""
+        entry = await self.records.get(dispatch.invocation.invocation_id)
+        with contextlib.suppress(Unreadable):
+            return read_record(entry.value, entry.revision) if entry is not None else None
+        return None
 
     async def _bury(self, kept: Kept, why: str) -> None:
         """What nobody can read, and nobody will ever take, is kept as a dead letter."""

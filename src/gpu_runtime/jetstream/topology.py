@@ -89,6 +89,13 @@ async def consumer_load(connection: Connection, spec: ConsumerSpec) -> Load:
     return Load(info["num_pending"], info["num_ack_pending"], info["num_waiting"])
 
 
+async def acknowledged_up_to(connection: Connection, spec: ConsumerSpec) -> int:
+    """The number up to which everything is acknowledged that the consumer was to get."""
+    info = await call(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
+    floor: int = info["ack_floor"]["stream_seq"]
+    return floor
+
+
 async def messages_by_subject(connection: Connection, stream: str, pattern: str) -> dict[str, int]:
     """How many messages a stream holds on each subject of the pattern: in a work queue, what is not yet done.
 
