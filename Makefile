@@ -51,7 +51,7 @@ run-activator: $(BIN)/.ready ## Run an activator here, as one more replica besid
 
 .PHONY: test
 test: $(BIN)/.ready ## Run all tests, starting what they need (ARGS="-k name" for some of them)
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest --numprocesses=2 --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-unit
 test-unit: $(BIN)/.ready ## Run the tests that need nothing but Python

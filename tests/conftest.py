@@ -15,11 +15,13 @@ import pytest
 from lightkube import Client
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
+from xdist.remote import Producer
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
 from localcluster.nats import Account, NatsServer, nats_server
 from localcluster.unmet import Unmet
+from tests.lanes import Lanes
 
 LEFT_OUT = "LEFT OUT: "
 
@@ -75,6 +77,10 @@ def nats() -> Iterator[NatsServer]:
 def nats_account(nats: NatsServer) -> Account:
     """A NATS account of the test's own: nobody else sees its streams and subjects."""
     return nats.account()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
+    return Lanes(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

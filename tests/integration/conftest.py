@@ -30,7 +30,7 @@ def kubectl(control_plane: ControlPlane) -> Kubectl:
 
     def run(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*program, *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
+            [*program, *arguments], input=stdin, capture_output=True, text=True, timeout=180, check=False
         )
 
     return run

@@ -219,7 +219,7 @@ class Watch:
 def test_handovers_of_the_last_gpu_never_give_it_to_two_pods(installed: Node, kube: Client, last_gpu: None) -> None:
     """The stock goes and the unit is there, as the handoff does it; the controller has to wait. On real pods, a round
     takes four seconds; fifty of them are made on simulated ones."""
-    rounds = 8
+    rounds = 5
     watching = installed.plane.client()
     watch = Watch(watching)
     for number in range(rounds):

@@ -24,7 +24,7 @@ from tests.integration.controller_manager.conftest import (
 
 SMALL = {"specName": "g1.1", "image": "python", "template": {"ports": [{"name": "http", "port": 80}]}}
 PATIENT_ELECTION = {"leaseSeconds": 60, "renewDeadlineSeconds": 50, "retrySeconds": 1}
-AWAY_SECONDS = 15
+AWAY_SECONDS = 8
 
 
 def holder(cluster: Cluster) -> tuple[str, str]:

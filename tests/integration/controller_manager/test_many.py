@@ -9,10 +9,10 @@ from lightkube.resources.core_v1 import Pod
 from localcluster.processes import wait_until
 from tests.integration.controller_manager.conftest import UNIT, Cluster, Manager
 
-COUNT = 500
+COUNT = 200
 """The benchmark of the controller has as many as are promised; here it is a matter of counting."""
 SPEC = {"specName": "g1.1", "image": "python", "memory": "1Gi", "template": {"ports": [{"name": "http", "port": 80}]}}
-RESYNC_SECONDS = 15
+RESYNC_SECONDS = 5
 
 
 def processor_seconds(manager: Manager) -> float:

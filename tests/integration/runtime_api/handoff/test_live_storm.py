@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.integration.runtime_api.conservation import settled
 from tests.integration.runtime_api.live import Answer, Caller, LiveReplica, Platform, Seen, request_of, state_of
 
-SECONDS = 20
+SECONDS = 15
 CALLERS = 6
 FLAVOUR = "storm"
 FIRST, MORE = 60, 10
