@@ -7,6 +7,7 @@ made by this process itself.
 """
 
 import asyncio
+import gc
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -125,5 +126,6 @@ def _through(first: Ingress, job: Job) -> Call:
 
 
 if __name__ == "__main__":
+    gc.disable()  # its pauses would be taken for those of whoever is asked
     given = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(carry_out(given))))
