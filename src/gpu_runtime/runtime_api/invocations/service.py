@@ -159,10 +159,14 @@ class Invocations:
         return Known(marked, revision) if revision is not None else None
 
     async def _tell(self, invocation_id: str, marked: Known) -> None:
-        """Its end goes to the result store; whoever holds it hears that there is nothing more to do."""
-        failure = Failure(failure_class=FailureClass.CANCELLED, message="the caller took it back")
-        result = early_end(invocation_id, marked.record, ResultState.CANCELLED, failure, self.clock.now())
-        await self._publish(result, marked)
+        """Whoever holds it hears that there is nothing more to do, and nobody begins it any more.
+
+        What a worker has begun is for the worker to end: its answer may be known already, and wait to be stored.
+        """
+        if marked.record.stage is not Stage.RUNNING:
+            failure = Failure(failure_class=FailureClass.CANCELLED, message="the caller took it back")
+            result = early_end(invocation_id, marked.record, ResultState.CANCELLED, failure, self.clock.now())
+            await self._publish(result, marked)
         subject = self.messaging.topology.subjects.cancel(marked.record.serverless_request_id)
         await self.messaging.connection.publish(subject, invocation_id.encode())
 

@@ -9,8 +9,10 @@ from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful
 from gpu_runtime.contract.messages.state import Stage
+from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Outgoing
+from gpu_runtime.jetstream.topology import messages_by_subject
 from tests.integration.kube.waiting import eventually
 from tests.integration.runtime_api.invocations.conftest import Api
 from tests.integration.runtime_api.invocations.plane import OtherSide, now, succeeded
@@ -114,6 +116,20 @@ async def test_a_cancelled_invocation_is_told_to_everybody_and_ends(
         await other_side.end(succeeded(invocation(function, "d"), "", b""))
         late = await api.cancel("d")
     assert (late.status, late.error["code"], "succeeded" in late.error["message"]) == (409, "conflict", True)
+
+
+async def test_the_end_of_an_invocation_that_runs_is_left_to_its_worker(
+    api: Api, function: str, other_side: OtherSide
+) -> None:
+    """It may have answered its caller already, while the store is away. Then that is how it ended."""
+    await api.invoke(function, invocationID="r")
+    await other_side.reach("r", Stage.RUNNING, "w0")
+    async with other_side.hearing_cancels():
+        cancelled = await api.cancel("r")
+        assert (cancelled.status, cancelled.data["cancelRequested"]) == (202, True)
+        await eventually(lambda: other_side.cancels == ["r"], "its worker hears of it")
+    results = other_side.topology.stream_name(Queue.RESULT)
+    assert await messages_by_subject(other_side.connection, results, ">") == {}
 
 
 async def listed(api: Api, function: str, **query: object) -> list[tuple[str, str]]:
