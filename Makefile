@@ -86,7 +86,7 @@ check-locks: $(BIN)/.ready
 	@diff -r locks .local/locks >/dev/null || { echo "locks/ does not fit pyproject.toml: run 'make lock'." >&2; exit 1; }
 
 .PHONY: ci
-ci: check test ## What must pass before anything lands
+ci: check test ## The checks and all tests
 
 ##@ Benchmarks
 

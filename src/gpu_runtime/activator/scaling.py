@@ -129,7 +129,8 @@ def state_of(unit: GPUUnit, heard: Heard | None, waited: float, patience: Scalin
 
 
 def is_outdated(worker: GPUUnitSpec, function: GPUUnitSpec) -> bool:
-    """Whether a worker that is made now would be another one. What is always the same is not looked at."""
+    """Whether a worker that is made now would be another one. Memory and GPUs are not looked at: with
+    stock they are the stock's."""
     one, other = worker.serverless, function.serverless
     serving = one is None or other is None or (one.framework, one.concurrency) != (other.framework, other.concurrency)
     return serving or (worker.image, worker.template) != (function.image, function.template)

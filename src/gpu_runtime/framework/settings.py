@@ -17,9 +17,10 @@ SOCKET_PATH_LIMIT = 107
 
 @dataclass(frozen=True)
 class Limits:
-    """What a caller may send, and how slowly. The sidecar stays far away from all of them."""
+    """What a caller may send, and how slowly. The sidecar stays away from all of them."""
 
-    head_bytes: int = 64 * 1024
+    head_bytes: int = 128 * 1024
+    """16 KiB of headers and as much of attributes, percent-encoded and escaped, are up to 104 KiB."""
     body_bytes: int = 64 * 1024 * 1024
     idle_seconds: float = 300.0
     """How long a connection may be kept without a request."""

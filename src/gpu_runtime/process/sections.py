@@ -95,7 +95,8 @@ class Streams(Settings, frozen=True, kw_only=True):
     """Where: file survives a restart of the server, memory does not, and then what was accepted is lost with it."""
 
     queued_per_function: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
-    """How many invocations of one function may wait. One more is answered with 429."""
+    """How many invocations of one function each queue holds: those accepted, and those dispatched. When the first is
+    full, one more is answered with 429."""
 
     queue_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
     """How much each queue holds, of all functions together."""

@@ -4,6 +4,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from gpu_runtime.contract.messages.limits import meta_problems
+from gpu_runtime.framework.settings import Limits
 from gpu_runtime.worker_sidecar.invocation import Invocation, http_headers
 
 
@@ -46,3 +48,20 @@ def test_nothing_breaks_out_of_its_header(text: str) -> None:
         assert value.isascii()
         assert value.isprintable()
         assert value == value.strip()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"a": "é" * 8180},
+        {"é" * 8180: ""},
+        {f"{number:02x}é": "" for number in range(1500)},
+    ],
+    ids=["a long value", "a long name", "many short names"],
+)
+def test_the_largest_headers_and_attributes_fit_into_what_the_helper_takes(headers: dict[str, str]) -> None:
+    attributes = {"a": "é" * 8180}
+    assert not [*meta_problems(headers, "headers"), *meta_problems(attributes, "attributes")]
+    largest = Invocation(invocation_id="i" * 256, headers=headers, attributes=attributes)
+    head = "".join(f"{name}: {value}\r\n" for name, value in http_headers(largest).items())
+    assert 64 * 1024 < len(head) < Limits().head_bytes - 1024

@@ -75,7 +75,6 @@ def test_what_may_go_better_is_tried_again(outcome: Outcome, failure: FailureCla
     again = verdict(outcome)
     assert isinstance(again, Again)
     assert (again.failure.failure_class, again.after) == (failure, after)
-    assert again.failure.failure_class.retried
 
 
 def test_a_body_that_was_cut_off_is_told_with_the_size_of_the_whole() -> None:

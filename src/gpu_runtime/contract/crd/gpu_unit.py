@@ -84,7 +84,7 @@ class Serverless(Wire, frozen=True, kw_only=True):
     """Names the function's queue: lower-case letters, digits, dashes and underscores."""
 
     min_available_count: Count = 0
-    """Workers that are kept ready without any load. 0 scales to zero."""
+    """Workers that are kept ready without any load. 0 scales to zero, once the function's own unit is stopped."""
 
     max_workers: Annotated[int, held(format="int32", minimum=1, maximum=10000)] = 1
     """The most workers there may be at a time."""

@@ -19,9 +19,6 @@ class FailureClass(StrEnum):
     WORKER_LOST = "worker_lost"
     """A worker took the invocation and was never heard of again. Retried, on another worker."""
 
-    NO_CAPACITY = "no_capacity"
-    """No worker could be had. Retried for as long as the invocation's time lasts."""
-
     TIMED_OUT = "timed_out"
     """The invocation's time, which counts from its acceptance, was over. Not retried."""
 
@@ -33,19 +30,3 @@ class FailureClass(StrEnum):
 
     INTERNAL = "internal"
     """The platform's own fault. Retried."""
-
-    @property
-    def retried(self) -> bool:
-        """Whether another try may end differently and is allowed to be made."""
-        return self in _RETRIED
-
-
-_RETRIED = frozenset(
-    {
-        FailureClass.FUNCTION_CRASHED,
-        FailureClass.FUNCTION_UNREACHABLE,
-        FailureClass.WORKER_LOST,
-        FailureClass.NO_CAPACITY,
-        FailureClass.INTERNAL,
-    }
-)

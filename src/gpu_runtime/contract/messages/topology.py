@@ -97,8 +97,8 @@ class Topology:
     def work(self, request_id: str) -> ConsumerSpec:
         """Shared by all workers of a function.
 
-        Whoever deletes the function deletes it. One that was forgotten goes when nobody has pulled from it for long;
-        what waited for it stays in the stream, and a consumer that is made again finds it.
+        The leading activator deletes it when the function is gone. One that was forgotten goes when nobody has pulled
+        from it for long; what waited for it stays in the stream, and a consumer that is made again finds it.
         """
         return ConsumerSpec(
             self.stream_name(Queue.DISPATCH),

@@ -9,7 +9,7 @@ from gpu_runtime.contract.messages.topology import Topology
 DEFAULT = Subjects()
 
 
-def test_the_subjects_are_those_of_the_design() -> None:
+def test_the_subjects_are_as_documented() -> None:
     assert DEFAULT.invoke("f") == "runtime.serverless.invoke.f"
     assert DEFAULT.dispatch("f") == "runtime.serverless.dispatch.f"
     assert DEFAULT.result("f") == "runtime.serverless.result.f"

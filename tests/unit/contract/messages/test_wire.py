@@ -209,12 +209,6 @@ def test_a_long_reason_is_shortened_visibly() -> None:
     assert shortened("x" * 11, 10) == "x" * 9 + "…"
 
 
-def test_answers_of_a_function_are_not_retried_and_lost_workers_are() -> None:
-    retried = {each for each in FailureClass if each.retried}
-    assert FailureClass.WORKER_LOST in retried
-    assert not retried & {FailureClass.FUNCTION_ERROR, FailureClass.TIMED_OUT, FailureClass.CANCELLED}
-
-
 def test_a_dead_letter_keeps_the_original_and_is_the_same_when_made_again() -> None:
     letters = DeadLetters(Subjects(), Queue.DISPATCH)
     letter = letters.letter(delivery(b"\xff\x00"), BROKEN, LATER, "i-1")
