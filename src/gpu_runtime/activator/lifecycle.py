@@ -138,21 +138,27 @@ class Lifecycle:
     async def _give_back(self, unit: GPUUnit) -> None:
         if not unit.metadata.annotations.get(Annotation.SOURCE_STOCK_UID):
             return
-        await self._handed_over(unit)
+        if not await self._handed_over(unit):
+            return
         self._hold_back()
         await self.stock.give_back(f"return-{unit.metadata.uid}", unit)
 
-    async def _handed_over(self, unit: GPUUnit) -> None:
-        """Unavailable while the handoff of the unit is under way: it would make it again from the same stock."""
+    async def _handed_over(self, unit: GPUUnit) -> bool:
+        """Whether stock has become this very unit, and not another one of its operation: a late process makes it again.
+
+        Unavailable while the handoff is under way: it would make the unit again from the same stock.
+        """
         operation_id = unit.metadata.annotations.get(Annotation.OPERATION_ID, "")
         if not operation_id:
-            return
+            return True
         try:
             found = await self.client.get(OPERATIONS, Key(self.system_namespace, operation_name(operation_id)))
         except kube.NotFound:
-            return  # forgotten, which only finished ones are
+            return True  # forgotten, which only finished ones are
         if not OperationState(found.status.state).finished:
             raise Unavailable(f"the handoff of {unit.metadata.key} is not finished")
+        by_this_one = unit.metadata.annotations.get(Annotation.OPERATION_UID) == found.metadata.uid
+        return not by_this_one or found.status.commits_to(unit.metadata.uid)
 
     def _hold_back(self) -> None:
         """The API does not know who leads."""

@@ -33,14 +33,14 @@ from gpu_runtime.jetstream.delivery import Delivery
 from gpu_runtime.jetstream.errors import NotFound, StreamError
 from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.specs import ConsumerSpec
-from gpu_runtime.jetstream.topology import acknowledged_up_to, delete_consumer, messages_by_subject
+from gpu_runtime.jetstream.topology import acknowledged_up_to, delete_consumer, messages_by_subject, stream_made_at
 
 logger = logging.getLogger(__name__)
 
 YOUNG = timedelta(seconds=1)
 """Work of a function with free workers is done before it is this old: it need not be looked at."""
 AT_ONCE = 100
-"""How much work of one function that is gone is ended before the others' has its turn again."""
+"""How much work of one function is looked at before the others' has its turn again."""
 LEFT_EVERY = timedelta(seconds=10)
 """How often it is looked for what was done and is still there: only a server that met a full disk leaves some."""
 SLACK = 1000
@@ -79,6 +79,8 @@ class Reaper:
     _waiting: Waiting = field(default_factory=Waiting)
     _next: int = 1
     """The number from which on the stream has not been read yet."""
+    _made_at: str = ""
+    """When the stream was made that was read: one that is made anew has the same numbers, for others."""
     _taken_back: set[str] = field(default_factory=set)
     _served: set[str] = field(default_factory=set)
     """Functions that were seen, whose consumers are there."""
@@ -122,10 +124,10 @@ class Reaper:
             self._wake.set()
 
     async def once(self) -> None:
-        counts = await self._counts()
-        if len(self._waiting) > 2 * sum(counts.values()) + SLACK:
+        counts, made_at = await self._counts(), await stream_made_at(self.nats, self._stream)
+        if made_at != self._made_at or len(self._waiting) > 2 * sum(counts.values()) + SLACK:
             self._waiting.forget_all()
-            self._next = 1
+            self._next, self._made_at = 1, made_at
         await self._read(eagerly=bool(self._taken_back))
         await self._reap_taken_back()
         await self._reap_over()
@@ -189,9 +191,11 @@ class Reaper:
 
     async def _reap_acknowledged(self, request_id: str, consumer: ConsumerSpec) -> None:
         floor, sequence = await acknowledged_up_to(self.nats, consumer), 1
-        while (kept := await self._kept(sequence, consumer.filter_subject)) and kept.sequence <= floor:
-            if await self._has_ended(kept):
-                await remove(self.nats, self._stream, kept.sequence)
+        for _ in range(AT_ONCE):
+            kept = await self._kept(sequence, consumer.filter_subject)
+            if kept is None or kept.sequence > floor:
+                return
+            if await self._has_ended(kept) and await remove(self.nats, self._stream, kept.sequence):
                 logger.warning("it was done, and taken out", extra={"function": request_id, "sequence": kept.sequence})
             sequence = kept.sequence + 1
 

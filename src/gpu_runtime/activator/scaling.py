@@ -120,12 +120,12 @@ def state_of(unit: GPUUnit, heard: Heard | None, waited: float, patience: Scalin
         return WorkerState.LEAVING
     if Annotation.RETIRING in unit.metadata.annotations:
         return WorkerState.RETIRING
-    if heard is not None and heard.draining:
-        return WorkerState.DRAINING
     failed = unit.status.phase == UnitPhase.FAILED.value
     if waited > (patience.failed_seconds if failed else patience.start_seconds):
         return WorkerState.BROKEN
-    return WorkerState.STARTING if heard is None else WorkerState.SERVING
+    if heard is None:
+        return WorkerState.STARTING
+    return WorkerState.DRAINING if heard.draining else WorkerState.SERVING
 
 
 def is_outdated(worker: GPUUnitSpec, function: GPUUnitSpec) -> bool:

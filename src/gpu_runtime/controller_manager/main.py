@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from pathlib import Path
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
@@ -17,6 +18,7 @@ from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
 from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.reconcile import StockPoolReconciler
+from gpu_runtime.controller_manager.strays import Strays
 from gpu_runtime.controller_manager.turns import Turns
 from gpu_runtime.controller_manager.workload.report import Reporter
 from gpu_runtime.kube.client import Client, connect
@@ -63,7 +65,8 @@ def assemble(client: Client, settings: ControllerManagerSettings, metrics: KubeM
         _storages(caches, GPUStorageReconciler(writer, caches, reporter, settings, turns), settings, metrics),
         _pools(caches, StockPoolReconciler(writer, caches, reporter, settings), settings, metrics),
     )
-    return Ensemble(caches.all, controllers, elector, recorder, settings.stop_grace_seconds)
+    work = (*controllers, Strays(writer, caches, time.monotonic))
+    return Ensemble(caches.all, work, elector, recorder, settings.stop_grace_seconds)
 
 
 def _units(

@@ -127,7 +127,11 @@ class Connection:
         subscription = Subscription(subject, receive, queue)
         self._subscriptions.add(subscription)
         if self._session is not None:
-            await subscription.start(self._session)
+            try:
+                await subscription.start(self._session)
+            except BaseException:
+                self._subscriptions.discard(subscription)
+                raise
         return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeAlias
 
 import msgspec
@@ -76,7 +77,7 @@ class Consumption:
         self.policy = policy or Policy()
         self._connection: Connection = publisher.connection
         self._publisher, self._spec, self._handler, self._abandon = publisher, spec, handler, abandon
-        self._held: dict[int, _Held] = {}
+        self._held: dict[tuple[int, datetime], _Held] = {}
         self._emptied = asyncio.Event()
         self._stopping: asyncio.Event = asyncio.Event()
         self._puller: Puller | None = None
@@ -115,12 +116,12 @@ class Consumption:
         if self._tasks is None or self._puller is None:
             return
         delivery = _delivery(message)
-        if held := self._held.get(delivery.sequence):
+        if held := self._held.get(delivery.identity):
             held.reply = message.reply  # its lease ran out while we were cut off; it is being handled all the same
         elif self._stopping.is_set() or len(self._held) >= self.policy.at_once:
             self._tasks.create_task(self._say(message.reply, NAK))
         else:
-            self._held[delivery.sequence] = held = _Held(delivery, message.reply)
+            self._held[delivery.identity] = held = _Held(delivery, message.reply)
             self._puller.taken(1)
             self._tasks.create_task(self._handle(held, self._puller))
 
@@ -134,7 +135,7 @@ class Consumption:
             await self._say(held.reply, NAK, within=1)
             raise
         finally:
-            del self._held[delivery.sequence]
+            del self._held[delivery.identity]
             puller.taken(-1)
             if not self._held:
                 self._emptied.set()

@@ -40,6 +40,11 @@ class Delivery:
     """Which delivery this is, counted from one. Only a consumer that is made again counts anew."""
     stored_at: datetime
 
+    @property
+    def identity(self) -> tuple[int, datetime]:
+        """Of the message. A stream that was made anew has the same numbers again, for others."""
+        return self.sequence, self.stored_at
+
 
 @dataclass(frozen=True)
 class Done:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.jetstream.api import call
 from gpu_runtime.jetstream.connect import Connection
-from gpu_runtime.jetstream.errors import Misfit, NoResponders, NotFound, Refused, Unreachable
+from gpu_runtime.jetstream.errors import Misfit, NotFound, Refused, StreamError, is_passing
 from gpu_runtime.jetstream.specs import BucketSpec, ConsumerSpec, StreamSpec
 from gpu_runtime.jetstream.wanted import FIXED, Config, bucket_config, consumer_config, differences, stream_config
 
@@ -49,7 +49,9 @@ async def ensure_until_done(
                 await ensure_bucket(connection, bucket)
             for consumer in consumers:
                 await ensure_consumer(connection, consumer)
-        except (Unreachable, NoResponders) as error:
+        except StreamError as error:
+            if not is_passing(error):
+                raise
             failures += 1
             logger.warning("streams are not made yet", extra={"error": str(error)})
             await asyncio.sleep(_PAUSES.delay(failures))
@@ -87,6 +89,12 @@ async def delete_consumer(connection: Connection, spec: ConsumerSpec) -> None:
 async def consumer_load(connection: Connection, spec: ConsumerSpec) -> Load:
     info = await call(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
     return Load(info["num_pending"], info["num_ack_pending"], info["num_waiting"])
+
+
+async def stream_made_at(connection: Connection, stream: str) -> str:
+    """When the stream was made."""
+    info = await call(connection, f"STREAM.INFO.{stream}")
+    return str(info["created"])
 
 
 async def acknowledged_up_to(connection: Connection, spec: ConsumerSpec) -> int:

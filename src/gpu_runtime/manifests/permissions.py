@@ -37,7 +37,7 @@ CONTROLLER_MANAGER = Process(
     "controller-manager",
     everywhere=(
         Grant("what it reconciles", GROUP, ("gpuunits", "gpustorages", "stockpools"), CACHE),
-        Grant("whether a unit that a storage is held for has come", GROUP, ("gpuunits",), ("get",)),
+        Grant("whether a unit is there, where much depends on it", GROUP, ("gpuunits",), ("get",)),
         Grant("reporting on it", GROUP, ("gpuunits/status", "gpustorages/status", "stockpools/status"), ("patch",)),
         Grant("attachment and protection of storages", GROUP, ("gpustorages",), ("patch",)),
         # A child blocks its owner's deletion, which the API server allows to those who could finalize the owner.
@@ -48,6 +48,7 @@ CONTROLLER_MANAGER = Process(
         Grant("the data of storages", "", ("persistentvolumeclaims",), (*READ, "create", "patch", "delete")),
         Grant("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), CACHE),
         Grant("why a workload does not start", "", ("pods",), CACHE),
+        Grant("what the garbage collector has overlooked", "apps", ("replicasets",), ("get", "delete")),
         Grant("why a volume is not made", "events.k8s.io", ("events",), ("list",)),
         Grant("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
     ),

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from gpu_runtime.activator.functions import Functions
 from gpu_runtime.activator.lifecycle import Lifecycle
 from gpu_runtime.activator.settings import API
 from gpu_runtime.activator.stock_api import StockAPI
-from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.objects import Key
@@ -129,6 +130,19 @@ async def test_a_name_that_is_used_again_is_another_operation(plane: Plane) -> N
         await until(lambda: _knows(living, "again-w0"), "the worker is known")
         assert _worker(living, "again").metadata.uid != first.metadata.uid
         assert await plane.units(STOCK, "again") == []
+
+
+async def test_of_a_unit_that_its_operation_did_not_make_no_stock_comes_back(plane: Plane) -> None:
+    """A process that slept made the unit once more, after the first one was retired."""
+    first = await worker_from_stock(plane, "twice")
+    async with lifecycle(plane, Mortal(lives=-1)) as living:
+        await living.retire(_worker(living, "twice"))
+        await until(lambda: _stock_is(plane, "twice", 1), "the stock is back")
+        again = {"name": "twice-w0", "namespace": UNITS, "annotations": first.metadata.annotations}
+        late = await living.client.create(GPU_UNITS, {"metadata": again, "spec": msgspec.to_builtins(first.spec)})
+        await living.retire(late)
+        assert await _stock_is(plane, "twice", 1)
+    assert await plane.workers("twice") == []
 
 
 def _worker(living: Lifecycle, name: str) -> GPUUnit:

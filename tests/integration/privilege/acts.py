@@ -1,13 +1,14 @@
 """Everything that the processes do in Kubernetes, the rare things among it."""
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from lightkube import AsyncClient, KubeConfig
 from lightkube.generic_resource import create_namespaced_resource
-from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import Event, PersistentVolumeClaim, Service
 from lightkube.resources.networking_v1 import NetworkPolicy
 
@@ -19,6 +20,7 @@ from gpu_runtime.process.streams import topology_of
 from localcluster.processes import wait_until
 from tests.integration.activator.plane import Fleet, Plane, nats_settings, until
 from tests.integration.controller_manager.conftest import POOL, STORAGE, UNIT, Cluster, Object, ready
+from tests.integration.controller_manager.test_strays import pod, replica_set
 from tests.integration.privilege.platform import ELSEWHERE, SYSTEM, Platform
 
 OPERATION = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "Operation", "operations")
@@ -105,6 +107,16 @@ async def _came_and_went(plane: Plane) -> bool:
 
 async def _told_again(cluster: Cluster) -> bool:
     return _repeated(cluster, "failing", "WorkerFailed")
+
+
+def the_collector_overlooks(platform: Platform) -> None:
+    """A ReplicaSet whose Deployment is gone, and its pod. Nothing else goes on meanwhile: Kubernetes' own controllers
+    would be faster."""
+    plane, here = platform.plane, (platform.cluster, ELSEWHERE)
+    plane.processes.stop("kube-controller-manager")
+    pod(*here, "stray", replica_set(*here, "stray", "gone", str(uuid.uuid4())), "gone")
+    _until(lambda: platform.cluster.gone(ReplicaSet, ELSEWHERE, "stray"), "a stray goes")
+    plane.start_controller_manager()
 
 
 def _ask(platform: Platform, status: int, *request: Any) -> None:

@@ -30,6 +30,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterato
         with ThreadPoolExecutor() as stage:
             for played in [stage.submit(part, platform) for part in parts]:
                 played.result()
+        acts.the_collector_overlooks(platform)
         yield platform
 
 

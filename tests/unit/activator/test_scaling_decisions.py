@@ -169,6 +169,8 @@ def heard(*, draining: bool = False) -> Heard:
         ({}, heard(), 99, SERVING),
         ({}, heard(), 101, BROKEN),
         ({}, heard(draining=True), 0, DRAINING),
+        ({}, heard(draining=True), 101, BROKEN),
+        ({"phase": "Failed"}, heard(draining=True), 11, BROKEN),
         ({"annotations": {Annotation.RETIRING: "true"}}, heard(), 0, RETIRING),
         ({"deletion_timestamp": "2026-01-01T00:00:00Z"}, heard(), 0, LEAVING),
     ],

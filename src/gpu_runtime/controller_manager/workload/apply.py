@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.contract.crd.conditions import Reason
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.controller_manager.workload.child import fits, is_orphan, is_owned, replacement
 from gpu_runtime.controller_manager.workload.owned import Owned
 from gpu_runtime.controller_manager.workload.verdict import Blocked
@@ -67,11 +68,29 @@ async def _correct(
     client: Client, owner: Object, resource: Resource[Any], found: Owned, wanted: Manifest
 ) -> Owned | None:
     if not is_owned(found, owner) and not is_orphan(found, wanted):
+        if found.metadata.deletion_timestamp is None and await _is_left(client, found, owner):
+            await _remove(client, resource, found)
         raise Refused(_taken(resource, found, owner))
     if found.metadata.deletion_timestamp is not None or fits(found, wanted):
         return None
     corrected: Owned = await client.replace(resource, replacement(found, wanted))
     return corrected
+
+
+async def _is_left(client: Client, found: Object, owner: Object) -> bool:
+    """Whether it is an earlier unit's of that name. Kubernetes collects that; but a unit that is deleted and made again
+    while the collector reads everything anew looks to it like one that was changed.
+
+    It is asked for the unit that is there now: the one that is at hand may itself be the earlier one.
+    """
+    reference = found.metadata.controller
+    if reference is None or (reference.kind, reference.name) != (GPU_UNITS.kind, owner.metadata.name):
+        return False
+    try:
+        there = await client.get(GPU_UNITS, owner.metadata.key)
+    except NotFound:
+        return False
+    return there.metadata.uid != reference.uid
 
 
 async def _remove(client: Client, resource: Resource[Any], found: Object) -> None:

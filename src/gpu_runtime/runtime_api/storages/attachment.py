@@ -110,9 +110,10 @@ def _is_same(held: Attachment, holder: Attachment) -> bool:
 
 
 def _must_be_renewed(held: Attachment, holder: Attachment) -> bool:
-    """A later attempt writes itself down, so that what an earlier one still means to release is no longer there."""
+    """A later attempt writes itself down, so that what an earlier one still means to release is no longer there; and so
+    does a unit that is there already, where an operation wanted to make one of its name."""
     if not holder.operation_id:
-        return False
+        return bool(held.operation_id)
     if held.attempt > holder.attempt:
         raise Outdated
     return held.attempt < holder.attempt

@@ -94,7 +94,11 @@ ATTACHED: dict[str, tuple[Held, Attachment, list[Held]]] = {
     "free, for an update": (None, UPDATED, [{"unit": "web", "operationID": None, "attempt": 0}]),
     "held by this operation": (held("web", "make", 1), CREATED, NOTHING),
     "held by an earlier attempt": (held("web", "make", 0), CREATED, [TAKEN]),
-    "an update of the unit that holds it": (held("web", "make", 3), UPDATED, NOTHING),
+    "an update, of the unit's own": (
+        held("web", "make", 3),
+        UPDATED,
+        [{"unit": "web", "operationID": None, "attempt": 0}],
+    ),
     "an update of a unit that was made by hand": (held("web"), UPDATED, NOTHING),
 }
 
