@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lightkube.resources.apps_v1 import Deployment, ReplicaSet
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Pod, ServiceAccount
 
 from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.controller_manager.caches import open_caches
@@ -17,6 +17,7 @@ from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
+from localcluster.processes import wait_until
 from tests.integration.controller_manager.conftest import IDENTITY, UNIT, Cluster, Object
 from tests.integration.kube.waiting import eventually
 
@@ -29,7 +30,8 @@ SELECTED = {"matchLabels": {"app": "a"}}
 
 
 @pytest.fixture
-def uncollected(spare: Cluster) -> Iterator[Cluster]:
+def uncollected(spare: Cluster, spare_namespace: str) -> Iterator[Cluster]:
+    wait_until(lambda: not spare.gone(ServiceAccount, spare_namespace, "default"), 60, lambda: "pods need an account")
     spare.plane.processes.stop("kube-controller-manager")
     yield spare
     spare.plane.start_controller_manager()
