@@ -92,16 +92,16 @@ ci: check test ## The checks and all tests
 
 # Every subject is measured, whatever another one misses; the command fails at the end if any of them did.
 .PHONY: bench
-bench: $(BIN)/.ready ## Measure everything, one subject after another, and plot it (about ten minutes)
+bench: $(BIN)/.ready ## Measure everything, one subject after another, and plot it (a quarter of an hour)
 	@$(MAKE) --no-print-directory --keep-going --jobs=1 \
 	  bench-controller bench-handoff bench-invoke bench-results bench-plots
 
 .PHONY: bench-controller
-bench-controller: $(BIN)/.ready ## What the controller manager costs, up to 5,000 units (five minutes)
+bench-controller: $(BIN)/.ready ## What the controller manager costs, up to 5,000 units (eight minutes)
 	@$(BIN)/python -m bench.controller $(ARGS)
 
 .PHONY: bench-handoff
-bench-handoff: $(BIN)/.ready ## What a create costs from stock to unit, with up to 64 callers (two minutes)
+bench-handoff: $(BIN)/.ready ## What a create costs from stock to unit, with up to 64 callers (three minutes)
 	@$(BIN)/python -m bench.handoff $(ARGS)
 
 .PHONY: bench-invoke
