@@ -63,9 +63,14 @@ class Bucket:
         written, _ = await self._write(key, value, revision, _mark())
         return written
 
-    async def purge(self, key: str) -> None:
-        """Forget a key."""
-        await self.publisher.publish(Outgoing(self.spec.subject(key), b"", _mark(), PURGE))
+    async def purge(self, key: str, revision: int) -> bool:
+        """Forget a key whose last value is that of the revision. False where it is no longer."""
+        condition = {EXPECTED_REVISION: str(revision)}
+        try:
+            await self.publisher.publish(Outgoing(self.spec.subject(key), b"", _mark(), {**PURGE, **condition}))
+        except Outrun:
+            return False
+        return True
 
     @asynccontextmanager
     async def watch(self, key: str) -> AsyncIterator["Watch"]:

@@ -45,8 +45,13 @@ async def test_of_twenty_writers_of_one_revision_one_wins(bucket: Bucket) -> Non
 
 
 async def test_a_purged_key_is_absent_and_can_be_created_by_one(bucket: Bucket) -> None:
-    await bucket.create("key", b"1")
-    await bucket.purge("key")
+    first = await bucket.create("key", b"1")
+    assert first is not None
+    last = await bucket.update("key", b"2", first)
+    assert last is not None
+    assert not await bucket.purge("key", first), "it has another value since"
+    assert await bucket.get("key") is not None
+    assert await bucket.purge("key", last)
     assert await bucket.get("key") is None
     revisions = await asyncio.gather(*(bucket.create("key", b"%d" % each) for each in range(20)))
     assert len([each for each in revisions if each is not None]) == 1
@@ -93,7 +98,7 @@ async def test_a_watch_sees_what_is_there_and_what_comes(bucket: Bucket) -> None
         seen = await anext(watch)
         assert seen is not None
         assert seen.value == b"2"
-        await bucket.purge("key")
+        await bucket.purge("key", seen.revision)
         assert await anext(watch) is None
 
 

@@ -69,12 +69,13 @@ class Ingress:
         try:
             await self._send(invocation, known)
         except (Full, TooLarge):
-            await self._take_back(invocation.invocation_id)
+            await self._take_back(invocation.invocation_id, known.revision)
             raise
 
-    async def _take_back(self, invocation_id: str) -> None:
+    async def _take_back(self, invocation_id: str, revision: int) -> None:
+        """Unless somebody else has got it further meanwhile."""
         try:
-            await self.records.forget(invocation_id)
+            await self.records.forget(invocation_id, revision)
         except StreamError as error:  # then it can be sent by the same request later, or expires
             logger.warning("a record was left behind", extra={"invocationID": invocation_id, "error": str(error)})
 

@@ -24,8 +24,9 @@ class Records:
         """The new revision, or None where somebody else wrote since."""
         return await self.bucket.update(invocation_id, encode(record), revision)
 
-    async def forget(self, invocation_id: str) -> None:
-        await self.bucket.purge(invocation_id)
+    async def forget(self, invocation_id: str, revision: int) -> None:
+        """Unless somebody else wrote since."""
+        await self.bucket.purge(invocation_id, revision)
 
 
 def recorded(entry: Entry) -> Known:

@@ -51,6 +51,11 @@ class OtherSide:
         assert entry is not None
         assert await self.state.update(invocation_id, encode(record), entry.revision)
 
+    async def forget(self, invocation_id: str) -> None:
+        entry = await self.state.get(invocation_id)
+        assert entry is not None
+        assert await self.state.purge(invocation_id, entry.revision)
+
     async def reach(self, invocation_id: str, stage: Stage, worker: str = "") -> None:
         await self.write(invocation_id, advanced(await self.record(invocation_id), stage, now(), worker))
 

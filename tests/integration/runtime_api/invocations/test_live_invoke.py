@@ -15,7 +15,6 @@ from gpu_runtime.contract.messages.state import InvocationRecord, Stage
 from gpu_runtime.contract.messages.subjects import Queue
 from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.publish import Publisher, Stored
 from gpu_runtime.jetstream.topology import messages_by_subject
 from gpu_runtime.runtime_api.invocations.admission import Terms, accepted, enqueued
@@ -93,11 +92,11 @@ async def test_who_recorded_it_and_died_is_helped_by_who_asks_again(
 class LateRefusal(Publisher):
     """Somebody else takes the record back in the very moment before this one sends."""
 
-    state: Bucket | None = None
+    other_side: OtherSide | None = None
 
     async def publish(self, message: Outgoing) -> Stored:
-        if self.state is not None and message.message_id == "race":
-            await self.state.purge("race")
+        if self.other_side is not None and message.message_id == "race":
+            await self.other_side.forget("race")
         return await super().publish(message)
 
 
@@ -106,7 +105,7 @@ async def test_what_is_in_the_queue_has_its_record_also_after_a_race_with_a_refu
 ) -> None:
     invocation, record = recorded_only(function, "race")
     await other_side.state.create("race", encode(record))
-    publisher = LateRefusal(other_side.connection, state=other_side.state)
+    publisher = LateRefusal(other_side.connection, other_side=other_side)
     ingress = replace(api.services.invocations.ingress, publisher=publisher)
     assert not (await ingress.take(invocation)).new
     assert await queued(other_side, function) == 1

@@ -45,7 +45,7 @@ async def test_every_stage_is_told_and_then_the_result(api: Api, function: str, 
             200,
         )
         assert ended.data["timings"]["finishedAt"]
-        await other_side.state.purge("i")
+        await other_side.forget("i")
         assert (await api.get("i")).data == ended.data, "the store remembers longer than the record is kept"
         other_side.stored.clear()
         assert (await api.get("i")).status == 404
@@ -110,7 +110,7 @@ async def test_a_cancelled_invocation_is_told_to_everybody_and_ends(
         await until(ended, "the store has its end")
         assert (await api.cancel("c")).status == 200
         assert (await api.get("c")).data["failure"]["class"] == "cancelled"
-        await other_side.state.purge("c")
+        await other_side.forget("c")
         assert (await api.cancel("c")).status == 200
         assert (await api.invoke(function, invocationID="d")).status == 202
         await other_side.end(succeeded(invocation(function, "d"), "", b""))
