@@ -80,6 +80,7 @@ class Consumption:
         self._held: dict[tuple[int, datetime], _Held] = {}
         self._emptied = asyncio.Event()
         self._stopping: asyncio.Event = asyncio.Event()
+        self._paused = False
         self._puller: Puller | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -91,12 +92,26 @@ class Consumption:
         """Why nothing comes, for readiness; None where all is well."""
         return self._puller.problem if self._puller else "consuming has not begun"
 
+    def pause(self) -> None:
+        """Take no more for now, at once. What is in hand goes on."""
+        self._pausing(True)
+
+    def resume(self) -> None:
+        self._pausing(False)
+
+    def _pausing(self, paused: bool) -> None:
+        if paused != self._paused:
+            self._paused = paused
+            if self._puller:
+                self._puller.rest(paused)
+
     async def run(self, stopping: asyncio.Event) -> None:
         """Consume until told to stop, and return when everything in hand is settled.
 
         Cancelled, it ends at once, and what was in hand is handed back to be delivered again.
         """
         self._puller = Puller(self._connection, self._spec, self.policy.at_once, self._received, self.policy.patience)
+        self._puller.rest(self._paused)
         self._stopping = stopping
         async with asyncio.TaskGroup() as self._tasks:
             helpers = [self._tasks.create_task(self._extend()), self._tasks.create_task(self._stop_pulling())]
@@ -118,7 +133,7 @@ class Consumption:
         delivery = _delivery(message)
         if held := self._held.get(delivery.identity):
             held.reply = message.reply  # its lease ran out while we were cut off; it is being handled all the same
-        elif self._stopping.is_set() or len(self._held) >= self.policy.at_once:
+        elif self._stopping.is_set() or self._paused or len(self._held) >= self.policy.at_once:
             self._tasks.create_task(self._say(message.reply, NAK))
         else:
             self._held[delivery.identity] = held = _Held(delivery, message.reply)

@@ -62,6 +62,7 @@ class Puller:
         self._taken = 0
         self._heard = 0.0
         self._intact = False
+        self._resting = False
         self._wake = asyncio.Event()
         self._backoff = Backoff(first=0.1, longest=5.0)
 
@@ -70,6 +71,11 @@ class Puller:
         self._taken += change
         if change < 0:
             self._wake.set()
+
+    def rest(self, resting: bool) -> None:
+        """Ask for nothing more, and give up what was asked for; or begin again."""
+        self._resting, self._intact = resting, False
+        self._wake.set()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Pull until told to stop. Afterwards nothing more is received."""
@@ -95,7 +101,8 @@ class Puller:
         if self._connection.connected:
             if not self._intact:
                 await self._begin()
-            if wanted := shortfall(self._room, self._taken, self._asked):
+            wanted = shortfall(self._room, self._taken, self._asked)
+            if wanted and not self._resting:
                 await self._pull(wanted)
         await self._word()
 

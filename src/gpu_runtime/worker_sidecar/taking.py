@@ -20,10 +20,9 @@ class Taking:
         """Set when nothing is in hand and nothing more will be."""
         self._consumption, self._presence = consumption, presence
         self._draining = False
-        self._decided = asyncio.Event()
-        """Set while there is something else to do than to wait for the framework."""
+        self._begun = asyncio.Event()
+        """Set when the framework answered for the first time, or never needs to."""
         self._stop = asyncio.Event()
-        """Ends the consumption of the moment."""
 
     def problem(self) -> str | None:
         """Why nothing is taken any more, for readiness."""
@@ -31,14 +30,13 @@ class Taking:
 
     def resume(self) -> None:
         self._presence.registered()
-        self._decided.set()
+        self._consumption.resume()
+        self._begun.set()
 
     def pause(self) -> None:
         """Take no more for now. What is in hand goes on."""
         self._presence.absent()
-        if not self._draining:
-            self._decided.clear()
-        self._stop.set()
+        self._consumption.pause()
 
     def drain(self) -> None:
         """Take no more for good. What is in hand goes on."""
@@ -46,19 +44,15 @@ class Taking:
             logger.info("draining", extra={"inFlight": self._consumption.in_flight})
             self._draining = True
             self._presence.draining()
-        self._decided.set()
         self._stop.set()
+        self._begun.set()
 
     def drained_so_far(self) -> Drained:
         return Drained(draining=self._draining, in_flight=self._consumption.in_flight)
 
     async def run(self) -> None:
         """Take invocations until drained, and return when all of them are settled."""
-        while True:
-            while not self._decided.is_set():
-                await self._decided.wait()
-            if self._draining:
-                break
-            self._stop = asyncio.Event()
+        await self._begun.wait()
+        if not self._draining:
             await self._consumption.run(self._stop)
         self.drained.set()

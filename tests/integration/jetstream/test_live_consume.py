@@ -94,6 +94,36 @@ async def test_no_more_than_there_is_room_for_are_taken(connected: Connection, p
     assert most == 3
 
 
+async def test_a_pause_ends_while_something_is_still_in_hand(connected: Connection, publisher: Publisher) -> None:
+    gate = asyncio.Event()
+
+    async def first_waits(delivery: Delivery) -> Outcome:
+        if delivery.data == b"0":
+            await gate.wait()
+        return Done()
+
+    seen = Seen(first_waits)
+    async with consuming(publisher, seen) as consumption:
+        await publish(publisher, 1)
+        await eventually(lambda: consumption.in_flight == 1, "the first is in hand")
+        consumption.pause()
+        await publisher.publish(Outgoing("work.a", b"1"))
+        await until_nobody_pulls(connected)
+        assert set(seen.data) == {b"0"}
+        consumption.resume()
+        await eventually(lambda: b"1" in seen.data, "the second is handled")
+        assert consumption.in_flight == 1, "beside the first"
+        gate.set()
+        await until_empty(connected)
+    assert set(seen.data.values()) == {1}
+
+
+async def until_nobody_pulls(connection: Connection) -> None:
+    async with asyncio.timeout(60):
+        while (await consumer_load(connection, TAKERS)).pulls:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.02)
+
+
 async def test_a_message_that_comes_later_is_handled_at_once(connected: Connection, publisher: Publisher) -> None:
     seen = Seen()
     async with consuming(publisher, seen, replace(QUICK, at_once=1, patience=Patience(300, heartbeat=0.5))):
