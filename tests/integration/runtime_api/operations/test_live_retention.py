@@ -42,7 +42,8 @@ class Kept:
 
 async def record(of: Replica, name: str, kind: OperationType = OperationType.SEED_STOCK) -> Operation:
     asked = SeedStock(operation_id=name, spec_name="g1.1", replicas=1)
-    return (await of.ledger.record(kind, name, asked, Target(kind="GPUUnit", namespace=of.namespace))).operation
+    target = Target(kind="GPUUnit", namespace=of.namespace, name=name)
+    return (await of.ledger.record(kind, name, asked, target)).operation
 
 
 async def test_what_is_finished_is_forgotten_a_retention_time_after_its_end(start_replica: StartReplica) -> None:
