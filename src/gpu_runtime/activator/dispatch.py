@@ -36,7 +36,7 @@ from gpu_runtime.contract.messages.state import (
     known_from,
     read_record,
 )
-from gpu_runtime.contract.messages.subjects import Subjects
+from gpu_runtime.contract.messages.subjects import Queue, Subjects
 from gpu_runtime.contract.messages.topology import Topology
 from gpu_runtime.contract.messages.wire import Unreadable, decode, encode, utc
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
@@ -102,7 +102,7 @@ class Dispatcher:
         """A dead letter, and the result that says so where it is known of which invocation."""
         self.metrics.dead_letters.inc()
         failure = Failure(failure_class=_class_of(outcome), message=outcome.reason)
-        letters = DeadLetters(self.topology.subjects, self.endings.source)
+        letters = DeadLetters(self.topology.subjects, Queue.INVOKE)
         try:
             accepted = read(delivery, self.topology.subjects)
         except Unreadable:

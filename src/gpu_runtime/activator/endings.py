@@ -10,7 +10,7 @@ from gpu_runtime.contract.messages.failure import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, unsuccessful
 from gpu_runtime.contract.messages.state import Known, headers_of
-from gpu_runtime.contract.messages.subjects import Queue, Subjects
+from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import StreamError
@@ -45,8 +45,6 @@ class Endings:
     subjects: Subjects
     publisher: Publisher
     metrics: ActivatorMetrics
-    source: Queue = Queue.INVOKE
-    """Whose dead letters are written."""
 
     async def end(self, invocation: Invocation, ending: Ending, now: datetime, known: Known | None) -> None:
         """Have the result stored, and tell a caller that waits for it."""

@@ -6,7 +6,7 @@ nobody notices.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,7 +20,6 @@ from gpu_runtime.kube.retry import RetryPolicy
 from gpu_runtime.kube.transport import Call, Fence, Transport
 
 T = TypeVar("T", bound=Object)
-Propagation = Literal["Background", "Foreground", "Orphan"]
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -152,12 +151,11 @@ class Client:
         *,
         uid: str | None = None,
         resource_version: str | None = None,
-        propagation: Propagation = "Background",
     ) -> None:
         """Ask for its end, if it is still that object and that version; otherwise Conflict."""
         given = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {name: value for name, value in given.items() if value is not None}
-        body = msgspec.json.encode({"propagationPolicy": propagation, "preconditions": preconditions})
+        body = msgspec.json.encode({"propagationPolicy": "Background", "preconditions": preconditions})
         # With a uid, the object cannot be another one, so asking twice ends the same object once.
         await self._write("DELETE", codec.object_path(resource, key), body, repeatable=uid is not None)
 
