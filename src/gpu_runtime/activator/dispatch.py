@@ -44,6 +44,7 @@ from gpu_runtime.jetstream.errors import Full, StreamError, TooLarge
 from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.jetstream.topology import ensure_consumer
+from gpu_runtime.kube.errors import KubeError
 
 PATIENT = Backoff(first=0.25, longest=30.0)
 """Between tries at what only time changes: a queue that is full, a cache that is behind."""
@@ -138,6 +139,11 @@ class Dispatcher:
             return Retry("the functions are not known here for certain", PATIENT.delay(delivery.attempt))
         if waited < self.settings.unknown_seconds:
             return Retry("the function is not known here yet", 0.2)
+        try:
+            if not await self.functions.is_gone(accepted.invocation.serverless_request_id):
+                return Retry("the function was not known here yet", 0)
+        except KubeError as error:
+            return Retry(f"whether the function is there cannot be known: {error}", PATIENT.delay(delivery.attempt))
         await self.endings.end(accepted.invocation, gone(), now, accepted.known)
         return Done()
 

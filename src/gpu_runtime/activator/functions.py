@@ -1,11 +1,14 @@
 """Functions and their workers as the cache of units has them."""
 
+import asyncio
 from collections.abc import Iterable
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.names import REQUEST_ID_PATTERN, Annotation
+from gpu_runtime.contract.validation.values import matches
 from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.codec import Selection
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.objects import Key
@@ -18,9 +21,16 @@ STOCK = "stock"
 """Stock that can be taken now, by its specName."""
 
 
+STANDS = 1.0
+"""Seconds for which it stands that there is no such function: less than work waits for one that is not known."""
+
+
 class Functions:
     def __init__(self, client: Client, stock_namespace: str, metrics: KubeMetrics | None = None) -> None:
         self.units: Informer[GPUUnit] = Informer(client, GPU_UNITS, metrics=metrics)
+        self._client = client
+        self._absent: dict[str, float] = {}
+        """When it was last seen that there is no such function, by its requestID."""
         self._stock_namespace = stock_namespace
         self.units.store.index_by(REQUEST, self._request_ids)
         self.units.store.index_by(WORKERS, self._functions)
@@ -54,6 +64,21 @@ class Functions:
     def certain(self) -> bool:
         """Whether what is not known here is really not there."""
         return self.units.has_synced and not self.units.trouble
+
+    async def is_gone(self, request_id: str) -> bool:
+        """Whether there is no such function, as Kubernetes says when it is asked: a watch that is behind does not know
+        that it is. Before work is failed that was accepted."""
+        now = asyncio.get_running_loop().time()
+        self._absent = {each: seen for each, seen in self._absent.items() if now - seen < STANDS}
+        if request_id in self._absent or not matches(REQUEST_ID_PATTERN, request_id):
+            return True
+        found = await self._client.list(GPU_UNITS, Selection(fields=f"spec.serverless.requestID={request_id}"))
+        for unit in found.items:
+            self.units.learn(unit)
+        if any(request_id in self._request_ids(unit) for unit in found.items):
+            return False
+        self._absent[request_id] = now
+        return True
 
     def concerned(self, unit: GPUUnit) -> Iterable[Key]:
         """Whom a change of this unit concerns besides itself: a worker its function, a function its workers."""

@@ -34,6 +34,7 @@ from gpu_runtime.jetstream.errors import NotFound, StreamError
 from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.specs import ConsumerSpec
 from gpu_runtime.jetstream.topology import acknowledged_up_to, delete_consumer, messages_by_subject, stream_made_at
+from gpu_runtime.kube.errors import KubeError
 
 logger = logging.getLogger(__name__)
 
@@ -163,8 +164,15 @@ class Reaper:
         now, absent = self.now(), (self._served | counts.keys()) - there
         self._missing = {each: self._missing.get(each, now) for each in absent}
         for request_id, since in self._missing.items():
-            if (now - since).total_seconds() >= self.settings.gone_seconds:
+            if (now - since).total_seconds() >= self.settings.gone_seconds and await self._is_gone(request_id):
                 await self._reap_function(request_id)
+
+    async def _is_gone(self, request_id: str) -> bool:
+        try:
+            return await self.functions.is_gone(request_id)
+        except KubeError as error:
+            logger.warning("whether a function is there cannot be known", extra={"error": str(error)})
+            return False
 
     async def _reap_function(self, request_id: str) -> None:
         sequence, left, ended = 1, False, 0

@@ -32,7 +32,12 @@ from gpu_runtime.process.streams import topology_of
 from localcluster.nats import Account
 from tests.integration.activator.plane import nats_settings
 
-NONE: Any = SimpleNamespace(request_ids=set, serving=lambda _: None, certain=lambda: True)
+
+async def is_gone(_request_id: str) -> bool:
+    return True
+
+
+NONE: Any = SimpleNamespace(request_ids=set, serving=lambda _: None, certain=lambda: True, is_gone=is_gone)
 """There are no functions."""
 
 

@@ -228,4 +228,5 @@ DEFINITION = Definition(
         Column("URL", ".status.accessURL", wide=True),
         AGE,
     ),
+    selectable=(".spec.serverless.requestID",),
 )
