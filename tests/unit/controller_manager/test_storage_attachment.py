@@ -16,6 +16,7 @@ from gpu_runtime.controller_manager.gpu_storage.attachment import (
 )
 from gpu_runtime.controller_manager.gpu_storage.concerns import Concerns
 from gpu_runtime.controller_manager.gpu_storage.ending import ending
+from gpu_runtime.controller_manager.gpu_storage.observe import may_mount
 from gpu_runtime.controller_manager.indexes import (
     ATTACHED,
     STORAGE_CLASS,
@@ -130,6 +131,28 @@ def test_a_deployment_names_the_claims_that_its_pods_mount() -> None:
     )
     assert claims_of_deployment(full) == {Key("runtime-instance", "data")}
     assert claims_of_deployment(msgspec.structs.replace(full, spec={})) == set()
+
+
+@pytest.mark.parametrize(
+    ("volume", "replicas", "looked_at", "mounts"),
+    [
+        ("data", 1, True, True),
+        ("data", 0, True, False),
+        ("other", 1, True, False),
+        ("other", 1, False, True),
+        ("data", 0, False, True),
+    ],
+)
+def test_a_deployment_may_mount_what_it_did_until_kubernetes_has_looked_at_its_change(
+    volume: str, replicas: int, looked_at: bool, mounts: bool
+) -> None:
+    volumes = [{"name": "a", "persistentVolumeClaim": {"claimName": volume}}]
+    changed = {
+        "metadata": metadata("web") | {"generation": 2},
+        "spec": {"replicas": replicas, "template": {"spec": {"volumes": volumes}}},
+        "status": {"observedGeneration": 2 if looked_at else 1},
+    }
+    assert may_mount(msgspec.convert(changed, Deployment), Key("runtime-instance", "data")) is mounts
 
 
 def test_a_change_concerns_the_storages_that_are_mounted_and_those_that_are_held() -> None:

@@ -11,6 +11,7 @@ from gpu_runtime.controller_manager.caches import Caches
 from gpu_runtime.controller_manager.indexes import ATTACHED, CLAIM, STORAGE
 from gpu_runtime.controller_manager.mounts import claims_of_deployment, storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.controller_manager.workload.owned import Deployment, is_current
 from gpu_runtime.kube.core import PersistentVolumeClaim, StorageClass
 from gpu_runtime.kube.objects import Key
 
@@ -77,7 +78,13 @@ def _mounted_in(storage: GPUStorage, caches: Caches) -> Iterator[str]:
     """Pods end last. But while the holder's Deployment wants one that mounts the claim, it may still come."""
     key, attached = storage.metadata.key, storage.spec.attached_to
     deployment = caches.deployments.store.get(Key(key.namespace, attached.unit)) if attached else None
-    wants_pods = deployment is not None and deployment.spec.get("replicas") != 0
-    if deployment is not None and wants_pods and key in claims_of_deployment(deployment):
+    if deployment is not None and may_mount(deployment, key):
         yield f"Deployment {deployment.metadata.name}"
     yield from (f"Pod {pod.metadata.name}" for pod in caches.pods.store.by(CLAIM, str(key)))
+
+
+def may_mount(deployment: Deployment, claim: Key) -> bool:
+    """Whether pods of it mount the claim, or may still come that do: until Kubernetes has looked at what was last asked
+    of it, the ReplicaSet of what was asked before makes its pods anew."""
+    wanted = deployment.spec.get("replicas") != 0 and claim in claims_of_deployment(deployment)
+    return wanted or not is_current(deployment)
