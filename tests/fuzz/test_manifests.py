@@ -122,7 +122,9 @@ class Cluster:
         try:
             found = as_dict(await self.kube.get(KINDS[manifest.plural], manifest.named(), namespace=manifest.namespace))
         except ApiError as error:
-            return "" if error.status.code == 404 else str(error)  # the activator removes workers of nobody
+            return "" if error.status.code == 404 else str(error)
+        if "deletionTimestamp" in found["metadata"]:  # by the activator, which removes workers of nobody
+            return ""
         said = ready(found)
         if said.get("reason") in REASONS and said.get("observedGeneration") == found["metadata"]["generation"]:
             return ""
