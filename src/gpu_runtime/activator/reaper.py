@@ -33,7 +33,7 @@ from gpu_runtime.jetstream.delivery import Delivery
 from gpu_runtime.jetstream.errors import NotFound, StreamError
 from gpu_runtime.jetstream.kv import Bucket
 from gpu_runtime.jetstream.specs import ConsumerSpec
-from gpu_runtime.jetstream.topology import acknowledged_up_to, delete_consumer, messages_by_subject, stream_made_at
+from gpu_runtime.jetstream.topology import acknowledged_up_to, delete_consumer, holdings
 from gpu_runtime.kube.errors import KubeError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Reaper:
     _next: int = 1
     """The number from which on the stream has not been read yet."""
     _made_at: str = ""
-    """When the stream was made that was read: one that is made anew has the same numbers, for others."""
+    """When the stream was made that was read."""
     _taken_back: set[str] = field(default_factory=set)
     _served: set[str] = field(default_factory=set)
     """Functions that were seen, whose consumers are there."""
@@ -125,10 +125,11 @@ class Reaper:
             self._wake.set()
 
     async def once(self) -> None:
-        counts, made_at = await self._counts(), await stream_made_at(self.nats, self._stream)
-        if made_at != self._made_at or len(self._waiting) > 2 * sum(counts.values()) + SLACK:
+        held = await holdings(self.nats, self._stream, self.topology.subjects.all_of(Queue.DISPATCH))
+        counts = {subject.rpartition(".")[2]: count for subject, count in held.by_subject.items()}
+        if held.made_at != self._made_at or len(self._waiting) > 2 * sum(counts.values()) + SLACK:
             self._waiting.forget_all()
-            self._next, self._made_at = 1, made_at
+            self._next, self._made_at = 1, held.made_at
         await self._read(eagerly=bool(self._taken_back))
         await self._reap_taken_back()
         await self._reap_over()
@@ -263,10 +264,6 @@ class Reaper:
     async def _kept(self, sequence: int, subject: str = "") -> Kept | None:
         subject = subject or self.topology.subjects.all_of(Queue.DISPATCH)
         return await first_kept(self.nats, self._stream, subject, sequence)
-
-    async def _counts(self) -> dict[str, int]:
-        found = await messages_by_subject(self.nats, self._stream, self.topology.subjects.all_of(Queue.DISPATCH))
-        return {subject.rpartition(".")[2]: count for subject, count in found.items()}
 
     @property
     def _stream(self) -> str:

@@ -33,6 +33,14 @@ class Load:
     """How many pulls wait for messages."""
 
 
+@dataclass(frozen=True)
+class Holdings:
+    made_at: str
+    """When the stream was made: one that is made anew has the same numbers, for other messages."""
+    by_subject: dict[str, int]
+    """How many messages."""
+
+
 async def ensure_until_done(
     connection: Connection,
     streams: Iterable[StreamSpec] = (),
@@ -91,12 +99,6 @@ async def consumer_load(connection: Connection, spec: ConsumerSpec) -> Load:
     return Load(info["num_pending"], info["num_ack_pending"], info["num_waiting"])
 
 
-async def stream_made_at(connection: Connection, stream: str) -> str:
-    """When the stream was made."""
-    info = await call(connection, f"STREAM.INFO.{stream}")
-    return str(info["created"])
-
-
 async def acknowledged_up_to(connection: Connection, spec: ConsumerSpec) -> int:
     """The number up to which everything is acknowledged that the consumer was to get."""
     info = await call(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
@@ -105,13 +107,17 @@ async def acknowledged_up_to(connection: Connection, spec: ConsumerSpec) -> int:
 
 
 async def messages_by_subject(connection: Connection, stream: str, pattern: str) -> dict[str, int]:
-    """How many messages a stream holds on each subject of the pattern: in a work queue, what is not yet done.
+    """How many messages a stream holds on each subject of the pattern: in a work queue, what is not yet done."""
+    return (await holdings(connection, stream, pattern)).by_subject
+
+
+async def holdings(connection: Connection, stream: str, pattern: str) -> Holdings:
+    """What a stream holds on the subjects of the pattern.
 
     The server gives at most 100,000 subjects at a time, more than there are functions.
     """
     info = await call(connection, f"STREAM.INFO.{stream}", {"subjects_filter": pattern})
-    counts: dict[str, int] = info["state"].get("subjects") or {}
-    return counts
+    return Holdings(info["created"], info["state"].get("subjects") or {})
 
 
 async def _ensure_stream(connection: Connection, wanted: Config, what: str) -> None:

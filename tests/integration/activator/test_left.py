@@ -3,13 +3,10 @@ full. Here the stream keeps what is acknowledged."""
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any, cast
 
 from nats.aio.client import Client as Nats
 
 from gpu_runtime.activator.endings import Endings
-from gpu_runtime.activator.functions import Functions
 from gpu_runtime.activator.main import utcnow
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.reaper import LEFT_EVERY, Reaper
@@ -30,10 +27,8 @@ from gpu_runtime.jetstream.specs import ConsumerSpec
 from gpu_runtime.jetstream.topology import ensure_consumer, ensure_until_done
 from gpu_runtime.process.streams import topology_of
 from localcluster.nats import Account
+from tests.integration.activator.known import ONE
 from tests.integration.activator.plane import nats_settings
-
-SERVED: Any = SimpleNamespace(request_ids=lambda: {"f"}, serving=lambda _: object(), certain=lambda: True)
-"""The function is there."""
 
 
 async def test_what_was_done_and_is_still_there_counts_no_more(nats_account: Account) -> None:
@@ -44,7 +39,7 @@ async def test_what_was_done_and_is_still_there_counts_no_more(nats_account: Acc
         await ensure_until_done(nats, keeping, [topology.state], topology.consumers())
         publisher, stream, work = Publisher(nats), topology.stream_name(Queue.DISPATCH), topology.work("f")
         records, endings = Bucket(nats, publisher, topology.state), Endings(topology.subjects, publisher, metrics)
-        reaper = Reaper(nats, topology, records, cast(Functions, SERVED), endings, Reaping(), metrics, lambda: now[0])
+        reaper = Reaper(nats, topology, records, ONE, endings, Reaping(), metrics, lambda: now[0])
         for id_, stage in (("done", Stage.TERMINAL), ("odd", Stage.RUNNING), ("waits", Stage.TERMINAL)):
             await records.create(id_, encode(record(stage)))
         for id_ in ("done", "odd", "waits"):

@@ -1,11 +1,8 @@
 """Queues that were lost and made anew, with the numbers of their messages beginning at one again."""
 
 from datetime import datetime, timedelta
-from types import SimpleNamespace
-from typing import Any, cast
 
 from gpu_runtime.activator.endings import Endings
-from gpu_runtime.activator.functions import Functions
 from gpu_runtime.activator.main import utcnow
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.reaper import Reaper
@@ -24,10 +21,8 @@ from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.jetstream.topology import ensure_until_done
 from gpu_runtime.process.streams import topology_of
 from localcluster.nats import Account
+from tests.integration.activator.known import ONE
 from tests.integration.activator.plane import nats_settings
-
-SERVED: Any = SimpleNamespace(request_ids=lambda: {"f"}, serving=lambda _: object(), certain=lambda: True)
-"""The function is there."""
 
 
 async def test_what_waits_in_a_queue_that_was_made_anew_ends_at_its_own_time(nats_account: Account) -> None:
@@ -36,7 +31,7 @@ async def test_what_waits_in_a_queue_that_was_made_anew_ends_at_its_own_time(nat
     async with connection(Options((nats_account.url,))) as nats:
         publisher, stream = Publisher(nats), topology.stream_name(Queue.DISPATCH)
         records, endings = Bucket(nats, publisher, topology.state), Endings(topology.subjects, publisher, metrics)
-        reaper = Reaper(nats, topology, records, cast(Functions, SERVED), endings, Reaping(), metrics, lambda: now[0])
+        reaper = Reaper(nats, topology, records, ONE, endings, Reaping(), metrics, lambda: now[0])
 
         async def wait(id_: str, until: datetime) -> None:
             asked = Invocation(invocation_id=id_, serverless_request_id="f", timeout_seconds=60)

@@ -1,15 +1,12 @@
 """Messages that nobody of the platform has sent: they end as dead letters, and nobody ends of them."""
 
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from gpu_runtime.activator.demand import Demand
 from gpu_runtime.activator.dispatch import Dispatcher
 from gpu_runtime.activator.endings import Endings
-from gpu_runtime.activator.functions import Functions
 from gpu_runtime.activator.main import utcnow
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.reaper import Reaper
@@ -30,15 +27,8 @@ from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.jetstream.topology import ensure_until_done, messages_by_subject
 from gpu_runtime.process.streams import topology_of
 from localcluster.nats import Account
+from tests.integration.activator.known import NONE
 from tests.integration.activator.plane import nats_settings
-
-
-async def is_gone(_request_id: str) -> bool:
-    return True
-
-
-NONE: Any = SimpleNamespace(request_ids=set, serving=lambda _: None, certain=lambda: True, is_gone=is_gone)
-"""There are no functions."""
 
 
 @pytest.fixture
@@ -79,7 +69,7 @@ async def test_the_reaper_buries_what_is_nobodys(
     await publisher.publish(Outgoing(f"{topology.subjects.prefix}.dispatch.{queue}", encode(dispatch)))
     endings = Endings(topology.subjects, publisher, metrics)
     records, reaping = Bucket(nats, publisher, topology.state), Reaping(gone_seconds=0.001, grace_seconds=0.001)
-    reaper = Reaper(nats, topology, records, cast(Functions, NONE), endings, reaping, metrics, utcnow)
+    reaper = Reaper(nats, topology, records, NONE, endings, reaping, metrics, utcnow)
     for _ in range(100):
         await reaper.once()
         if not await messages_by_subject(nats, topology.streams[1].name, ">"):
@@ -97,7 +87,7 @@ async def test_the_dispatcher_gives_up_what_came_to_the_wrong_place(
         topology,
         publisher,
         Bucket(nats, publisher, topology.state),
-        cast(Functions, NONE),
+        NONE,
         Room(float),
         Demand(nats, topology.subjects, float),
         Endings(topology.subjects, publisher, metrics),

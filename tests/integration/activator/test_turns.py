@@ -1,10 +1,6 @@
 """A function that leaves much work behind, and the others."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 from gpu_runtime.activator.endings import Endings
-from gpu_runtime.activator.functions import Functions
 from gpu_runtime.activator.main import utcnow
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.reaper import AT_ONCE, Reaper
@@ -21,15 +17,8 @@ from gpu_runtime.jetstream.publish import Publisher
 from gpu_runtime.jetstream.topology import ensure_until_done, messages_by_subject
 from gpu_runtime.process.streams import topology_of
 from localcluster.nats import Account
+from tests.integration.activator.known import NONE
 from tests.integration.activator.plane import nats_settings
-
-
-async def is_gone(_request_id: str) -> bool:
-    return True
-
-
-NONE: Any = SimpleNamespace(request_ids=set, serving=lambda _: None, certain=lambda: True, is_gone=is_gone)
-"""There are no functions."""
 
 
 async def test_the_work_of_a_function_that_is_gone_ends_in_turns_with_that_of_others(nats_account: Account) -> None:
@@ -47,7 +36,7 @@ async def test_the_work_of_a_function_that_is_gone_ends_in_turns_with_that_of_ot
         await publisher.publish_many([*many, waiting("few", 10_000)])
         endings, records = Endings(topology.subjects, publisher, metrics), Bucket(nats, publisher, topology.state)
         reaping = Reaping(gone_seconds=0.001)
-        reaper = Reaper(nats, topology, records, cast(Functions, NONE), endings, reaping, metrics, utcnow)
+        reaper = Reaper(nats, topology, records, NONE, endings, reaping, metrics, utcnow)
 
         async def left() -> dict[str, int]:
             counts = await messages_by_subject(nats, topology.stream_name(Queue.DISPATCH), ">")
