@@ -76,7 +76,7 @@ check: $(BIN)/.ready ## Format, lint, types, import contracts, generated files f
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m gpu_runtime.manifests --check config
-	$(BIN)/python -m gpu_runtime.manifests.api_document --check docs/api/openapi.json
+	$(BIN)/python -m gpu_runtime.manifests.write_openapi --check docs/api/openapi.json
 	@$(MAKE) --no-print-directory check-locks
 
 .PHONY: check-locks
@@ -125,7 +125,7 @@ generate: manifests ## The same
 
 .PHONY: swagger
 swagger: $(BIN)/.ready ## Write the API's document, docs/api/openapi.json
-	$(BIN)/python -m gpu_runtime.manifests.api_document docs/api/openapi.json
+	$(BIN)/python -m gpu_runtime.manifests.write_openapi docs/api/openapi.json
 
 .PHONY: format
 format: $(BIN)/.ready ## Format the code and sort the imports

@@ -11,8 +11,8 @@ wrote, so they are taken of what nobody but the controller manager writes while 
 and NetworkPolicies without their subresources, and the status of GPUUnits. Its audit log, kept for the controller
 manager's user alone, says who wrote and covers every kind. Events and Leases are left out of both.
 
-The floors: of CPU and time, `bench/floors/convergence.py`, right after each step; of memory, the same process before
-there are units; of the Kubernetes client, see `bench/kube_client.py`.
+The floors: of CPU and time, `bench/floors/unit_writes.py`, right after each step; of memory, the same process before
+there are units; of the Kubernetes client, see `bench/kube_client_runs.py`.
 """
 
 import argparse
@@ -20,18 +20,18 @@ import asyncio
 
 import msgspec
 
-from bench import kube_client
-from bench.convergence import Convergence, Rest, Step, observe
-from bench.floors.convergence import WRITES
-from bench.manager import IDENTITY
+from bench import kube_client_runs
+from bench.controller_runs import Convergence, Rest, Step, observe
+from bench.floors.unit_writes import WRITES
 from bench.report import Chart, Findings, Row, present, tell
-from bench.site import site
+from bench.start_controller_manager import IDENTITY
+from bench.testbed import site
 
 PROMISED_UNITS, CPU, RSS, MOST_WRITES, GROWTH = 2000, 20, 250, 6, 1.3
 
 
 class Details(msgspec.Struct):
-    client: kube_client.Comparison
+    client: kube_client_runs.Comparison
     convergence: Convergence
 
 
@@ -46,14 +46,14 @@ def main() -> None:
 async def measure(steps: list[int], rest_at: int) -> Findings:
     async with site(steps[-1] + 500, IDENTITY) as at:
         tell("the Kubernetes client")
-        client = await kube_client.measure(at.plane, requests=500, rounds=5, concurrency=16)
+        client = await kube_client_runs.measure(at.plane, requests=500, rounds=5, concurrency=16)
         found = await observe(at, steps, rest_at)
     rows = [*client_rows(client), *promised_rows(found), *step_rows(found), *rest_rows(found)]
     return Findings(rows, charts(found), Details(client, found))
 
 
-def client_rows(client: kube_client.Comparison) -> list[Row]:
-    most = kube_client.LIMIT
+def client_rows(client: kube_client_runs.Comparison) -> list[Row]:
+    most = kube_client_runs.LIMIT
     return [
         Row(
             f"Kubernetes client: CPU per {verb}",

@@ -4,7 +4,7 @@
 
 The runtime API, one replica and then two, is the real process under its own identity, against a real API server and
 etcd. The creates come over HTTP from a process of its own, 45 per second at times that are fixed beforehand, and then
-as many as come of 1, 4, 16 and 64 callers. The floor (`bench/floors/handoff.py`): the same writes by another process
+as many as come of 1, 4, 16 and 64 callers. The floor (`bench/floors/handoff_writes.py`): the same writes by another process
 with aiohttp and msgspec and nothing between, at the same rate against the same API server.
 
 What is promised is measured without controllers at work: stock is said to be Ready, and nobody makes the units Ready
@@ -20,7 +20,7 @@ import asyncio
 
 import msgspec
 
-from bench.handing_over import RATE, Burden, Load, observe
+from bench.handoff_runs import RATE, Burden, Load, observe
 from bench.report import Chart, Findings, Row, present, quantile
 
 CALLERS = (1, 4, 16, 64)

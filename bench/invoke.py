@@ -8,7 +8,7 @@ functions in turn. An asynchronous call counts when its result is stored in the 
 caller has the answer.
 
 The cold calls are to functions without any worker, to one after another and to many at once: they count until the pod
-of the first worker exists. Their floor is `bench/floors/cold_start.py`, that of the others `bench/floors/pipeline.py`.
+of the first worker exists. Their floor is `bench/floors/cold_start.py`, that of the others `bench/floors/nats_pipeline.py`.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from contextlib import ExitStack
 
 import msgspec
 
-from bench.calls import Job, Outcome, Pipeline, RuntimeAPI, run
 from bench.floors import cold_start
-from bench.floors.pipeline import emptied, hops, make_queues
+from bench.floors.nats_pipeline import emptied, hops, make_queues
+from bench.invoke_load import Job, Outcome, Pipeline, RuntimeAPI, run
 from bench.report import Chart, Findings, Row, present, quantile, tell
-from bench.runtime_api import TOKEN
-from bench.serving import Plane, Worker, cpu_of_workers, make_functions, plane, workers
-from bench.site import see_pods
-from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, Label
+from bench.serverless_stack import Plane, Worker, cpu_of_workers, make_functions, plane, workers
+from bench.start_runtime_api import TOKEN
+from bench.testbed import see_pods
+from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, Label
 
 PAYLOAD = {"prompt": "draw a robot", "steps": 20}
 CALLERS = 64

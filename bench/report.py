@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from bench.machine import Machine, machine
-from localcluster.places import LOCAL
+from bench.host_info import Machine, machine
+from localcluster.paths import LOCAL
 
 FOLDER = LOCAL / "bench"
 _STARTED = time.perf_counter()

@@ -7,8 +7,8 @@ invocation and the headers that a sidecar gives it. It counts when it is in the 
 files, and SQLite its own, on the same disk.
 
 Two floors. The same rows into the same tables, as many in a transaction as the process had on average
-(`bench/floors/database.py`): what the disk takes. And what a bare hop takes out of a queue of the same length, with one
-write of a key and one acknowledgement for each (`bench/floors/pipeline.py`): what NATS gives to one process.
+(`bench/floors/sqlite_inserts.py`): what the disk takes. And what a bare hop takes out of a queue of the same length, with one
+write of a key and one acknowledgement for each (`bench/floors/nats_pipeline.py`): what NATS gives to one process.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from bench.floors.database import insert_bare
-from bench.floors.pipeline import drained, make_queues
+from bench.floors.nats_pipeline import drained, make_queues
+from bench.floors.sqlite_inserts import insert_bare
 from bench.report import Chart, Findings, Row, present, tell
-from bench.storing import Emptied, Queue, emptied, result_store, results
-from gpu_runtime.result_store.arrival import row_of
-from localcluster.nats import NatsServer, nats_server
-from localcluster.places import scratch
+from bench.result_store_runs import Emptied, Queue, emptied, result_store, results
+from gpu_runtime.result_store.result_codec import row_of
+from localcluster.nats_server import NatsServer, nats_server
+from localcluster.paths import scratch
 
 BODIES = (100, 1_000, 10_000, 100_000)
 """Bytes of what a function answered."""

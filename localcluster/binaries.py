@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import cache as once
 from pathlib import Path
 
-from localcluster.places import cache, require_disk
+from localcluster.errors import Unmet
+from localcluster.paths import cache, require_disk
 from localcluster.progress import Step, step
-from localcluster.unmet import Unmet
 
 KUBERNETES = "1.36.4"
 GO_MINIMUM = (1, 26)

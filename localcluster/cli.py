@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from localcluster import binaries, node, platform
+from localcluster import binaries, dev_platform, node
 from localcluster.control_plane import PROGRAMS, control_plane
-from localcluster.processes import ProcessFailed
-from localcluster.unmet import Unmet
+from localcluster.errors import Unmet
+from localcluster.supervisor_client import ProcessFailed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _up(options: argparse.Namespace) -> None:
     started = time.monotonic()
-    forwards = platform.routes(options.api_port, options.nats_port)
-    platform.up(forwards)
+    forwards = dev_platform.routes(options.api_port, options.nats_port)
+    dev_platform.up(forwards)
     print(f"\nThe platform is up ({time.monotonic() - started:.1f} s).\n")
     print("  Kubernetes   export KUBECONFIG=$PWD/.local/kubeconfig PATH=$PWD/.local/bin:$PATH")
     for route in forwards:
@@ -80,17 +80,17 @@ def _up(options: argparse.Namespace) -> None:
 
 
 def _down(_: argparse.Namespace) -> None:
-    platform.down()
+    dev_platform.down()
     print("The platform is down; its data stays for the next `make up`.")
 
 
 def _wipe(_: argparse.Namespace) -> None:
-    platform.wipe()
+    dev_platform.wipe()
     print("The platform is down and its data is gone.")
 
 
 def _status(_: argparse.Namespace) -> int:
-    local = platform.running()
+    local = dev_platform.running()
     if local is None:
         print("The platform is down; `make up` starts it.")
         return 1
@@ -103,7 +103,7 @@ def _status(_: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    folder = platform.STATE / "logs"
+    folder = dev_platform.STATE / "logs"
     if options.name and not (folder / f"{options.name}.log").exists():
         return _pod_logs(options)
     files = [folder / f"{options.name}.log"] if options.name else sorted(folder.glob("*.log"))
@@ -115,7 +115,7 @@ def _logs(options: argparse.Namespace) -> int:
 
 
 def _pod_logs(options: argparse.Namespace) -> int:
-    local = platform.running()
+    local = dev_platform.running()
     if local is None:
         raise Unmet(f"there is no log of {options.name}: the platform is down, `make up` starts it.")
     selector = f"--selector=app.kubernetes.io/name={options.name}"

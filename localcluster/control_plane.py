@@ -21,9 +21,9 @@ import yaml
 from lightkube import Client, KubeConfig
 
 from localcluster import binaries, simulated_nodes
+from localcluster.paths import LOCAL, require_disk, scratch
 from localcluster.pki import Authority
-from localcluster.places import LOCAL, require_disk, scratch
-from localcluster.processes import Processes, ProcessFailed
+from localcluster.supervisor_client import Processes, ProcessFailed
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 RARE_COLLECTIONS = {"GOGC": "400"}
@@ -192,7 +192,7 @@ class ControlPlane:
         volumes.mkdir(exist_ok=True)
         kubeconfig = self.kubeconfig_for("provisioner", "system:provisioner")
         options = [f"--kubeconfig={kubeconfig}", f"--volumes={volumes}"]
-        self.processes.start("provisioner", [sys.executable, "-P", "-m", "localcluster.provisioner", *options])
+        self.processes.start("provisioner", [sys.executable, "-P", "-m", "localcluster.hostpath_provisioner", *options])
 
     def wait_ready(self, timeout: float = 180) -> None:
         self.processes.wait_for("kube-apiserver", self.ready, timeout)

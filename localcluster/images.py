@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localcluster import binaries, debian
-from localcluster.places import PROJECT, cache, require_disk
+from localcluster import apt_packages, binaries
+from localcluster.errors import Unmet
+from localcluster.paths import PROJECT, cache, require_disk
 from localcluster.progress import step
-from localcluster.unmet import Unmet
 
 RECIPE = "1"
 PACKAGES = ("ca-certificates", "curl", "nginx-light", "python3")
@@ -97,7 +97,7 @@ def nats() -> Archive:
 
 
 def _debian_layer() -> Path:
-    source, release = debian.archive()
+    source, release = apt_packages.archive()
     layer = _cached("debian", RECIPE, release, *PACKAGES, suffix=".tar")
     if not layer.exists():
         require_disk(layer, 2, "making container images")
@@ -124,7 +124,7 @@ def _product_layer() -> Path:
     shipped = (path for path in (PROJECT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
     sources = [PROJECT / "pyproject.toml", PROJECT / "locks" / "runtime.txt", *sorted(shipped)]
     contents = [f"{path.relative_to(PROJECT)} {_digest(path)}" for path in sources]
-    layer = _cached("gpu-runtime", RECIPE, "compiled", debian.python_version(), *contents, suffix=".tar")
+    layer = _cached("gpu-runtime", RECIPE, "compiled", apt_packages.python_version(), *contents, suffix=".tar")
     if not layer.exists():
         with step("Packing gpu-runtime:local"):
             _in_scratch(layer, _install_product)
@@ -135,7 +135,10 @@ def _install_product(root: Path) -> None:
     uv = str(Path(sys.executable).with_name("uv"))
     wheels = root.parent / "wheels"
     _run(uv, "build", "--quiet", "--wheel", "--no-build-isolation", "--out-dir", str(wheels), cwd=PROJECT)
-    target = [f"--python-version={debian.python_version()}", f"--python-platform={platform.machine()}-manylinux_2_28"]
+    target = [
+        f"--python-version={apt_packages.python_version()}",
+        f"--python-platform={platform.machine()}-manylinux_2_28",
+    ]
     target += ["--only-binary=:all:", "--no-deps", "--target", str(root / PYTHON_FOLDER)]
     _run(uv, "pip", "install", "--quiet", *target, "--require-hashes", "-r", str(PROJECT / "locks" / "runtime.txt"))
     _run(uv, "pip", "install", "--quiet", *target, *map(str, wheels.glob("*.whl")))

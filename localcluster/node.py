@@ -15,13 +15,13 @@ from lightkube import ApiError
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node as NodeResource
 
-from localcluster import binaries, debian, images
+from localcluster import apt_packages, binaries, images
 from localcluster.control_plane import ControlPlane
-from localcluster.places import LOCAL, discard, require_disk, scratch
-from localcluster.processes import Processes
+from localcluster.errors import Unmet
+from localcluster.linux_namespaces import Network, Sandbox, free_network, remove_cgroups
+from localcluster.paths import LOCAL, discard, require_disk, scratch
 from localcluster.progress import step
-from localcluster.sandbox import Network, Sandbox, free_network, remove_cgroups
-from localcluster.unmet import Unmet
+from localcluster.supervisor_client import Processes
 
 NAME = "local"
 PROGRAMS = ("coredns", "gpu-device-plugin", "kube-proxy", "kubelet")
@@ -266,7 +266,7 @@ def prepare() -> list[images.Archive]:
     if os.geteuid() != 0:
         raise Unmet("a node needs root for its namespaces and mounts: run this with sudo.")
     require_disk(LOCAL, 3, "a node")
-    debian.require()
+    apt_packages.require()
     binaries.resolve(PROGRAMS)
     return images.archives()
 

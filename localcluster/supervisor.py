@@ -2,7 +2,7 @@
 
 A program of its own: `python -m localcluster.supervisor SOCKET`. In the node shape it is process 1 of the cluster's
 namespaces, so it also reaps what others orphan, and its death ends everything that runs there. Elsewhere its children
-ask the kernel to be killed with it. `localcluster.processes` is its client: one line of JSON in, one out.
+ask the kernel to be killed with it. `localcluster.supervisor_client` is its client: one line of JSON in, one out.
 
 Power is simply cut at the end: whatever runs here is built to survive that, and is reminded of it daily.
 """

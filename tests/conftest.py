@@ -19,8 +19,8 @@ from xdist.remote import Producer
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
-from localcluster.nats import Account, NatsServer, nats_server
-from localcluster.unmet import Unmet
+from localcluster.errors import Unmet
+from localcluster.nats_server import Account, NatsServer, nats_server
 from tests.lanes import Lanes
 
 LEFT_OUT = "LEFT OUT: "

@@ -10,8 +10,8 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from bench.api_server import Bare, at_a_time
-from bench.site import see_pods
+from bench.kube_api import Bare, at_a_time
+from bench.testbed import see_pods
 
 NAMESPACE = "floor"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"

@@ -21,8 +21,8 @@ from itertools import count
 import uvloop
 from lightkube import AsyncClient, KubeConfig
 
-from localcluster.places import LOCAL
-from localcluster.unmet import Unmet
+from localcluster.errors import Unmet
+from localcluster.paths import LOCAL
 from tests.chaos.faults import Faults
 from tests.chaos.kubelet import Kubelet, kubelet
 from tests.chaos.plan import Kind, plan

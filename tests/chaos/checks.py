@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpu_runtime.contract.crd.names import Label
-from localcluster.processes import Running
+from gpu_runtime.contract.crd.well_known import Label
+from localcluster.supervisor_client import Running
 from tests.chaos.history import History, Invocation, Operation, Unit
 from tests.integration.controller_manager.conftest import Object, ready
 from tests.integration.runtime_api.conservation import disorder

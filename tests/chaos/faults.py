@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from signal import Signals
 
-from localcluster.processes import Processes, ProcessFailed
+from localcluster.supervisor_client import Processes, ProcessFailed
 from tests.chaos.kubelet import Kubelet, Worker
 from tests.chaos.links import Link
 from tests.chaos.plan import Fault, Kind

@@ -12,11 +12,11 @@ from typing import Any
 
 import aiohttp
 
-from gpu_runtime.contract.crd.names import Label
-from gpu_runtime.contract.framework import SOCKET_VARIABLE
+from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.contract.framework_protocol import SOCKET_VARIABLE
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS
 from localcluster.control_plane import free_port
-from localcluster.processes import ProcessFailed
+from localcluster.supervisor_client import ProcessFailed
 from tests.chaos.links import Link, link
 from tests.chaos.platform import PROGRAM, Platform
 from tests.integration.controller_manager.conftest import Object

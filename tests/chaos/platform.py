@@ -20,10 +20,10 @@ import nats
 import yaml
 
 from localcluster.control_plane import ControlPlane, control_plane, free_port
-from localcluster.disks import Disk, on_a_disk
-from localcluster.nats import NatsServer, nats_server
-from localcluster.places import PROJECT, scratch
-from localcluster.processes import Processes, ProcessFailed, tail
+from localcluster.nats_server import NatsServer, nats_server
+from localcluster.paths import PROJECT, scratch
+from localcluster.supervisor_client import Processes, ProcessFailed, tail
+from localcluster.tmpfs_disk import Disk, on_a_disk
 from tests.chaos.checks import Queue
 from tests.chaos.links import Link, link
 from tests.integration.activator.plane import IDENTITY as ACTIVATOR

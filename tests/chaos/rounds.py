@@ -15,8 +15,8 @@ from lightkube import ApiError
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import PersistentVolumeClaim, Pod, Service
 
-from gpu_runtime.contract.crd.names import GROUP, MANAGER, VERSION, Label
-from localcluster.processes import ProcessFailed, Running
+from gpu_runtime.contract.crd.well_known import GROUP, MANAGER, VERSION, Label
+from localcluster.supervisor_client import ProcessFailed, Running
 from tests.chaos import checks
 from tests.chaos.callers import PATIENCE, Caller
 from tests.chaos.checks import World

@@ -14,7 +14,7 @@ import httpx2
 from lightkube import ApiError, AsyncClient
 from lightkube.resources.core_v1 import Pod
 
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object, as_dict
 from tests.integration.runtime_api.live import UNITS
 from tests.integration.runtime_api.storages.holding import Mounted

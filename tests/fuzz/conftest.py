@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localcluster.nats import NatsServer
+from localcluster.nats_server import NatsServer
 from tests.integration.runtime_api.live import Platform, running_platform
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from localcluster.nats import Account
+from localcluster.nats_server import Account
 
 
 class RawNats:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from gpu_runtime.contract.messages.control import Drain, Drained
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.drain_request import Drain, Drained
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.query import FindResult, FoundResult, ListedResults, ListResults
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord
+from gpu_runtime.contract.messages.message_codec import Message
 from gpu_runtime.contract.messages.result import Result
-from gpu_runtime.contract.messages.state import InvocationRecord
-from gpu_runtime.contract.messages.wire import Message
+from gpu_runtime.contract.messages.result_query import FindResult, FoundResult, ListedResults, ListResults
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
 
 FUNCTION = "fuzzed"

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from gpu_runtime.contract.crd.names import GROUP, Annotation, Finalizer, Label
+from gpu_runtime.contract.crd.well_known import GROUP, Annotation, Finalizer, Label
 from tests.fuzz.nasty import texts
 
 BASES = Path(__file__).parents[2] / "config" / "crd" / "bases"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from lightkube import Client
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.fuzz.cases import CASES, SEED, replayable, settings
 from tests.fuzz.model import CONFLICT, CREATED, GONE, INVALID, MISSING, NO_CONTENT, OK, Model, Request
 from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object, as_dict

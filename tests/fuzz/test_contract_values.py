@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from gpu_runtime.activator.stock_api import refusal as refusal_of_api
+from gpu_runtime.activator.runtime_api_client import refusal as refusal_of_api
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import (
     Access,
@@ -19,19 +19,19 @@ from gpu_runtime.contract.crd.gpu_unit import (
     Serverless,
     StorageMount,
 )
-from gpu_runtime.contract.crd.names import Annotation, Role
 from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.crd.workload import EnvVar, Port, Template
+from gpu_runtime.contract.crd.template import EnvVar, Port, Template
+from gpu_runtime.contract.crd.well_known import Annotation, Role
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
 from gpu_runtime.contract.validation.mounts import mount_path_problems, normal_path, within
-from gpu_runtime.contract.validation.normalise import normalised_pool, normalised_storage, normalised_unit
-from gpu_runtime.contract.validation.resources import growth_problems, pool_problems, storage_problems, unit_problems
+from gpu_runtime.contract.validation.normalize import normalised_pool, normalised_storage, normalised_unit
+from gpu_runtime.contract.validation.specs import growth_problems, pool_problems, storage_problems, unit_problems
 from gpu_runtime.contract.validation.values import bytes_problems, name_problems
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.errors import refusal as refusal_of_kubernetes
-from gpu_runtime.kube.objects import Object, ObjectMeta, moment_of
+from gpu_runtime.kube.meta import Object, ObjectMeta, moment_of
 from gpu_runtime.kube.quantity import Quantity, canonical, same_quantity
 from gpu_runtime.runtime_api.dead_letters.service import position_of
 from gpu_runtime.runtime_api.http.decoding import read_body, read_query
@@ -39,7 +39,7 @@ from gpu_runtime.runtime_api.http.paging import cursor
 from gpu_runtime.runtime_api.http.route import Body
 from gpu_runtime.runtime_api.invocations.listing import beginning
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
-from gpu_runtime.runtime_api.operations.ledger import attempt_of
+from gpu_runtime.runtime_api.operations.operation_store import attempt_of
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
-from gpu_runtime.worker_sidecar.invocation import Invocation
-from gpu_runtime.worker_sidecar.outcomes import Outcome
-from gpu_runtime.worker_sidecar.verdicts import Again, Ended, verdict
-from localcluster.processes import wait_until
+from gpu_runtime.worker_sidecar.framework_request import Invocation
+from gpu_runtime.worker_sidecar.framework_response import Outcome
+from gpu_runtime.worker_sidecar.retry_decision import Again, Ended, verdict
+from localcluster.supervisor_client import wait_until
 from tests.fuzz.cases import fuzzed
 from tests.fuzz.loop import Loop
 from tests.fuzz.nasty import deep, mutated, texts

@@ -16,8 +16,8 @@ from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.types import PatchType
 
 from gpu_runtime.contract.crd.conditions import Reason
-from gpu_runtime.contract.crd.names import GROUP, Annotation, operation_name
-from localcluster.processes import wait_until
+from gpu_runtime.contract.crd.well_known import GROUP, Annotation, operation_name
+from localcluster.supervisor_client import wait_until
 from tests.fuzz.cases import fuzzed
 from tests.fuzz.loop import Loop
 from tests.fuzz.processes import Watched, activator, complaints, of_platform

@@ -6,18 +6,18 @@ from datetime import UTC, datetime
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_runtime.activator.dispatch import read
+from gpu_runtime.activator.dispatcher import read
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.failure import FailureClass
-from gpu_runtime.contract.messages.identity import invocation_hash
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_hash
+from gpu_runtime.contract.messages.invocation_record import RECORD, REVISION, known_from
+from gpu_runtime.contract.messages.message_codec import Message, Unreadable, decode, encode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, unsuccessful
-from gpu_runtime.contract.messages.state import RECORD, REVISION, known_from
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
-from gpu_runtime.contract.messages.wire import Message, Unreadable, decode, encode
 from gpu_runtime.jetstream.delivery import NO_HEADERS, Delivery
-from gpu_runtime.worker_sidecar.verdicts import Run, buried
+from gpu_runtime.worker_sidecar.retry_decision import Run, buried
 from tests.fuzz.cases import fuzzed, tried
 from tests.fuzz.nasty import encoded, messages, texts
 from tests.fuzz.samples import FUNCTION, INVOCATION, SAMPLES

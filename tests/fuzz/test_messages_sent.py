@@ -11,15 +11,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from gpu_runtime.contract.messages.control import Drain
 from gpu_runtime.contract.messages.dead_letter import DATA_LIMIT, DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.drain_request import Drain
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.message_codec import Message, Unreadable, decode
 from gpu_runtime.contract.messages.result import Result
+from gpu_runtime.contract.messages.streams import Topology
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.contract.messages.wire import Message, Unreadable, decode
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.fuzz.cases import fuzzed
 from tests.fuzz.nasty import encoded, messages, texts
 from tests.fuzz.processes import Watched, complaints, serverless_plane

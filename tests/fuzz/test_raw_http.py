@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.fuzz.cases import fuzzed
 from tests.fuzz.nasty import deep, mutated, texts
 from tests.integration.runtime_api.edge.conftest import Replica

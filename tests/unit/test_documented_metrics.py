@@ -15,9 +15,9 @@ from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.result_store.metrics import StoreMetrics
-from gpu_runtime.runtime_api.http.journal import Journal
+from gpu_runtime.runtime_api.http.access_log import Journal
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
-from gpu_runtime.runtime_api.operations.retention import RetentionMetrics
+from gpu_runtime.runtime_api.operations.operation_retention import RetentionMetrics
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 ROOT = Path(__file__).parents[2]

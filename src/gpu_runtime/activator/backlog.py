@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpu_runtime.contract.messages.streams import Topology
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.jetstream.topology import messages_by_subject
+from gpu_runtime.jetstream.stream_admin import messages_by_subject
 
 logger = logging.getLogger(__name__)
 

@@ -14,46 +14,46 @@ import aiohttp
 from nats.aio.msg import Msg
 
 from gpu_runtime.activator.backlog import Backlog
-from gpu_runtime.activator.demand import Demand
-from gpu_runtime.activator.dispatch import Dispatcher
-from gpu_runtime.activator.endings import Endings
-from gpu_runtime.activator.functions import Functions, serves
-from gpu_runtime.activator.lifecycle import Lifecycle
-from gpu_runtime.activator.lookout import Lookout
+from gpu_runtime.activator.backlog_poller import Lookout
+from gpu_runtime.activator.capacity import Room
+from gpu_runtime.activator.demand_publisher import Demand
+from gpu_runtime.activator.dispatcher import Dispatcher
+from gpu_runtime.activator.function_lister import Functions, serves
+from gpu_runtime.activator.invocation_reaper import Reaper
 from gpu_runtime.activator.metrics import ActivatorMetrics
-from gpu_runtime.activator.reaper import Reaper
 from gpu_runtime.activator.reconcile import FunctionReconciler
-from gpu_runtime.activator.room import Room
-from gpu_runtime.activator.setbacks import Setbacks
+from gpu_runtime.activator.runtime_api_client import StockAPI
 from gpu_runtime.activator.settings import ActivatorSettings
-from gpu_runtime.activator.stock_api import StockAPI
-from gpu_runtime.activator.workers import Workers
+from gpu_runtime.activator.terminal_results import Endings
+from gpu_runtime.activator.worker_backoff import Setbacks
+from gpu_runtime.activator.worker_lifecycle import Lifecycle
+from gpu_runtime.activator.worker_liveness import Workers
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import RuntimeFault
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.contract.messages.wire import Unreadable, decode
+from gpu_runtime.contract.messages.message_codec import Unreadable, decode
+from gpu_runtime.contract.messages.streams import Topology
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
-from gpu_runtime.jetstream.connect import Connection, Receive, connection
-from gpu_runtime.jetstream.consume import Consumption, Policy
+from gpu_runtime.jetstream.connection import Connection, Receive, connection
 from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.topology import ensure_until_done
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
+from gpu_runtime.jetstream.stream_admin import ensure_until_done
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.controller import Controller, ControllerOptions
 from gpu_runtime.kube.election import Elector, Timing
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.kube.events import Recorder
+from gpu_runtime.kube.event_recorder import Recorder
+from gpu_runtime.kube.manager import Ensemble
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key
 from gpu_runtime.kube.retry import RetryPolicy
-from gpu_runtime.kube.running import Ensemble
 from gpu_runtime.kube.store import Change
-from gpu_runtime.process.endpoints import Check, serve_endpoints
+from gpu_runtime.process.health_server import Check, serve_endpoints
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.streams import fault_of, options_of, topology_of
+from gpu_runtime.process.nats_setup import fault_of, options_of, topology_of
 
 NAME = "activator"
 PATIENT = Backoff(first=0.2, longest=10.0)

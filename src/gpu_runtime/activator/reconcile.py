@@ -6,11 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from gpu_runtime.activator.backlog import Backlog
-from gpu_runtime.activator.functions import Functions, is_function
-from gpu_runtime.activator.lifecycle import Lifecycle
-from gpu_runtime.activator.metrics import ActivatorMetrics
-from gpu_runtime.activator.scaling import (
+from gpu_runtime.activator.autoscaler import (
     Create,
     Decision,
     Drain,
@@ -24,19 +20,23 @@ from gpu_runtime.activator.scaling import (
     is_outdated,
     state_of,
 )
-from gpu_runtime.activator.setbacks import Setbacks
+from gpu_runtime.activator.backlog import Backlog
+from gpu_runtime.activator.function_lister import Functions, is_function
+from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.settings import Scaling
-from gpu_runtime.activator.slots import free_slots, worker_name
-from gpu_runtime.activator.workers import Workers
+from gpu_runtime.activator.worker_backoff import Setbacks
+from gpu_runtime.activator.worker_lifecycle import Lifecycle
+from gpu_runtime.activator.worker_liveness import Workers
+from gpu_runtime.activator.worker_names import free_slots, worker_name
 from gpu_runtime.contract.crd.conditions import READY, find
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.contract.messages.streams import Topology
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.jetstream.topology import ensure_consumer
+from gpu_runtime.jetstream.stream_admin import ensure_consumer
 from gpu_runtime.kube.controller import Outcome, RecheckIn, Settled
-from gpu_runtime.kube.events import Recorder
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.event_recorder import Recorder
+from gpu_runtime.kube.meta import Key
 
 logger = logging.getLogger(__name__)
 

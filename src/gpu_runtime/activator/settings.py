@@ -4,9 +4,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gpu_runtime.contract.crd.names import STOCK_NAMESPACE, SYSTEM_NAMESPACE
-from gpu_runtime.process.sections import Kubernetes, LeaderElection, Nats, ProcessSettings, Seconds
+from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE, SYSTEM_NAMESPACE
 from gpu_runtime.process.settings import Settings
+from gpu_runtime.process.shared_settings import Kubernetes, LeaderElection, Nats, ProcessSettings, Seconds
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 

@@ -48,13 +48,13 @@ def _manager() -> int:
 def _controller_manager(config: Path) -> int:
     from gpu_runtime.controller_manager.main import manage  # noqa: PLC0415
     from gpu_runtime.controller_manager.settings import ControllerManagerSettings  # noqa: PLC0415
-    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+    from gpu_runtime.process.runner import run_process  # noqa: PLC0415
 
     return run_process(config, ControllerManagerSettings, manage)
 
 
 def _runtime_api(config: Path) -> int:
-    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+    from gpu_runtime.process.runner import run_process  # noqa: PLC0415
     from gpu_runtime.runtime_api.main import serve  # noqa: PLC0415
     from gpu_runtime.runtime_api.settings import RuntimeAPISettings  # noqa: PLC0415
 
@@ -62,7 +62,7 @@ def _runtime_api(config: Path) -> int:
 
 
 def _result_store(config: Path) -> int:
-    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+    from gpu_runtime.process.runner import run_process  # noqa: PLC0415
     from gpu_runtime.result_store.main import keep  # noqa: PLC0415
     from gpu_runtime.result_store.settings import ResultStoreSettings  # noqa: PLC0415
 
@@ -70,7 +70,7 @@ def _result_store(config: Path) -> int:
 
 
 def _worker_sidecar(config: Path) -> int:
-    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+    from gpu_runtime.process.runner import run_process  # noqa: PLC0415
     from gpu_runtime.worker_sidecar.main import serve  # noqa: PLC0415
     from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings  # noqa: PLC0415
 
@@ -80,6 +80,6 @@ def _worker_sidecar(config: Path) -> int:
 def _activator(config: Path) -> int:
     from gpu_runtime.activator.main import activate  # noqa: PLC0415
     from gpu_runtime.activator.settings import ActivatorSettings  # noqa: PLC0415
-    from gpu_runtime.process.lifecycle import run_process  # noqa: PLC0415
+    from gpu_runtime.process.runner import run_process  # noqa: PLC0415
 
     return run_process(config, ActivatorSettings, activate)

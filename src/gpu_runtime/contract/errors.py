@@ -21,7 +21,7 @@ RuntimeFault
 from collections.abc import Sequence
 from typing import ClassVar
 
-from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.contract.validation.field_error import Problem
 
 
 class RuntimeFault(Exception):

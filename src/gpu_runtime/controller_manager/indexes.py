@@ -2,11 +2,11 @@
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Label
+from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.gpu_unit.source_stock import source_stock
-from gpu_runtime.controller_manager.mounts import claims_of_pod, storages_of
-from gpu_runtime.kube.core import Pod
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.controller_manager.volume_refs import claims_of_pod, storages_of
+from gpu_runtime.kube.builtin_kinds import Pod
+from gpu_runtime.kube.meta import Key
 
 UNIT_UID = "unit-uid"
 """Pods by the unit they belong to."""

@@ -8,30 +8,30 @@ from pathlib import Path
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.contract.crd.stock_pool import StockPool
-from gpu_runtime.controller_manager.caches import Caches, open_caches
-from gpu_runtime.controller_manager.gpu_storage.concerns import Concerns as StorageConcerns
+from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.controller_manager.controller_informers import Caches, open_caches
+from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import Concerns as StorageConcerns
 from gpu_runtime.controller_manager.gpu_storage.reconcile import GPUStorageReconciler
-from gpu_runtime.controller_manager.gpu_unit.concerns import Concerns as UnitConcerns
+from gpu_runtime.controller_manager.gpu_unit.gpu_unit_mappers import Concerns as UnitConcerns
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
 from gpu_runtime.controller_manager.metrics import UnitMetrics
+from gpu_runtime.controller_manager.orphan_collector import Strays
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.reconcile import StockPoolReconciler
-from gpu_runtime.controller_manager.strays import Strays
-from gpu_runtime.controller_manager.turns import Turns
-from gpu_runtime.controller_manager.workload.report import Reporter
+from gpu_runtime.controller_manager.storage_locks import Turns
+from gpu_runtime.controller_manager.workload.status_writer import Reporter
+from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.controller import Controller, ControllerOptions
-from gpu_runtime.kube.core import Pod
 from gpu_runtime.kube.election import Elector, Timing
-from gpu_runtime.kube.events import Recorder
+from gpu_runtime.kube.event_recorder import Recorder
+from gpu_runtime.kube.manager import Ensemble
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key
 from gpu_runtime.kube.retry import RetryPolicy
-from gpu_runtime.kube.running import Ensemble
-from gpu_runtime.process.endpoints import serve_endpoints
+from gpu_runtime.process.health_server import serve_endpoints
 from gpu_runtime.process.metrics import new_registry
 
 NAME = "controller-manager"

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Annotation, Role, role_of
+from gpu_runtime.contract.crd.well_known import Annotation, Role, role_of
 from gpu_runtime.kube.store import Change
 
 CLAIMED = "Claimed"

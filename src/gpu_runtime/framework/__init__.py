@@ -4,10 +4,10 @@ The standard library is all that this package needs, so it also runs where it wa
 Kubernetes and no credentials. `docs/framework.md` is the contract, for other languages too.
 """
 
-from gpu_runtime.framework.answers import Response
+from gpu_runtime.framework.entrypoint import serve
 from gpu_runtime.framework.errors import CannotServe, Reject, Retry
 from gpu_runtime.framework.registry import handler
 from gpu_runtime.framework.request import Headers, Request
-from gpu_runtime.framework.serving import serve
+from gpu_runtime.framework.responses import Response
 
 __all__ = ["CannotServe", "Headers", "Reject", "Request", "Response", "Retry", "handler", "serve"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.errors import ApiFault, NoResponders, Unreadable, refusal
 
 PREFIX = "$JS.API"

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.jetstream.api import call
-from gpu_runtime.jetstream.browse import headers_of
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import NotFound, Outrun
-from gpu_runtime.jetstream.publish import EXPECTED_REVISION, MESSAGE_ID, Publisher
-from gpu_runtime.jetstream.specs import BucketSpec
+from gpu_runtime.jetstream.publisher import EXPECTED_REVISION, MESSAGE_ID, Publisher
+from gpu_runtime.jetstream.stream_messages import headers_of
+from gpu_runtime.jetstream.stream_specs import BucketSpec
 
 OPERATION = "KV-Operation"
 PURGE: Mapping[str, str] = {OPERATION: "PURGE", "Nats-Rollup": "sub"}

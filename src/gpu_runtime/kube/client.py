@@ -14,8 +14,8 @@ from gpu_runtime.kube import codec
 from gpu_runtime.kube.codec import EVERYTHING, Page, Selection, WatchEvent
 from gpu_runtime.kube.config import ClusterConfig
 from gpu_runtime.kube.errors import Expired
+from gpu_runtime.kube.meta import Key, Manifest, Object, Resource
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Manifest, Object, Resource
 from gpu_runtime.kube.retry import RetryPolicy
 from gpu_runtime.kube.transport import Call, Fence, Transport
 

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from gpu_runtime.kube.errors import Status, Unreadable, refused
-from gpu_runtime.kube.objects import Key, Manifest, Object, Resource, Wire
+from gpu_runtime.kube.meta import Key, Manifest, Object, Resource, Wire
 
 T = TypeVar("T", bound=Object)
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from gpu_runtime.kube.credentials import (
+from gpu_runtime.kube.errors import Misconfigured
+from gpu_runtime.kube.kube_credentials import (
     EXEC_VERSIONS,
     Credentials,
     Fixed,
@@ -22,7 +23,6 @@ from gpu_runtime.kube.credentials import (
     bearer,
     decoded,
 )
-from gpu_runtime.kube.errors import Misconfigured
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 

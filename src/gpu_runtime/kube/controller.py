@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpu_runtime.kube.errors import Conflict, KubeError
+from gpu_runtime.kube.meta import Key, Object, Resource
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Object, Resource
 from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.kube.store import Change, Store
 from gpu_runtime.kube.workqueue import QueueClosed, WorkQueue

@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_runtime.kube.builtin_kinds import LEASES, Lease, LeaseSpec
 from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.core import LEASES, Lease, LeaseSpec
 from gpu_runtime.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, NotLeading
+from gpu_runtime.kube.meta import Key, Manifest
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Manifest
 from gpu_runtime.kube.retry import IMPATIENT
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from gpu_runtime.kube.objects import Wire
+from gpu_runtime.kube.meta import Wire
 
 
 class KubeError(Exception):

@@ -14,8 +14,8 @@ from typing import Generic, NoReturn, TypeVar
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.codec import EVERYTHING, Bookmark, Garbled, Gone, Present, Selection, WatchEvent
 from gpu_runtime.kube.errors import ApiError, Expired, KubeError
+from gpu_runtime.kube.meta import Key, Object, Resource
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Object, Resource
 from gpu_runtime.kube.retry import IMPATIENT, Backoff
 from gpu_runtime.kube.store import Change, Store
 

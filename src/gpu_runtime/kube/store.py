@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gpu_runtime.kube.objects import Key, Object
+from gpu_runtime.kube.meta import Key, Object
 
 T = TypeVar("T", bound=Object)
 IndexFunction = Callable[[T], Iterable[str]]

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from gpu_runtime.kube.config import Trust
-from gpu_runtime.kube.credentials import Identity
 from gpu_runtime.kube.errors import Misconfigured
+from gpu_runtime.kube.kube_credentials import Identity
 
 
 def tls_context(trust: Trust, identity: Identity) -> ssl.SSLContext:

@@ -23,7 +23,6 @@ from prometheus_client import Counter
 from yarl import URL
 
 from gpu_runtime.kube.config import ClusterConfig
-from gpu_runtime.kube.credentials import Identity
 from gpu_runtime.kube.errors import (
     ApiError,
     NotLeading,
@@ -31,6 +30,7 @@ from gpu_runtime.kube.errors import (
     Unreachable,
     refusal,
 )
+from gpu_runtime.kube.kube_credentials import Identity
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
 from gpu_runtime.kube.tls import tls_context

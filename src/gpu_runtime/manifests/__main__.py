@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpu_runtime.manifests.document import GENERATED
-from gpu_runtime.manifests.tree import generated
+from gpu_runtime.manifests.generate import generated
+from gpu_runtime.manifests.yaml_writer import GENERATED
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 from gpu_runtime.activator.settings import API, ActivatorSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
-from gpu_runtime.process.sections import Endpoints, Log, Nats
+from gpu_runtime.process.shared_settings import Endpoints, Log, Nats
 from gpu_runtime.result_store.settings import Database, ResultStoreSettings
 from gpu_runtime.runtime_api.settings import Authentication, Limits, Listener, RuntimeAPISettings
 from gpu_runtime.worker_sidecar.settings import Framework, WorkerSidecarSettings

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from gpu_runtime.contract.crd.names import STOCK_NAMESPACE
-from gpu_runtime.kube.objects import Manifest
-from gpu_runtime.manifests.permissions import Grant, Process
+from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE
+from gpu_runtime.kube.meta import Manifest
+from gpu_runtime.manifests.rbac_rules import Grant, Process
 
 RBAC = "rbac.authorization.k8s.io"
 

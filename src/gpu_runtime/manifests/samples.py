@@ -11,10 +11,10 @@ from gpu_runtime.contract.crd.gpu_unit import (
     Serverless,
     StorageMount,
 )
-from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool, StockPoolSpec
-from gpu_runtime.contract.crd.workload import EnvVar, Port, Template
-from gpu_runtime.kube.objects import Manifest, ObjectMeta, Resource, T
+from gpu_runtime.contract.crd.template import EnvVar, Port, Template
+from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, STOCK_NAMESPACE
+from gpu_runtime.kube.meta import Manifest, ObjectMeta, Resource, T
 
 IMAGE = "python:3.12-slim"
 HTTP_SERVER = Template(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpu_runtime.manifests.document import GENERATED, plain
+from gpu_runtime.manifests.yaml_writer import GENERATED, plain
 from gpu_runtime.process.field_docs import field_doc
 from gpu_runtime.process.settings import Settings
 

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from gpu_runtime.process.sections import Log
+from gpu_runtime.process.shared_settings import Log
 
 LEVELS: Mapping[str, int] = MappingProxyType(
     {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

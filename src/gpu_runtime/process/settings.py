@@ -13,7 +13,7 @@ import yaml
 from msgspec import Struct
 
 from gpu_runtime.contract.errors import Rejected
-from gpu_runtime.contract.validation.fields import choices_at, unknown_fields, value_at
+from gpu_runtime.contract.validation.unknown_fields import choices_at, unknown_fields, value_at
 
 
 class Settings(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):

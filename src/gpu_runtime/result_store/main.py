@@ -12,28 +12,28 @@ from typing import Any, TypeVar
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.errors import Rejected
-from gpu_runtime.contract.messages.query import RESULT, RESULTS
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.jetstream.connect import Connection, connection
-from gpu_runtime.jetstream.consume import Consumption, Policy
+from gpu_runtime.contract.messages.result_query import RESULT, RESULTS
+from gpu_runtime.contract.messages.streams import Topology
+from gpu_runtime.jetstream.connection import Connection, connection
 from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.request import answering
-from gpu_runtime.jetstream.topology import ensure_until_done
-from gpu_runtime.process.endpoints import Check, serve_endpoints
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
+from gpu_runtime.jetstream.request_reply import answering
+from gpu_runtime.jetstream.stream_admin import ensure_until_done
+from gpu_runtime.process.health_server import Check, serve_endpoints
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.streams import fault_of, options_of, topology_of
-from gpu_runtime.result_store.batches import Batches
-from gpu_runtime.result_store.look_ups import LookUps
+from gpu_runtime.process.nats_setup import fault_of, options_of, topology_of
+from gpu_runtime.result_repository.errors import Unfit, Unusable
+from gpu_runtime.result_repository.repository import Results
+from gpu_runtime.result_repository.sqlite_repository import opened
+from gpu_runtime.result_store.batch_writer import Batches
 from gpu_runtime.result_store.metrics import StoreMetrics
-from gpu_runtime.result_store.records import Records
-from gpu_runtime.result_store.retention import Forgetting
+from gpu_runtime.result_store.query_handler import LookUps
+from gpu_runtime.result_store.record_finisher import Records
+from gpu_runtime.result_store.result_consumer import Storing
+from gpu_runtime.result_store.result_retention import Forgetting
 from gpu_runtime.result_store.settings import ResultStoreSettings
-from gpu_runtime.result_store.storing import Storing
-from gpu_runtime.results.errors import Unfit, Unusable
-from gpu_runtime.results.port import Results
-from gpu_runtime.results.sqlite import opened
 
 logger = logging.getLogger(__name__)
 

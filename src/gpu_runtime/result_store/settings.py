@@ -5,9 +5,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from gpu_runtime.process.sections import Nats, ProcessSettings
 from gpu_runtime.process.settings import Settings
-from gpu_runtime.results.port import Keeping
+from gpu_runtime.process.shared_settings import Nats, ProcessSettings
+from gpu_runtime.result_repository.repository import Keeping
 
 MIB = 1024**2
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from gpu_runtime.kube.objects import Condition
+from gpu_runtime.kube.meta import Condition
 from gpu_runtime.runtime_api.http.route import View
 
 

@@ -12,58 +12,58 @@ from typing import TypeAlias
 
 from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.contract.messages.limits import TIMEOUT_LIMIT
-from gpu_runtime.jetstream.connect import Connection, connection
+from gpu_runtime.jetstream.connection import Connection, connection
 from gpu_runtime.jetstream.errors import Misconfigured
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import Backoff, RetryPolicy
-from gpu_runtime.process.endpoints import endpoint_handlers, listening, serve_endpoints
+from gpu_runtime.process.health_server import endpoint_handlers, listening, serve_endpoints
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.streams import fault_of, options_of, topology_of
-from gpu_runtime.runtime_api.caches import Caches, open_caches
+from gpu_runtime.process.nats_setup import fault_of, options_of, topology_of
+from gpu_runtime.runtime_api.api_informers import Caches, open_caches
+from gpu_runtime.runtime_api.cache_staleness import unusable
 from gpu_runtime.runtime_api.clock import SystemClock
 from gpu_runtime.runtime_api.dead_letters import routes as dead_letter_routes
 from gpu_runtime.runtime_api.dead_letters.service import DeadLetterOffice
-from gpu_runtime.runtime_api.freshness import unusable
-from gpu_runtime.runtime_api.http import health
+from gpu_runtime.runtime_api.http import health_route
+from gpu_runtime.runtime_api.http.access_log import Journal
+from gpu_runtime.runtime_api.http.application import Edge, make_app
 from gpu_runtime.runtime_api.http.authentication import authenticator
-from gpu_runtime.runtime_api.http.journal import Journal
 from gpu_runtime.runtime_api.http.openapi import document, written
-from gpu_runtime.runtime_api.http.rates import Rates
+from gpu_runtime.runtime_api.http.rate_limit import Rates
 from gpu_runtime.runtime_api.http.route import Route
-from gpu_runtime.runtime_api.http.server import Edge, make_app
 from gpu_runtime.runtime_api.http.swagger import swagger_handlers
 from gpu_runtime.runtime_api.invocations import routes as invocation_routes
-from gpu_runtime.runtime_api.invocations.admission import Terms
-from gpu_runtime.runtime_api.invocations.functions import Functions
-from gpu_runtime.runtime_api.invocations.ingress import Ingress
+from gpu_runtime.runtime_api.invocations.enqueue import Ingress
+from gpu_runtime.runtime_api.invocations.function_lookup import Functions
+from gpu_runtime.runtime_api.invocations.invocation_admission import Terms
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
-from gpu_runtime.runtime_api.invocations.records import Records
-from gpu_runtime.runtime_api.invocations.results import Results
+from gpu_runtime.runtime_api.invocations.record_store import Records
+from gpu_runtime.runtime_api.invocations.result_client import Results
 from gpu_runtime.runtime_api.invocations.service import Invocations
-from gpu_runtime.runtime_api.messaging import Messaging, impatient
+from gpu_runtime.runtime_api.nats_client import Messaging, impatient
 from gpu_runtime.runtime_api.operations import jobs
-from gpu_runtime.runtime_api.operations.drivers import Drivers
+from gpu_runtime.runtime_api.operations.background_queue import Workers
 from gpu_runtime.runtime_api.operations.jobs import Jobs
-from gpu_runtime.runtime_api.operations.ledger import Ledger
-from gpu_runtime.runtime_api.operations.retention import Retention, RetentionMetrics
-from gpu_runtime.runtime_api.operations.sweep import Sweep
-from gpu_runtime.runtime_api.operations.workers import Workers
+from gpu_runtime.runtime_api.operations.operation_retention import Retention, RetentionMetrics
+from gpu_runtime.runtime_api.operations.operation_store import Ledger
+from gpu_runtime.runtime_api.operations.recovery import Sweep
+from gpu_runtime.runtime_api.operations.state_machine import Drivers
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 from gpu_runtime.runtime_api.stock import inventory, pool_routes, stock_units
-from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
+from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStock
 from gpu_runtime.runtime_api.stock.inventory import Inventory
 from gpu_runtime.runtime_api.stock.pools import PoolMaking, Pools
-from gpu_runtime.runtime_api.stock.seeding import Seeding
+from gpu_runtime.runtime_api.stock.stock_seeder import Seeding
 from gpu_runtime.runtime_api.stock.stock_units import StockUnits
 from gpu_runtime.runtime_api.storages import routes as storage_routes
-from gpu_runtime.runtime_api.storages.attachment import Attachments
 from gpu_runtime.runtime_api.storages.service import Storages
+from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
 from gpu_runtime.runtime_api.units import routes as unit_routes
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.service import Units
-from gpu_runtime.runtime_api.units.shelf import Shelf
+from gpu_runtime.runtime_api.units.stock_selector import Shelf
 
 NAME = "runtime-api"
 
@@ -108,7 +108,7 @@ class Services:
 def routes(services: Services) -> Sequence[Route]:
     """Every route. A part of the product adds its list here."""
     return (
-        *health.routes(health.Pulse(services.client).feel, services.unusable, services.messaging.problem),
+        *health_route.routes(health_route.Pulse(services.client).feel, services.unusable, services.messaging.problem),
         *unit_routes.routes(services.units),
         *storage_routes.routes(services.storages),
         *pool_routes.routes(services.pools),

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE, SYSTEM_NAMESPACE
-from gpu_runtime.process.sections import Endpoints, Kubernetes, Nats, ProcessSettings, Seconds
+from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, STOCK_NAMESPACE, SYSTEM_NAMESPACE
 from gpu_runtime.process.settings import Settings
+from gpu_runtime.process.shared_settings import Endpoints, Kubernetes, Nats, ProcessSettings, Seconds
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Names = Annotated[tuple[Name, ...], Meta(min_length=1)]

@@ -15,9 +15,8 @@ from typing import Self
 from urllib.parse import quote
 
 from gpu_runtime.worker_sidecar.framework_connections import Connections, Unreachable
-from gpu_runtime.worker_sidecar.http_answer import Answer, Garbled, Lost
-from gpu_runtime.worker_sidecar.invocation import Invocation, http_headers
-from gpu_runtime.worker_sidecar.outcomes import (
+from gpu_runtime.worker_sidecar.framework_request import Invocation, http_headers
+from gpu_runtime.worker_sidecar.framework_response import (
     Answered,
     Break,
     Broken,
@@ -27,6 +26,7 @@ from gpu_runtime.worker_sidecar.outcomes import (
     outcome_of,
     sendable,
 )
+from gpu_runtime.worker_sidecar.http_response_parser import Answer, Garbled, Lost
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from gpu_runtime.worker_sidecar.http_answer import Answer, Garbled, Lost, Reading
+from gpu_runtime.worker_sidecar.http_response_parser import Answer, Garbled, Lost, Reading
 
 IDLE_SECONDS = 5.0
 """How long a connection rests here."""

@@ -11,25 +11,25 @@ from aiohttp import web
 from nats.aio.msg import Msg
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.contract.messages.control import Drain
-from gpu_runtime.contract.messages.wire import Unreadable, decode, encode
-from gpu_runtime.jetstream.connect import Connection, connection
-from gpu_runtime.jetstream.consume import Consumption, Policy
+from gpu_runtime.contract.messages.drain_request import Drain
+from gpu_runtime.contract.messages.message_codec import Unreadable, decode, encode
+from gpu_runtime.jetstream.connection import Connection, connection
 from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.request import answering
-from gpu_runtime.process.endpoints import endpoint_handlers, listening
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
+from gpu_runtime.jetstream.request_reply import answering
+from gpu_runtime.process.health_server import endpoint_handlers, listening
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.streams import fault_of, options_of, topology_of
-from gpu_runtime.worker_sidecar.calls import Calls
+from gpu_runtime.process.nats_setup import fault_of, options_of, topology_of
+from gpu_runtime.worker_sidecar.cancellation import Calls
+from gpu_runtime.worker_sidecar.dispatch_consumer import Terms, Work
+from gpu_runtime.worker_sidecar.drain import Taking
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
-from gpu_runtime.worker_sidecar.framework_watch import FrameworkWatch
+from gpu_runtime.worker_sidecar.framework_health import FrameworkWatch
+from gpu_runtime.worker_sidecar.heartbeat import Presence
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
-from gpu_runtime.worker_sidecar.presence import Presence
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
-from gpu_runtime.worker_sidecar.taking import Taking
-from gpu_runtime.worker_sidecar.work import Terms, Work
 
 NAME = "worker-sidecar"
 

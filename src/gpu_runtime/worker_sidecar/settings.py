@@ -5,9 +5,9 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from gpu_runtime.contract.crd.gpu_unit import SOCKET_PATH_LIMIT
-from gpu_runtime.contract.crd.names import REQUEST_ID_PATTERN
-from gpu_runtime.process.sections import Nats, ProcessSettings, Seconds
+from gpu_runtime.contract.crd.well_known import REQUEST_ID_PATTERN
 from gpu_runtime.process.settings import Settings
+from gpu_runtime.process.shared_settings import Nats, ProcessSettings, Seconds
 
 Path = Annotated[str, Meta(pattern="^/")]
 

@@ -7,7 +7,7 @@ from lightkube import Client
 from lightkube.resources.core_v1 import PersistentVolumeClaim, Pod
 
 from localcluster.node import Node
-from localcluster.processes import ProcessFailed, wait_until
+from localcluster.supervisor_client import ProcessFailed, wait_until
 from tests.e2e.controller_manager.test_units_on_a_real_node import (
     GROUP,
     apply,

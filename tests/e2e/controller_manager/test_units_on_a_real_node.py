@@ -18,9 +18,9 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod, Service
 
-from localcluster import platform
+from localcluster import dev_platform
 from localcluster.node import Node
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 
 CONFIG = Path(__file__).parents[3] / "config"
 GROUP = "runtime.lokiwager.io"
@@ -37,7 +37,7 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=8080, bind="0.0.0.0"
 @pytest.fixture(scope="module")
 def installed(node: Node) -> Node:
     """The node with the platform in it, by the same manifests that any cluster gets."""
-    platform.install(node, CONFIG / "overlays" / "local")
+    dev_platform.install(node, CONFIG / "overlays" / "local")
     node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     node.kubectl("rollout", "status", "deployment/controller-manager", "--namespace=runtime-system", "--timeout=120s")
     return node

@@ -10,7 +10,7 @@ from lightkube import Client
 from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim, Pod, Service
 
 from localcluster.node import Node
-from localcluster.processes import ProcessFailed, wait_until
+from localcluster.supervisor_client import ProcessFailed, wait_until
 
 WEB_SERVER = ["python", "-m", "http.server", "8080"]
 

@@ -20,8 +20,8 @@ from nats.aio.client import Client as Nats
 
 from localcluster import node
 from localcluster.control_plane import free_port
-from localcluster.processes import Processes, exists, wait_until
-from localcluster.sandbox import Network, Sandbox
+from localcluster.linux_namespaces import Network, Sandbox
+from localcluster.supervisor_client import Processes, exists, wait_until
 from tests.conftest import available
 from tests.e2e.asking import ask_at
 

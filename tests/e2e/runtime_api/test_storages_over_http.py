@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from localcluster.node import Node
-from localcluster.processes import ProcessFailed, wait_until
+from localcluster.supervisor_client import ProcessFailed, wait_until
 from tests.e2e.asking import ask
 from tests.e2e.controller_manager.test_storages_on_a_real_node import in_pod
 from tests.e2e.controller_manager.test_units_on_a_real_node import installed

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from localcluster.node import Node
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.e2e.asking import api_of, ask
 from tests.e2e.controller_manager.test_units_on_a_real_node import apply
 

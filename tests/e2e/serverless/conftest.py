@@ -2,14 +2,14 @@
 
 import pytest
 
-from localcluster import platform
+from localcluster import dev_platform
 from localcluster.node import Node
 
 
 @pytest.fixture(scope="package")
 def whole_platform(node: Node) -> Node:
     """The node with everything deployed into it, NATS included, by the manifests that any cluster gets."""
-    platform.install(node, *platform.DEPLOYMENTS)
-    for namespace, workload in platform.WORKLOADS:
+    dev_platform.install(node, *dev_platform.DEPLOYMENTS)
+    for namespace, workload in dev_platform.WORKLOADS:
         node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=180s")
     return node

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from localcluster.node import Node
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.e2e.asking import ask
 from tests.e2e.serverless.calling import NAMESPACE, Function
 

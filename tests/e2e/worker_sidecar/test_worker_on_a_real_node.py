@@ -9,11 +9,11 @@ from lightkube import Client
 from lightkube.resources.core_v1 import Pod, Service
 
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.process.sections import Nats
+from gpu_runtime.process.shared_settings import Nats
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
-from localcluster import platform
+from localcluster import dev_platform
 from localcluster.node import Node
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.conftest import CONFIG
 from tests.integration.worker_sidecar.serving import FUNCTION, plane_of
 
@@ -49,7 +49,7 @@ server.serve_forever()
 
 @pytest.fixture(scope="module")
 def installed(node: Node) -> Node:
-    platform.install(node, CONFIG / "nats", CONFIG / "overlays" / "local")
+    dev_platform.install(node, CONFIG / "nats", CONFIG / "overlays" / "local")
     node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     for namespace, workload in (("messaging", "statefulset/nats"), ("runtime-system", "deployment/controller-manager")):
         node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")

@@ -7,12 +7,12 @@ import pytest
 from lightkube import AsyncClient, KubeConfig
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.jetstream.connect import connection
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.jetstream.topology import ensure_until_done
-from gpu_runtime.process.streams import topology_of
+from gpu_runtime.jetstream.connection import connection
+from gpu_runtime.jetstream.connection_options import Options
+from gpu_runtime.jetstream.stream_admin import ensure_until_done
+from gpu_runtime.process.nats_setup import topology_of
 from localcluster.control_plane import ControlPlane
-from localcluster.nats import Account, NatsServer, nats_server
+from localcluster.nats_server import Account, NatsServer, nats_server
 from tests.conftest import available
 from tests.integration.activator.plane import Plane, nats_settings
 from tests.integration.controller_manager.conftest import install

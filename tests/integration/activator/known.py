@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import cast
 
-from gpu_runtime.activator.functions import Functions
+from gpu_runtime.activator.function_lister import Functions
 
 
 async def _is_gone(_request_id: str) -> bool:

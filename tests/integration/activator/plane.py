@@ -19,12 +19,11 @@ from lightkube.types import PatchType
 
 from gpu_runtime.activator.main import Activator, assemble
 from gpu_runtime.activator.settings import API, ActivatorSettings, Dispatching, Reaping, Scaling
-from gpu_runtime.contract.messages.control import Drain, Drained
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.identity import invocation_hash
+from gpu_runtime.contract.messages.drain_request import Drain, Drained
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.result import Result, ResultState, Timings
-from gpu_runtime.contract.messages.state import (
+from gpu_runtime.contract.messages.invocation_id import invocation_hash
+from gpu_runtime.contract.messages.invocation_record import (
     REVISION,
     InvocationRecord,
     Known,
@@ -33,22 +32,23 @@ from gpu_runtime.contract.messages.state import (
     headers_of,
     taken_back,
 )
+from gpu_runtime.contract.messages.message_codec import decode, encode, utc
+from gpu_runtime.contract.messages.result import Result, ResultState, Timings
+from gpu_runtime.contract.messages.streams import Topology
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.contract.messages.wire import decode, encode, utc
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
-from gpu_runtime.jetstream.connect import Connection
-from gpu_runtime.jetstream.consume import Consumption, Policy
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing
 from gpu_runtime.jetstream.errors import StreamError
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.request import answering
-from gpu_runtime.jetstream.topology import messages_by_subject
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
+from gpu_runtime.jetstream.request_reply import answering
+from gpu_runtime.jetstream.stream_admin import messages_by_subject
 from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.process.sections import LeaderElection, Nats, Streams
+from gpu_runtime.process.shared_settings import LeaderElection, Nats, Streams
 from localcluster.control_plane import ControlPlane
 from tests.integration.controller_manager.conftest import PROGRAM, UNIT, Manager, Object, as_dict
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gpu_runtime.activator.functions import Functions
+from gpu_runtime.activator.function_lister import Functions
 from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
 from tests.integration.activator.plane import IDENTITY, STOCK, Plane

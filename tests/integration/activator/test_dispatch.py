@@ -11,18 +11,18 @@ from gpu_runtime.activator.main import Activator
 from gpu_runtime.activator.settings import Dispatching
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation_record import REVISION, Known, Stage
+from gpu_runtime.contract.messages.message_codec import decode
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.state import REVISION, Known, Stage
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import decode
 from gpu_runtime.contract.messages.worker_event import WorkerEventKind
-from gpu_runtime.jetstream.browse import first_kept
-from gpu_runtime.jetstream.connect import connection
+from gpu_runtime.jetstream.connection import connection
+from gpu_runtime.jetstream.connection_options import Options
 from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.jetstream.topology import consumer_load
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.jetstream.stream_admin import consumer_load
+from gpu_runtime.jetstream.stream_messages import first_kept
+from gpu_runtime.kube.meta import Key
 from tests.integration.activator.plane import UNITS, Plane, Sidecar, nats_settings, until
 
 
@@ -98,7 +98,7 @@ async def test_what_comes_too_late_expires(plane: Plane, caplog: pytest.LogCaptu
             ResultState.EXPIRED,
             FailureClass.TIMED_OUT,
         )
-    said = [vars(each) for each in caplog.records if each.name == "gpu_runtime.activator.endings"]
+    said = [vars(each) for each in caplog.records if each.name == "gpu_runtime.activator.terminal_results"]
     assert [(each["invocationID"], each["function"]) for each in said] == [(sent.invocation_id, "late")]
 
 

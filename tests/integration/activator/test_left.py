@@ -6,27 +6,27 @@ from datetime import timedelta
 
 from nats.aio.client import Client as Nats
 
-from gpu_runtime.activator.endings import Endings
+from gpu_runtime.activator.invocation_reaper import LEFT_EVERY, Reaper
 from gpu_runtime.activator.main import utcnow
 from gpu_runtime.activator.metrics import ActivatorMetrics
-from gpu_runtime.activator.reaper import LEFT_EVERY, Reaper
 from gpu_runtime.activator.settings import Reaping
+from gpu_runtime.activator.terminal_results import Endings
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Stage
+from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.state import InvocationRecord, Stage
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import encode
-from gpu_runtime.jetstream.browse import kept
-from gpu_runtime.jetstream.connect import connection
+from gpu_runtime.jetstream.connection import connection
+from gpu_runtime.jetstream.connection_options import Options
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.specs import ConsumerSpec
-from gpu_runtime.jetstream.topology import ensure_consumer, ensure_until_done
-from gpu_runtime.process.streams import topology_of
-from localcluster.nats import Account
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.stream_admin import ensure_consumer, ensure_until_done
+from gpu_runtime.jetstream.stream_messages import kept
+from gpu_runtime.jetstream.stream_specs import ConsumerSpec
+from gpu_runtime.process.nats_setup import topology_of
+from localcluster.nats_server import Account
 from tests.integration.activator.known import ONE
 from tests.integration.activator.plane import nats_settings
 

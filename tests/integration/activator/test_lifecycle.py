@@ -10,14 +10,14 @@ import aiohttp
 import msgspec
 import pytest
 
-from gpu_runtime.activator.functions import Functions
-from gpu_runtime.activator.lifecycle import Lifecycle
+from gpu_runtime.activator.function_lister import Functions
+from gpu_runtime.activator.runtime_api_client import StockAPI
 from gpu_runtime.activator.settings import API
-from gpu_runtime.activator.stock_api import StockAPI
+from gpu_runtime.activator.worker_lifecycle import Lifecycle
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from tests.integration.activator.plane import IDENTITY, STOCK, UNITS, Plane, until
 
 WRITES = ("merge_patch", "create", "delete", "give_back")

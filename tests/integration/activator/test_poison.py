@@ -4,29 +4,29 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpu_runtime.activator.demand import Demand
-from gpu_runtime.activator.dispatch import Dispatcher
-from gpu_runtime.activator.endings import Endings
+from gpu_runtime.activator.capacity import Room
+from gpu_runtime.activator.demand_publisher import Demand
+from gpu_runtime.activator.dispatcher import Dispatcher
+from gpu_runtime.activator.invocation_reaper import Reaper
 from gpu_runtime.activator.main import utcnow
 from gpu_runtime.activator.metrics import ActivatorMetrics
-from gpu_runtime.activator.reaper import Reaper
-from gpu_runtime.activator.room import Room
 from gpu_runtime.activator.settings import Dispatching, Reaping
+from gpu_runtime.activator.terminal_results import Endings
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.contract.messages.wire import decode, encode
-from gpu_runtime.jetstream.browse import kept
-from gpu_runtime.jetstream.connect import Connection, connection
+from gpu_runtime.contract.messages.message_codec import decode, encode
+from gpu_runtime.contract.messages.streams import Topology
+from gpu_runtime.jetstream.connection import Connection, connection
+from gpu_runtime.jetstream.connection_options import Options
 from gpu_runtime.jetstream.delivery import Delivery, GiveUp, Outgoing
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.topology import ensure_until_done, messages_by_subject
-from gpu_runtime.process.streams import topology_of
-from localcluster.nats import Account
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.stream_admin import ensure_until_done, messages_by_subject
+from gpu_runtime.jetstream.stream_messages import kept
+from gpu_runtime.process.nats_setup import topology_of
+from localcluster.nats_server import Account
 from tests.integration.activator.known import NONE
 from tests.integration.activator.plane import nats_settings
 

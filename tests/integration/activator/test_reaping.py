@@ -1,9 +1,9 @@
 """Work that waits for nobody, and how it ends."""
 
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.jetstream.errors import NotFound
-from gpu_runtime.jetstream.topology import consumer_load
+from gpu_runtime.jetstream.stream_admin import consumer_load
 from tests.integration.activator.plane import Fleet, Plane, until
 
 

@@ -11,9 +11,9 @@ from lightkube.resources.events_v1 import Event
 from gpu_runtime.activator.main import Activator
 from gpu_runtime.activator.settings import API, Scaling
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.jetstream.connect import connection
-from gpu_runtime.jetstream.options import Options
-from localcluster.nats import NatsServer
+from gpu_runtime.jetstream.connection import connection
+from gpu_runtime.jetstream.connection_options import Options
+from localcluster.nats_server import NatsServer
 from tests.integration.activator.plane import IDENTITY, STOCK, UNITS, ActivatorProcess, Fleet, Plane, until
 from tests.integration.controller_manager.conftest import UNIT, Object, as_dict
 

@@ -36,7 +36,7 @@ from lightkube.types import PatchType
 from localcluster import control_plane as control_planes
 from localcluster import simulated_nodes
 from localcluster.control_plane import ControlPlane, free_port
-from localcluster.processes import tail, wait_until
+from localcluster.supervisor_client import tail, wait_until
 from tests.conftest import available
 from tests.integration.conftest import CONFIG
 

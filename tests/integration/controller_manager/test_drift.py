@@ -18,7 +18,7 @@ from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
 from gpu_runtime.controller_manager.stock_pool import children as pool_children
 from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import GROUP, POOL, UNIT, Cluster, Object
 
 SETTINGS = ControllerManagerSettings(images=Images(stock="gpu-runtime:local", placeholder="gpu-runtime:local"))

@@ -11,7 +11,7 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Pod, Service
 
 from localcluster.control_plane import ControlPlane
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import (
     QUICK_ELECTION,
     UNIT,

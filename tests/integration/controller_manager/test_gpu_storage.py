@@ -10,7 +10,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Event, PersistentVolume, PersistentVolumeClaim, ResourceQuota
 from lightkube.resources.storage_v1 import StorageClass
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import CLASS, GROUP, STORAGE, UNIT, Cluster, Object, as_dict, ready
 from tests.integration.controller_manager.test_drift import assert_quiet
 

@@ -10,7 +10,7 @@ import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
 from localcluster.control_plane import ControlPlane
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import GROUP, UNIT, Cluster, Object, as_dict
 
 ROUNDS = 50

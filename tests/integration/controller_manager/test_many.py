@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightkube.resources.core_v1 import Pod
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import UNIT, Cluster, Manager
 
 COUNT = 200

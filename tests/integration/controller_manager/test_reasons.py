@@ -21,7 +21,7 @@ from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Namespace, Node, Pod, ResourceQuota, Service
 from lightkube.types import PatchType
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import GROUP, POOL, STORAGE, UNIT, Cluster, Object, as_dict, ready
 
 SMALL = {"specName": "g1.1", "image": "python", "template": {"ports": [{"name": "http", "port": 80}]}}

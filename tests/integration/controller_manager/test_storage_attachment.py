@@ -9,8 +9,8 @@ from typing import Any
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import Pod
 
-from gpu_runtime.contract.crd.names import operation_name
-from localcluster.processes import wait_until
+from gpu_runtime.contract.crd.well_known import operation_name
+from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import GROUP, STORAGE, UNIT, Cluster, Object, as_dict, ready
 
 OPERATION = create_namespaced_resource(GROUP, "v1alpha1", "Operation", "operations")

@@ -10,14 +10,14 @@ import pytest
 from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import Pod, ServiceAccount
 
-from gpu_runtime.contract.crd.names import Label
-from gpu_runtime.controller_manager.caches import open_caches
-from gpu_runtime.controller_manager.strays import Strays
+from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.controller_manager.controller_informers import open_caches
+from gpu_runtime.controller_manager.orphan_collector import Strays
 from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import IDENTITY, UNIT, Cluster, Object
 from tests.integration.kube.waiting import eventually
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.framework.worker import Worker, dialled, worker
 
 MEETING = """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.manifests.samples import DOUBLING
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.framework.worker import Reply, Worker, dialled, takes_connections, worker
 
 WAITING = """

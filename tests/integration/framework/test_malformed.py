@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_runtime.framework.entrypoint import serve_until
 from gpu_runtime.framework.request import Request
-from gpu_runtime.framework.serving import serve_until
 from gpu_runtime.framework.settings import Limits, Settings
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.framework.worker import (
     CHUNKED,
     CLOSE,

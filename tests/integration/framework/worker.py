@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 
 JSON = {"Content-Type": "application/json"}
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.jetstream.connect import Connection, connection
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.jetstream.publish import Publisher
-from localcluster.nats import Account, NatsServer, nats_server
+from gpu_runtime.jetstream.connection import Connection, connection
+from gpu_runtime.jetstream.connection_options import Options
+from gpu_runtime.jetstream.publisher import Publisher
+from localcluster.nats_server import Account, NatsServer, nats_server
 from tests.conftest import available
 
 QUICK = Backoff(first=0.05, longest=0.2)

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.jetstream.connect import Connection
-from gpu_runtime.jetstream.consume import Consumption, Policy
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.pull import Patience
-from gpu_runtime.jetstream.specs import ConsumerSpec, StreamSpec
-from gpu_runtime.jetstream.topology import ensure_stream
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
+from gpu_runtime.jetstream.puller import Patience
+from gpu_runtime.jetstream.stream_admin import ensure_stream
+from gpu_runtime.jetstream.stream_specs import ConsumerSpec, StreamSpec
 
 WORK = StreamSpec(name="WORK", subjects=("work.*",), retention="workqueue", discard="new")
 DEAD = StreamSpec(name="DEAD", subjects=("dead.*",))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gpu_runtime.jetstream.browse import first_kept, kept, remove
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import NotFound
-from gpu_runtime.jetstream.publish import Publisher
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.stream_messages import first_kept, kept, remove
 from tests.integration.jetstream.streams import make_streams
 
 

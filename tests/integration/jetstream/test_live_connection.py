@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.jetstream.connect import Connection, connection
+from gpu_runtime.jetstream.connection import Connection, connection
+from gpu_runtime.jetstream.connection_options import Options, Tls
 from gpu_runtime.jetstream.errors import Misconfigured, Unreachable
-from gpu_runtime.jetstream.options import Options, Tls
-from localcluster.nats import Account, NatsServer, nats_server
+from localcluster.nats_server import Account, NatsServer, nats_server
 from localcluster.pki import Authority
 from tests.conftest import available
 from tests.integration.jetstream.conftest import QUICK, options

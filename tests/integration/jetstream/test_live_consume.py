@@ -9,14 +9,14 @@ from itertools import pairwise
 import pytest
 
 from gpu_runtime.jetstream.api import call
-from gpu_runtime.jetstream.connect import Connection, connection
-from gpu_runtime.jetstream.consume import Consumption
+from gpu_runtime.jetstream.connection import Connection, connection
 from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.pull import Patience
-from gpu_runtime.jetstream.specs import ConsumerSpec
-from gpu_runtime.jetstream.topology import consumer_load, delete_consumer, ensure_consumer, messages_by_subject
-from localcluster.nats import Account
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import Consumption
+from gpu_runtime.jetstream.puller import Patience
+from gpu_runtime.jetstream.stream_admin import consumer_load, delete_consumer, ensure_consumer, messages_by_subject
+from gpu_runtime.jetstream.stream_specs import ConsumerSpec
+from localcluster.nats_server import Account
 from tests.integration.jetstream.conftest import options
 from tests.integration.jetstream.streams import BRIEF, QUICK, TAKERS, Seen, consuming, make_streams, to_dead
 from tests.integration.kube.waiting import eventually
@@ -340,12 +340,12 @@ async def test_cut_short_it_hands_back_what_it_has_at_once(connected: Connection
 
 VICTIM = """
 import asyncio, sys
-from gpu_runtime.jetstream.connect import connection
-from gpu_runtime.jetstream.consume import Consumption, Policy
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.pull import Patience
-from gpu_runtime.jetstream.specs import ConsumerSpec
+from gpu_runtime.jetstream.connection import connection
+from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
+from gpu_runtime.jetstream.connection_options import Options
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.puller import Patience
+from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 
 async def hang(delivery):
     print(delivery.data.decode(), flush=True)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_runtime.jetstream.connect import connection
+from gpu_runtime.jetstream.connection import connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.jetstream.publish import Publisher
-from localcluster.disks import Disk, on_a_disk
-from localcluster.nats import NatsServer, nats_server
+from gpu_runtime.jetstream.publisher import Publisher
+from localcluster.nats_server import NatsServer, nats_server
+from localcluster.tmpfs_disk import Disk, on_a_disk
 from tests.conftest import available
 from tests.integration.conftest import nats_liveness
 from tests.integration.jetstream.conftest import options

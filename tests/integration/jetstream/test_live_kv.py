@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.kv import Bucket, Entry
-from gpu_runtime.jetstream.publish import Publisher, Stored
-from gpu_runtime.jetstream.specs import BucketSpec
-from gpu_runtime.jetstream.topology import ensure_bucket
+from gpu_runtime.jetstream.publisher import Publisher, Stored
+from gpu_runtime.jetstream.stream_admin import ensure_bucket
+from gpu_runtime.jetstream.stream_specs import BucketSpec
 from tests.integration.kube.waiting import eventually
 
 SPEC = BucketSpec(name="STATE", ttl_seconds=60, told_on="told")

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import Full, NoResponders, StreamError, TooLarge
-from gpu_runtime.jetstream.publish import Publisher, Stored
-from gpu_runtime.jetstream.specs import StreamSpec
-from gpu_runtime.jetstream.topology import ensure_stream, messages_by_subject
+from gpu_runtime.jetstream.publisher import Publisher, Stored
+from gpu_runtime.jetstream.stream_admin import ensure_stream, messages_by_subject
+from gpu_runtime.jetstream.stream_specs import StreamSpec
 from tests.integration.jetstream.streams import make_streams
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.errors import NoResponders, Unreachable
-from gpu_runtime.jetstream.request import Replies, answering, ask, reply
+from gpu_runtime.jetstream.request_reply import Replies, answering, ask, reply
 
 
 async def doubled(data: bytes) -> bytes:

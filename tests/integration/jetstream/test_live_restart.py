@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_runtime.jetstream.connect import Connection, connection
+from gpu_runtime.jetstream.connection import Connection, connection
 from gpu_runtime.jetstream.delivery import Delivery, Done, Outcome, Outgoing
 from gpu_runtime.jetstream.errors import StreamError, Unreachable
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publish import Publisher, Stored
-from gpu_runtime.jetstream.request import Replies, answering, ask, reply
-from gpu_runtime.jetstream.specs import BucketSpec
-from gpu_runtime.jetstream.topology import ensure_bucket
-from localcluster.nats import NatsServer
+from gpu_runtime.jetstream.publisher import Publisher, Stored
+from gpu_runtime.jetstream.request_reply import Replies, answering, ask, reply
+from gpu_runtime.jetstream.stream_admin import ensure_bucket
+from gpu_runtime.jetstream.stream_specs import BucketSpec
+from localcluster.nats_server import NatsServer
 from tests.integration.jetstream.conftest import options
 from tests.integration.jetstream.streams import BRIEF, QUICK, Seen, consuming, make_streams
 from tests.integration.kube.waiting import eventually

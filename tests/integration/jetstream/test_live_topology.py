@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_runtime.contract.messages.streams import Keeping, Topology
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
-from gpu_runtime.contract.messages.topology import Keeping, Topology
 from gpu_runtime.jetstream.api import call
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import Misfit, NotFound, Refused
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.specs import BucketSpec, ConsumerSpec, StreamSpec
-from gpu_runtime.jetstream.topology import (
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.stream_admin import (
     consumer_load,
     delete_consumer,
     ensure_bucket,
@@ -22,6 +21,7 @@ from gpu_runtime.jetstream.topology import (
     ensure_until_done,
     messages_by_subject,
 )
+from gpu_runtime.jetstream.stream_specs import BucketSpec, ConsumerSpec, StreamSpec
 
 WORK = StreamSpec(name="WORK", subjects=("work.*",), retention="workqueue", discard="new", max_bytes=10_000_000)
 

@@ -15,7 +15,7 @@ from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.election import Elector, Timing
 from gpu_runtime.kube.errors import Conflict, NotLeading, Unreachable
-from gpu_runtime.kube.objects import Key, Object, Resource
+from gpu_runtime.kube.meta import Key, Object, Resource
 
 CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
 WRITERS = 24

@@ -8,10 +8,10 @@ from lightkube import Client as OtherEyes
 from lightkube.resources.apps_v1 import Deployment as LightDeployment
 from lightkube.resources.core_v1 import ConfigMap
 
+from gpu_runtime.kube.builtin_kinds import DEPLOYMENTS, NODES, PODS
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.codec import Selection
 from gpu_runtime.kube.config import load_config
-from gpu_runtime.kube.core import DEPLOYMENTS, NODES, PODS
 from gpu_runtime.kube.errors import (
     AlreadyExists,
     Conflict,
@@ -20,8 +20,8 @@ from gpu_runtime.kube.errors import (
     NotFound,
     NotServed,
 )
+from gpu_runtime.kube.meta import Key, Manifest, Object, Resource
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Manifest, Object, Resource
 from localcluster.control_plane import ControlPlane
 from tests.integration.kube.waiting import CONFIG_MAPS
 

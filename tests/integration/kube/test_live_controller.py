@@ -12,17 +12,17 @@ from lightkube.resources.coordination_v1 import Lease as LightLease
 from lightkube.resources.core_v1 import ConfigMap
 from lightkube.resources.events_v1 import Event
 
+from gpu_runtime.kube.builtin_kinds import LEASES
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.codec import Selection
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.controller import Controller, Outcome, Settled
-from gpu_runtime.kube.core import LEASES
 from gpu_runtime.kube.election import Elector, Timing
-from gpu_runtime.kube.events import Limits, Recorder
+from gpu_runtime.kube.event_recorder import Limits, Recorder
 from gpu_runtime.kube.informer import Informer
+from gpu_runtime.kube.manager import Ensemble
+from gpu_runtime.kube.meta import Key, Manifest, Object
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Manifest, Object
-from gpu_runtime.kube.running import Ensemble
 from localcluster.control_plane import ControlPlane
 from tests.integration.kube.waiting import CONFIG_MAPS, eventually
 

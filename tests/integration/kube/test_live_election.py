@@ -19,7 +19,7 @@ from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.election import Elector, Timing
 from gpu_runtime.kube.errors import NotLeading
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from localcluster.control_plane import ControlPlane
 from tests.integration.kube.waiting import CONFIG_MAPS, eventually
 

@@ -13,11 +13,11 @@ from lightkube.models.authentication_v1 import BoundObjectReference, TokenReques
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Secret, ServiceAccount, ServiceAccountToken
 
+from gpu_runtime.kube.builtin_kinds import NODES
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import ClusterConfig, Trust, from_kubeconfig, in_cluster, load_config
-from gpu_runtime.kube.core import NODES
-from gpu_runtime.kube.credentials import Fixed, Identity
 from gpu_runtime.kube.errors import Forbidden, Unauthorized, Unreachable
+from gpu_runtime.kube.kube_credentials import Fixed, Identity
 from gpu_runtime.kube.metrics import KubeMetrics
 from localcluster.control_plane import ControlPlane
 from localcluster.pki import Authority

@@ -18,8 +18,8 @@ from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.codec import Page, Selection
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.informer import Informer, Pace
+from gpu_runtime.kube.meta import Key, Object
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Object
 from gpu_runtime.kube.store import Change
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane

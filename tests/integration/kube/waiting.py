@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from gpu_runtime.kube.objects import Object, Resource
+from gpu_runtime.kube.meta import Object, Resource
 
 CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
 

@@ -21,7 +21,7 @@ from lightkube.resources.core_v1 import Namespace, Pod
 from localcluster import control_plane as control_planes
 from localcluster import simulated_nodes
 from localcluster.control_plane import ControlPlane
-from localcluster.processes import exists, wait_until
+from localcluster.supervisor_client import exists, wait_until
 
 
 def deployment(name: str, replicas: int = 1, gpus: int = 0, node: dict[str, str] | None = None) -> Deployment:

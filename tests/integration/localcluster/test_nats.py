@@ -5,7 +5,7 @@ import asyncio
 from nats.aio.client import Client as Nats
 from nats.js.errors import NotFoundError
 
-from localcluster.nats import Account, NatsServer
+from localcluster.nats_server import Account, NatsServer
 
 
 async def connected(account: Account) -> Nats:

@@ -13,11 +13,11 @@ from lightkube.resources.core_v1 import Event, PersistentVolumeClaim, Service
 from lightkube.resources.networking_v1 import NetworkPolicy
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.contract.crd.names import Label
-from gpu_runtime.jetstream.connect import connection
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.process.streams import topology_of
-from localcluster.processes import wait_until
+from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.jetstream.connection import connection
+from gpu_runtime.jetstream.connection_options import Options
+from gpu_runtime.process.nats_setup import topology_of
+from localcluster.supervisor_client import wait_until
 from tests.integration.activator.plane import Fleet, Plane, nats_settings, until
 from tests.integration.controller_manager.conftest import POOL, STORAGE, UNIT, Cluster, Object, ready
 from tests.integration.controller_manager.test_strays import pod, replica_set

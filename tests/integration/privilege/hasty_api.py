@@ -6,11 +6,11 @@ A program of its own: `python -m tests.integration.privilege.hasty_api SETTINGS`
 import sys
 from pathlib import Path
 
-from gpu_runtime.process.lifecycle import run_process
+from gpu_runtime.process.runner import run_process
 from gpu_runtime.runtime_api import main
-from gpu_runtime.runtime_api.operations import retention
+from gpu_runtime.runtime_api.operations import operation_retention
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 if __name__ == "__main__":
-    retention.PAUSE = 1.0
+    operation_retention.PAUSE = 1.0
     sys.exit(run_process(Path(sys.argv[1]), RuntimeAPISettings, main.serve))

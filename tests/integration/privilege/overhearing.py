@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from gpu_runtime.contract.crd.names import SYSTEM_NAMESPACE
+from gpu_runtime.contract.crd.well_known import SYSTEM_NAMESPACE
 from tests.integration.privilege.rights import Right, question
 
 PLATFORM = f"system:serviceaccount:{SYSTEM_NAMESPACE}:"

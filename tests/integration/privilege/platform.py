@@ -13,7 +13,7 @@ from lightkube.resources.core_v1 import Namespace
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
-from localcluster.nats import Account
+from localcluster.nats_server import Account
 from tests.conftest import available
 from tests.integration.activator.plane import ActivatorProcess
 from tests.integration.conftest import CONFIG

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from gpu_runtime.contract.crd.names import INSTANCE_NAMESPACE, STOCK_NAMESPACE, SYSTEM_NAMESPACE
+from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, STOCK_NAMESPACE, SYSTEM_NAMESPACE
 
 Object = Mapping[str, Any]
 

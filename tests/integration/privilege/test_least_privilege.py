@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from localcluster.nats import NatsServer
-from localcluster.processes import ProcessFailed
+from localcluster.nats_server import NatsServer
+from localcluster.supervisor_client import ProcessFailed
 from tests.integration.controller_manager.conftest import Object
 from tests.integration.privilege import acts
 from tests.integration.privilege.overhearing import PLATFORM

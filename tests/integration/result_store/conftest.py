@@ -17,24 +17,31 @@ import pytest
 import yaml
 from aiohttp import ClientError, ClientSession
 
-from gpu_runtime.contract.messages.query import RESULT, RESULTS, FindResult, FoundResult, ListedResults, ListResults
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Known, headers_of
+from gpu_runtime.contract.messages.message_codec import Message, decode, encode, utc
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
-from gpu_runtime.contract.messages.state import InvocationRecord, Known, headers_of
-from gpu_runtime.contract.messages.topology import Keeping, Topology
-from gpu_runtime.contract.messages.wire import Message, decode, encode, utc
+from gpu_runtime.contract.messages.result_query import (
+    RESULT,
+    RESULTS,
+    FindResult,
+    FoundResult,
+    ListedResults,
+    ListResults,
+)
+from gpu_runtime.contract.messages.streams import Keeping, Topology
 from gpu_runtime.jetstream.api import call
-from gpu_runtime.jetstream.connect import Connection, connection
+from gpu_runtime.jetstream.connection import Connection, connection
+from gpu_runtime.jetstream.connection_options import Options
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.jetstream.publish import Publisher, Stored
-from gpu_runtime.jetstream.request import ask
-from gpu_runtime.jetstream.topology import ensure_until_done
+from gpu_runtime.jetstream.publisher import Publisher, Stored
+from gpu_runtime.jetstream.request_reply import ask
+from gpu_runtime.jetstream.stream_admin import ensure_until_done
 from gpu_runtime.process.settings import parse
 from gpu_runtime.result_store.main import keep
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from localcluster.control_plane import free_port
-from localcluster.nats import Account
+from localcluster.nats_server import Account
 
 PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 NOW = utc(datetime.now(UTC))

@@ -9,15 +9,15 @@ import pytest
 
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation_record import Known, Stage, taken_back
 from gpu_runtime.contract.messages.limits import BODY_LIMIT
-from gpu_runtime.contract.messages.query import RESULT, RESULTS, FoundResult, ListedResults
+from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.state import Known, Stage, taken_back
-from gpu_runtime.contract.messages.wire import decode, encode
+from gpu_runtime.contract.messages.result_query import RESULT, RESULTS, FoundResult, ListedResults
 from gpu_runtime.jetstream.delivery import Delivery, Done, Outcome, Outgoing
-from gpu_runtime.jetstream.request import ask
-from gpu_runtime.jetstream.specs import ConsumerSpec
+from gpu_runtime.jetstream.request_reply import ask
+from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 from tests.integration.jetstream.streams import Seen, consuming
 from tests.integration.kube.waiting import eventually
 from tests.integration.result_store.conftest import NOW, MortalStore, Plane, Store, result, until

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from localcluster.nats import NatsServer
+from localcluster.nats_server import NatsServer
 from tests.integration.runtime_api.live import Caller, Platform, caller, running_platform
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 from tests.integration.controller_manager.conftest import Object
 from tests.integration.runtime_api.live import Caller, Seen, state_of, until
 

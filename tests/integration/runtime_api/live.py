@@ -21,7 +21,7 @@ from lightkube.generic_resource import create_namespaced_resource
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
-from localcluster.nats import Account
+from localcluster.nats_server import Account
 from tests.conftest import available
 from tests.integration.controller_manager.conftest import IDENTITY as MANAGER
 from tests.integration.controller_manager.conftest import PROGRAM, UNIT, Manager, Object, install

@@ -15,13 +15,13 @@ from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.codec import Selection
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.runtime_api.caches import Caches, open_caches
-from gpu_runtime.runtime_api.operations.drivers import Drivers
+from gpu_runtime.runtime_api.api_informers import Caches, open_caches
 from gpu_runtime.runtime_api.operations.jobs import Jobs
-from gpu_runtime.runtime_api.operations.ledger import Ledger
+from gpu_runtime.runtime_api.operations.operation_store import Ledger
+from gpu_runtime.runtime_api.operations.state_machine import Drivers
 from gpu_runtime.runtime_api.settings import Namespaces
 from gpu_runtime.runtime_api.stock.pools import PoolMaking, Pools
-from gpu_runtime.runtime_api.stock.seeding import Seeding
+from gpu_runtime.runtime_api.stock.stock_seeder import Seeding
 from gpu_runtime.runtime_api.stock.stock_units import StockUnits
 
 

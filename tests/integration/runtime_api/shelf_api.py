@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 
 from gpu_runtime.contract.errors import Invalid, RuntimeFault, Unauthenticated
-from gpu_runtime.contract.validation.problem import Problem
-from gpu_runtime.runtime_api.http.answers import status_of
+from gpu_runtime.contract.validation.field_error import Problem
+from gpu_runtime.runtime_api.http.envelope import status_of
 from gpu_runtime.runtime_api.http.openapi import document, written
 from gpu_runtime.runtime_api.http.route import Answer, Call, Route
 from gpu_runtime.runtime_api.http.swagger import add_swagger

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import encode
-from gpu_runtime.jetstream.options import Options
+from gpu_runtime.jetstream.connection_options import Options
 from gpu_runtime.runtime_api.invocations.routes import EXAMPLES
 from tests.integration.jetstream.conftest import options
 from tests.integration.runtime_api.conformance import examine

@@ -15,29 +15,29 @@ import aiohttp
 import msgspec
 from nats.aio.msg import Msg
 
-from gpu_runtime.contract.messages.control import Drain, Drained
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.identity import invocation_hash
+from gpu_runtime.contract.messages.drain_request import Drain, Drained
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_hash
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Known, Stage, headers_of, taken_back
+from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Result
-from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, headers_of, taken_back
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.contract.messages.wire import decode, encode
+from gpu_runtime.contract.messages.streams import Topology
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.jetstream.api import call
-from gpu_runtime.jetstream.connect import Connection, connection
+from gpu_runtime.jetstream.connection import Connection, connection
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.request import ask
-from gpu_runtime.jetstream.topology import ensure_until_done
-from gpu_runtime.process.sections import Endpoints, Nats, Streams
-from gpu_runtime.process.streams import options_of, topology_of
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.request_reply import ask
+from gpu_runtime.jetstream.stream_admin import ensure_until_done
+from gpu_runtime.process.nats_setup import options_of, topology_of
+from gpu_runtime.process.shared_settings import Endpoints, Nats, Streams
 from gpu_runtime.worker_sidecar.main import serve
 from gpu_runtime.worker_sidecar.settings import Framework, Retries, WorkerSidecarSettings
 from localcluster.control_plane import free_port
-from localcluster.nats import Account
+from localcluster.nats_server import Account
 from tests.integration.framework.worker import Worker
 from tests.integration.kube.waiting import eventually
 

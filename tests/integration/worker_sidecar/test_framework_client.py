@@ -14,8 +14,8 @@ import pytest
 
 from gpu_runtime.worker_sidecar import framework_connections
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
-from gpu_runtime.worker_sidecar.invocation import Invocation
-from gpu_runtime.worker_sidecar.outcomes import (
+from gpu_runtime.worker_sidecar.framework_request import Invocation
+from gpu_runtime.worker_sidecar.framework_response import (
     Answered,
     AskedToRetry,
     Break,
@@ -25,7 +25,7 @@ from gpu_runtime.worker_sidecar.outcomes import (
     Outcome,
     TimedOut,
 )
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.framework.worker import Worker, started, worker
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "functions"

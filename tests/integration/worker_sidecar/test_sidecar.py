@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation_record import Stage
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.state import Stage
 from gpu_runtime.contract.messages.worker_event import WorkerEventKind
 from gpu_runtime.jetstream.delivery import Outgoing
-from localcluster.nats import Account
+from localcluster.nats_server import Account
 from tests.integration.framework.worker import Worker, socket_place, worker
 from tests.integration.kube.waiting import eventually
 from tests.integration.worker_sidecar.serving import (

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from gpu_runtime.activator.scaling import Observed, Worker, WorkerState
+from gpu_runtime.activator.autoscaler import Observed, Worker, WorkerState
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, GPUUnitStatus, Serverless, StorageMount
-from gpu_runtime.kube.objects import ObjectMeta
+from gpu_runtime.kube.meta import ObjectMeta
 
 MOUNT = StorageMount(name="models", mount_path="/models")
 

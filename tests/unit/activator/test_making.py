@@ -3,14 +3,14 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpu_runtime.activator.functions import Functions
+from gpu_runtime.activator.autoscaler import Create, Observed, WorkerState
+from gpu_runtime.activator.function_lister import Functions
 from gpu_runtime.activator.reconcile import FunctionReconciler
-from gpu_runtime.activator.scaling import Create, Observed, WorkerState
-from gpu_runtime.activator.setbacks import Setbacks
+from gpu_runtime.activator.worker_backoff import Setbacks
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from tests.unit.activator.objects import observed, unit, worker
 
 

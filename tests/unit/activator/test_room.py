@@ -1,7 +1,7 @@
 """Whether a function's workers have room, as far as they said."""
 
-from gpu_runtime.activator.room import SILENCE, Room
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.activator.capacity import SILENCE, Room
+from gpu_runtime.kube.meta import Key
 from tests.unit.activator.test_worker_words import KEY, Clock, event
 
 

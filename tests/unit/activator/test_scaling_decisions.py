@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gpu_runtime.activator.scaling import (
+from gpu_runtime.activator.autoscaler import (
     Create,
     Decision,
     Drain,
@@ -20,9 +20,9 @@ from gpu_runtime.activator.scaling import (
     state_of,
 )
 from gpu_runtime.activator.settings import Scaling
-from gpu_runtime.activator.workers import Heard
+from gpu_runtime.activator.worker_liveness import Heard
 from gpu_runtime.contract.crd.gpu_unit import Serverless
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 from tests.unit.activator.objects import observed, unit, worker
 
 STARTING, SERVING, DRAINING = WorkerState.STARTING, WorkerState.SERVING, WorkerState.DRAINING

@@ -1,6 +1,6 @@
 """Names of workers, and which of them are free."""
 
-from gpu_runtime.activator.slots import free_slots, worker_name
+from gpu_runtime.activator.worker_names import free_slots, worker_name
 from gpu_runtime.contract.validation import name_problems
 
 

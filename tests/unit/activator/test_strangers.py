@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from gpu_runtime.activator.functions import Functions
+from gpu_runtime.activator.capacity import Room
+from gpu_runtime.activator.function_lister import Functions
 from gpu_runtime.activator.main import Leading
-from gpu_runtime.activator.room import Room
-from gpu_runtime.activator.workers import Workers
-from gpu_runtime.contract.messages.wire import encode
+from gpu_runtime.activator.worker_liveness import Workers
+from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
 from tests.unit.activator.objects import unit
 from tests.unit.activator.test_worker_words import KEY, Clock, event

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from gpu_runtime.activator.stock_api import refusal
-from gpu_runtime.activator.waiting import Waiting
+from gpu_runtime.activator.deadline_queue import Waiting
+from gpu_runtime.activator.runtime_api_client import refusal
 from gpu_runtime.contract.errors import Conflict, NoStock, Rejected, Unavailable
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation

@@ -2,12 +2,12 @@
 
 from datetime import UTC, datetime, timedelta
 
-from gpu_runtime.activator.scaling import WorkerState
-from gpu_runtime.activator.setbacks import Setbacks
-from gpu_runtime.activator.workers import REMAINS, Workers
+from gpu_runtime.activator.autoscaler import WorkerState
+from gpu_runtime.activator.worker_backoff import Setbacks
+from gpu_runtime.activator.worker_liveness import REMAINS, Workers
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from tests.unit.activator.objects import worker
 
 KEY = Key("units", "f-w0")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.contract.crd.names import Annotation, Label
-from localcluster.processes import Running
+from gpu_runtime.contract.crd.well_known import Annotation, Label
+from localcluster.supervisor_client import Running
 from tests.chaos import checks
 from tests.chaos.checks import Queue, World
 from tests.chaos.history import History, Invocation, Operation, Possible, Said, Storage, Unit

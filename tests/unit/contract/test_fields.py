@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.contract.validation.fields import is_complete, missing_fields, unknown_fields, value_at
+from gpu_runtime.contract.validation.unknown_fields import is_complete, missing_fields, unknown_fields, value_at
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
 WHOLE: dict[str, Any] = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from gpu_runtime.contract.crd import DEFINITIONS, names
+from gpu_runtime.contract.crd import DEFINITIONS, well_known
 from gpu_runtime.contract.crd.conditions import READY, Reason, find, ready, with_condition
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, GPUUnitSpec, GPUUnitStatus
-from gpu_runtime.contract.crd.names import Role
 from gpu_runtime.contract.crd.operation import Operation, OperationState
-from gpu_runtime.contract.crd.workload import Port, Template
+from gpu_runtime.contract.crd.template import Port, Template
+from gpu_runtime.contract.crd.well_known import Role
 from gpu_runtime.kube.quantity import canonical
 
 
@@ -37,18 +37,18 @@ def test_an_operation_without_status_is_accepted_and_unfinished() -> None:
 
 
 def test_placement_decides_the_role() -> None:
-    assert names.role_of("runtime-stock") is Role.STOCK
-    assert names.role_of("runtime-instance") is Role.ACTIVE
-    assert names.role_of("default") is Role.ACTIVE
-    assert names.role_of("warm", stock_namespace="warm") is Role.STOCK
+    assert well_known.role_of("runtime-stock") is Role.STOCK
+    assert well_known.role_of("runtime-instance") is Role.ACTIVE
+    assert well_known.role_of("default") is Role.ACTIVE
+    assert well_known.role_of("warm", stock_namespace="warm") is Role.STOCK
 
 
 def test_every_owned_object_can_be_selected() -> None:
-    selector = names.OWNED_SELECTOR.split("=")
+    selector = well_known.OWNED_SELECTOR.split("=")
     for labels in (
-        names.unit_labels("demo", "g1.1", Role.ACTIVE),
-        names.pool_labels("demo", "g1.1"),
-        names.storage_labels("demo"),
+        well_known.unit_labels("demo", "g1.1", Role.ACTIVE),
+        well_known.pool_labels("demo", "g1.1"),
+        well_known.storage_labels("demo"),
     ):
         assert labels[selector[0]] == selector[1]
 
@@ -56,13 +56,13 @@ def test_every_owned_object_can_be_selected() -> None:
 def test_derived_names_are_names_whatever_the_operation_id() -> None:
     for operation_id in ("unit-demo-001", "Ä" * 256, "a/b c"):
         derived = (
-            names.operation_name(operation_id),
-            names.generated_pool_name(operation_id),
-            names.stock_unit_name(operation_id, 99_999),
+            well_known.operation_name(operation_id),
+            well_known.generated_pool_name(operation_id),
+            well_known.stock_unit_name(operation_id, 99_999),
         )
         assert all(len(name) <= 58 and name.isascii() for name in derived)
-    assert names.operation_name("a") != names.operation_name("b")
-    assert names.operation_name("unit-demo-001") == "op-765acc10fccd34575d64905f4c63313ecd689792"
+    assert well_known.operation_name("a") != well_known.operation_name("b")
+    assert well_known.operation_name("unit-demo-001") == "op-765acc10fccd34575d64905f4c63313ecd689792"
 
 
 PORTS = (Port(name="http", port=8080), Port(name="grpc", port=9000))

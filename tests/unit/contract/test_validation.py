@@ -7,8 +7,8 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
-from gpu_runtime.contract.crd.names import POOL_NAME_LIMIT, Role
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
+from gpu_runtime.contract.crd.well_known import POOL_NAME_LIMIT, Role
 from gpu_runtime.contract.validation import (
     growth_problems,
     name_problems,

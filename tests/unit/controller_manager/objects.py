@@ -13,9 +13,9 @@ from gpu_runtime.controller_manager.gpu_storage import observe as storage_seen
 from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images, PodSecurity
 from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
-from gpu_runtime.controller_manager.workload.owned import Deployment, Service
-from gpu_runtime.kube.core import PersistentVolumeClaim, Pod, StorageClass
-from gpu_runtime.kube.objects import Manifest
+from gpu_runtime.controller_manager.workload.unstructured import Deployment, Service
+from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim, Pod, StorageClass
+from gpu_runtime.kube.meta import Manifest
 
 SETTINGS = ControllerManagerSettings(images=Images(stock="stock:1", placeholder="placeholder:1"))
 DEMANDING = msgspec.structs.replace(SETTINGS, pod_security=PodSecurity(require_non_root=True))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.contract.crd.names import Annotation, Label
+from gpu_runtime.contract.crd.well_known import Annotation, Label
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment as pool_deployment
@@ -36,7 +36,7 @@ def test_an_active_unit_runs_its_image_as_it_is() -> None:
 def test_stock_runs_the_platforms_image_whatever_its_spec_says() -> None:
     pod = unit_pod("runtime-stock", image="user:1", template={"command": ["user"]})
     main = pod["containers"][0]
-    assert (main["image"], main["command"]) == ("stock:1", ["python3", "-m", "gpu_runtime.stock"])
+    assert (main["image"], main["command"]) == ("stock:1", ["python3", "-m", "gpu_runtime.stock_process"])
     assert pod["priorityClassName"] == "gpu-runtime-stock"
     assert pod["terminationGracePeriodSeconds"] >= 1
     assert pod["securityContext"]["runAsNonRoot"] is True

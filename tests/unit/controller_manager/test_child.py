@@ -7,8 +7,8 @@ import pytest
 
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
-from gpu_runtime.controller_manager.workload.child import DESIRED_HASH, fits, is_orphan, is_owned, replacement
-from gpu_runtime.controller_manager.workload.owned import Deployment, Service
+from gpu_runtime.controller_manager.workload.drift import DESIRED_HASH, fits, is_orphan, is_owned, replacement
+from gpu_runtime.controller_manager.workload.unstructured import Deployment, Service
 from tests.unit.controller_manager.objects import PORTS, as_kept, seen, unit
 
 UNIT = unit(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.controller_manager.workload.failure import last_line, pod_failure, startup_failure
+from gpu_runtime.controller_manager.workload.pod_failures import last_line, pod_failure, startup_failure
 from tests.unit.controller_manager.objects import container, deployment, pod
 
 CRASHED = {"exitCode": 3, "reason": "Error", "message": "Traceback\n\nValueError: no weights \n\n"}

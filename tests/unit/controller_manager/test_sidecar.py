@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.conditions import Reason
-from gpu_runtime.contract.crd.names import Label
+from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment
 from gpu_runtime.controller_manager.gpu_unit.children.network_policy import network_policy
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS as SETTINGS_ANNOTATION
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Egress, Serverless
-from gpu_runtime.process.sections import Nats
 from gpu_runtime.process.settings import parse
+from gpu_runtime.process.shared_settings import Nats
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 from tests.unit.controller_manager.objects import PORTS, SETTINGS, seen, unit
 

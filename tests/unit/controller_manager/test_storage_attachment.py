@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.gpu_storage.attachment import (
     AskOperation,
     Attach,
@@ -14,8 +14,8 @@ from gpu_runtime.controller_manager.gpu_storage.attachment import (
     Release,
     next_step,
 )
-from gpu_runtime.controller_manager.gpu_storage.concerns import Concerns
-from gpu_runtime.controller_manager.gpu_storage.ending import ending
+from gpu_runtime.controller_manager.gpu_storage.finalize import ending
+from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import Concerns
 from gpu_runtime.controller_manager.gpu_storage.observe import may_mount
 from gpu_runtime.controller_manager.indexes import (
     ATTACHED,
@@ -24,9 +24,9 @@ from gpu_runtime.controller_manager.indexes import (
     claim_keys,
     storage_classes,
 )
-from gpu_runtime.controller_manager.mounts import claims_of_deployment
-from gpu_runtime.controller_manager.workload.owned import Deployment
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.controller_manager.volume_refs import claims_of_deployment
+from gpu_runtime.controller_manager.workload.unstructured import Deployment
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.kube.store import Store
 from tests.unit.controller_manager.objects import a_storage, claim, metadata, pod, seen_storage, unit
 

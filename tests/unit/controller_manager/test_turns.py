@@ -2,8 +2,8 @@
 
 import asyncio
 
-from gpu_runtime.controller_manager.turns import Turns
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.controller_manager.storage_locks import Turns
+from gpu_runtime.kube.meta import Key
 
 ONE, OTHER = Key("n", "one"), Key("n", "other")
 

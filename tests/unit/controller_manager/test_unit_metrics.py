@@ -2,7 +2,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.kube.store import Change
 from tests.unit.controller_manager.objects import unit

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.contract.crd.names import Annotation, Label
+from gpu_runtime.contract.crd.well_known import Annotation, Label
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from tests.unit.controller_manager.objects import a_storage, deployment, pod, seen, storage, unit
 

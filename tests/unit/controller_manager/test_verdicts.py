@@ -8,9 +8,9 @@ import pytest
 from gpu_runtime.contract.crd.conditions import Reason, UnitPhase
 from gpu_runtime.controller_manager.gpu_unit import status as of_unit
 from gpu_runtime.controller_manager.stock_pool import status as of_pool
-from gpu_runtime.controller_manager.workload.flow import next_look
-from gpu_runtime.controller_manager.workload.report import condition, difference, same
-from gpu_runtime.controller_manager.workload.verdict import Verdict
+from gpu_runtime.controller_manager.workload.status_writer import condition, difference, same
+from gpu_runtime.controller_manager.workload.sync_children import next_look
+from gpu_runtime.controller_manager.workload.workload_readiness import Verdict
 from gpu_runtime.kube.controller import RecheckIn, Settled
 from tests.unit.controller_manager.objects import (
     PORTS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_runtime.contract import framework as contract
+from gpu_runtime.contract import framework_protocol as contract
 from gpu_runtime.contract.crd.gpu_unit import SOCKET_PATH_LIMIT, Framework, Serverless
 from gpu_runtime.framework import CannotServe, request, settings
 from gpu_runtime.framework.settings import Settings, from_environment

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpu_runtime.jetstream.consume import Consumption
-from gpu_runtime.jetstream.specs import ConsumerSpec
+from gpu_runtime.jetstream.pull_consumer import Consumption
+from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 
 
 def test_who_has_not_begun_to_consume_is_not_ready() -> None:

@@ -6,14 +6,14 @@ import pytest
 
 from gpu_runtime.contract import errors as faults
 from gpu_runtime.jetstream import errors
+from gpu_runtime.jetstream.connection_options import Options, without_secrets
 from gpu_runtime.jetstream.delivery import Done, GiveUp, Outcome, Retry, decided, refused_at_receipt
 from gpu_runtime.jetstream.errors import ApiFault, refusal
 from gpu_runtime.jetstream.inbox import Inbox
-from gpu_runtime.jetstream.options import Options, without_secrets
-from gpu_runtime.jetstream.pull import shortfall
-from gpu_runtime.jetstream.specs import BucketSpec, ConsumerSpec, StreamSpec
-from gpu_runtime.jetstream.wanted import Difference, bucket_config, consumer_config, differences, stream_config
-from gpu_runtime.process.streams import fault_of
+from gpu_runtime.jetstream.puller import shortfall
+from gpu_runtime.jetstream.stream_config import Difference, bucket_config, consumer_config, differences, stream_config
+from gpu_runtime.jetstream.stream_specs import BucketSpec, ConsumerSpec, StreamSpec
+from gpu_runtime.process.nats_setup import fault_of
 
 STREAM = StreamSpec(name="S", subjects=("s.*",), retention="workqueue", discard="new", max_messages_per_subject=5)
 

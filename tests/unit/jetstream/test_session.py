@@ -5,7 +5,7 @@ from urllib.parse import urlparse
 
 from nats.aio.client import Client, Srv
 
-from gpu_runtime.jetstream.session import _Client
+from gpu_runtime.jetstream.client_session import _Client
 
 
 class Broken:

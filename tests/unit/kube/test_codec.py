@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpu_runtime.kube import codec
+from gpu_runtime.kube.builtin_kinds import DEPLOYMENTS, NODES, PODS, Node
 from gpu_runtime.kube.codec import Bookmark, Garbled, Gone, Present
-from gpu_runtime.kube.core import DEPLOYMENTS, NODES, PODS, Node
 from gpu_runtime.kube.errors import Expired, Unreadable
-from gpu_runtime.kube.objects import Key, ObjectMeta
+from gpu_runtime.kube.meta import Key, ObjectMeta
 
 
 def test_paths_follow_the_kinds_group_and_scope() -> None:

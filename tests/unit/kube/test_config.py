@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gpu_runtime.kube.config import from_kubeconfig, in_cluster, load_config
-from gpu_runtime.kube.credentials import Fixed, FromFiles, FromPlugin, Identity, Plugin
 from gpu_runtime.kube.errors import Misconfigured
+from gpu_runtime.kube.kube_credentials import Fixed, FromFiles, FromPlugin, Identity, Plugin
 
 
 def kubeconfig(path: Path, user: dict[str, Any] | None = None, **cluster: Any) -> Path:

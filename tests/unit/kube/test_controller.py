@@ -9,8 +9,8 @@ import pytest
 
 from gpu_runtime.kube.controller import Controller, ControllerOptions, Outcome, RecheckIn, Settled
 from gpu_runtime.kube.errors import Conflict, Status, Unreachable
+from gpu_runtime.kube.meta import Key, Object, ObjectMeta, OwnerReference, Resource
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key, Object, ObjectMeta, OwnerReference, Resource
 from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.kube.store import Change, Store
 from tests.unit.kube.fake_time import now, on_fake_time

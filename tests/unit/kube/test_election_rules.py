@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_runtime.kube.core import Lease, LeaseSpec
+from gpu_runtime.kube.builtin_kinds import Lease, LeaseSpec
 from gpu_runtime.kube.election import (
     Create,
     Leadership,
@@ -14,7 +14,7 @@ from gpu_runtime.kube.election import (
     consider,
     uninterrupted,
 )
-from gpu_runtime.kube.objects import ObjectMeta
+from gpu_runtime.kube.meta import ObjectMeta
 
 
 def held(holder: str | None, version: str = "7", seconds: int | None = 15) -> Lease:

@@ -2,8 +2,8 @@
 
 import datetime
 
-from gpu_runtime.kube.events import Happening, Ledger, Limits
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.event_recorder import Happening, Ledger, Limits
+from gpu_runtime.kube.meta import Key
 
 WALL = datetime.datetime(2026, 11, 15, tzinfo=datetime.UTC)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_runtime.kube.objects import Key, Object, ObjectMeta, OwnerReference
+from gpu_runtime.kube.meta import Key, Object, ObjectMeta, OwnerReference
 from gpu_runtime.kube.store import Change, Store
 
 

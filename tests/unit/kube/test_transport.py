@@ -8,13 +8,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from gpu_runtime.kube.builtin_kinds import LEASES, NODES
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.config import ClusterConfig
-from gpu_runtime.kube.core import LEASES, NODES
-from gpu_runtime.kube.credentials import Fixed, Identity
 from gpu_runtime.kube.errors import NotLeading, ServerFailure, TooManyRequests, Unauthorized, Unreachable
+from gpu_runtime.kube.kube_credentials import Fixed, Identity
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key
 from gpu_runtime.kube.retry import IMPATIENT, Backoff, RetryPolicy
 from gpu_runtime.kube.transport import Transport
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from localcluster import binaries
-from localcluster.unmet import Unmet
+from localcluster.errors import Unmet
 
 
 def program(folder: Path, name: str, says: str) -> Path:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from localcluster.control_plane import free_port
-from localcluster.places import PROJECT
+from localcluster.paths import PROJECT
 
 
 @contextmanager

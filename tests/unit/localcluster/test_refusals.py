@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from localcluster import cli, debian, node, sandbox
-from localcluster.places import require_disk
-from localcluster.unmet import Unmet
+from localcluster import apt_packages, cli, linux_namespaces, node
+from localcluster.errors import Unmet
+from localcluster.paths import require_disk
 
 
 class Usage(NamedTuple):
@@ -33,13 +33,13 @@ def test_no_root_for_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_packages_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(Unmet, match="run `sudo apt-get install some-package`"):
-        debian.require({"no-such-program": "some-package"})
+        apt_packages.require({"no-such-program": "some-package"})
 
 
 def test_missing_packages_on_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(Unmet, match="has no apt-get: install them with its package manager"):
-        debian.require({"no-such-program": "some-package"})
+        apt_packages.require({"no-such-program": "some-package"})
 
 
 def test_the_command_line_says_it_once_and_exits_with_2(
@@ -52,18 +52,18 @@ def test_the_command_line_says_it_once_and_exits_with_2(
 
 
 def test_networks_in_use_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = sandbox.Network(0)
-    monkeypatch.setattr(sandbox, "_routes", lambda: [ipaddress.IPv4Network(first.services)])
-    assert sandbox.free_network() == sandbox.Network(1)
+    first = linux_namespaces.Network(0)
+    monkeypatch.setattr(linux_namespaces, "_routes", lambda: [ipaddress.IPv4Network(first.services)])
+    assert linux_namespaces.free_network() == linux_namespaces.Network(1)
 
 
 def test_no_network_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_routes", lambda: [ipaddress.IPv4Network("10.0.0.0/8")])
+    monkeypatch.setattr(linux_namespaces, "_routes", lambda: [ipaddress.IPv4Network("10.0.0.0/8")])
     with pytest.raises(Unmet, match="stop a local cluster"):
-        sandbox.free_network()
+        linux_namespaces.free_network()
 
 
 def test_networks_do_not_overlap() -> None:
-    networks = [sandbox.Network(index) for index in sandbox.NETWORKS]
+    networks = [linux_namespaces.Network(index) for index in linux_namespaces.NETWORKS]
     cidrs = [ipaddress.ip_network(c) for n in networks for c in (n.link, n.pods, n.services)]
     assert not any(a.overlaps(b) for i, a in enumerate(cidrs) for b in cidrs[i + 1 :])

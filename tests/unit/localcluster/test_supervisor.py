@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from localcluster.places import scratch
-from localcluster.processes import Processes, ProcessFailed, exists, wait_until
+from localcluster.paths import scratch
 from localcluster.supervisor import NOT_STARTED
+from localcluster.supervisor_client import Processes, ProcessFailed, exists, wait_until
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_paused_one_can_still_be_ended(processes: Processes) -> None:
 
 
 def test_a_folder_whose_owner_died_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("localcluster.places.LOCAL", tmp_path)
+    monkeypatch.setattr("localcluster.paths.LOCAL", tmp_path)
     orphan = tmp_path / "things" / "orphan"
     orphan.mkdir(parents=True)
     with scratch("things") as mine:

@@ -16,9 +16,9 @@ from gpu_runtime.controller_manager.settings import Sidecar
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.result_store.metrics import StoreMetrics
-from gpu_runtime.runtime_api.http.journal import Journal
+from gpu_runtime.runtime_api.http.access_log import Journal
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
-from gpu_runtime.runtime_api.operations.retention import RetentionMetrics
+from gpu_runtime.runtime_api.operations.operation_retention import RetentionMetrics
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 PROJECT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ import yaml
 
 from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Sidecar
-from gpu_runtime.manifests.permissions import PROCESSES as WITH_RIGHTS
+from gpu_runtime.manifests.rbac_rules import PROCESSES as WITH_RIGHTS
 from gpu_runtime.process.settings import Settings, load
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings

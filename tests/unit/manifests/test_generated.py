@@ -10,10 +10,11 @@ import yaml
 
 from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.contract.crd import DEFINITIONS
-from gpu_runtime.contract.crd.names import role_of
+from gpu_runtime.contract.crd.well_known import role_of
 from gpu_runtime.contract.validation import name_problems, pool_problems, storage_problems, unit_problems
 from gpu_runtime.manifests import samples
-from gpu_runtime.manifests.crd import custom_resource_definition
+from gpu_runtime.manifests.crd_manifest import custom_resource_definition
+from gpu_runtime.manifests.generate import generated
 from gpu_runtime.manifests.local_settings import (
     ACTIVATOR,
     CONTROLLER_MANAGER,
@@ -22,7 +23,6 @@ from gpu_runtime.manifests.local_settings import (
     WORKER_SIDECAR,
 )
 from gpu_runtime.manifests.settings_file import settings_file
-from gpu_runtime.manifests.tree import generated
 from gpu_runtime.process.settings import Settings, load
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings

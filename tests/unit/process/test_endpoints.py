@@ -8,9 +8,9 @@ from aiohttp import ClientSession, web
 from prometheus_client import Counter
 
 from gpu_runtime.contract.errors import Unavailable
-from gpu_runtime.process.endpoints import listening, serve_endpoints
+from gpu_runtime.process.health_server import listening, serve_endpoints
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.sections import Endpoints
+from gpu_runtime.process.shared_settings import Endpoints
 
 
 class Served:

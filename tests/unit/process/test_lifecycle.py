@@ -9,7 +9,7 @@ import pytest
 
 from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.process.lifecycle import FAILED, MISCONFIGURED, STOPPED, run_process, supervise
+from gpu_runtime.process.runner import FAILED, MISCONFIGURED, STOPPED, run_process, supervise
 
 
 def tell(received: signal.Signals) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_runtime.process import logs
-from gpu_runtime.process.sections import Log
+from gpu_runtime.process.shared_settings import Log
 
 logger = logging.getLogger("test.logs")
 

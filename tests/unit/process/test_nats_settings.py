@@ -3,11 +3,11 @@
 import pytest
 
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.jetstream.options import Tls
+from gpu_runtime.jetstream.connection_options import Tls
 from gpu_runtime.process.field_docs import field_doc
-from gpu_runtime.process.sections import Nats, NatsTLS, Streams
+from gpu_runtime.process.nats_setup import options_of, topology_of
 from gpu_runtime.process.settings import BadSettings, parse
-from gpu_runtime.process.streams import options_of, topology_of
+from gpu_runtime.process.shared_settings import Nats, NatsTLS, Streams
 
 REFUSED = {
     "two ways to log in": ("{user: u, tokenFile: /t}", "user and tokenFile are given; say in one way"),

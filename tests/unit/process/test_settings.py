@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images, PodSecurity
-from gpu_runtime.process.sections import Endpoints, LeaderElection
 from gpu_runtime.process.settings import BadSettings, load, parse
+from gpu_runtime.process.shared_settings import Endpoints, LeaderElection
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 IMAGES = "images: {stock: a, placeholder: b}\n"

@@ -7,13 +7,13 @@ import pytest
 
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetter, DeadLetters
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.limits import BODY_LIMIT
+from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
-from gpu_runtime.contract.messages.wire import decode, encode
 from gpu_runtime.jetstream.delivery import Delivery, GiveUp
-from gpu_runtime.result_store.arrival import cut, letter_of, read, result_of, row_of
+from gpu_runtime.result_store.result_codec import cut, letter_of, read, result_of, row_of
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 RESULT = Result(

@@ -9,10 +9,10 @@ from datetime import datetime
 import pytest
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.result_store.batches import Batches
+from gpu_runtime.result_repository.errors import Unusable
+from gpu_runtime.result_repository.repository import Forgotten, Keeping, Page, Row, Size, Standing
+from gpu_runtime.result_store.batch_writer import Batches
 from gpu_runtime.result_store.metrics import StoreMetrics
-from gpu_runtime.results.errors import Unusable
-from gpu_runtime.results.port import Forgotten, Keeping, Page, Row, Size, Standing
 
 
 @dataclass

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.limits import REASON_LIMIT
-from gpu_runtime.contract.messages.query import PAGE_LIMIT, FindResult, FoundResult, ListedResults, ListResults
+from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
-from gpu_runtime.contract.messages.wire import decode, encode
-from gpu_runtime.result_store.arrival import row_of
-from gpu_runtime.result_store.look_ups import LookUps
+from gpu_runtime.contract.messages.result_query import PAGE_LIMIT, FindResult, FoundResult, ListedResults, ListResults
+from gpu_runtime.result_repository.sqlite_repository import SQLiteResults, opened
 from gpu_runtime.result_store.metrics import StoreMetrics
-from gpu_runtime.results.sqlite import SQLiteResults, opened
+from gpu_runtime.result_store.query_handler import LookUps
+from gpu_runtime.result_store.result_codec import row_of
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 

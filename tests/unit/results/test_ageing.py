@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from gpu_runtime.results.ageing import AT_ONCE_BYTES, Doomed, Old, doomed
-from gpu_runtime.results.port import Forgotten, Keeping
+from gpu_runtime.result_repository.eviction import AT_ONCE_BYTES, Doomed, Old, doomed
+from gpu_runtime.result_repository.repository import Forgotten, Keeping
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 HOUR = Keeping(timedelta(hours=1), bytes=1000)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.results.ageing import AT_ONCE
-from gpu_runtime.results.desk import Desk
-from gpu_runtime.results.errors import Unfit, Unusable
-from gpu_runtime.results.port import Forgotten, Keeping, Row, Standing
-from gpu_runtime.results.schema import VERSION, prepared
-from gpu_runtime.results.sqlite import SQLiteResults, opened
+from gpu_runtime.result_repository.errors import Unfit, Unusable
+from gpu_runtime.result_repository.eviction import AT_ONCE
+from gpu_runtime.result_repository.repository import Forgotten, Keeping, Row, Standing
+from gpu_runtime.result_repository.sqlite_repository import SQLiteResults, opened
+from gpu_runtime.result_repository.sqlite_schema import VERSION, prepared
+from gpu_runtime.result_repository.sqlite_thread import Desk
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 WEEK = Keeping(timedelta(days=7), bytes=1024**3)
@@ -174,7 +174,7 @@ def test_what_can_never_be_opened_says_so(path: Path, text: bytes | None, proble
 
 
 def test_a_file_that_another_process_holds_may_be_had_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_runtime.results.schema.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("gpu_runtime.result_repository.sqlite_schema.LOCK_SECONDS", 0.05)
     prepared(path).close()
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -188,8 +188,8 @@ WRITER = """
 import asyncio, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from gpu_runtime.results.port import Row
-from gpu_runtime.results.sqlite import opened
+from gpu_runtime.result_repository.repository import Row
+from gpu_runtime.result_repository.sqlite_repository import opened
 
 async def write():
     async with opened(Path(sys.argv[1])) as results:

@@ -15,7 +15,7 @@ from gpu_runtime.contract.crd.operation import UNFINISHED_SELECTOR
 from gpu_runtime.kube import errors
 from gpu_runtime.kube.codec import Gone, Page, Present, Selection, WatchEvent
 from gpu_runtime.kube.errors import Status
-from gpu_runtime.kube.objects import Key, Manifest, Resource
+from gpu_runtime.kube.meta import Key, Manifest, Resource
 
 Document = dict[str, Any]
 FINISHED = ("Succeeded", "Failed")

@@ -3,7 +3,6 @@
 from typing import Any
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, GPUUnitStatus
-from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import (
     Operation,
     OperationError,
@@ -15,7 +14,8 @@ from gpu_runtime.contract.crd.operation import (
     Target,
 )
 from gpu_runtime.contract.crd.stock_pool import StockPool, StockPoolSpec, StockPoolStatus
-from gpu_runtime.kube.objects import ObjectMeta
+from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.kube.meta import ObjectMeta
 
 STOCK = SourceStock(namespace="runtime-stock", name="stock-1", uid="u1")
 TROUBLE = OperationError(code="conflict", message="the cluster refuses it")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_runtime.process.sections import Kubernetes
+from gpu_runtime.process.shared_settings import Kubernetes
 from gpu_runtime.runtime_api.main import longest_attempt
 from gpu_runtime.runtime_api.settings import Limits, RuntimeAPISettings
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from gpu_runtime.runtime_api.http.decoding import read_body
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.stock.admission import accepted_seed
 from gpu_runtime.runtime_api.stock.requests import SeedStock
-from gpu_runtime.runtime_api.storages import admission as of_storages
+from gpu_runtime.runtime_api.stock.stock_admission import accepted_seed
+from gpu_runtime.runtime_api.storages import storage_admission as of_storages
 from gpu_runtime.runtime_api.storages.requests import CreateStorage
-from gpu_runtime.runtime_api.units import admission as of_units
+from gpu_runtime.runtime_api.units import unit_admission as of_units
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -4,7 +4,7 @@ import pytest
 
 from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, RuntimeFault, TooLarge, Unavailable
 from gpu_runtime.kube import errors as kube
-from gpu_runtime.runtime_api.faults import translated
+from gpu_runtime.runtime_api.kube_error_mapping import translated
 
 
 def refusal(kind: type[kube.ApiError], code: int, message: str, *causes: tuple[str, str]) -> kube.ApiError:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.runtime_api.caches import Caches
-from gpu_runtime.runtime_api.freshness import TOLERATED_SECONDS, unusable
+from gpu_runtime.runtime_api.api_informers import Caches
+from gpu_runtime.runtime_api.cache_staleness import TOLERATED_SECONDS, unusable
 
 
 class Cache:

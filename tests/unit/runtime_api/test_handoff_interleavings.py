@@ -18,21 +18,21 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, StorageMount
-from gpu_runtime.contract.crd.names import Annotation, operation_name
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
+from gpu_runtime.contract.crd.well_known import Annotation, operation_name
 from gpu_runtime.contract.errors import Conflict, Gone, NoStock
 from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key
-from gpu_runtime.runtime_api.caches import open_caches
-from gpu_runtime.runtime_api.operations.ledger import Ledger
-from gpu_runtime.runtime_api.operations.sweep import Sweep
+from gpu_runtime.runtime_api.api_informers import open_caches
+from gpu_runtime.runtime_api.operations.operation_store import Ledger
+from gpu_runtime.runtime_api.operations.recovery import Sweep
 from gpu_runtime.runtime_api.settings import Namespaces, Operations
-from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
-from gpu_runtime.runtime_api.storages.attachment import Attachments
+from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStock
+from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.requests import CreateUnit
-from gpu_runtime.runtime_api.units.shelf import Shelf
+from gpu_runtime.runtime_api.units.stock_selector import Shelf
 from tests.unit.runtime_api.interleaving import Document, FakeClient, Server, Turns, alongside
 
 SEEDS = 150

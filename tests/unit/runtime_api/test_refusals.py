@@ -5,7 +5,7 @@ import pytest
 from gpu_runtime.contract.errors import Conflict, Invalid, RuntimeFault, Unavailable
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.errors import Status
-from gpu_runtime.runtime_api.faults import in_product_words, refuses_for_good, translated
+from gpu_runtime.runtime_api.kube_error_mapping import in_product_words, refuses_for_good, translated
 
 RIGHTS = 'gpuunits.runtime.lokiwager.io is forbidden: User "a" cannot create resource "gpuunits" in API group "x"'
 QUOTA = 'gpuunits.runtime.lokiwager.io "s" is forbidden: exceeded quota: q, requested: 1, used: 2, limited: 2'

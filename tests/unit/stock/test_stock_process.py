@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="LEFT OUT: a process namespace needs root")
 def test_the_first_process_of_a_namespace_ends_on_sigterm() -> None:
     """The kernel drops SIGTERM for a first process that does not handle it, so one that ignores it never ends here."""
-    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "gpu_runtime.stock"]
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "gpu_runtime.stock_process"]
     with subprocess.Popen(command) as outer:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         wait_until(lambda: children.read_text().strip() != "", 60, lambda: "no child")

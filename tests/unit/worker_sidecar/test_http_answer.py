@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpu_runtime.worker_sidecar.http_answer import HEAD_LIMIT, Answer, Garbled, Lost, Reading
+from gpu_runtime.worker_sidecar.http_response_parser import HEAD_LIMIT, Answer, Garbled, Lost, Reading
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

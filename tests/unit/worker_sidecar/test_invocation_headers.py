@@ -6,7 +6,7 @@ import pytest
 
 from gpu_runtime.contract.messages.limits import meta_problems
 from gpu_runtime.framework.settings import Limits
-from gpu_runtime.worker_sidecar.invocation import Invocation, http_headers
+from gpu_runtime.worker_sidecar.framework_request import Invocation, http_headers
 
 
 def test_a_plain_invocation_reads_plainly() -> None:

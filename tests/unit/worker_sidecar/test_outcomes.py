@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from gpu_runtime.worker_sidecar.outcomes import (
+from gpu_runtime.worker_sidecar.framework_response import (
     Answered,
     AskedToRetry,
     Broken,

@@ -1,9 +1,9 @@
 """What a worker tells of itself, and what of several things."""
 
 from gpu_runtime.contract.messages.worker_event import WorkerEventKind
-from gpu_runtime.jetstream.connect import Connection
-from gpu_runtime.jetstream.options import Options
-from gpu_runtime.worker_sidecar.presence import Presence
+from gpu_runtime.jetstream.connection import Connection
+from gpu_runtime.jetstream.connection_options import Options
+from gpu_runtime.worker_sidecar.heartbeat import Presence
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 
 REGISTERED, HEARTBEAT, DRAINING = WorkerEventKind.REGISTERED, WorkerEventKind.HEARTBEAT, WorkerEventKind.DRAINING

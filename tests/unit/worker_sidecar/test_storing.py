@@ -10,7 +10,7 @@ from gpu_runtime.contract.messages.result import Result, ResultState, Timings
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.jetstream.errors import ApiFault, Full, NoResponders, Refused, StreamError, Unreachable, refusal
-from gpu_runtime.worker_sidecar.work import Work
+from gpu_runtime.worker_sidecar.dispatch_consumer import Work
 from tests.unit.kube.fake_time import on_fake_time
 
 RESULT = Result(

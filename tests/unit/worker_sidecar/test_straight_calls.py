@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.state import InvocationRecord
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord
+from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Subjects
-from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import NO_HEADERS, Delivery, Done, Outgoing
-from gpu_runtime.worker_sidecar.calls import Calls
+from gpu_runtime.worker_sidecar.cancellation import Calls
+from gpu_runtime.worker_sidecar.dispatch_consumer import Terms, Work
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
-from gpu_runtime.worker_sidecar.work import Terms, Work
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TAKEN_BACK = InvocationRecord(

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Delivery, GiveUp
-from gpu_runtime.worker_sidecar.outcomes import (
+from gpu_runtime.worker_sidecar.framework_response import (
     Answered,
     AskedToRetry,
     Break,
@@ -20,7 +20,7 @@ from gpu_runtime.worker_sidecar.outcomes import (
     Outcome,
     TimedOut,
 )
-from gpu_runtime.worker_sidecar.verdicts import (
+from gpu_runtime.worker_sidecar.retry_decision import (
     Again,
     Ended,
     Run,

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from gpu_runtime.kube.objects import Condition
+from gpu_runtime.kube.meta import Condition
 
 READY = "Ready"
 

@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar
 from msgspec import field
 
 from gpu_runtime.contract.crd.conditions import READY, Reason, StoragePhase, find
-from gpu_runtime.contract.crd.definition import AGE, READY_REASON, Column, Definition, Rule, held, never_changes
-from gpu_runtime.contract.crd.names import DEFAULT_STORAGE_CLASS, GROUP, NAME_LIMIT, NAME_PATTERN, VERSION
-from gpu_runtime.contract.crd.workload import Count, Quantity
-from gpu_runtime.kube.objects import Condition, Object, Resource, Wire
+from gpu_runtime.contract.crd.markers import AGE, READY_REASON, Column, Definition, Rule, held, never_changes
+from gpu_runtime.contract.crd.template import Count, Quantity
+from gpu_runtime.contract.crd.well_known import DEFAULT_STORAGE_CLASS, GROUP, NAME_LIMIT, NAME_PATTERN, VERSION
+from gpu_runtime.kube.meta import Condition, Object, Resource, Wire
 
 
 class Attachment(Wire, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from msgspec import field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
-from gpu_runtime.contract.crd.definition import (
+from gpu_runtime.contract.crd.markers import (
     AGE,
     READY_REASON,
     Column,
@@ -15,9 +15,9 @@ from gpu_runtime.contract.crd.definition import (
     never_changes,
     never_changes_once_set,
 )
-from gpu_runtime.contract.crd.names import GROUP, NAME_LIMIT, NAME_PATTERN, REQUEST_ID_PATTERN, VERSION
-from gpu_runtime.contract.crd.workload import Count, Image, Port, PortName, Quantity, SpecName, Template
-from gpu_runtime.kube.objects import Condition, Object, Resource, Wire
+from gpu_runtime.contract.crd.template import Count, Image, Port, PortName, Quantity, SpecName, Template
+from gpu_runtime.contract.crd.well_known import GROUP, NAME_LIMIT, NAME_PATTERN, REQUEST_ID_PATTERN, VERSION
+from gpu_runtime.kube.meta import Condition, Object, Resource, Wire
 
 SCHEMES = ("http", "https")
 SOCKET_PATH_LIMIT = 107

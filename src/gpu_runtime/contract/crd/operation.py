@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import field, structs
 
-from gpu_runtime.contract.crd.definition import AGE, Column, Definition, Rule, held
-from gpu_runtime.contract.crd.names import GROUP, VERSION
-from gpu_runtime.contract.crd.workload import Count, Quantity
-from gpu_runtime.kube.objects import Object, Resource, Wire
+from gpu_runtime.contract.crd.markers import AGE, Column, Definition, Rule, held
+from gpu_runtime.contract.crd.template import Count, Quantity
+from gpu_runtime.contract.crd.well_known import GROUP, VERSION
+from gpu_runtime.kube.meta import Object, Resource, Wire
 
 OPERATION_ID_LIMIT = 256
 STOCK_LIMIT = 1000

@@ -3,10 +3,10 @@
 from typing import Annotated, ClassVar
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
-from gpu_runtime.contract.crd.definition import AGE, READY_REASON, Column, Definition, held, never_changes
-from gpu_runtime.contract.crd.names import GROUP, POOL_NAME_LIMIT, VERSION
-from gpu_runtime.contract.crd.workload import Count, Image, Quantity, SpecName, Template
-from gpu_runtime.kube.objects import Condition, Object, Resource, Wire
+from gpu_runtime.contract.crd.markers import AGE, READY_REASON, Column, Definition, held, never_changes
+from gpu_runtime.contract.crd.template import Count, Image, Quantity, SpecName, Template
+from gpu_runtime.contract.crd.well_known import GROUP, POOL_NAME_LIMIT, VERSION
+from gpu_runtime.kube.meta import Condition, Object, Resource, Wire
 
 
 class StockPoolSpec(Wire, frozen=True, kw_only=True):

@@ -8,11 +8,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, field
 
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.limits import BODY_LIMIT, shortened
+from gpu_runtime.contract.messages.message_codec import Instant, Message, encode
 from gpu_runtime.contract.messages.result import Failure
 from gpu_runtime.contract.messages.subjects import BadSubject, Queue, Subjects
-from gpu_runtime.contract.messages.wire import Instant, Message, encode
 from gpu_runtime.jetstream.delivery import Delivery, Outgoing
 
 UNKNOWN = "unknown"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT, TIMEOUT_LIMIT
-from gpu_runtime.contract.messages.wire import Instant, Message
+from gpu_runtime.contract.messages.message_codec import Instant, Message
 
 JSON = "application/json"
 Mode = Literal["async", "sync"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_runtime.contract.errors import TooLarge
-from gpu_runtime.contract.validation.problem import Problem, Problems
+from gpu_runtime.contract.validation.field_error import Problem, Problems
 
 BODY_LIMIT = 512 * 1024
 """Bytes of an invocation's body, and of a result's."""

@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, field
 
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation, InvocationID
 from gpu_runtime.contract.messages.limits import BODY_LIMIT, shortened
-from gpu_runtime.contract.messages.wire import Instant, Message, Part
+from gpu_runtime.contract.messages.message_codec import Instant, Message, Part
 
 
 class ResultState(StrEnum):

@@ -15,7 +15,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpu_runtime.contract.crd.names import REQUEST_ID_PATTERN
+from gpu_runtime.contract.crd.well_known import REQUEST_ID_PATTERN
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.validation.values import matches
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from gpu_runtime.contract.messages.wire import Instant, Message
+from gpu_runtime.contract.messages.message_codec import Instant, Message
 
 
 class WorkerEventKind(StrEnum):

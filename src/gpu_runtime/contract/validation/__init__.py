@@ -4,9 +4,9 @@ A problem names the field by its path in the caller's own document, so every fun
 Nothing here raises for bad input; `Invalid` carries the problems where a caller wants to.
 """
 
-from gpu_runtime.contract.validation.normalise import normalised_pool, normalised_storage, normalised_unit
-from gpu_runtime.contract.validation.problem import Problem
-from gpu_runtime.contract.validation.resources import growth_problems, pool_problems, storage_problems, unit_problems
+from gpu_runtime.contract.validation.field_error import Problem
+from gpu_runtime.contract.validation.normalize import normalised_pool, normalised_storage, normalised_unit
+from gpu_runtime.contract.validation.specs import growth_problems, pool_problems, storage_problems, unit_problems
 from gpu_runtime.contract.validation.values import name_problems, operation_id_problems
 
 __all__ = [

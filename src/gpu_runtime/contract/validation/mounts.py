@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
-from gpu_runtime.contract.validation.problem import Problem, Problems
+from gpu_runtime.contract.validation.field_error import Problem, Problems
 from gpu_runtime.contract.validation.values import name_problems
 
 MOUNT_LIMIT = 16

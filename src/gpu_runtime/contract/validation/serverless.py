@@ -1,9 +1,9 @@
 """The serverless block: what makes a unit a function."""
 
 from gpu_runtime.contract.crd.gpu_unit import HTTP_PATH_LIMIT, SOCKET_PATH_LIMIT, Framework, GPUUnitSpec, Serverless
-from gpu_runtime.contract.crd.names import NAME_PATTERN, REQUEST_ID_PATTERN
+from gpu_runtime.contract.crd.well_known import NAME_PATTERN, REQUEST_ID_PATTERN
+from gpu_runtime.contract.validation.field_error import Problem, Problems, under
 from gpu_runtime.contract.validation.mounts import normal_path, within
-from gpu_runtime.contract.validation.problem import Problem, Problems, under
 from gpu_runtime.contract.validation.values import count_problems, matches
 
 REQUEST_ID_LIMIT = 63

@@ -2,9 +2,9 @@
 
 import re
 
-from gpu_runtime.contract.crd.names import NAME_LIMIT, NAME_PATTERN, SPEC_NAME_PATTERN
 from gpu_runtime.contract.crd.operation import OPERATION_ID_LIMIT
-from gpu_runtime.contract.validation.problem import Problem, Problems
+from gpu_runtime.contract.crd.well_known import NAME_LIMIT, NAME_PATTERN, SPEC_NAME_PATTERN
+from gpu_runtime.contract.validation.field_error import Problem, Problems
 from gpu_runtime.kube.quantity import Quantity
 
 COUNT_LIMIT = 2**31 - 1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.gpu_storage.observe import Observed
-from gpu_runtime.kube.objects import moment_of
+from gpu_runtime.kube.meta import moment_of
 
 GRACE = timedelta(seconds=3)
 """How long an attachment may wait until its unit, which is there, names the storage: an update of a unit attaches what

@@ -6,14 +6,14 @@ from datetime import datetime
 
 from gpu_runtime.contract.crd.gpu_storage import Attachment, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Label, Role, role_of
-from gpu_runtime.controller_manager.caches import Caches
+from gpu_runtime.contract.crd.well_known import Label, Role, role_of
+from gpu_runtime.controller_manager.controller_informers import Caches
 from gpu_runtime.controller_manager.indexes import ATTACHED, CLAIM, STORAGE
-from gpu_runtime.controller_manager.mounts import claims_of_deployment, storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.workload.owned import Deployment, is_current
-from gpu_runtime.kube.core import PersistentVolumeClaim, StorageClass
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.controller_manager.volume_refs import claims_of_deployment, storages_of
+from gpu_runtime.controller_manager.workload.unstructured import Deployment, is_current
+from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim, StorageClass
+from gpu_runtime.kube.meta import Key
 
 
 @dataclass(frozen=True)

@@ -5,26 +5,26 @@ from dataclasses import dataclass, replace
 
 from gpu_runtime.contract.crd.conditions import Reason, StoragePhase
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
-from gpu_runtime.contract.crd.names import Finalizer
-from gpu_runtime.controller_manager.caches import Caches
+from gpu_runtime.contract.crd.well_known import Finalizer
+from gpu_runtime.controller_manager.controller_informers import Caches
 from gpu_runtime.controller_manager.gpu_storage.attachment import Attach, LookAgain, Release, Step, next_step
 from gpu_runtime.controller_manager.gpu_storage.children import claim, corrected, growth
-from gpu_runtime.controller_manager.gpu_storage.ending import Ending, ending
+from gpu_runtime.controller_manager.gpu_storage.detach_check import confirmed
+from gpu_runtime.controller_manager.gpu_storage.finalize import Ending, ending
 from gpu_runtime.controller_manager.gpu_storage.observe import Observed, observe
-from gpu_runtime.controller_manager.gpu_storage.provisioner import complaint
-from gpu_runtime.controller_manager.gpu_storage.release import confirmed
+from gpu_runtime.controller_manager.gpu_storage.pvc_events import complaint
 from gpu_runtime.controller_manager.gpu_storage.rules import STORAGE_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_storage.status import may_grow, refused_growth, status_of, verdict
-from gpu_runtime.controller_manager.gpu_storage.verdict import Verdict
+from gpu_runtime.controller_manager.gpu_storage.storage_readiness import Verdict
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.turns import Turns
-from gpu_runtime.controller_manager.workload.flow import RECHECK_SECONDS
-from gpu_runtime.controller_manager.workload.report import Reporter
+from gpu_runtime.controller_manager.storage_locks import Turns
+from gpu_runtime.controller_manager.workload.status_writer import Reporter
+from gpu_runtime.controller_manager.workload.sync_children import RECHECK_SECONDS
+from gpu_runtime.kube.builtin_kinds import CLAIMS
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.controller import Outcome, RecheckIn, Settled
-from gpu_runtime.kube.core import CLAIMS
 from gpu_runtime.kube.errors import Forbidden, Invalid, NotFound
-from gpu_runtime.kube.objects import Manifest
+from gpu_runtime.kube.meta import Manifest
 
 UNTOLD = (
     Reason.NAME_TAKEN,

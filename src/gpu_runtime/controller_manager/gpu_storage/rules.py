@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from gpu_runtime.contract.crd.conditions import Reason, StoragePhase
-from gpu_runtime.contract.crd.names import Label
+from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.contract.validation import storage_problems
-from gpu_runtime.controller_manager.gpu_storage.children.claim import ACCESS_MODE, is_ours
+from gpu_runtime.controller_manager.gpu_storage.children.pvc import ACCESS_MODE, is_ours
 from gpu_runtime.controller_manager.gpu_storage.observe import Observed
-from gpu_runtime.controller_manager.gpu_storage.verdict import Verdict
+from gpu_runtime.controller_manager.gpu_storage.storage_readiness import Verdict
 
 Rule = Callable[[Observed], Verdict | None]
 

@@ -2,11 +2,11 @@
 
 from gpu_runtime.contract.crd.conditions import Reason, StoragePhase
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageStatus
-from gpu_runtime.controller_manager.gpu_storage.children.claim import growth, is_ours, requested
+from gpu_runtime.controller_manager.gpu_storage.children.pvc import growth, is_ours, requested
 from gpu_runtime.controller_manager.gpu_storage.observe import Observed
-from gpu_runtime.controller_manager.gpu_storage.verdict import Verdict
-from gpu_runtime.controller_manager.workload.report import condition
-from gpu_runtime.kube.core import PersistentVolumeClaim
+from gpu_runtime.controller_manager.gpu_storage.storage_readiness import Verdict
+from gpu_runtime.controller_manager.workload.status_writer import condition
+from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim
 from gpu_runtime.kube.quantity import Quantity
 
 RESIZING = (

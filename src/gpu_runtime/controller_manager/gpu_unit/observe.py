@@ -6,15 +6,15 @@ from types import MappingProxyType
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Role, role_of
-from gpu_runtime.controller_manager.caches import Caches
+from gpu_runtime.contract.crd.well_known import Role, role_of
+from gpu_runtime.controller_manager.controller_informers import Caches
 from gpu_runtime.controller_manager.gpu_unit.source_stock import SourceStock, source_stock
 from gpu_runtime.controller_manager.indexes import CLAIM, UNIT_UID
-from gpu_runtime.controller_manager.mounts import storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.workload.owned import Deployment, NetworkPolicy, Service
-from gpu_runtime.kube.core import Pod
-from gpu_runtime.kube.objects import Key, Object
+from gpu_runtime.controller_manager.volume_refs import storages_of
+from gpu_runtime.controller_manager.workload.unstructured import Deployment, NetworkPolicy, Service
+from gpu_runtime.kube.builtin_kinds import Pod
+from gpu_runtime.kube.meta import Key, Object
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.controller_manager.caches import Caches
+from gpu_runtime.controller_manager.controller_informers import Caches
 from gpu_runtime.controller_manager.gpu_unit.children import desired_children
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed, observe
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_unit.status import status_of, verdict
-from gpu_runtime.controller_manager.mounts import storages_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.turns import Turns
-from gpu_runtime.controller_manager.workload.flow import keep, next_look
-from gpu_runtime.controller_manager.workload.report import Reporter
-from gpu_runtime.controller_manager.workload.verdict import Verdict
+from gpu_runtime.controller_manager.storage_locks import Turns
+from gpu_runtime.controller_manager.volume_refs import storages_of
+from gpu_runtime.controller_manager.workload.status_writer import Reporter
+from gpu_runtime.controller_manager.workload.sync_children import keep, next_look
+from gpu_runtime.controller_manager.workload.workload_readiness import Verdict
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.controller import Outcome, Settled
 

@@ -6,12 +6,12 @@ from functools import lru_cache
 from gpu_runtime.contract.crd.conditions import READY, Reason, find
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec, StorageMount
-from gpu_runtime.contract.crd.names import Label, Role
+from gpu_runtime.contract.crd.well_known import Label, Role
 from gpu_runtime.contract.validation import unit_problems
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import sidecar_port_taken
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
-from gpu_runtime.controller_manager.workload.verdict import Blocked
-from gpu_runtime.kube.core import Pod
+from gpu_runtime.controller_manager.workload.workload_readiness import Blocked
+from gpu_runtime.kube.builtin_kinds import Pod
 
 Rule = Callable[[Observed], Blocked | None]
 

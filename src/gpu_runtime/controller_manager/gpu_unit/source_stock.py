@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from gpu_runtime.contract.crd.conditions import Reason, UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitStatus
-from gpu_runtime.contract.crd.names import Role
+from gpu_runtime.contract.crd.well_known import Role
 from gpu_runtime.controller_manager.gpu_unit.children.service import access_url, service
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
-from gpu_runtime.controller_manager.workload.failure import startup_failure
-from gpu_runtime.controller_manager.workload.owned import Deployment, has_pods, is_current
-from gpu_runtime.controller_manager.workload.report import condition
-from gpu_runtime.controller_manager.workload.verdict import Verdict
+from gpu_runtime.controller_manager.workload.pod_failures import startup_failure
+from gpu_runtime.controller_manager.workload.status_writer import condition
+from gpu_runtime.controller_manager.workload.unstructured import Deployment, has_pods, is_current
+from gpu_runtime.controller_manager.workload.workload_readiness import Verdict
 
 
 def verdict(seen: Observed) -> Verdict:

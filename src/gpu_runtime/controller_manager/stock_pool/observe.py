@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from gpu_runtime.contract.crd.names import pool_child_name
 from gpu_runtime.contract.crd.stock_pool import StockPool
-from gpu_runtime.controller_manager.caches import Caches
+from gpu_runtime.contract.crd.well_known import pool_child_name
+from gpu_runtime.controller_manager.controller_informers import Caches
 from gpu_runtime.controller_manager.indexes import POOL_UID
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.workload.owned import Deployment, Service
-from gpu_runtime.kube.core import Pod
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.controller_manager.workload.unstructured import Deployment, Service
+from gpu_runtime.kube.builtin_kinds import Pod
+from gpu_runtime.kube.meta import Key
 
 
 @dataclass(frozen=True)

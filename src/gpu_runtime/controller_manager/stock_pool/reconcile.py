@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from gpu_runtime.contract.crd.conditions import Reason
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.validation import pool_problems
-from gpu_runtime.controller_manager.caches import Caches
+from gpu_runtime.controller_manager.controller_informers import Caches
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.children import desired_children
 from gpu_runtime.controller_manager.stock_pool.observe import Observed, observe
 from gpu_runtime.controller_manager.stock_pool.status import status_of, verdict
-from gpu_runtime.controller_manager.workload.flow import keep, next_look
-from gpu_runtime.controller_manager.workload.report import Reporter
-from gpu_runtime.controller_manager.workload.verdict import Blocked, Verdict
+from gpu_runtime.controller_manager.workload.status_writer import Reporter
+from gpu_runtime.controller_manager.workload.sync_children import keep, next_look
+from gpu_runtime.controller_manager.workload.workload_readiness import Blocked, Verdict
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.controller import Outcome, Settled
 

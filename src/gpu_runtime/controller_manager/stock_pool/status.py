@@ -1,14 +1,14 @@
 """The status of a pool, from what was seen. Nothing here awaits."""
 
 from gpu_runtime.contract.crd.conditions import Reason, UnitPhase
-from gpu_runtime.contract.crd.names import pool_child_name
 from gpu_runtime.contract.crd.stock_pool import StockPoolStatus
+from gpu_runtime.contract.crd.well_known import pool_child_name
 from gpu_runtime.controller_manager.stock_pool.observe import Observed
-from gpu_runtime.controller_manager.workload.failure import startup_failure
-from gpu_runtime.controller_manager.workload.owned import Deployment, has_pods, is_current
-from gpu_runtime.controller_manager.workload.report import condition
-from gpu_runtime.controller_manager.workload.verdict import Verdict
-from gpu_runtime.kube.core import Pod
+from gpu_runtime.controller_manager.workload.pod_failures import startup_failure
+from gpu_runtime.controller_manager.workload.status_writer import condition
+from gpu_runtime.controller_manager.workload.unstructured import Deployment, has_pods, is_current
+from gpu_runtime.controller_manager.workload.workload_readiness import Verdict
+from gpu_runtime.kube.builtin_kinds import Pod
 
 
 def verdict(seen: Observed) -> Verdict:

@@ -5,12 +5,12 @@ from typing import Any
 
 from gpu_runtime.contract.crd.conditions import Reason
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.controller_manager.workload.child import fits, is_orphan, is_owned, replacement
-from gpu_runtime.controller_manager.workload.owned import Owned
-from gpu_runtime.controller_manager.workload.verdict import Blocked
+from gpu_runtime.controller_manager.workload.drift import fits, is_orphan, is_owned, replacement
+from gpu_runtime.controller_manager.workload.unstructured import Owned
+from gpu_runtime.controller_manager.workload.workload_readiness import Blocked
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
-from gpu_runtime.kube.objects import Key, Manifest, Object, Resource
+from gpu_runtime.kube.meta import Key, Manifest, Object, Resource
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from msgspec import structs
 from gpu_runtime.contract.errors import Conflict
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.identity import invocation_id_problems
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_id_problems
 from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT
+from gpu_runtime.contract.messages.message_codec import Unreadable, decode
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import Unreadable, decode
-from gpu_runtime.contract.validation.problem import Problem, Problems
+from gpu_runtime.contract.validation.field_error import Problem, Problems
 from gpu_runtime.jetstream.delivery import Outgoing
 
 

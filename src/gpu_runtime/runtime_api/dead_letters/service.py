@@ -13,17 +13,17 @@ from msgspec import UNSET
 from gpu_runtime.contract.errors import Invalid, NotFound
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.limits import is_sequence
+from gpu_runtime.contract.messages.message_codec import Unreadable, decode
 from gpu_runtime.contract.messages.subjects import ANY, DEAD_LETTERS, Queue
-from gpu_runtime.contract.messages.wire import Unreadable, decode
-from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.contract.validation.field_error import Problem
 from gpu_runtime.contract.validation.serverless import request_id_problems
-from gpu_runtime.jetstream.browse import Kept, kept, remove
+from gpu_runtime.jetstream.stream_messages import Kept, kept, remove
 from gpu_runtime.runtime_api.dead_letters.redrive import invocation_again, result_again
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
 from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView, letter_view
 from gpu_runtime.runtime_api.http.paging import cursor, read_cursor
-from gpu_runtime.runtime_api.invocations.ingress import Ingress
-from gpu_runtime.runtime_api.messaging import Messaging
+from gpu_runtime.runtime_api.invocations.enqueue import Ingress
+from gpu_runtime.runtime_api.nats_client import Messaging
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 from msgspec import UNSET, Raw, UnsetType, field
 
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import JSON
+from gpu_runtime.contract.messages.message_codec import Instant
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import Instant
 from gpu_runtime.runtime_api.http.route import View
 from gpu_runtime.runtime_api.invocations.view import Encoding, shown
 

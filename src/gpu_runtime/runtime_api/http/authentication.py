@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from gpu_runtime.contract.errors import Unauthenticated
 from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.process.settings import BadSettings
-from gpu_runtime.runtime_api.http.identity import Authenticator, Caller, Open
+from gpu_runtime.runtime_api.http.caller import Authenticator, Caller, Open
 from gpu_runtime.runtime_api.http.route import Scope
 from gpu_runtime.runtime_api.http.token_file import TokenFile
 from gpu_runtime.runtime_api.http.token_review import TokenReviewer

@@ -10,8 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.contract.validation.fields import choices_at, is_complete, missing_fields, unknown_fields, value_at
-from gpu_runtime.contract.validation.problem import Problem, under
+from gpu_runtime.contract.validation.field_error import Problem, under
+from gpu_runtime.contract.validation.unknown_fields import (
+    choices_at,
+    is_complete,
+    missing_fields,
+    unknown_fields,
+    value_at,
+)
 from gpu_runtime.runtime_api.http.route import Body, Query
 
 B = TypeVar("B", bound=Body)

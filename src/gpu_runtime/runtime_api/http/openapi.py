@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from gpu_runtime.runtime_api.http.responses import ERROR_SCHEMAS, HEADERS, common_responses, responses
+from gpu_runtime.runtime_api.http.json_schema import Schema, components, field_schema
+from gpu_runtime.runtime_api.http.openapi_responses import ERROR_SCHEMAS, HEADERS, common_responses, responses
 from gpu_runtime.runtime_api.http.route import Route
-from gpu_runtime.runtime_api.http.schemas import Schema, components, field_schema
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 

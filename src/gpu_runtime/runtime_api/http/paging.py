@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, field
 
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.contract.validation.field_error import Problem
 from gpu_runtime.runtime_api.http.route import Query
 
 T = TypeVar("T")

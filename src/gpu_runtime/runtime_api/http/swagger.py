@@ -10,7 +10,7 @@ from importlib import resources
 
 from aiohttp import ETag, web
 
-from gpu_runtime.process.endpoints import Handler
+from gpu_runtime.process.health_server import Handler
 
 FILES = {
     "index.html": "text/html",

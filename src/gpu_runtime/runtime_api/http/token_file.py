@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NoReturn
 from msgspec import Meta
 
 from gpu_runtime.process.settings import BadSettings, Settings, load
-from gpu_runtime.runtime_api.http.identity import Caller
+from gpu_runtime.runtime_api.http.caller import Caller
 from gpu_runtime.runtime_api.http.route import Scope
 
 logger = logging.getLogger(__name__)

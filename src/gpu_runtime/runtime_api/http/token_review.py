@@ -18,8 +18,8 @@ import msgspec
 from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.kube.objects import Key, Object, Resource, Wire
-from gpu_runtime.runtime_api.http.identity import Caller
+from gpu_runtime.kube.meta import Key, Object, Resource, Wire
+from gpu_runtime.runtime_api.http.caller import Caller
 from gpu_runtime.runtime_api.http.route import Scope
 
 REMEMBER_SECONDS = 60.0

@@ -15,19 +15,19 @@ from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.limits import is_sequence
-from gpu_runtime.contract.messages.query import ListResults
+from gpu_runtime.contract.messages.message_codec import Unreadable, decode
 from gpu_runtime.contract.messages.result import ResultState
+from gpu_runtime.contract.messages.result_query import ListResults
+from gpu_runtime.contract.messages.streams import Topology
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.contract.messages.wire import Unreadable, decode
-from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.contract.validation.field_error import Problem
 from gpu_runtime.contract.validation.serverless import request_id_problems
-from gpu_runtime.jetstream.browse import Kept, first_kept
-from gpu_runtime.jetstream.connect import Connection
+from gpu_runtime.jetstream.connection import Connection
+from gpu_runtime.jetstream.stream_messages import Kept, first_kept
 from gpu_runtime.runtime_api.http.paging import cursor, read_cursor
-from gpu_runtime.runtime_api.invocations.records import Records
+from gpu_runtime.runtime_api.invocations.record_store import Records
 from gpu_runtime.runtime_api.invocations.requests import InvocationState, ListInvocations
-from gpu_runtime.runtime_api.invocations.results import Results
+from gpu_runtime.runtime_api.invocations.result_client import Results
 from gpu_runtime.runtime_api.invocations.view import InvocationView, record_view, result_view, waiting_view
 
 STORED = "stored"

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from gpu_runtime.contract.errors import RuntimeFault, SyncTimeout
 from gpu_runtime.contract.messages.invocation import Mode
 from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.process.streams import fault_of
+from gpu_runtime.process.nats_setup import fault_of
 
 _SECONDS = (0.002, 0.004, 0.007, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ACCEPTED, REPLAYED, TIMED_OUT = "accepted", "replayed", "timed_out"

@@ -6,9 +6,9 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from gpu_runtime.contract.messages.invocation import JSON, Mode
+from gpu_runtime.contract.messages.invocation_record import Stage
 from gpu_runtime.contract.messages.limits import TIMEOUT_LIMIT
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.state import Stage
 from gpu_runtime.runtime_api.http.paging import Paged
 from gpu_runtime.runtime_api.http.route import Body
 

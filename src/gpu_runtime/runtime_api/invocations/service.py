@@ -11,25 +11,25 @@ from datetime import datetime, timedelta
 from msgspec import structs
 
 from gpu_runtime.contract.errors import Conflict, NotFound, SyncTimeout, Unavailable
-from gpu_runtime.contract.messages.failure import FailureClass
-from gpu_runtime.contract.messages.identity import invocation_id_problems
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_id_problems
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Known, Stage, headers_of, taken_back
+from gpu_runtime.contract.messages.message_codec import encode, utc
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings
-from gpu_runtime.contract.messages.state import InvocationRecord, Known, Stage, headers_of, taken_back
-from gpu_runtime.contract.messages.wire import encode, utc
 from gpu_runtime.jetstream.delivery import Outgoing
 from gpu_runtime.runtime_api.clock import Clock
-from gpu_runtime.runtime_api.invocations.admission import Terms, accepted
-from gpu_runtime.runtime_api.invocations.functions import Functions
-from gpu_runtime.runtime_api.invocations.ingress import Ingress, Taken
+from gpu_runtime.runtime_api.invocations.enqueue import Ingress, Taken
+from gpu_runtime.runtime_api.invocations.function_lookup import Functions
+from gpu_runtime.runtime_api.invocations.invocation_admission import Terms, accepted
 from gpu_runtime.runtime_api.invocations.listing import Listing
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
-from gpu_runtime.runtime_api.invocations.records import Records
+from gpu_runtime.runtime_api.invocations.record_store import Records
 from gpu_runtime.runtime_api.invocations.requests import InvocationState, Invoke, ListInvocations
-from gpu_runtime.runtime_api.invocations.results import Results
+from gpu_runtime.runtime_api.invocations.result_client import Results
+from gpu_runtime.runtime_api.invocations.sync_wait import Waiting
 from gpu_runtime.runtime_api.invocations.view import InvocationView, record_view, result_view, state_of
-from gpu_runtime.runtime_api.invocations.waiting import Waiting
-from gpu_runtime.runtime_api.messaging import Messaging
+from gpu_runtime.runtime_api.nats_client import Messaging
 
 ATTEMPTS = 10
 """How often a cancellation is tried against others who write the same record: it has few stages to pass through."""

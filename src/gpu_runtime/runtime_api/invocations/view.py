@@ -6,11 +6,11 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, field
 
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation, is_json
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Stage
+from gpu_runtime.contract.messages.message_codec import Instant
 from gpu_runtime.contract.messages.result import Failure, Result, Timings
-from gpu_runtime.contract.messages.state import InvocationRecord, Stage
-from gpu_runtime.contract.messages.wire import Instant
 from gpu_runtime.runtime_api.http.route import View
 from gpu_runtime.runtime_api.invocations.requests import InvocationState
 

@@ -11,10 +11,10 @@ from msgspec import Struct, field
 
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType
 from gpu_runtime.contract.errors import NotFound, Unavailable
-from gpu_runtime.runtime_api.faults import in_product_words
 from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope, View
-from gpu_runtime.runtime_api.operations.ledger import Ledger
-from gpu_runtime.runtime_api.operations.recorded import recorded
+from gpu_runtime.runtime_api.kube_error_mapping import in_product_words
+from gpu_runtime.runtime_api.operations.operation_store import Ledger
+from gpu_runtime.runtime_api.operations.request_codec import recorded
 
 JobStatus = Literal["accepted", "running", "succeeded", "failed"]
 _STATUS: Mapping[OperationState, JobStatus] = MappingProxyType(

@@ -9,13 +9,13 @@ from typing import Any
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.stock_pool import StockPool
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.quantity import Quantity
-from gpu_runtime.runtime_api.caches import Caches
+from gpu_runtime.runtime_api.api_informers import Caches
 from gpu_runtime.runtime_api.http.route import Answer, Call, Route, Scope, View
 from gpu_runtime.runtime_api.stock.requests import AskInventory
-from gpu_runtime.runtime_api.stock.views import phase_of
+from gpu_runtime.runtime_api.stock.view import phase_of
 
 
 class Reserved(View, frozen=True, kw_only=True):

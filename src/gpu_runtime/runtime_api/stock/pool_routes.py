@@ -8,7 +8,7 @@ from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Sco
 from gpu_runtime.runtime_api.operations.jobs import JobView, job_view
 from gpu_runtime.runtime_api.stock.pools import Pools
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools, WhichPool
-from gpu_runtime.runtime_api.stock.views import PoolView
+from gpu_runtime.runtime_api.stock.view import PoolView
 
 PATH = "/api/v1/operator/stockpools"
 TAG = "Pools"

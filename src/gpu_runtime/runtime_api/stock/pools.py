@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType, Target
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Conflict, Gone, NotFound
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.objects import Key
-from gpu_runtime.runtime_api.caches import Caches
-from gpu_runtime.runtime_api.faults import in_product_words
+from gpu_runtime.kube.meta import Key
+from gpu_runtime.runtime_api.api_informers import Caches
 from gpu_runtime.runtime_api.http.paging import page
-from gpu_runtime.runtime_api.operations.drivers import Driver, Steps
-from gpu_runtime.runtime_api.operations.ledger import Ledger, Recorded, is_finished
+from gpu_runtime.runtime_api.kube_error_mapping import in_product_words
+from gpu_runtime.runtime_api.operations.operation_store import Ledger, Recorded, is_finished
+from gpu_runtime.runtime_api.operations.state_machine import Driver, Steps
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.stock.admission import accepted_pool, pool_key
-from gpu_runtime.runtime_api.stock.making import is_what_was_asked, pool_manifest, was_made_by
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools
-from gpu_runtime.runtime_api.stock.views import PoolView, phase_of, pool_view
+from gpu_runtime.runtime_api.stock.stock_admission import accepted_pool, pool_key
+from gpu_runtime.runtime_api.stock.stock_manifests import is_what_was_asked, pool_manifest, was_made_by
+from gpu_runtime.runtime_api.stock.view import PoolView, phase_of, pool_view
 
 
 class PoolMaking:

@@ -8,12 +8,12 @@ from typing import Annotated
 from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
-from gpu_runtime.contract.crd.definition import held
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
-from gpu_runtime.contract.crd.names import NAME_PATTERN, POOL_NAME_LIMIT
+from gpu_runtime.contract.crd.markers import held
 from gpu_runtime.contract.crd.operation import STOCK_LIMIT, OperationID
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.crd.workload import Count, Image, Quantity, SpecName, Template
+from gpu_runtime.contract.crd.template import Count, Image, Quantity, SpecName, Template
+from gpu_runtime.contract.crd.well_known import NAME_PATTERN, POOL_NAME_LIMIT
 from gpu_runtime.runtime_api.http.paging import Paged
 from gpu_runtime.runtime_api.http.route import Body, Query
 

@@ -7,18 +7,18 @@ from typing import Any
 from msgspec import UNSET
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import Operation, OperationType, Target
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Invalid, OperationReused
-from gpu_runtime.runtime_api.caches import FLAVOUR, Caches, flavour
-from gpu_runtime.runtime_api.faults import in_product_words
+from gpu_runtime.runtime_api.api_informers import FLAVOUR, Caches, flavour
 from gpu_runtime.runtime_api.http.paging import page
 from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.kube_error_mapping import in_product_words
 from gpu_runtime.runtime_api.operations.jobs import JobView, job_view
-from gpu_runtime.runtime_api.operations.ledger import Ledger, Recorded, is_finished
-from gpu_runtime.runtime_api.stock.admission import accepted_seed
+from gpu_runtime.runtime_api.operations.operation_store import Ledger, Recorded, is_finished
 from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock
-from gpu_runtime.runtime_api.stock.views import StockUnitView, phase_of, stock_unit_view
+from gpu_runtime.runtime_api.stock.stock_admission import accepted_seed
+from gpu_runtime.runtime_api.stock.view import StockUnitView, phase_of, stock_unit_view
 
 PATH = "/api/v1/operator/stock-units"
 

@@ -10,18 +10,18 @@ import msgspec
 from msgspec import UNSET
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Conflict, NotFound, StorageInUse, Unavailable
 from gpu_runtime.contract.validation import name_problems
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.objects import Key, Manifest
+from gpu_runtime.kube.meta import Key, Manifest
 from gpu_runtime.kube.retry import Backoff
-from gpu_runtime.runtime_api.caches import Caches, read_live
+from gpu_runtime.runtime_api.api_informers import Caches, read_live
 from gpu_runtime.runtime_api.http.paging import page
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.storages.admission import accepted, chosen, grown, identity, is_as_asked
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, UpdateStorage
+from gpu_runtime.runtime_api.storages.storage_admission import accepted, chosen, grown, identity, is_as_asked
 from gpu_runtime.runtime_api.storages.view import phase_of
 
 ATTEMPTS = 20

@@ -28,15 +28,15 @@ import msgspec
 
 from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
-from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType, SourceStock, Target
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NoStock, RuntimeFault, Unavailable
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.objects import Key, Manifest
-from gpu_runtime.runtime_api.caches import Caches, read_live
-from gpu_runtime.runtime_api.faults import refuses_for_good
-from gpu_runtime.runtime_api.operations.ledger import (
+from gpu_runtime.kube.meta import Key, Manifest
+from gpu_runtime.runtime_api.api_informers import Caches, read_live
+from gpu_runtime.runtime_api.kube_error_mapping import refuses_for_good
+from gpu_runtime.runtime_api.operations.operation_store import (
     Ledger,
     Outdated,
     attempt_of,
@@ -45,12 +45,12 @@ from gpu_runtime.runtime_api.operations.ledger import (
     is_under_way,
     made_by,
 )
-from gpu_runtime.runtime_api.operations.recorded import recorded
-from gpu_runtime.runtime_api.stock.claim import give_back
-from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
-from gpu_runtime.runtime_api.storages.attachment import Attachments
+from gpu_runtime.runtime_api.operations.request_codec import recorded
+from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStock
+from gpu_runtime.runtime_api.stock.stock_claim import give_back
+from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
 from gpu_runtime.runtime_api.units.requests import CreateUnit
-from gpu_runtime.runtime_api.units.shelf import Shelf, is_free
+from gpu_runtime.runtime_api.units.stock_selector import Shelf, is_free
 
 _REQUEST = msgspec.json.Decoder(CreateUnit)
 

@@ -8,11 +8,11 @@ from typing import Annotated
 from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
-from gpu_runtime.contract.crd.definition import held
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
-from gpu_runtime.contract.crd.names import NAME_LIMIT, NAME_PATTERN
+from gpu_runtime.contract.crd.markers import held
 from gpu_runtime.contract.crd.operation import OperationID
-from gpu_runtime.contract.crd.workload import Count, Image, Quantity, SpecName, Template
+from gpu_runtime.contract.crd.template import Count, Image, Quantity, SpecName, Template
+from gpu_runtime.contract.crd.well_known import NAME_LIMIT, NAME_PATTERN
 from gpu_runtime.runtime_api.http.paging import Paged
 from gpu_runtime.runtime_api.http.route import Body, Query
 

@@ -13,21 +13,21 @@ from msgspec import UNSET, structs
 
 from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, GPUUnitSpec
-from gpu_runtime.contract.crd.names import Annotation
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, Unavailable
 from gpu_runtime.contract.validation import name_problems
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.kube.retry import Backoff
-from gpu_runtime.runtime_api.caches import Caches
-from gpu_runtime.runtime_api.faults import translated
+from gpu_runtime.runtime_api.api_informers import Caches
 from gpu_runtime.runtime_api.http.paging import page
+from gpu_runtime.runtime_api.kube_error_mapping import translated
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.storages.attachment import Attachments
-from gpu_runtime.runtime_api.units.admission import accepted, chosen, updated
-from gpu_runtime.runtime_api.units.patch import difference
+from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
+from gpu_runtime.runtime_api.units.merge_patch import difference
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
+from gpu_runtime.runtime_api.units.unit_admission import accepted, chosen, updated
 from gpu_runtime.runtime_api.units.view import phase_of
 
 ATTEMPTS = 20

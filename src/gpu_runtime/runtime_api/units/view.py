@@ -4,8 +4,8 @@ from msgspec import field
 
 from gpu_runtime.contract.crd.conditions import READY, UnitPhase, find
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, Serverless, StorageMount
-from gpu_runtime.contract.crd.names import Annotation
-from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.contract.crd.template import Template
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
 from gpu_runtime.runtime_api.http.route import View
 

@@ -19,8 +19,8 @@ import yaml
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane, free_port
-from localcluster.nats import Account
-from localcluster.processes import tail, wait_until
+from localcluster.nats_server import Account
+from localcluster.supervisor_client import tail, wait_until
 from tests.conftest import available
 from tests.integration.conftest import CONFIG
 

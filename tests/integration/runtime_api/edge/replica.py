@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.process.lifecycle import run_process
+from gpu_runtime.process.runner import run_process
 from gpu_runtime.runtime_api import main
 from gpu_runtime.runtime_api.http.route import Answer, Body, Call, NoQuery, Query, Route, Scope
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings

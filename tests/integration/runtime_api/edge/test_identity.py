@@ -12,12 +12,12 @@ from lightkube.resources.core_v1 import ServiceAccount, ServiceAccountToken
 
 from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
-from gpu_runtime.kube.objects import Key
-from gpu_runtime.runtime_api.http.identity import Caller
+from gpu_runtime.kube.meta import Key
+from gpu_runtime.runtime_api.http.caller import Caller
 from gpu_runtime.runtime_api.http.route import Scope
 from gpu_runtime.runtime_api.http.token_review import TokenReviewer
 from localcluster.control_plane import ControlPlane
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.runtime_api.edge.conftest import IDENTITY, Cluster
 
 TRUSTED = [{"namespace": "default", "name": "shop", "scopes": ["runtime"]}]

@@ -4,7 +4,7 @@ import time
 from signal import SIGCONT, SIGSTOP
 from typing import Any
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.runtime_api.edge.conftest import Cluster, Replica
 
 STOCK = {"specName": "g1.1"}

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from signal import SIGTERM
 
-from localcluster.processes import wait_until
+from localcluster.supervisor_client import wait_until
 from tests.integration.runtime_api.edge.conftest import Cluster, Replica
 
 

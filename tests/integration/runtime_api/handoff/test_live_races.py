@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections import Counter
 
-from gpu_runtime.contract.crd.names import Annotation
-from localcluster.processes import tail
+from gpu_runtime.contract.crd.well_known import Annotation
+from localcluster.supervisor_client import tail
 from tests.integration.runtime_api.conservation import settled
 from tests.integration.runtime_api.live import Answer, Caller, Platform
 

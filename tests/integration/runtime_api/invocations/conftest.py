@@ -13,23 +13,23 @@ from lightkube import Client as OtherEyes
 from lightkube.models.meta_v1 import ObjectMeta
 from prometheus_client import CollectorRegistry
 
-from gpu_runtime.jetstream.connect import connection
-from gpu_runtime.jetstream.options import Options
+from gpu_runtime.jetstream.connection import connection
+from gpu_runtime.jetstream.connection_options import Options
 from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.process.endpoints import listening
-from gpu_runtime.process.sections import Endpoints, Nats, Streams
-from gpu_runtime.process.streams import options_of
-from gpu_runtime.runtime_api.http.identity import Open
-from gpu_runtime.runtime_api.http.journal import Journal
-from gpu_runtime.runtime_api.http.rates import Rates
-from gpu_runtime.runtime_api.http.server import Edge, make_app
+from gpu_runtime.process.health_server import listening
+from gpu_runtime.process.nats_setup import options_of
+from gpu_runtime.process.shared_settings import Endpoints, Nats, Streams
+from gpu_runtime.runtime_api.http.access_log import Journal
+from gpu_runtime.runtime_api.http.application import Edge, make_app
+from gpu_runtime.runtime_api.http.caller import Open
+from gpu_runtime.runtime_api.http.rate_limit import Rates
 from gpu_runtime.runtime_api.main import Services, background, build, routes
-from gpu_runtime.runtime_api.messaging import impatient
+from gpu_runtime.runtime_api.nats_client import impatient
 from gpu_runtime.runtime_api.settings import Invocations, Namespaces, RuntimeAPISettings
 from localcluster.control_plane import ControlPlane
-from localcluster.nats import Account
+from localcluster.nats_server import Account
 from tests.integration.jetstream.conftest import options
 from tests.integration.kube.waiting import eventually
 from tests.integration.runtime_api.invocations.plane import OtherSide

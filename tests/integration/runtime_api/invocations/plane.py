@@ -10,20 +10,27 @@ from msgspec import structs
 
 from gpu_runtime.contract.messages.dead_letter import DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.query import RESULT, RESULTS, FindResult, FoundResult, ListedResults, ListResults
+from gpu_runtime.contract.messages.invocation_record import REVISION, InvocationRecord, Stage, advanced, ended
+from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
-from gpu_runtime.contract.messages.state import REVISION, InvocationRecord, Stage, advanced, ended
+from gpu_runtime.contract.messages.result_query import (
+    RESULT,
+    RESULTS,
+    FindResult,
+    FoundResult,
+    ListedResults,
+    ListResults,
+)
+from gpu_runtime.contract.messages.streams import Topology
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.topology import Topology
-from gpu_runtime.contract.messages.wire import decode, encode
-from gpu_runtime.jetstream.connect import Connection
-from gpu_runtime.jetstream.consume import Consumption
+from gpu_runtime.jetstream.connection import Connection
 from gpu_runtime.jetstream.delivery import Delivery, Done, Outcome, Outgoing
 from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publish import Publisher
-from gpu_runtime.jetstream.request import answering
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import Consumption
+from gpu_runtime.jetstream.request_reply import answering
 
 
 @dataclass

@@ -3,8 +3,8 @@
 import asyncio
 
 from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import encode
 from tests.integration.kube.waiting import eventually
 from tests.integration.runtime_api.invocations.conftest import LETTERS, Api
 from tests.integration.runtime_api.invocations.plane import OtherSide, now, succeeded

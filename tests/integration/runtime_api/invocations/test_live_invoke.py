@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Stage
 from gpu_runtime.contract.messages.limits import BODY_LIMIT
-from gpu_runtime.contract.messages.state import InvocationRecord, Stage
+from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.publish import Publisher, Stored
-from gpu_runtime.jetstream.topology import messages_by_subject
-from gpu_runtime.runtime_api.invocations.admission import Terms, accepted, enqueued
+from gpu_runtime.jetstream.publisher import Publisher, Stored
+from gpu_runtime.jetstream.stream_admin import messages_by_subject
+from gpu_runtime.runtime_api.invocations.invocation_admission import Terms, accepted, enqueued
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.settings import Invocations
 from localcluster.control_plane import free_port
-from localcluster.nats import NatsServer, nats_server
+from localcluster.nats_server import NatsServer, nats_server
 from tests.conftest import available
 from tests.integration.jetstream.conftest import options
 from tests.integration.kube.waiting import eventually

@@ -5,14 +5,14 @@ from datetime import timedelta
 import pytest
 from msgspec import structs
 
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_record import Stage
+from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful
-from gpu_runtime.contract.messages.state import Stage
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import encode
 from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.topology import messages_by_subject
+from gpu_runtime.jetstream.stream_admin import messages_by_subject
 from tests.integration.kube.waiting import eventually
 from tests.integration.runtime_api.invocations.conftest import Api
 from tests.integration.runtime_api.invocations.plane import OtherSide, now, succeeded

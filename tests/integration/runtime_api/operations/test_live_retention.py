@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpu_runtime.contract.crd.operation import Operation, OperationType, SourceStock, Target
-from gpu_runtime.runtime_api.operations.retention import Retention, RetentionMetrics
+from gpu_runtime.runtime_api.operations.operation_retention import Retention, RetentionMetrics
 from gpu_runtime.runtime_api.settings import Operations
 from gpu_runtime.runtime_api.stock.requests import SeedStock
 from localcluster.control_plane import ControlPlane

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.contract.crd.names import Annotation, generated_pool_name
 from gpu_runtime.contract.crd.operation import OPERATIONS
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
-from gpu_runtime.contract.crd.workload import EnvVar, Port, Template
+from gpu_runtime.contract.crd.template import EnvVar, Port, Template
+from gpu_runtime.contract.crd.well_known import Annotation, generated_pool_name
 from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NotFound, OperationReused
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools
 from tests.integration.kube.waiting import eventually

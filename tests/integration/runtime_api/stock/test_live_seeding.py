@@ -12,13 +12,13 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ResourceQuota
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.names import Annotation, stock_unit_name
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
+from gpu_runtime.contract.crd.well_known import Annotation, stock_unit_name
 from gpu_runtime.contract.errors import NotFound, OperationReused
-from gpu_runtime.runtime_api.operations.workers import Workers
-from gpu_runtime.runtime_api.stock import seeding
+from gpu_runtime.runtime_api.operations.background_queue import Workers
+from gpu_runtime.runtime_api.stock import stock_seeder
 from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock
-from localcluster.processes import ProcessFailed, wait_until
+from localcluster.supervisor_client import ProcessFailed, wait_until
 from tests.integration.kube.waiting import eventually
 from tests.integration.runtime_api.replicas import Killed, Replica
 from tests.integration.runtime_api.stock.conftest import StartReplica
@@ -109,7 +109,7 @@ async def test_a_resumed_seeding_goes_on_after_what_is_written_down(
     start_replica: StartReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record, start, two units, progress, and the third unit is never made."""
-    monkeypatch.setattr(seeding, "BATCH", 2)
+    monkeypatch.setattr(stock_seeder, "BATCH", 2)
     async with start_replica() as one, start_replica() as other:
         with pytest.raises(Killed):
             await seed(one.mortal(6, carried_out=False), request())

@@ -20,16 +20,16 @@ from lightkube.types import PatchType
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.runtime_api.caches import Caches, open_caches
+from gpu_runtime.runtime_api.api_informers import Caches, open_caches
 from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.operations.ledger import Ledger
+from gpu_runtime.runtime_api.operations.operation_store import Ledger
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
-from gpu_runtime.runtime_api.storages.attachment import Attachments
+from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStock
 from gpu_runtime.runtime_api.storages.service import Storages
+from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.service import Units
-from gpu_runtime.runtime_api.units.shelf import Shelf
+from gpu_runtime.runtime_api.units.stock_selector import Shelf
 from localcluster.control_plane import ControlPlane
 
 GROUP = "runtime.lokiwager.io"

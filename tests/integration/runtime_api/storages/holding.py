@@ -8,7 +8,7 @@ from typing import Any
 
 from lightkube.resources.core_v1 import PersistentVolumeClaim, Pod
 
-from gpu_runtime.contract.crd.names import Label
+from gpu_runtime.contract.crd.well_known import Label
 from tests.integration.controller_manager.conftest import STORAGE, Cluster, Object, as_dict, ready
 from tests.integration.runtime_api.edge.conftest import Replica
 from tests.integration.runtime_api.live import UNITS, Answer, Caller, Seen, state_of, unit_request, until

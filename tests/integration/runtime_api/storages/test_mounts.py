@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NoStock, StorageInUse
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
 from tests.integration.kube.waiting import eventually
 from tests.integration.runtime_api.storages.conftest import OPERATION, STORAGE, UNIT, Cluster, Object, Replica, Replicas

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_runtime.contract.crd.conditions import StoragePhase
 from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, StorageInUse, Unavailable
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, UpdateStorage
 from tests.integration.kube.waiting import eventually
 from tests.integration.runtime_api.storages.conftest import STORAGE, Cluster, Object, Replica, Replicas

@@ -16,9 +16,9 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.kube.client import Client, connect
 from gpu_runtime.kube.config import load_config
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.runtime_api.caches import Caches, open_caches
+from gpu_runtime.runtime_api.api_informers import Caches, open_caches
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.storages.attachment import Attachments
+from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.service import Units
 from localcluster.control_plane import ControlPlane

@@ -10,16 +10,16 @@ from lightkube import ApiError
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import Operation, OperationType, Target
-from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.contract.crd.template import Template
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, Unavailable
 from gpu_runtime.kube.client import connect
 from gpu_runtime.kube.config import load_config
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.kube.retry import IMPATIENT
 from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.operations.ledger import Ledger
+from gpu_runtime.runtime_api.operations.operation_store import Ledger
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
 from localcluster.control_plane import ControlPlane, free_port
 from tests.integration.kube.waiting import eventually

@@ -4,7 +4,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gpu_runtime.contract.messages.state import RECORD, REVISION, InvocationRecord, Known, headers_of, known_from
+from gpu_runtime.contract.messages.invocation_record import (
+    RECORD,
+    REVISION,
+    InvocationRecord,
+    Known,
+    headers_of,
+    known_from,
+)
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 KNOWN = Known(

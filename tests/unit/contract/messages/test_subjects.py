@@ -3,8 +3,8 @@
 import pytest
 
 from gpu_runtime.contract.errors import Rejected
+from gpu_runtime.contract.messages.streams import Topology
 from gpu_runtime.contract.messages.subjects import Address, Queue, Subjects
-from gpu_runtime.contract.messages.topology import Topology
 
 DEFAULT = Subjects()
 

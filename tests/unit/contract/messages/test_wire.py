@@ -9,14 +9,14 @@ import pytest
 from gpu_runtime.contract.errors import Rejected, TooLarge
 from gpu_runtime.contract.messages.dead_letter import UNKNOWN, DeadLetter, DeadLetters
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.failure import FailureClass
-from gpu_runtime.contract.messages.identity import invocation_hash, invocation_id_problems
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_problems
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Stage, advanced, ended, taken_back
 from gpu_runtime.contract.messages.limits import BODY_LIMIT, META_LIMIT, check_body, meta_problems, shortened
+from gpu_runtime.contract.messages.message_codec import Message, Unreadable, decode, encode, utc
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, unsuccessful, with_body
-from gpu_runtime.contract.messages.state import InvocationRecord, Stage, advanced, ended, taken_back
 from gpu_runtime.contract.messages.subjects import Queue, Subjects
-from gpu_runtime.contract.messages.wire import Message, Unreadable, decode, encode, utc
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.jetstream.delivery import Delivery
 

@@ -8,11 +8,11 @@ from msgspec import structs
 from gpu_runtime.contract.errors import Conflict
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.failure import FailureClass
-from gpu_runtime.contract.messages.identity import invocation_hash, invocation_id_problems
+from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_problems
+from gpu_runtime.contract.messages.message_codec import Message, encode
 from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.messages.wire import Message, encode
 from gpu_runtime.runtime_api.dead_letters.redrive import invocation_again, new_id, result_again
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from gpu_runtime.contract.crd.definition import held
 from gpu_runtime.contract.crd.gpu_unit import Access
-from gpu_runtime.contract.crd.names import NAME_LIMIT, NAME_PATTERN, generated_pool_name
-from gpu_runtime.contract.crd.workload import Count, EnvVar, Port, SpecName, Template
+from gpu_runtime.contract.crd.markers import held
+from gpu_runtime.contract.crd.template import Count, EnvVar, Port, SpecName, Template
+from gpu_runtime.contract.crd.well_known import NAME_LIMIT, NAME_PATTERN, generated_pool_name
 from gpu_runtime.contract.errors import NotFound, OperationReused
 from gpu_runtime.runtime_api.http.route import Answer, Body, Call, NoQuery, Query, Route, Scope, View
 

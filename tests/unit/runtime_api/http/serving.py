@@ -11,13 +11,13 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from gpu_runtime.contract.errors import Unauthenticated
-from gpu_runtime.process.endpoints import endpoint_handlers, listening
-from gpu_runtime.process.sections import Endpoints
-from gpu_runtime.runtime_api.http.identity import Authenticator, Caller, Open
-from gpu_runtime.runtime_api.http.journal import Journal
-from gpu_runtime.runtime_api.http.rates import Rates
+from gpu_runtime.process.health_server import endpoint_handlers, listening
+from gpu_runtime.process.shared_settings import Endpoints
+from gpu_runtime.runtime_api.http.access_log import Journal
+from gpu_runtime.runtime_api.http.application import Edge, make_app
+from gpu_runtime.runtime_api.http.caller import Authenticator, Caller, Open
+from gpu_runtime.runtime_api.http.rate_limit import Rates
 from gpu_runtime.runtime_api.http.route import Answer, Body, Call, Handler, Query, Route, Scope
-from gpu_runtime.runtime_api.http.server import Edge, make_app
 from gpu_runtime.runtime_api.settings import Limits
 
 

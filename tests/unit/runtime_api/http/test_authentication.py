@@ -14,10 +14,10 @@ import yaml
 from gpu_runtime.contract.errors import Unauthenticated, Unavailable
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.errors import Unreachable
-from gpu_runtime.kube.objects import Key
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.process.settings import BadSettings
 from gpu_runtime.runtime_api.http.authentication import Bearer, authenticator, bearer_token
-from gpu_runtime.runtime_api.http.identity import ANYBODY, Caller
+from gpu_runtime.runtime_api.http.caller import ANYBODY, Caller
 from gpu_runtime.runtime_api.http.route import Scope
 from gpu_runtime.runtime_api.http.token_file import TokenFile
 from gpu_runtime.runtime_api.http.token_review import (

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from gpu_runtime.kube.errors import Unreachable
-from gpu_runtime.runtime_api.http import health
-from gpu_runtime.runtime_api.http.health import Pulse, routes, state_of_health
+from gpu_runtime.runtime_api.http import health_route
+from gpu_runtime.runtime_api.http.health_route import Pulse, routes, state_of_health
 from tests.unit.runtime_api.http.serving import served
 
 AWAY = "Kubernetes cannot be reached: no answer"
@@ -69,12 +69,12 @@ async def test_those_who_ask_at_once_share_one_answer_and_later_ones_get_a_new_o
     pulse = Pulse(kubernetes)  # type: ignore[arg-type]
     assert await asyncio.gather(*(pulse.feel() for _ in range(50))) == [("v1.34.0", "")] * 50
     assert kubernetes.asked == 1
-    monkeypatch.setattr(health, "FRESH_SECONDS", -1.0)
+    monkeypatch.setattr(health_route, "FRESH_SECONDS", -1.0)
     assert await pulse.feel() == ("", AWAY)
 
 
 async def test_a_silent_kubernetes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(health_route, "ASK_SECONDS", 0.05)
     kubernetes = Kubernetes()
     kubernetes.silent = True
     _, error = await Pulse(kubernetes).feel()  # type: ignore[arg-type]

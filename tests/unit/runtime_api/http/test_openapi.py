@@ -11,10 +11,10 @@ import pytest
 import schemathesis
 
 from gpu_runtime.contract.errors import Gone, NoStock, NotFound, OperationReused, Overloaded
-from gpu_runtime.runtime_api.documented import documented_routes
-from gpu_runtime.runtime_api.http.answers import status_of
+from gpu_runtime.runtime_api.http.envelope import status_of
 from gpu_runtime.runtime_api.http.openapi import document, written
 from gpu_runtime.runtime_api.http.route import Route, Scope
+from gpu_runtime.runtime_api.openapi_routes import documented_routes
 from tests.unit.runtime_api.http.sample_routes import EXAMPLE, ShelfService, sample_routes
 
 CHECKED_IN = Path(__file__).parents[4] / "docs" / "api" / "openapi.json"

@@ -5,8 +5,8 @@ import pytest
 
 from gpu_runtime.contract.errors import SyncTimeout
 from gpu_runtime.jetstream.errors import Full, NoResponders, StreamError, TooLarge, Unreachable
-from gpu_runtime.runtime_api.http.answers import failure
 from gpu_runtime.runtime_api.http.decoding import read_body
+from gpu_runtime.runtime_api.http.envelope import failure
 from gpu_runtime.runtime_api.http.route import Answer, Body, Call, NoQuery
 from tests.unit.runtime_api.http.serving import Settings, a_route, served
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_runtime.contract.errors import Overloaded
-from gpu_runtime.runtime_api.http.rates import Rates
+from gpu_runtime.runtime_api.http.rate_limit import Rates
 
 
 def refused(rates: Rates, caller: str, now: float) -> float | None:

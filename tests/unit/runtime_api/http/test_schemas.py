@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import UNSET, Meta, UnsetType
 
-from gpu_runtime.contract.crd.definition import held
+from gpu_runtime.contract.crd.markers import held
+from gpu_runtime.runtime_api.http.json_schema import components, schema_of, struct_schema
 from gpu_runtime.runtime_api.http.route import Body, View
-from gpu_runtime.runtime_api.http.schemas import components, schema_of, struct_schema
 
 
 class Colour(StrEnum):

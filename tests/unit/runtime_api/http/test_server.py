@@ -26,11 +26,11 @@ from gpu_runtime.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
-from gpu_runtime.contract.validation.problem import Problem
+from gpu_runtime.contract.validation.field_error import Problem
 from gpu_runtime.kube import errors as kube
-from gpu_runtime.runtime_api.http.identity import Caller
-from gpu_runtime.runtime_api.http.journal import Entry
-from gpu_runtime.runtime_api.http.rates import Rates
+from gpu_runtime.runtime_api.http.access_log import Entry
+from gpu_runtime.runtime_api.http.caller import Caller
+from gpu_runtime.runtime_api.http.rate_limit import Rates
 from gpu_runtime.runtime_api.http.route import Answer, Call, Scope
 from gpu_runtime.runtime_api.settings import Limits
 from tests.unit.runtime_api.http.serving import Fixed, Paged, Settings, Thing, a_route, echo, served

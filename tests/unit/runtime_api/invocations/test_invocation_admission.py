@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.errors import Invalid, TooLarge
+from gpu_runtime.contract.messages.invocation_record import Stage
 from gpu_runtime.contract.messages.limits import BODY_LIMIT
-from gpu_runtime.contract.messages.state import Stage
 from gpu_runtime.runtime_api.http.decoding import read_body
-from gpu_runtime.runtime_api.invocations.admission import Terms, accepted, enqueued
-from gpu_runtime.runtime_api.invocations.ingress import may_be_unsent
+from gpu_runtime.runtime_api.invocations.enqueue import may_be_unsent
+from gpu_runtime.runtime_api.invocations.invocation_admission import Terms, accepted, enqueued
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.invocations.routes import EXAMPLES
 from gpu_runtime.runtime_api.invocations.service import is_left_behind

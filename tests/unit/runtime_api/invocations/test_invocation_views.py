@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.contract.messages.failure import FailureClass
+from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Stage, ended, taken_back
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
-from gpu_runtime.contract.messages.state import InvocationRecord, Stage, ended, taken_back
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
 from gpu_runtime.runtime_api.dead_letters.routes import routes as letter_routes

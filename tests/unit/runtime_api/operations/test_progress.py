@@ -6,8 +6,8 @@ import pytest
 
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType, SourceStock
 from gpu_runtime.runtime_api.operations.jobs import job_view
-from gpu_runtime.runtime_api.operations.ledger import is_given_up, is_under_way
-from gpu_runtime.runtime_api.stock.claim import Claim, claim_of
+from gpu_runtime.runtime_api.operations.operation_store import is_given_up, is_under_way
+from gpu_runtime.runtime_api.stock.stock_claim import Claim, claim_of
 from tests.unit.runtime_api.objects import STOCK, operation
 
 OTHER = SourceStock(namespace="runtime-stock", name="stock-2", uid="u2")

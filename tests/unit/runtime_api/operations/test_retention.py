@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.contract.crd.names import Label
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType
-from gpu_runtime.runtime_api.operations.pending import PendingOperation
-from gpu_runtime.runtime_api.operations.retention import by_age, is_expired, oldest_first, recent
+from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.runtime_api.operations.operation_retention import by_age, is_expired, oldest_first, recent
+from gpu_runtime.runtime_api.operations.operation_summary import PendingOperation
 from tests.unit.runtime_api.objects import STOCK, operation
 
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -8,11 +8,11 @@ import pytest
 
 from gpu_runtime.contract.crd.operation import Operation, OperationType
 from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.operations.drivers import Driver
-from gpu_runtime.runtime_api.operations.recorded import recorded
-from gpu_runtime.runtime_api.operations.sweep import Sweep
+from gpu_runtime.runtime_api.operations.recovery import Sweep
+from gpu_runtime.runtime_api.operations.request_codec import recorded
+from gpu_runtime.runtime_api.operations.state_machine import Driver
 from gpu_runtime.runtime_api.settings import Operations
-from gpu_runtime.runtime_api.stock.making import SEED_REQUEST
+from gpu_runtime.runtime_api.stock.stock_manifests import SEED_REQUEST
 from tests.unit.runtime_api.objects import operation
 
 

@@ -8,7 +8,7 @@ import pytest
 from gpu_runtime.contract.crd.operation import Operation, OperationType
 from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.kube.errors import Unreachable
-from gpu_runtime.runtime_api.operations.workers import Workers
+from gpu_runtime.runtime_api.operations.background_queue import Workers
 from tests.unit.kube.fake_time import now, on_fake_time
 from tests.unit.runtime_api.objects import operation
 

@@ -9,9 +9,9 @@ import pytest
 from gpu_runtime.contract.crd.operation import SourceStock
 from gpu_runtime.kube.client import Client
 from gpu_runtime.kube.errors import NotFound, Status, Unreachable
-from gpu_runtime.kube.objects import Key
-from gpu_runtime.runtime_api.caches import Caches
-from gpu_runtime.runtime_api.stock.consumed import ConsumedStock
+from gpu_runtime.kube.meta import Key
+from gpu_runtime.runtime_api.api_informers import Caches
+from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStock
 from tests.unit.kube.fake_time import now, on_fake_time
 
 STOCK = [SourceStock(namespace="stock", name=f"stock-{number}", uid=f"u{number}") for number in range(10)]

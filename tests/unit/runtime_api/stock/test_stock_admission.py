@@ -8,10 +8,10 @@ from msgspec import convert
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.stock.admission import accepted_pool, accepted_seed, pool_key
-from gpu_runtime.runtime_api.stock.making import POOL_REQUEST, SEED_REQUEST
 from gpu_runtime.runtime_api.stock.pool_routes import EXAMPLE as POOL
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
+from gpu_runtime.runtime_api.stock.stock_admission import accepted_pool, accepted_seed, pool_key
+from gpu_runtime.runtime_api.stock.stock_manifests import POOL_REQUEST, SEED_REQUEST
 from gpu_runtime.runtime_api.stock.stock_units import EXAMPLE as SEED
 
 NAMESPACES = Namespaces(pools=("default", "pools"))

@@ -10,12 +10,12 @@ from gpu_runtime.contract.crd.gpu_unit import StorageMount
 from gpu_runtime.contract.errors import Conflict, StorageInUse
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.meta import Key
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.objects import Key
-from gpu_runtime.runtime_api.caches import open_caches
-from gpu_runtime.runtime_api.operations.ledger import Outdated
+from gpu_runtime.runtime_api.api_informers import open_caches
+from gpu_runtime.runtime_api.operations.operation_store import Outdated
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.storages.attachment import Attachments
+from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
 
 HERE = "runtime-instance"
 Held = dict[str, Any] | None

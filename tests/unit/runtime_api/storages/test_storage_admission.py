@@ -8,8 +8,8 @@ import pytest
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.storages.admission import accepted, chosen, grown, identity, is_as_asked
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
+from gpu_runtime.runtime_api.storages.storage_admission import accepted, chosen, grown, identity, is_as_asked
 
 NAMESPACES = Namespaces(units=("runtime-instance", "batch"))
 GOOD = {"name": "model-cache", "namespace": "batch", "size": "20Gi", "storageClassName": "fast"}

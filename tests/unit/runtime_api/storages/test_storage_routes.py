@@ -12,9 +12,9 @@ from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, RuntimeFaul
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.http.route import Call, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.storages.admission import accepted, grown
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, StorageQuery, UpdateStorage
 from gpu_runtime.runtime_api.storages.routes import routes
+from gpu_runtime.runtime_api.storages.storage_admission import accepted, grown
 from gpu_runtime.runtime_api.storages.view import StorageView
 
 STORAGE = msgspec.convert({"metadata": {"name": "data", "namespace": "batch"}, "spec": {"size": "20Gi"}}, GPUStorage)

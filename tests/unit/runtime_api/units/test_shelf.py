@@ -7,12 +7,12 @@ from typing import Any, cast
 import msgspec
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import Annotation
 from gpu_runtime.contract.crd.operation import Operation
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.store import Store
-from gpu_runtime.runtime_api.caches import Caches
-from gpu_runtime.runtime_api.operations.ledger import Ledger
-from gpu_runtime.runtime_api.units.shelf import Shelf
+from gpu_runtime.runtime_api.api_informers import Caches
+from gpu_runtime.runtime_api.operations.operation_store import Ledger
+from gpu_runtime.runtime_api.units.stock_selector import Shelf
 
 
 @dataclass

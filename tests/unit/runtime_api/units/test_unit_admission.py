@@ -9,8 +9,8 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.units.admission import accepted, chosen, updated
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
+from gpu_runtime.runtime_api.units.unit_admission import accepted, chosen, updated
 
 NAMESPACES = Namespaces(units=("runtime-instance", "batch"))
 HTTP = {"ports": [{"name": "http", "port": 8080}]}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
-from gpu_runtime.runtime_api.units.patch import difference
+from gpu_runtime.runtime_api.units.merge_patch import difference
 
 HTTP = {"name": "http", "port": 8080}
 FUNCTION = {"enabled": True, "requestID": "f", "maxWorkers": 4, "framework": {"invokePath": "/run"}}

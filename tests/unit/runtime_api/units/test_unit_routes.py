@@ -13,9 +13,9 @@ from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.condition_view import ConditionView
 from gpu_runtime.runtime_api.http.route import Call, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.units.admission import accepted, updated
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
 from gpu_runtime.runtime_api.units.routes import routes
+from gpu_runtime.runtime_api.units.unit_admission import accepted, updated
 from gpu_runtime.runtime_api.units.view import SourceStockView, UnitView
 
 UNIT = msgspec.convert(

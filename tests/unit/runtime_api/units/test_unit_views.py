@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.names import GROUP
+from gpu_runtime.contract.crd.well_known import GROUP
 from gpu_runtime.runtime_api.units.view import view
 
 PLAIN = {"specName": "g1.1", "image": "python"}

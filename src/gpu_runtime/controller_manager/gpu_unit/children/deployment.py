@@ -1,12 +1,12 @@
 """The Deployment of a unit: one pod that holds the unit's GPUs."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.names import Label, Role, unit_labels
-from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.contract.crd.template import Template
+from gpu_runtime.contract.crd.well_known import Label, Role, unit_labels
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import pod_metadata, with_sidecar
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
-from gpu_runtime.controller_manager.workload.child import child
-from gpu_runtime.controller_manager.workload.container import (
+from gpu_runtime.controller_manager.workload.drift import child
+from gpu_runtime.controller_manager.workload.pod_template import (
     ACTIVE_PRIORITY,
     RESTRICTED_CONTAINER,
     RESTRICTED_POD,
@@ -16,9 +16,9 @@ from gpu_runtime.controller_manager.workload.container import (
     container,
     user_pod_security,
 )
-from gpu_runtime.kube.objects import Manifest
+from gpu_runtime.kube.meta import Manifest
 
-STOCK_PROCESS = Template(command=("python3", "-m", "gpu_runtime.stock"))
+STOCK_PROCESS = Template(command=("python3", "-m", "gpu_runtime.stock_process"))
 
 
 def deployment(seen: Observed) -> Manifest:

@@ -6,11 +6,11 @@ container could reach the queue's port, which is why the credentials are the sid
 """
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.names import Label, Role, unit_labels
+from gpu_runtime.contract.crd.well_known import Label, Role, unit_labels
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
 from gpu_runtime.controller_manager.settings import Egress
-from gpu_runtime.controller_manager.workload.child import child
-from gpu_runtime.kube.objects import Manifest
+from gpu_runtime.controller_manager.workload.drift import child
+from gpu_runtime.kube.meta import Manifest
 
 DNS_PORT = 53
 

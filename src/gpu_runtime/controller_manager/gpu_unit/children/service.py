@@ -1,11 +1,11 @@
 """The Service of an active unit: a stable address, however its pod comes and goes."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.names import Label, Role, unit_labels
+from gpu_runtime.contract.crd.well_known import Label, Role, unit_labels
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
-from gpu_runtime.controller_manager.workload.child import child
-from gpu_runtime.controller_manager.workload.container import service_ports
-from gpu_runtime.kube.objects import Manifest
+from gpu_runtime.controller_manager.workload.drift import child
+from gpu_runtime.controller_manager.workload.pod_template import service_ports
+from gpu_runtime.kube.meta import Manifest
 
 
 def service(seen: Observed) -> Manifest | None:

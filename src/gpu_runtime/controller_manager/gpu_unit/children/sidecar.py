@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec, Serverless
-from gpu_runtime.contract.crd.names import GROUP, Label
-from gpu_runtime.contract.framework import (
+from gpu_runtime.contract.crd.well_known import GROUP, Label
+from gpu_runtime.contract.framework_protocol import (
     CONCURRENCY_VARIABLE,
     HEALTH_PATH_VARIABLE,
     INVOKE_PATH_VARIABLE,
     SOCKET_VARIABLE,
 )
 from gpu_runtime.controller_manager.gpu_unit.observe import Observed
-from gpu_runtime.controller_manager.workload.container import PLATFORM_USER, RESTRICTED_CONTAINER
-from gpu_runtime.kube.objects import Manifest
+from gpu_runtime.controller_manager.workload.pod_template import PLATFORM_USER, RESTRICTED_CONTAINER
+from gpu_runtime.kube.meta import Manifest
 
 NAME = "worker-sidecar"
 SETTINGS = f"{GROUP}/worker-sidecar-settings"

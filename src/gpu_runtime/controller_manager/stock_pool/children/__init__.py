@@ -1,5 +1,5 @@
 """Children of a StockPool, computed from what was seen. Nothing here awaits."""
 
-from gpu_runtime.controller_manager.stock_pool.children.desired import desired_children
+from gpu_runtime.controller_manager.stock_pool.children.pool_children import desired_children
 
 __all__ = ["desired_children"]

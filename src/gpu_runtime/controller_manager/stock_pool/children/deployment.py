@@ -2,19 +2,19 @@
 
 import msgspec
 
-from gpu_runtime.contract.crd.names import Label, pool_child_name, pool_labels
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
-from gpu_runtime.contract.crd.workload import Template
+from gpu_runtime.contract.crd.template import Template
+from gpu_runtime.contract.crd.well_known import Label, pool_child_name, pool_labels
 from gpu_runtime.controller_manager.stock_pool.observe import Observed
-from gpu_runtime.controller_manager.workload.child import child
-from gpu_runtime.controller_manager.workload.container import (
+from gpu_runtime.controller_manager.workload.drift import child
+from gpu_runtime.controller_manager.workload.pod_template import (
     STOCK_GRACE_SECONDS,
     STOCK_PRIORITY,
     USER_CONTAINER,
     container,
     user_pod_security,
 )
-from gpu_runtime.kube.objects import Manifest
+from gpu_runtime.kube.meta import Manifest
 
 # A shell that is a container's first process ignores SIGTERM unless it traps it.
 PLACEHOLDER = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")

@@ -1,11 +1,11 @@
 """The Service of a pool whose template has ports."""
 
-from gpu_runtime.contract.crd.names import Label, pool_child_name, pool_labels
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
+from gpu_runtime.contract.crd.well_known import Label, pool_child_name, pool_labels
 from gpu_runtime.controller_manager.stock_pool.observe import Observed
-from gpu_runtime.controller_manager.workload.child import child
-from gpu_runtime.controller_manager.workload.container import service_ports
-from gpu_runtime.kube.objects import Manifest
+from gpu_runtime.controller_manager.workload.drift import child
+from gpu_runtime.controller_manager.workload.pod_template import service_ports
+from gpu_runtime.kube.meta import Manifest
 
 
 def service(seen: Observed) -> Manifest | None:

@@ -1,0 +1,84 @@
+"""A process of the product while it runs, and what the kernel and its own metrics say of it."""
+
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import yaml
+
+from localcluster.control_plane import free_port
+from localcluster.supervisor_client import tail, wait_until
+
+GPU_RUNTIME = Path(sys.executable).with_name("gpu-runtime")
+TIE = ("setpriv", "--pdeathsig", "KILL", "--")
+"""Before a command: it ends with whoever started it."""
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds, in user and in system mode, since it started."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+@dataclass
+class Program:
+    process: "subprocess.Popen[bytes]"
+    port: int
+    """Of health and metrics."""
+    log: Path
+
+    def cpu(self) -> float:
+        return cpu_of(self.process.pid)
+
+    def memory(self) -> tuple[float, float]:
+        """Resident now and at most so far, in MB."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        kilobytes = {
+            name: int(rest.split()[0])
+            for name, _, rest in (line.partition(":") for line in lines)
+            if name in ("VmRSS", "VmHWM")
+        }
+        return kilobytes["VmRSS"] / 1024, kilobytes["VmHWM"] / 1024
+
+    def metric(self, prefix: str) -> float:
+        """The sum of all samples whose line starts so; 0 where there is none or no answer."""
+        lines = self.ask("/metrics").splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
+
+    def is_ready(self) -> bool:
+        return bool(self.ask("/readyz"))
+
+    def ask(self, path: str) -> str:
+        """What it answers; empty where that is a refusal, or nothing."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+
+@contextmanager
+def program(
+    command: str, folder: Path, settings: dict[str, Any], ready: Callable[[Program], bool], name: str = ""
+) -> Iterator[Program]:
+    """`gpu-runtime COMMAND` with these settings, once it is ready. It ends in an orderly way."""
+    name, port = name or command, free_port()
+    config, log = folder / f"{name}.yaml", folder / f"{name}.log"
+    config.write_text(yaml.safe_dump({"endpoints": {"bind": f"127.0.0.1:{port}"}} | settings))
+    with log.open("ab") as said:
+        process = subprocess.Popen([*TIE, str(GPU_RUNTIME), command, "--config", str(config)], stderr=said)
+    started = Program(process, port, log)
+    try:
+        wait_until(lambda: ready(started), 60, lambda: f"{name} does not become ready:\n{tail(log, 40)}")
+        yield started
+    finally:
+        process.send_signal(Signals.SIGTERM)
+        process.wait(60)

@@ -1,0 +1,238 @@
+"""The namespaces that a node lives in: its own processes, mounts and network.
+
+Process 1 in there is the supervisor. When it ends, however it ends, the kernel ends every other process, and with them
+go their mounts, interfaces, addresses, routes and firewall rules: nothing has to be undone by hand. Only the cgroups
+stay, which `remove_cgroups` takes away.
+
+The first thing to run inside is this module's `main`, which arranges the mounts and then becomes the supervisor.
+"""
+
+import hashlib
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster.errors import Unmet
+from localcluster.supervisor_client import Processes
+
+NETWORKS = range(64)
+
+# The kubelet insists on these and would set them for the whole machine; in here they read as it wants them.
+KERNEL_SETTINGS = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The addresses of one node. Each node has its own, so that several run side by side."""
+
+    index: int
+
+    @property
+    def interface(self) -> str:
+        return f"lc-{self.index}"
+
+    @property
+    def link(self) -> str:
+        return f"10.244.{self.index}.0/30"
+
+    @property
+    def host(self) -> str:
+        return f"10.244.{self.index}.1"
+
+    @property
+    def node(self) -> str:
+        return f"10.244.{self.index}.2"
+
+    @property
+    def pods(self) -> str:
+        return f"10.245.{self.index}.0/24"
+
+    @property
+    def services(self) -> str:
+        return f"10.246.{self.index * 4}.0/22"
+
+
+def free_network() -> Network:
+    """A network that nothing on this machine uses yet."""
+    used = _routes()
+    for index in NETWORKS:
+        network = Network(index)
+        wanted = [ipaddress.ip_network(cidr) for cidr in (network.link, network.pods, network.services)]
+        if not any(one.overlaps(other) for one in wanted for other in used):
+            return network
+    raise Unmet("every network from 10.244.0.0 to 10.246.255.255 is in use on this machine: stop a local cluster.")
+
+
+def _routes() -> list[ipaddress.IPv4Network]:
+    said = subprocess.run(["ip", "-json", "-4", "route"], capture_output=True, text=True, check=True).stdout
+    destinations = [route["dst"] for route in json.loads(said or "[]")]
+    return [ipaddress.IPv4Network(dst) for dst in destinations if dst != "default"]
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    state: Path
+    network: Network
+    memory_gib: int
+
+    @property
+    def cgroup(self) -> str:
+        return _cgroup(self.state)
+
+    def launch(self, processes: Processes, *, owned: bool, fds: Sequence[int] = ()) -> None:
+        """Make the namespaces, start the supervisor in them, and connect them to this machine."""
+        self._write_files()
+        # A real power cut leaves none. Each that is left costs the kubelet six seconds before it looks at its pods.
+        remove_cgroups(self.state)
+        self._make_cgroups()
+        unshare = ["unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--"]
+        arrange = [sys.executable, "-P", "-m", "localcluster.linux_namespaces", str(self.state), "--"]
+        processes.launch([*unshare, *arrange], owned=owned, fds=fds)
+        self._connect(processes.supervisor_pid())
+
+    def run(self, processes: Processes, *command: str | Path) -> str:
+        """Run a command inside and return what it says."""
+        enter = ["nsenter", f"--target={processes.supervisor_pid()}", "--mount", "--net", "--pid", "--"]
+        done = subprocess.run([*enter, *map(str, command)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _write_files(self) -> None:
+        files = self.state / "files"
+        files.mkdir(parents=True, exist_ok=True)
+        (self.state / "kubelet").mkdir(exist_ok=True)
+        (files / "meminfo").write_text(_meminfo(self.memory_gib))
+        (files / "resolv.conf").write_text(
+            f"nameserver {self.network.node}\nsearch svc.cluster.local cluster.local\noptions ndots:5\n"
+        )
+        for name, value in KERNEL_SETTINGS.items():
+            (files / name.replace("/", ".")).write_text(f"{value}\n")
+
+    def _connect(self, pid: int) -> None:
+        """A cable between this machine and the node, and the way to the node's Services and pods over it."""
+        network = self.network
+        here = [
+            f"link add {network.interface} type veth peer name eth0 netns {pid}",
+            f"addr add {network.host}/30 dev {network.interface}",
+            f"link set {network.interface} up",
+            f"route add {network.services} via {network.node}",
+            f"route add {network.pods} via {network.node}",
+        ]
+        there = [
+            "link set lo up",
+            f"addr add {network.node}/30 dev eth0",
+            "link set eth0 up",
+            # A packet to a Service must have a route before kube-proxy's rules can send it elsewhere.
+            f"route add {network.services} dev eth0",
+        ]
+        _ip(there[:1], pid)
+        _ip(here[:1])
+        _ip(there[1:], pid)
+        _ip(here[1:])
+
+    def _make_cgroups(self) -> None:
+        for root in _cgroup_roots():
+            (root / self.cgroup).mkdir(exist_ok=True)
+
+
+def remove_cgroups(state: Path) -> None:
+    """Take away the one thing that the kernel keeps when a node's processes are gone."""
+    for root in _cgroup_roots():
+        top = root / _cgroup(state)
+        if top.exists():
+            _remove_cgroup(top)
+
+
+def _cgroup(state: Path) -> str:
+    return f"localcluster-{hashlib.sha256(bytes(state)).hexdigest()[:12]}"
+
+
+def _meminfo(gib: int) -> str:
+    """This machine's memory report with more memory than it has, so that large requests can be scheduled."""
+    lines = []
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name = line.partition(":")[0]
+        larger = name in ("MemTotal", "MemFree", "MemAvailable")
+        lines.append(f"{name + ':':<16}{gib * 1024 * 1024:>8} kB" if larger else line)
+    return "\n".join(lines) + "\n"
+
+
+def _ip(commands: Sequence[str], pid: int | None = None) -> None:
+    enter = ["nsenter", f"--net=/proc/{pid}/ns/net", "--"] if pid else []
+    batch = "\n".join(commands)
+    done = subprocess.run([*enter, "ip", "-batch", "-"], input=batch, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unmet(f"the node's network could not be made ({done.stderr.strip()}): `make down` removes an older one.")
+
+
+def _cgroup_roots() -> list[Path]:
+    """The one hierarchy of cgroup v2, or one for each controller of v1."""
+    base = Path("/sys/fs/cgroup")
+    if (base / "cgroup.procs").exists():
+        return [base]
+    return [folder for folder in base.iterdir() if (folder / "cgroup.procs").exists()]
+
+
+def _remove_cgroup(folder: Path, timeout: float = 30) -> None:
+    for child in folder.iterdir():
+        if child.is_dir():
+            _remove_cgroup(child, timeout)
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:  # the kernel has not finished with the last process yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def main() -> None:
+    state, command = Path(sys.argv[1]), sys.argv[3:]
+    files = state / "files"
+    _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/run")
+    _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/var/log")
+    for folder in ("/var/lib/cni", "/var/lib/kubelet"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/var/lib/cni")
+    _mount("--bind", str(state / "kubelet"), "/var/lib/kubelet")
+    _mount_file(files / "resolv.conf", Path("/etc/resolv.conf").resolve())
+    _mount_file(files / "meminfo", Path("/proc/meminfo"))
+    for name in KERNEL_SETTINGS:
+        if Path("/proc/sys", name).exists():
+            _mount_file(files / name.replace("/", "."), Path("/proc/sys", name))
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    os.execvp(command[0], command)  # noqa: S606
+
+
+def _mount_file(source: Path, target: Path) -> None:
+    if not target.exists():  # such as a resolv.conf that pointed into /run
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    _mount("--bind", str(source), str(target))
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()

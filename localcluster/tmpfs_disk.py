@@ -1,0 +1,41 @@
+"""Small disks that can be filled: they exist for the processes of one supervisor alone, and end with it."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster.errors import Unmet
+from localcluster.supervisor_client import Processes
+
+MOUNTED = 'mount -t tmpfs -o size="$1" none "$2" && shift 2 && exec "$@"'
+
+
+def on_a_disk(folder: Path, size: str) -> Sequence[str]:
+    """What a supervisor is wrapped in so that the folder is a disk of this size, which nobody else sees."""
+    if os.geteuid() != 0:
+        raise Unmet("disks that can be filled need root: run this with sudo.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return ["unshare", "--mount", "--propagation=private", "--", "sh", "-c", MOUNTED, "sh", size, str(folder)]
+
+
+@dataclass(frozen=True)
+class Disk:
+    processes: Processes
+    folder: Path
+
+    @property
+    def _filler(self) -> Path:
+        return Path(f"/proc/{self.processes.supervisor_pid()}/root{self.folder}/filler")
+
+    def fill(self) -> None:
+        """To the last byte."""
+        with self._filler.open("ab", buffering=0) as filler:
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):
+                    while filler.write(bytes(size)):
+                        pass
+
+    def free(self) -> None:
+        self._filler.unlink(missing_ok=True)

@@ -1,0 +1,58 @@
+"""Looks at all backlogs again and again, so that a lost hint costs no more than a moment. Only the leader does."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_runtime.activator.backlog import Backlog
+from gpu_runtime.activator.demand_publisher import EVERY
+from gpu_runtime.activator.function_lister import Functions
+from gpu_runtime.kube.meta import Key
+
+Enqueue = Callable[[Key, float], None]
+"""Have a function looked at after so many seconds."""
+
+
+@dataclass
+class Lookout:
+    backlog: Backlog
+    functions: Functions
+    enqueue: Enqueue
+    every: float
+    leave: Callable[[], None]
+    """Called when this process no longer leads."""
+    _counts: dict[str, int] = field(default_factory=dict)
+    _stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                await self._look()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.every):
+                        await self._stopped.wait()
+        finally:
+            self.leave()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def demanded(self, request_id: str) -> None:
+        """Work was dispatched: look now, and again when more of the same burst may have come."""
+        function = self.functions.serving(request_id)
+        if function is not None:
+            self.backlog.stir(request_id)
+            self.enqueue(function.metadata.key, 0.0)
+            self.enqueue(function.metadata.key, 1.5 * EVERY)
+
+    async def _look(self) -> None:
+        counts = await self.backlog.read_all()
+        if counts is None:
+            return
+        changed = {each for each in counts.keys() | self._counts.keys() if counts.get(each) != self._counts.get(each)}
+        self._counts = counts
+        for request_id in changed | {each for each, count in counts.items() if count}:
+            function = self.functions.serving(request_id)
+            if function is not None:
+                self.enqueue(function.metadata.key, 0.0)

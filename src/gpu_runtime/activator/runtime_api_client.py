@@ -1,0 +1,85 @@
+"""The runtime API as the activator uses it: a worker from stock, and stock back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from gpu_runtime.activator.settings import API
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.errors import Conflict, NoStock, OperationReused, Rejected, RuntimeFault, Unavailable
+from gpu_runtime.contract.messages.message_codec import NOT_JSON
+
+UNITS = "/api/v1/gpu-units"
+STOCK_UNITS = "/api/v1/operator/stock-units"
+_REFUSALS: dict[str, type[RuntimeFault]] = {each.code: each for each in (NoStock, OperationReused, Conflict)}
+
+
+class _Error(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error = msgspec.field(default_factory=_Error)
+
+
+@dataclass(frozen=True)
+class StockAPI:
+    session: aiohttp.ClientSession
+    settings: API
+
+    async def create(self, operation_id: str, worker: GPUUnit) -> None:
+        """Make a worker from stock. NoStock where there is none; asked again under the same ID it is made once."""
+        spec = worker.spec
+        body = {
+            "operationID": operation_id,
+            "name": worker.metadata.name,
+            "namespace": worker.metadata.namespace,
+            "specName": spec.spec_name,
+            "image": spec.image,
+            "template": msgspec.to_builtins(spec.template),
+            "serverless": msgspec.to_builtins(spec.serverless),
+        }
+        await self._post(UNITS, body | ({"access": msgspec.to_builtins(spec.access)} if spec.access else {}))
+
+    async def give_back(self, operation_id: str, worker: GPUUnit) -> None:
+        """Seed what the worker was made from. Asked again under the same ID it is seeded once."""
+        spec = worker.spec
+        body = {"operationID": operation_id, "specName": spec.spec_name, "gpu": spec.gpu, "replicas": 1}
+        await self._post(STOCK_UNITS, body | ({"memory": spec.memory} if spec.memory else {}))
+
+    async def _post(self, path: str, body: dict[str, Any]) -> None:
+        patience = aiohttp.ClientTimeout(total=self.settings.timeout_seconds)
+        headers = {"Content-Type": "application/json", **self._authorization()}
+        try:
+            async with self.session.post(
+                self.settings.url.rstrip("/") + path, data=msgspec.json.encode(body), headers=headers, timeout=patience
+            ) as response:
+                if response.status >= 300:
+                    raise refusal(response.status, await response.read())
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"the runtime API does not answer: {error or type(error).__name__}") from error
+
+    def _authorization(self) -> dict[str, str]:
+        if not self.settings.token_file:
+            return {}
+        try:
+            token = Path(self.settings.token_file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise Unavailable(f"{self.settings.token_file} cannot be read: {error.strerror}") from error
+        return {"Authorization": f"Bearer {token}"}
+
+
+def refusal(status: int, body: bytes) -> RuntimeFault:
+    """The fault that the answer tells of."""
+    try:
+        error = msgspec.json.decode(body, type=_Refusal).error
+    except NOT_JSON:
+        error = _Error(message=body[:200].decode(errors="replace"))
+    message = f"the runtime API answers {status}: {error.message}"
+    if status in (429, 503, 504) or status >= 500:
+        return Unavailable(message)
+    return _REFUSALS.get(error.code, Conflict if status == 409 else Rejected)(message)

@@ -1,0 +1,231 @@
+"""Kubernetes' own kinds as a controller reads them: only the fields that tell how a workload is doing."""
+
+from typing import Any
+
+import msgspec
+
+from gpu_runtime.kube.meta import Condition, Object, Resource, Wire
+
+
+class Waiting(Wire, frozen=True, kw_only=True):
+    reason: str = ""
+    message: str = ""
+
+
+class Running(Wire, frozen=True, kw_only=True):
+    started_at: str | None = None
+
+
+class Terminated(Wire, frozen=True, kw_only=True):
+    exit_code: int = 0
+    signal: int = 0
+    reason: str = ""
+    message: str = ""
+    finished_at: str | None = None
+
+
+class ContainerState(Wire, frozen=True, kw_only=True):
+    """At most one of them is set."""
+
+    waiting: Waiting | None = None
+    running: Running | None = None
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Wire, frozen=True, kw_only=True):
+    name: str
+    ready: bool = False
+    started: bool | None = None
+    restart_count: int = 0
+    image: str = ""
+    state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
+
+
+class ClaimVolume(Wire, frozen=True, kw_only=True):
+    claim_name: str = ""
+
+
+class Volume(Wire, frozen=True, kw_only=True):
+    persistent_volume_claim: ClaimVolume | None = None
+
+
+class PodSpec(Wire, frozen=True, kw_only=True):
+    node_name: str = ""
+    volumes: tuple[Volume, ...] = ()
+
+
+class PodStatus(Wire, frozen=True, kw_only=True):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    pod_ip: str = msgspec.field(default="", name="podIP")
+    conditions: tuple[Condition, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(Object, frozen=True, kw_only=True):
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class DeploymentSpec(Wire, frozen=True, kw_only=True):
+    replicas: int = 1
+    template: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The pod template as it is, for comparison with the one that is wanted."""
+    strategy: dict[str, Any] = msgspec.field(default_factory=dict)
+    selector: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class DeploymentStatus(Wire, frozen=True, kw_only=True):
+    observed_generation: int = 0
+    replicas: int = 0
+    updated_replicas: int = 0
+    ready_replicas: int = 0
+    available_replicas: int = 0
+    unavailable_replicas: int = 0
+    conditions: tuple[Condition, ...] = ()
+
+
+class Deployment(Object, frozen=True, kw_only=True):
+    spec: DeploymentSpec = DeploymentSpec()
+    status: DeploymentStatus = DeploymentStatus()
+
+
+class ReplicaSetSpec(Wire, frozen=True, kw_only=True):
+    replicas: int = 1
+
+
+class ReplicaSetStatus(Wire, frozen=True, kw_only=True):
+    observed_generation: int = 0
+    replicas: int = 0
+    ready_replicas: int = 0
+    conditions: tuple[Condition, ...] = ()
+    """`ReplicaFailure` among them says which quota or policy refused the pods."""
+
+
+class ReplicaSet(Object, frozen=True, kw_only=True):
+    spec: ReplicaSetSpec = ReplicaSetSpec()
+    status: ReplicaSetStatus = ReplicaSetStatus()
+
+
+class ServicePort(Wire, frozen=True, kw_only=True):
+    port: int
+    name: str = ""
+    protocol: str = "TCP"
+    target_port: int | str | None = None
+
+
+class ServiceSpec(Wire, frozen=True, kw_only=True):
+    type: str = "ClusterIP"
+    cluster_ip: str = msgspec.field(default="", name="clusterIP")
+    selector: dict[str, str] = msgspec.field(default_factory=dict)
+    ports: tuple[ServicePort, ...] = ()
+
+
+class Service(Object, frozen=True, kw_only=True):
+    spec: ServiceSpec = ServiceSpec()
+
+
+class VolumeResources(Wire, frozen=True, kw_only=True):
+    requests: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class PersistentVolumeClaimSpec(Wire, frozen=True, kw_only=True):
+    access_modes: tuple[str, ...] = ()
+    storage_class_name: str | None = None
+    volume_name: str = ""
+    resources: VolumeResources = VolumeResources()
+
+
+class PersistentVolumeClaimStatus(Wire, frozen=True, kw_only=True):
+    phase: str = ""
+    capacity: dict[str, str] = msgspec.field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
+
+
+class PersistentVolumeClaim(Object, frozen=True, kw_only=True):
+    spec: PersistentVolumeClaimSpec = PersistentVolumeClaimSpec()
+    status: PersistentVolumeClaimStatus = PersistentVolumeClaimStatus()
+
+
+class NetworkPolicy(Object, frozen=True, kw_only=True):
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class NamespaceStatus(Wire, frozen=True, kw_only=True):
+    phase: str = ""
+
+
+class Namespace(Object, frozen=True, kw_only=True):
+    status: NamespaceStatus = NamespaceStatus()
+
+
+class NodeSpec(Wire, frozen=True, kw_only=True):
+    unschedulable: bool = False
+
+
+class NodeStatus(Wire, frozen=True, kw_only=True):
+    allocatable: dict[str, str] = msgspec.field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
+
+
+class Node(Object, frozen=True, kw_only=True):
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class LeaseSpec(Wire, frozen=True, kw_only=True):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Object, frozen=True, kw_only=True):
+    spec: LeaseSpec = LeaseSpec()
+
+
+class EventSeries(Wire, frozen=True, kw_only=True):
+    count: int
+    last_observed_time: str
+
+
+class EventSubject(Wire, frozen=True, kw_only=True):
+    api_version: str = ""
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class Event(Object, frozen=True, kw_only=True):
+    type: str = ""
+    reason: str = ""
+    action: str = ""
+    note: str = ""
+    event_time: str | None = None
+    reporting_controller: str = ""
+    regarding: EventSubject = EventSubject()
+    series: EventSeries | None = None
+
+
+class StorageClass(Object, frozen=True, kw_only=True):
+    provisioner: str = ""
+    volume_binding_mode: str = "Immediate"
+    allow_volume_expansion: bool = False
+
+
+PODS = Resource("", "v1", "Pod", "pods", Pod)
+SERVICES = Resource("", "v1", "Service", "services", Service)
+CLAIMS = Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", PersistentVolumeClaim)
+NAMESPACES = Resource("", "v1", "Namespace", "namespaces", Namespace, namespaced=False)
+NODES = Resource("", "v1", "Node", "nodes", Node, namespaced=False)
+DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments", Deployment)
+REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets", ReplicaSet)
+NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", NetworkPolicy)
+STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", StorageClass, namespaced=False)
+LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases", Lease)
+EVENTS = Resource("events.k8s.io", "v1", "Event", "events", Event)

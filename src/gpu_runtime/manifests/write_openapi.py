@@ -1,0 +1,32 @@
+"""`python -m gpu_runtime.manifests.write_openapi [--check] FILE`: write the API's document, or say that it is stale."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpu_runtime.runtime_api.http.openapi import document, written
+from gpu_runtime.runtime_api.openapi_routes import documented_routes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gpu_runtime.manifests.write_openapi", description=__doc__)
+    parser.add_argument("file", type=Path, help="the OpenAPI document")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail where the file is stale")
+    options = parser.parse_args()
+    wanted = written(document(documented_routes()))
+    if options.check:
+        return _report(options.file, wanted)
+    options.file.parent.mkdir(parents=True, exist_ok=True)
+    options.file.write_bytes(wanted)
+    return 0
+
+
+def _report(file: Path, wanted: bytes) -> int:
+    if file.exists() and file.read_bytes() == wanted:
+        return 0
+    sys.stderr.write(f"{file} is not what the code says: run `make swagger` and commit the result\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

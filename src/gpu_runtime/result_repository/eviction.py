@@ -1,0 +1,42 @@
+"""Which of the oldest results go next. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpu_runtime.result_repository.repository import Forgotten, Keeping
+
+AT_ONCE = 200
+AT_ONCE_BYTES = 8 * 1024 * 1024
+"""How much is deleted in one transaction: milliseconds' worth, which is how long an insert waits for it."""
+
+
+@dataclass(frozen=True)
+class Old:
+    number: int
+    stored_at: datetime
+    size: int
+
+
+@dataclass(frozen=True)
+class Doomed:
+    upto: int
+    """The last one that goes. All before it go, too."""
+    forgotten: Forgotten
+
+
+def doomed(oldest: Iterable[Old], used: int, keeping: Keeping, now: datetime) -> Doomed | None:
+    """Those that go now, of the oldest in their order; None where none do.
+
+    It ends at the first that may stay, also where a later one seems older: only a clock that jumped can do that, and
+    with gaps nobody could tell how many there are without counting.
+    """
+    upto, expired, crowded_out, freed = None, 0, 0, 0
+    for each in oldest:
+        is_expired = each.stored_at < now - keeping.time
+        is_in_excess = used - freed > keeping.bytes
+        if not (is_expired or is_in_excess) or freed >= AT_ONCE_BYTES:
+            break
+        upto, freed = each.number, freed + each.size
+        expired, crowded_out = expired + is_expired, crowded_out + (not is_expired)
+    return Doomed(upto, Forgotten(expired, crowded_out)) if upto is not None else None
