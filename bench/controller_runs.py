@@ -8,28 +8,28 @@ from itertools import pairwise
 import msgspec
 
 from bench.floors.unit_writes import NAMESPACE as FLOOR_NAMESPACE
-from bench.floors.unit_writes import Spent, write_bare
-from bench.kube_api import Bare, at_a_time, metered_writes, named, writes
-from bench.measured_process import Program
-from bench.report import tell
-from bench.start_controller_manager import manager
-from bench.testbed import RECONCILES, UNITS, Site, all_ready, settled, units_in
-from localcluster.supervisor_client import tail, wait_until
+from bench.floors.unit_writes import UnitCost, measure_unit_writes
+from bench.kube_api import RawKubeClient, counts_by_name, for_each_concurrently, select_writes, writes_from_metrics
+from bench.measured_process import MeasuredProcess
+from bench.report import log_progress
+from bench.start_controller_manager import start_controller_manager
+from bench.testbed import ALL_UNITS_PATH, RECONCILES_METRIC, Testbed, units_path, wait_until_all_ready, wait_until_idle
+from localcluster.supervisor_client import tail_log, wait_until
 
-NAMESPACES = 10
+NAMESPACE_COUNT = 10
 """Kubernetes' own controllers compare every pod with every Service of its namespace, which at 5,000 in one takes them
 longer than all else. That is not what is measured here, so the units are spread."""
-WARM_UP = 20
+WARM_UP_UNITS = 20
 """Units before those that count: connections are opened, and code runs for the first time."""
-AT_A_TIME = 16
-MANAGED = {("gpuunits", "status"), ("deployments", ""), ("services", ""), ("networkpolicies", "")}
+MAX_CONCURRENT_CREATES = 16
+CONTROLLER_WRITTEN_RESOURCES = {("gpuunits", "status"), ("deployments", ""), ("services", ""), ("networkpolicies", "")}
 """What nobody but the controller manager writes while it converges: Kubernetes itself writes `deployments/status`, and
 the benchmark creates `gpuunits`."""
-RESYNC = 10
+RESYNC_SECONDS = 10
 """Seconds after which each of all units is looked at again, in the last part."""
-REST = 20
+IDLE_SECONDS = 20
 
-SPEC = {
+UNIT_SPEC = {
     "specName": "g1.1",
     "image": "python:3.12",
     "memory": "1Gi",
@@ -44,40 +44,40 @@ SPEC = {
 }
 
 
-class Step(msgspec.Struct):
+class ScaleStep(msgspec.Struct):
     """More units, from their creation until all are Ready and nothing moves. Seconds, MB and requests."""
 
     units: int
     """So many there are at the end of the step."""
-    new: int
-    cpu: float = 0
-    wall: float = 0
-    rss: float = 0
-    peak_rss: float = 0
+    new_units: int
+    cpu_seconds: float = 0
+    wall_seconds: float = 0
+    rss_megabytes: float = 0
+    peak_rss_megabytes: float = 0
     requests: int = 0
     """All of the controller manager's, by the API server's audit log."""
-    audited: dict[str, int] = {}
+    audited_writes: dict[str, int] = {}
     """Its writes by the same."""
-    metered: dict[str, int] = {}
+    metric_writes: dict[str, int] = {}
     """Its writes by the API server's metrics."""
-    floor: Spent = Spent(0, 0)
+    floor: UnitCost = UnitCost(0, 0)
 
     @property
     def writes_per_unit(self) -> float:
         """By the metrics, or by the audit log if that knows of more."""
-        return max(sum(self.metered.values()), sum(self.audited.values())) / self.new
+        return max(sum(self.metric_writes.values()), sum(self.audited_writes.values())) / self.new_units
 
     @property
-    def cpu_per_unit(self) -> float:
-        return self.cpu / self.new
+    def cpu_seconds_per_unit(self) -> float:
+        return self.cpu_seconds / self.new_units
 
 
-class Rest(msgspec.Struct):
+class IdlePeriod(msgspec.Struct):
     """Some time in which nothing changes."""
 
     units: int
     seconds: float
-    cpu: float
+    cpu_seconds: float
     reconciles: float
     writes: dict[str, int]
 
@@ -86,89 +86,103 @@ class Restart(msgspec.Struct):
     """A new process that finds all units Ready, until it has looked at each of them."""
 
     units: int
-    cpu: float
-    rss: float
-    peak_rss: float
+    cpu_seconds: float
+    rss_megabytes: float
+    peak_rss_megabytes: float
     writes: dict[str, int]
 
 
-class Convergence(msgspec.Struct):
-    empty_cpu: float = 0
-    empty_rss: float = 0
+class ControllerRuns(msgspec.Struct):
+    empty_cpu_seconds: float = 0
+    empty_rss_megabytes: float = 0
     """Of a controller manager that has nothing to do: the floor of its memory."""
-    steps: list[Step] = []
-    rest: Rest | None = None
+    steps: list[ScaleStep] = []
+    idle: IdlePeriod | None = None
     restart: Restart | None = None
-    looked_at_again: Rest | None = None
+    resync: IdlePeriod | None = None
 
 
-async def observe(at: Site, steps: Sequence[int], rest_at: int) -> Convergence:
-    for namespace in (*map(namespace_of, range(NAMESPACES)), FLOOR_NAMESPACE):
-        await at.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    found = Convergence()
-    with manager(at.plane, at.folder) as process:
+async def run_controller_steps(at: Testbed, steps: Sequence[int], rest_at: int) -> ControllerRuns:
+    for namespace in (*map(namespace_of, range(NAMESPACE_COUNT)), FLOOR_NAMESPACE):
+        await at.kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    found = ControllerRuns()
+    with start_controller_manager(at.control_plane, at.folder) as process:
         await asyncio.sleep(1)
-        found.empty_cpu, (found.empty_rss, _) = process.cpu(), process.memory()
-        await make_ready(at.api, 0, WARM_UP)
+        found.empty_cpu_seconds, (found.empty_rss_megabytes, _) = process.cpu_seconds(), process.rss_megabytes()
+        await create_ready_units(at.kube, 0, WARM_UP_UNITS)
         for before, units in pairwise((0, *steps)):
-            tell(f"{units - before} more units, {units} in all")
-            step = await converge(at, process, before, units)
-            step.floor = await write_bare(at.api, min(step.new, 300), f"of-{units}")
+            log_progress(f"{units - before} more units, {units} in all")
+            step = await run_step(at, process, before, units)
+            step.floor = await measure_unit_writes(at.kube, min(step.new_units, 300), f"of-{units}")
             found.steps.append(step)
             if units == rest_at:
-                tell(f"{REST} s of rest at {units} units")
-                await settled(process)
-                found.rest = await rest(at, process, units, REST)
-    tell(f"another process at {steps[-1]} units")
-    with manager(at.plane, at.folder, resyncSeconds=RESYNC) as process:
-        found.restart = await restart(at, process, steps[-1])
-        found.looked_at_again = await rest(at, process, steps[-1], 2 * RESYNC)
+                log_progress(f"{IDLE_SECONDS} s of rest at {units} units")
+                await wait_until_idle(process)
+                found.idle = await run_idle(at, process, units, IDLE_SECONDS)
+    log_progress(f"another process at {steps[-1]} units")
+    with start_controller_manager(at.control_plane, at.folder, resyncSeconds=RESYNC_SECONDS) as process:
+        found.restart = await run_restart(at, process, steps[-1])
+        found.resync = await run_idle(at, process, steps[-1], 2 * RESYNC_SECONDS)
     return found
 
 
-async def converge(at: Site, process: Program, before: int, units: int) -> Step:
-    step = Step(units, units - before)
-    await settled(process)
-    metered = metered_writes(at.plane, MANAGED)
-    at.audit.news()
-    cpu, wall = process.cpu(), time.perf_counter()
-    await make_ready(at.api, WARM_UP + before, WARM_UP + units)
-    step.wall = time.perf_counter() - wall
-    await settled(process)
-    step.cpu = process.cpu() - cpu
-    step.rss, step.peak_rss = process.memory()
-    asked = at.audit.news()
-    step.requests, step.audited = asked.total(), named(writes(asked))
-    step.metered = named(metered_writes(at.plane, MANAGED) - metered)
+async def run_step(at: Testbed, process: MeasuredProcess, before: int, units: int) -> ScaleStep:
+    step = ScaleStep(units, units - before)
+    await wait_until_idle(process)
+    metered = writes_from_metrics(at.control_plane, CONTROLLER_WRITTEN_RESOURCES)
+    at.audit_log.read_new()
+    cpu, wall = process.cpu_seconds(), time.perf_counter()
+    await create_ready_units(at.kube, WARM_UP_UNITS + before, WARM_UP_UNITS + units)
+    step.wall_seconds = time.perf_counter() - wall
+    await wait_until_idle(process)
+    step.cpu_seconds = process.cpu_seconds() - cpu
+    step.rss_megabytes, step.peak_rss_megabytes = process.rss_megabytes()
+    asked = at.audit_log.read_new()
+    step.requests, step.audited_writes = asked.total(), counts_by_name(select_writes(asked))
+    step.metric_writes = counts_by_name(writes_from_metrics(at.control_plane, CONTROLLER_WRITTEN_RESOURCES) - metered)
     return step
 
 
-async def make_ready(api: Bare, before: int, units: int) -> None:
+async def create_ready_units(api: RawKubeClient, before: int, units: int) -> None:
     async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
-        tasks.create_task(at_a_time(AT_A_TIME, range(before, units), lambda number: _unit(api, number)))
-        tasks.create_task(all_ready(api, UNITS, units))
+        tasks.create_task(
+            for_each_concurrently(
+                MAX_CONCURRENT_CREATES, range(before, units), lambda number: _create_unit(api, number)
+            )
+        )
+        tasks.create_task(wait_until_all_ready(api, ALL_UNITS_PATH, units))
 
 
-async def rest(at: Site, process: Program, units: int, seconds: float) -> Rest:
-    at.audit.news()
-    looks, cpu, wall = process.metric(RECONCILES), process.cpu(), time.perf_counter()
+async def run_idle(at: Testbed, process: MeasuredProcess, units: int, seconds: float) -> IdlePeriod:
+    at.audit_log.read_new()
+    looks, cpu, wall = process.metric_sum(RECONCILES_METRIC), process.cpu_seconds(), time.perf_counter()
     await asyncio.sleep(seconds)
-    passed, spent = time.perf_counter() - wall, process.cpu() - cpu
-    return Rest(units, passed, spent, process.metric(RECONCILES) - looks, named(writes(at.audit.news())))
-
-
-async def restart(at: Site, process: Program, units: int) -> Restart:
-    wait_until(
-        lambda: process.metric(RECONCILES) >= WARM_UP + units, 120, lambda: f"it is not done:\n{tail(process.log)}"
+    passed, spent = time.perf_counter() - wall, process.cpu_seconds() - cpu
+    return IdlePeriod(
+        units,
+        passed,
+        spent,
+        process.metric_sum(RECONCILES_METRIC) - looks,
+        counts_by_name(select_writes(at.audit_log.read_new())),
     )
-    return Restart(units, process.cpu(), *process.memory(), named(writes(at.audit.news())))
+
+
+async def run_restart(at: Testbed, process: MeasuredProcess, units: int) -> Restart:
+    wait_until(
+        lambda: process.metric_sum(RECONCILES_METRIC) >= WARM_UP_UNITS + units,
+        120,
+        lambda: f"it is not done:\n{tail_log(process.log_path)}",
+    )
+    return Restart(
+        units, process.cpu_seconds(), *process.rss_megabytes(), counts_by_name(select_writes(at.audit_log.read_new()))
+    )
 
 
 def namespace_of(number: int) -> str:
-    return f"bench-{number % NAMESPACES}"
+    return f"bench-{number % NAMESPACE_COUNT}"
 
 
-async def _unit(api: Bare, number: int) -> None:
+async def _create_unit(api: RawKubeClient, number: int) -> None:
     metadata = {"name": f"unit-{number}", "namespace": namespace_of(number)}
-    unit = {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "metadata": metadata, "spec": SPEC}
-    await api.create(units_in(namespace_of(number)), unit)
+    unit = {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "metadata": metadata, "spec": UNIT_SPEC}
+    await api.create(units_path(namespace_of(number)), unit)

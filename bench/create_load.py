@@ -19,80 +19,80 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bench.floors.handoff_writes import Stock, cleared_up, handed_over
-from bench.kube_api import Access, at_a_time, bare
-from localcluster.paths import PROJECT
+from bench.floors.handoff_writes import StockUnit, delete_stock_unit, write_handoff
+from bench.kube_api import KubeAccess, for_each_concurrently, raw_kube_client
+from localcluster.paths import PROJECT_ROOT
 
-LEAD = 0.2
+START_DELAY_SECONDS = 0.2
 """Seconds until the first create, in which nothing has to be ready yet."""
 
 
-class RuntimeAPI(msgspec.Struct, tag=True):
+class CreateAPITarget(msgspec.Struct, tag=True):
     """Whoever is asked in turn, and the caller's token."""
 
     urls: list[str]
     token: str
 
 
-class Floor(msgspec.Struct, tag=True):
-    access: Access
-    stock: list[Stock]
+class CreateFloorTarget(msgspec.Struct, tag=True):
+    access: KubeAccess
+    stock: list[StockUnit]
 
 
-class Job(msgspec.Struct):
-    contender: RuntimeAPI | Floor
+class CreateJob(msgspec.Struct):
+    target: CreateAPITarget | CreateFloorTarget
     requests: list[dict[str, Any]]
     rate: float = 0
     """Creates per second. 0: as many as come of so many at a time."""
-    at_a_time: int = 1
+    concurrency: int = 1
 
 
-class Create(msgspec.Struct):
+class CreateResult(msgspec.Struct):
     """In seconds of the machine's monotonic clock, which all its processes share."""
 
     name: str
-    due: float
-    answered: float
-    refusal: str = ""
+    due_at: float
+    answered_at: float
+    error: str = ""
 
     @property
-    def seconds(self) -> float:
-        return self.answered - self.due
+    def latency_seconds(self) -> float:
+        return self.answered_at - self.due_at
 
 
-class Outcome(msgspec.Struct):
-    creates: list[Create]
-    cpu: float
+class CreateLoadResult(msgspec.Struct):
+    creates: list[CreateResult]
+    cpu_seconds: float
     """Seconds, of this process."""
-    wall: float
+    wall_seconds: float
 
 
-Send = Callable[[int], Awaitable[str]]
+SendCreate = Callable[[int], Awaitable[str]]
 """Sends the request with this number. Gives the refusal, if it is one."""
 
 
-async def run(job: Job, folder: Path) -> Outcome:
+async def run_create_load(job: CreateJob, folder: Path) -> CreateLoadResult:
     """The job, in a process of its own."""
     given, found = folder / "job.json", folder / "outcome.json"
     given.write_bytes(msgspec.json.encode(job))
     with given.open("rb") as asked, found.open("wb") as answer:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.create_load", stdin=asked, stdout=answer, cwd=PROJECT
+            sys.executable, "-m", "bench.create_load", stdin=asked, stdout=answer, cwd=PROJECT_ROOT
         )
         if await process.wait():
             raise RuntimeError("the load generator failed")
-    return msgspec.json.decode(found.read_bytes(), type=Outcome)
+    return msgspec.json.decode(found.read_bytes(), type=CreateLoadResult)
 
 
-async def carry_out(job: Job) -> Outcome:
+async def run_job(job: CreateJob) -> CreateLoadResult:
     cpu, wall = time.process_time(), time.monotonic()
-    async with _sender(job) as send:
-        creates = await (_at_rate(job, send) if job.rate else _in_turns(job, send))
-    return Outcome(creates, time.process_time() - cpu, time.monotonic() - wall)
+    async with _open_target(job) as send:
+        creates = await (_at_rate(job, send) if job.rate else _at_concurrency(job, send))
+    return CreateLoadResult(creates, time.process_time() - cpu, time.monotonic() - wall)
 
 
-async def _at_rate(job: Job, send: Send) -> list[Create]:
-    start = time.monotonic() + LEAD
+async def _at_rate(job: CreateJob, send: SendCreate) -> list[CreateResult]:
+    start = time.monotonic() + START_DELAY_SECONDS
     due = [start + number / job.rate for number in range(len(job.requests))]
     async with asyncio.TaskGroup() as tasks:
         running = []
@@ -102,41 +102,41 @@ async def _at_rate(job: Job, send: Send) -> list[Create]:
     return [task.result() for task in running]
 
 
-async def _in_turns(job: Job, send: Send) -> list[Create]:
-    creates: list[Create] = []
+async def _at_concurrency(job: CreateJob, send: SendCreate) -> list[CreateResult]:
+    creates: list[CreateResult] = []
 
     async def one(number: int) -> None:
         creates.append(await _create(job, send, number, time.monotonic()))
 
-    await at_a_time(job.at_a_time, range(len(job.requests)), one)
+    await for_each_concurrently(job.concurrency, range(len(job.requests)), one)
     return creates
 
 
-async def _create(job: Job, send: Send, number: int, due: float) -> Create:
+async def _create(job: CreateJob, send: SendCreate, number: int, due: float) -> CreateResult:
     refusal = await send(number)
-    return Create(job.requests[number]["name"], due, time.monotonic(), refusal)
+    return CreateResult(job.requests[number]["name"], due, time.monotonic(), refusal)
 
 
 @asynccontextmanager
-async def _sender(job: Job) -> AsyncIterator[Send]:
-    match job.contender:
-        case RuntimeAPI(urls, token):
+async def _open_target(job: CreateJob) -> AsyncIterator[SendCreate]:
+    match job.target:
+        case CreateAPITarget(urls, token):
             connector = aiohttp.TCPConnector(limit=0)
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-                yield _over_http(session, urls, job.requests)
-        case Floor(access, stock):
-            async with bare(access) as api, asyncio.TaskGroup() as afterwards:
+                yield _http_sender(session, urls, job.requests)
+        case CreateFloorTarget(access, stock):
+            async with raw_kube_client(access) as api, asyncio.TaskGroup() as afterwards:
 
                 async def write(number: int) -> str:
-                    await handed_over(api, job.requests[number], stock[number])
-                    afterwards.create_task(cleared_up(api, stock[number]))
+                    await write_handoff(api, job.requests[number], stock[number])
+                    afterwards.create_task(delete_stock_unit(api, stock[number]))
                     return ""
 
                 yield write
 
 
-def _over_http(session: aiohttp.ClientSession, urls: Sequence[str], requests: Sequence[dict[str, Any]]) -> Send:
+def _http_sender(session: aiohttp.ClientSession, urls: Sequence[str], requests: Sequence[dict[str, Any]]) -> SendCreate:
     replicas = cycle(urls)
 
     async def post(number: int) -> str:
@@ -150,5 +150,5 @@ def _over_http(session: aiohttp.ClientSession, urls: Sequence[str], requests: Se
 
 if __name__ == "__main__":
     gc.disable()  # its pauses would be taken for those of whoever is asked
-    given = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(carry_out(given))))
+    given = msgspec.json.decode(sys.stdin.buffer.read(), type=CreateJob)
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run_job(given))))

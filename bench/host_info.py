@@ -9,42 +9,42 @@ from pathlib import Path
 import msgspec
 
 from localcluster import binaries
-from localcluster.nats_server import PROGRAM as NATS_SERVER
+from localcluster.nats_server import NATS_SERVER_BINARY as NATS_SERVER
 
 
-class Machine(msgspec.Struct, frozen=True):
+class HostInfo(msgspec.Struct, frozen=True):
     cores: int
     """That this process may use."""
-    memory: float
+    memory_gib: float
     """In GiB."""
-    cpu: str
+    cpu_model: str
     kernel: str
     python: str
     kubernetes: str
     nats: str
-    load: float
+    load_average: float
     """How many processes wanted a core in the minute before the run. What is not ours disturbs."""
 
     def __str__(self) -> str:
-        parts = [f"{self.cores} cores ({self.cpu})", f"{self.memory:.0f} GiB", f"Linux {self.kernel}"]
+        parts = [f"{self.cores} cores ({self.cpu_model})", f"{self.memory_gib:.0f} GiB", f"Linux {self.kernel}"]
         parts += [f"Python {self.python}", f"Kubernetes {self.kubernetes}", f"NATS {self.nats}"]
-        return ", ".join([*parts, f"load {self.load:.1f} before the run"])
+        return ", ".join([*parts, f"load {self.load_average:.1f} before the run"])
 
 
-def machine() -> Machine:
-    return Machine(
+def host_info() -> HostInfo:
+    return HostInfo(
         cores=len(os.sched_getaffinity(0)),
-        memory=int(_field("/proc/meminfo", "MemTotal").split()[0]) / 1024**2,
-        cpu=_field("/proc/cpuinfo", "model name"),
+        memory_gib=int(_proc_field("/proc/meminfo", "MemTotal").split()[0]) / 1024**2,
+        cpu_model=_proc_field("/proc/cpuinfo", "model name"),
         kernel=platform.release(),
         python=platform.python_version(),
         kubernetes=_version([str(binaries.resolve(["kube-apiserver"])["kube-apiserver"]), "--version"]),
         nats=_version([str(NATS_SERVER), "--version"]),
-        load=os.getloadavg()[0],
+        load_average=os.getloadavg()[0],
     )
 
 
-def _field(path: str, name: str) -> str:
+def _proc_field(path: str, name: str) -> str:
     """The first of that name; some architectures do not name their CPU."""
     pairs = (line.partition(":") for line in Path(path).read_text().splitlines())
     return next((value.strip() for key, _, value in pairs if key.strip() == name), "unknown")

@@ -19,47 +19,54 @@ from contextlib import ExitStack
 import msgspec
 
 from bench.floors import cold_start
-from bench.floors.nats_pipeline import emptied, hops, make_queues
-from bench.invoke_load import Job, Outcome, Pipeline, RuntimeAPI, run
-from bench.report import Chart, Findings, Row, present, quantile, tell
-from bench.serverless_stack import Plane, Worker, cpu_of_workers, make_functions, plane, workers
-from bench.start_runtime_api import TOKEN
-from bench.testbed import see_pods
+from bench.floors.nats_pipeline import create_streams, start_hops, wait_until_empty
+from bench.invoke_load import InvokeAPITarget, InvokeJob, InvokeLoadResult, InvokePipelineTarget, run_invoke_load
+from bench.report import BenchmarkResult, Chart, Row, log_progress, quantile, report_and_exit
+from bench.serverless_stack import (
+    ServerlessStack,
+    WorkerProcesses,
+    create_functions,
+    serverless_stack,
+    start_workers,
+    worker_cpu_seconds,
+)
+from bench.start_runtime_api import API_TOKEN
+from bench.testbed import record_first_pods
 from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, Label
 
 PAYLOAD = {"prompt": "draw a robot", "steps": 20}
-CALLERS = 64
-SYNC_CALLS, WARM_UP = 300, 50
-COLD_TURNS = 10
+ASYNC_CONCURRENCY = 64
+SYNC_CALL_COUNT, WARM_UP_CALLS = 300, 50
+COLD_START_REPEATS = 10
 """How often one function alone is woken up."""
-PER_SECOND, SYNC_P50, COLD = 500, 0.007, 0.3
+MIN_ASYNC_CALLS_PER_SECOND, MAX_SYNC_P50_SECONDS, MAX_COLD_START_SECONDS = 500, 0.007, 0.3
 
 
-class Warm(msgspec.Struct):
+class WarmMeasurement(msgspec.Struct):
     """Seconds, rising, and calls per second."""
 
     functions: int
-    per_second: float
-    sync: list[float]
-    busy: list[float]
+    calls_per_second: float
+    sync_seconds: list[float]
+    concurrent_sync_seconds: list[float]
     """Synchronous calls, eight at a time."""
-    cpu: dict[str, float] = {}
+    cpu_milliseconds: dict[str, float] = {}
     """Milliseconds per asynchronous call, by process."""
 
 
-class Cold(msgspec.Struct):
+class ColdStartMeasurement(msgspec.Struct):
     """Seconds from the first call until each function's first pod, rising."""
 
     functions: int
     """Called at once."""
-    until_pod: list[float]
-    floor: list[float]
+    pod_seconds: list[float]
+    floor_pod_seconds: list[float]
 
 
-class Details(msgspec.Struct):
-    floor: Warm
-    warm: list[Warm]
-    cold: list[Cold]
+class InvokeDetails(msgspec.Struct):
+    floor: WarmMeasurement
+    warm: list[WarmMeasurement]
+    cold: list[ColdStartMeasurement]
 
 
 def main() -> None:
@@ -67,94 +74,98 @@ def main() -> None:
     parser.add_argument("--functions", type=int, nargs="+", default=[1, 10, 100], help="rising")
     parser.add_argument("--calls", type=int, default=2500, help="asynchronous calls")
     options = parser.parse_args()
-    present("invocation", lambda: asyncio.run(measure(options.functions, options.calls)))
+    report_and_exit("invocation", lambda: asyncio.run(measure(options.functions, options.calls)))
 
 
-async def measure(functions: Sequence[int], calls: int) -> Findings:
-    async with plane() as at:
-        tell("the floor")
-        floor = await floored(at, calls)
-        warm = await warmed(at, functions, calls)
-        await at.api.create("/api/v1/namespaces", {"metadata": {"name": cold_start.NAMESPACE}})
-        cold = [await woken(at, count) for count in functions]
-    found = Details(floor, warm, cold)
-    return Findings(rows(found), charts(found), found)
+async def measure(functions: Sequence[int], calls: int) -> BenchmarkResult:
+    async with serverless_stack() as at:
+        log_progress("the floor")
+        floor = await measure_floor(at, calls)
+        warm = await measure_warm(at, functions, calls)
+        await at.kube.create("/api/v1/namespaces", {"metadata": {"name": cold_start.NAMESPACE}})
+        cold = [await measure_cold_starts(at, count) for count in functions]
+    found = InvokeDetails(floor, warm, cold)
+    return BenchmarkResult(rows(found), charts(found), found)
 
 
-async def warmed(at: Plane, functions: Sequence[int], calls: int) -> list[Warm]:
+async def measure_warm(at: ServerlessStack, functions: Sequence[int], calls: int) -> list[WarmMeasurement]:
     """With more and more functions, each with a worker."""
-    found, names, ready = [], list[str](), list[Worker]()
+    found, names, ready = [], list[str](), list[WorkerProcesses]()
     with ExitStack() as running:
         for count in functions:
-            tell(f"{count} warm")
+            log_progress(f"{count} warm")
             more = [f"warm{number}" for number in range(len(names), count)]
-            await make_functions(at, more, running=True)
+            await create_functions(at, more, running=True)
             names += more
-            ready += running.enter_context(workers(at, more))
-            found.append(await called(at, names, ready, calls))
+            ready += running.enter_context(start_workers(at, more))
+            found.append(await measure_warm_functions(at, names, ready, calls))
     return found
 
 
-async def called(at: Plane, names: list[str], ready: Sequence[Worker], calls: int) -> Warm:
-    contender, name = RuntimeAPI(at.runtime_api.url, TOKEN, names), f"of-{len(names)}"
-    sync, busy = await synchronous(at, contender, name, max(WARM_UP, len(names)))
-    before, stored = at.cpu() | cpu_of_workers(ready), at.stored()
-    outcome = await made(at, Job(contender, f"async-{name}", calls, CALLERS, payload=PAYLOAD))
-    ended = await at.all_stored(stored + calls, 120)
-    after = at.cpu() | cpu_of_workers(ready)
+async def measure_warm_functions(
+    at: ServerlessStack, names: list[str], ready: Sequence[WorkerProcesses], calls: int
+) -> WarmMeasurement:
+    contender, name = InvokeAPITarget(at.runtime_api.url, API_TOKEN, names), f"of-{len(names)}"
+    sync, busy = await measure_sync(at, contender, name, max(WARM_UP_CALLS, len(names)))
+    before, stored = at.cpu_seconds() | worker_cpu_seconds(ready), at.stored_count()
+    outcome = await run_calls(at, InvokeJob(contender, f"async-{name}", calls, ASYNC_CONCURRENCY, payload=PAYLOAD))
+    ended = await at.wait_until_stored(stored + calls, 120)
+    after = at.cpu_seconds() | worker_cpu_seconds(ready)
     spent = {process: 1000 * (after[process] - cpu) / calls for process, cpu in before.items()}
-    return Warm(len(names), calls / (ended - outcome.began), sync, busy, spent)
+    return WarmMeasurement(len(names), calls / (ended - outcome.started_at), sync, busy, spent)
 
 
-async def floored(at: Plane, calls: int) -> Warm:
-    url = at.nats.account().url
-    await make_queues(url)
-    with hops(url):
-        sync, busy = await synchronous(at, Pipeline(url), "floor", WARM_UP)
-        outcome = await made(at, Job(Pipeline(url), "async", calls, CALLERS, payload=PAYLOAD))
-        return Warm(0, calls / (await emptied(url) - outcome.began), sync, busy)
+async def measure_floor(at: ServerlessStack, calls: int) -> WarmMeasurement:
+    url = at.nats.create_account().url
+    await create_streams(url)
+    with start_hops(url):
+        sync, busy = await measure_sync(at, InvokePipelineTarget(url), "floor", WARM_UP_CALLS)
+        outcome = await run_calls(
+            at, InvokeJob(InvokePipelineTarget(url), "async", calls, ASYNC_CONCURRENCY, payload=PAYLOAD)
+        )
+        return WarmMeasurement(0, calls / (await wait_until_empty(url) - outcome.started_at), sync, busy)
 
 
-async def synchronous(
-    at: Plane, contender: RuntimeAPI | Pipeline, name: str, warm_up: int
+async def measure_sync(
+    at: ServerlessStack, contender: InvokeAPITarget | InvokePipelineTarget, name: str, warm_up: int
 ) -> tuple[list[float], list[float]]:
     """One call after the other, and eight at a time. Each function is called before it counts."""
 
     async def seconds(what: str, calls: int, callers: int) -> list[float]:
-        job = Job(contender, f"{what}-{name}", calls, callers, sync=True, payload=PAYLOAD)
-        return sorted((await made(at, job)).seconds)
+        job = InvokeJob(contender, f"{what}-{name}", calls, callers, sync=True, payload=PAYLOAD)
+        return sorted((await run_calls(at, job)).latency_seconds)
 
     await seconds("warm-up", warm_up, 8)
-    return await seconds("sync", SYNC_CALLS, 1), await seconds("busy", SYNC_CALLS, 8)
+    return await seconds("sync", SYNC_CALL_COUNT, 1), await seconds("busy", SYNC_CALL_COUNT, 8)
 
 
-async def made(at: Plane, job: Job) -> Outcome:
-    outcome = await run(job, at.folder)
-    if outcome.refusals:
-        raise RuntimeError(outcome.refusals[0])
+async def run_calls(at: ServerlessStack, job: InvokeJob) -> InvokeLoadResult:
+    outcome = await run_invoke_load(job, at.folder)
+    if outcome.errors:
+        raise RuntimeError(outcome.errors[0])
     return outcome
 
 
-async def woken(at: Plane, count: int) -> Cold:
+async def measure_cold_starts(at: ServerlessStack, count: int) -> ColdStartMeasurement:
     """One function alone is woken up several times, each time another; many are woken up at once, once."""
-    tell(f"{count} cold")
-    found = Cold(count, [], [])
-    for turn in range(COLD_TURNS if count == 1 else 1):
+    log_progress(f"{count} cold")
+    found = ColdStartMeasurement(count, [], [])
+    for turn in range(COLD_START_REPEATS if count == 1 else 1):
         names = [f"cold{count}x{turn}x{number}" for number in range(count)]
-        found.until_pod += await cold_calls(at, names)
-        found.floor += await cold_start.start_bare(at.api, names)
-    return Cold(count, sorted(found.until_pod), sorted(found.floor))
+        found.pod_seconds += await measure_cold_calls(at, names)
+        found.floor_pod_seconds += await cold_start.measure_pod_starts(at.kube, names)
+    return ColdStartMeasurement(count, sorted(found.pod_seconds), sorted(found.floor_pod_seconds))
 
 
-async def cold_calls(at: Plane, names: list[str]) -> list[float]:
+async def measure_cold_calls(at: ServerlessStack, names: list[str]) -> list[float]:
     """The functions are known to everybody before."""
-    await make_functions(at, names, running=False)
+    await create_functions(at, names, running=False)
     await asyncio.sleep(1)
-    contender, seen = RuntimeAPI(at.runtime_api.url, TOKEN, names), dict[str, float]()
+    contender, seen = InvokeAPITarget(at.runtime_api.url, API_TOKEN, names), dict[str, float]()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        tasks.create_task(see_pods(at.api, INSTANCE_NAMESPACE, names, _function_of, seen))
-        outcome = await made(at, Job(contender, names[0], len(names), len(names), payload=PAYLOAD))
-    return [moment - outcome.began for moment in seen.values()]
+        tasks.create_task(record_first_pods(at.kube, INSTANCE_NAMESPACE, names, _function_of, seen))
+        outcome = await run_calls(at, InvokeJob(contender, names[0], len(names), len(names), payload=PAYLOAD))
+    return [moment - outcome.started_at for moment in seen.values()]
 
 
 def _function_of(labels: dict[str, str]) -> str:
@@ -162,36 +173,44 @@ def _function_of(labels: dict[str, str]) -> str:
     return labels.get(Label.UNIT, "").rpartition("-")[0]
 
 
-def rows(found: Details) -> list[Row]:
+def rows(found: InvokeDetails) -> list[Row]:
     return [
-        *(row for warm in found.warm for row in _warm_rows(warm, found.floor, promised=warm is found.warm[0])),
-        *(row for cold in found.cold for row in _cold_rows(cold, promised=cold is found.cold[0])),
-        *(_cpu_row(process, found.warm) for process in found.warm[0].cpu),
+        *(row for warm in found.warm for row in _warm_rows(warm, found.floor, has_target=warm is found.warm[0])),
+        *(row for cold in found.cold for row in _cold_rows(cold, has_target=cold is found.cold[0])),
+        *(_cpu_row(process, found.warm) for process in found.warm[0].cpu_milliseconds),
     ]
 
 
-def _warm_rows(warm: Warm, floor: Warm, *, promised: bool) -> list[Row]:
-    who, rate, p50 = _words(warm.functions), warm.per_second, quantile(warm.sync, 0.5)
+def _warm_rows(warm: WarmMeasurement, floor: WarmMeasurement, *, has_target: bool) -> list[Row]:
+    who, rate, p50 = _function_count_label(warm.functions), warm.calls_per_second, quantile(warm.sync_seconds, 0.5)
     rows = [
-        Row(f"{who}: asynchronous calls per second until stored", rate, "", floor.per_second),
-        _time_row(f"{who}: synchronous call, one at a time: p50", warm.sync, floor.sync, 0.5),
-        _time_row(f"{who}: synchronous call, one at a time: p99", warm.sync, floor.sync, 0.99),
-        _time_row(f"{who}: synchronous call, eight at a time: p50", warm.busy, floor.busy, 0.5),
+        Row(f"{who}: asynchronous calls per second until stored", rate, "", floor.calls_per_second),
+        _time_row(f"{who}: synchronous call, one at a time: p50", warm.sync_seconds, floor.sync_seconds, 0.5),
+        _time_row(f"{who}: synchronous call, one at a time: p99", warm.sync_seconds, floor.sync_seconds, 0.99),
+        _time_row(
+            f"{who}: synchronous call, eight at a time: p50",
+            warm.concurrent_sync_seconds,
+            floor.concurrent_sync_seconds,
+            0.5,
+        ),
     ]
-    if promised:
-        rows[0].target, rows[0].missed = f">= {PER_SECOND}", rate < PER_SECOND
-        rows[1].target, rows[1].missed = f"{1000 * SYNC_P50:g} ms", p50 > SYNC_P50
+    if has_target:
+        rows[0].target, rows[0].missed = f">= {MIN_ASYNC_CALLS_PER_SECOND}", rate < MIN_ASYNC_CALLS_PER_SECOND
+        rows[1].target, rows[1].missed = f"{1000 * MAX_SYNC_P50_SECONDS:g} ms", p50 > MAX_SYNC_P50_SECONDS
     return rows
 
 
-def _cold_rows(cold: Cold, *, promised: bool) -> list[Row]:
-    who = f"{_words(cold.functions)} called at once, until the first worker's pod"
+def _cold_rows(cold: ColdStartMeasurement, *, has_target: bool) -> list[Row]:
+    who = f"{_function_count_label(cold.functions)} called at once, until the first worker's pod"
     rows = [
-        _time_row(f"{who}: p50", cold.until_pod, cold.floor, 0.5),
-        _time_row(f"{who}: longest", cold.until_pod, cold.floor, 1),
+        _time_row(f"{who}: p50", cold.pod_seconds, cold.floor_pod_seconds, 0.5),
+        _time_row(f"{who}: longest", cold.pod_seconds, cold.floor_pod_seconds, 1),
     ]
-    if promised:
-        rows[0].target, rows[0].missed = f"{1000 * COLD:g} ms", quantile(cold.until_pod, 0.5) > COLD
+    if has_target:
+        rows[0].target, rows[0].missed = (
+            f"{1000 * MAX_COLD_START_SECONDS:g} ms",
+            quantile(cold.pod_seconds, 0.5) > MAX_COLD_START_SECONDS,
+        )
     return rows
 
 
@@ -199,37 +218,44 @@ def _time_row(what: str, rising: list[float], floor: list[float], share: float) 
     return Row(what, 1000 * quantile(rising, share), "ms", 1000 * quantile(floor, share))
 
 
-def _cpu_row(process: str, warm: Sequence[Warm]) -> Row:
+def _cpu_row(process: str, warm: Sequence[WarmMeasurement]) -> Row:
     """The most functions beside the fewest: what a call costs must not depend on them."""
-    what = f"CPU per asynchronous call of {_words(warm[-1].functions)}, beside {warm[0].functions}: {process}"
-    return Row(what, warm[-1].cpu[process], "ms", warm[0].cpu[process])
+    what = f"CPU per asynchronous call of {_function_count_label(warm[-1].functions)}, beside {warm[0].functions}: {process}"
+    return Row(what, warm[-1].cpu_milliseconds[process], "ms", warm[0].cpu_milliseconds[process])
 
 
-def _words(functions: int) -> str:
+def _function_count_label(functions: int) -> str:
     return f"{functions} functions" if functions > 1 else "1 function"
 
 
-def charts(found: Details) -> list[Chart]:
+def charts(found: InvokeDetails) -> list[Chart]:
     points, floor, across = [warm.functions for warm in found.warm], found.floor, "functions"
     rates = {
-        "until stored": [warm.per_second for warm in found.warm],
-        "floor: NATS alone": [floor.per_second] * len(points),
+        "until stored": [warm.calls_per_second for warm in found.warm],
+        "floor: NATS alone": [floor.calls_per_second] * len(points),
     }
     sync = {
-        "p50": [1000 * quantile(warm.sync, 0.5) for warm in found.warm],
-        "p99": [1000 * quantile(warm.sync, 0.99) for warm in found.warm],
-        "floor: NATS alone, p50": [1000 * quantile(floor.sync, 0.5)] * len(points),
+        "p50": [1000 * quantile(warm.sync_seconds, 0.5) for warm in found.warm],
+        "p99": [1000 * quantile(warm.sync_seconds, 0.99) for warm in found.warm],
+        "floor: NATS alone, p50": [1000 * quantile(floor.sync_seconds, 0.5)] * len(points),
     }
     cold = {
-        "p50": [1000 * quantile(cold.until_pod, 0.5) for cold in found.cold],
-        "longest": [1000 * cold.until_pod[-1] for cold in found.cold],
-        "floor: bare Deployments, p50": [1000 * quantile(cold.floor, 0.5) for cold in found.cold],
-        "floor: longest": [1000 * cold.floor[-1] for cold in found.cold],
+        "p50": [1000 * quantile(cold.pod_seconds, 0.5) for cold in found.cold],
+        "longest": [1000 * cold.pod_seconds[-1] for cold in found.cold],
+        "floor: bare Deployments, p50": [1000 * quantile(cold.floor_pod_seconds, 0.5) for cold in found.cold],
+        "floor: longest": [1000 * cold.floor_pod_seconds[-1] for cold in found.cold],
     }
     return [
-        Chart("throughput", "asynchronous calls per second", across, points, rates, PER_SECOND),
-        Chart("latency", "synchronous call, one at a time, ms", across, points, sync, 1000 * SYNC_P50),
-        Chart("cold", "from a call until the pod, ms", "functions called at once", points, cold, 1000 * COLD),
+        Chart("throughput", "asynchronous calls per second", across, points, rates, MIN_ASYNC_CALLS_PER_SECOND),
+        Chart("latency", "synchronous call, one at a time, ms", across, points, sync, 1000 * MAX_SYNC_P50_SECONDS),
+        Chart(
+            "cold",
+            "from a call until the pod, ms",
+            "functions called at once",
+            points,
+            cold,
+            1000 * MAX_COLD_START_SECONDS,
+        ),
     ]
 
 

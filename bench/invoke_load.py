@@ -19,12 +19,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bench.floors.nats_pipeline import Ingress, ingress
-from bench.kube_api import at_a_time
-from localcluster.paths import PROJECT
+from bench.floors.nats_pipeline import PipelineCaller, pipeline_caller
+from bench.kube_api import for_each_concurrently
+from localcluster.paths import PROJECT_ROOT
 
 
-class RuntimeAPI(msgspec.Struct, tag=True):
+class InvokeAPITarget(msgspec.Struct, tag=True):
     """Whoever is asked, the caller's token, and the functions that are called in turn."""
 
     url: str
@@ -32,76 +32,76 @@ class RuntimeAPI(msgspec.Struct, tag=True):
     functions: list[str]
 
 
-class Pipeline(msgspec.Struct, tag=True):
-    nats: str
+class InvokePipelineTarget(msgspec.Struct, tag=True):
+    nats_url: str
 
 
-class Job(msgspec.Struct):
-    contender: RuntimeAPI | Pipeline
-    name: str
+class InvokeJob(msgspec.Struct):
+    target: InvokeAPITarget | InvokePipelineTarget
+    id_prefix: str
     """What the IDs of its invocations begin with."""
-    calls: int
-    at_a_time: int
+    call_count: int
+    concurrency: int
     sync: bool = False
     payload: Any = None
 
 
-class Outcome(msgspec.Struct):
-    seconds: list[float]
+class InvokeLoadResult(msgspec.Struct):
+    latency_seconds: list[float]
     """Each call's, in their order."""
-    began: float
+    started_at: float
     """On the machine's monotonic clock, which all its processes share."""
-    cpu: float
-    refusals: list[str]
+    cpu_seconds: float
+    errors: list[str]
 
 
-Call = Callable[[str], Awaitable[str]]
+InvokeCall = Callable[[str], Awaitable[str]]
 """Invokes under this ID. Gives the refusal, if it is one."""
 
 
-async def run(job: Job, folder: Path) -> Outcome:
+async def run_invoke_load(job: InvokeJob, folder: Path) -> InvokeLoadResult:
     """The job, in a process of its own."""
     given, found = folder / "calls.json", folder / "called.json"
     given.write_bytes(msgspec.json.encode(job))
     with given.open("rb") as asked, found.open("wb") as answer:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.invoke_load", stdin=asked, stdout=answer, cwd=PROJECT
+            sys.executable, "-m", "bench.invoke_load", stdin=asked, stdout=answer, cwd=PROJECT_ROOT
         )
         if await process.wait():
             raise RuntimeError("the caller failed")
-    return msgspec.json.decode(found.read_bytes(), type=Outcome)
+    return msgspec.json.decode(found.read_bytes(), type=InvokeLoadResult)
 
 
-async def carry_out(job: Job) -> Outcome:
-    seconds = [0.0] * job.calls
+async def run_job(job: InvokeJob) -> InvokeLoadResult:
+    seconds = [0.0] * job.call_count
     refusals: list[str] = []
-    async with _caller(job) as call:
+    async with _open_target(job) as call:
 
         async def one(number: int) -> None:
             started = time.monotonic()
-            refusal = await call(f"{job.name}-{number}")
+            refusal = await call(f"{job.id_prefix}-{number}")
             seconds[number] = time.monotonic() - started
             if refusal:
                 refusals.append(refusal)
 
         cpu, began = time.process_time(), time.monotonic()
-        await at_a_time(job.at_a_time, range(job.calls), one)
-        return Outcome(seconds, began, time.process_time() - cpu, refusals)
+        await for_each_concurrently(job.concurrency, range(job.call_count), one)
+        return InvokeLoadResult(seconds, began, time.process_time() - cpu, refusals)
 
 
 @asynccontextmanager
-async def _caller(job: Job) -> AsyncIterator[Call]:
-    match job.contender:
-        case RuntimeAPI(url, token, functions):
+async def _open_target(job: InvokeJob) -> AsyncIterator[InvokeCall]:
+    match job.target:
+        case InvokeAPITarget(url, token, functions):
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
-                yield _over_http(session, job, url, functions)
-        case Pipeline(nats):
-            async with ingress(nats) as first:
-                yield _through(first, job)
+                yield _http_call(session, job, url, functions)
+        case InvokePipelineTarget(nats):
+            async with pipeline_caller(nats) as first:
+                yield _pipeline_call(first, job)
 
 
-def _over_http(session: aiohttp.ClientSession, job: Job, url: str, functions: list[str]) -> Call:
+def _http_call(session: aiohttp.ClientSession, job: InvokeJob, url: str, functions: list[str]) -> InvokeCall:
     called = cycle(functions)
     wanted = 200 if job.sync else 202
 
@@ -115,7 +115,7 @@ def _over_http(session: aiohttp.ClientSession, job: Job, url: str, functions: li
     return post
 
 
-def _through(first: Ingress, job: Job) -> Call:
+def _pipeline_call(first: PipelineCaller, job: InvokeJob) -> InvokeCall:
     body = msgspec.json.encode(job.payload)
 
     async def send(invocation_id: str) -> str:
@@ -127,5 +127,5 @@ def _through(first: Ingress, job: Job) -> Call:
 
 if __name__ == "__main__":
     gc.disable()  # its pauses would be taken for those of whoever is asked
-    given = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(carry_out(given))))
+    given = msgspec.json.decode(sys.stdin.buffer.read(), type=InvokeJob)
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run_job(given))))

@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from localcluster.control_plane import ControlPlane
 
 T = TypeVar("T")
-WRITES = {"create", "update", "patch", "delete", "deletecollection"}
-VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "APPLY": "patch", "DELETE": "delete"}
+WRITE_VERBS = {"create", "update", "patch", "delete", "deletecollection"}
+AUDIT_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "APPLY": "patch", "DELETE": "delete"}
 
-Requests = Counter[tuple[str, str]]
+RequestCounts = Counter[tuple[str, str]]
 """How many, by verb and by resource with its subresource."""
 
 
@@ -33,78 +33,80 @@ class AuditLog:
         rules = [{"level": "Metadata", "users": [user]}, {"level": "None"}]
         policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
         self._policy.write_text(yaml.safe_dump(policy))
-        self._read = 0
+        self._offset = 0
 
     @property
-    def flags(self) -> dict[str, object]:
+    def apiserver_flags(self) -> dict[str, object]:
         return {"audit-policy-file": self._policy, "audit-log-path": self._path, "audit-log-maxsize": 1000}
 
-    def news(self) -> Requests:
+    def read_new(self) -> RequestCounts:
         """What was answered since this was last asked."""
         if not self._path.exists():
             return Counter()
         with self._path.open("rb") as log:
-            log.seek(self._read)
+            log.seek(self._offset)
             text = log.read()
         whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        entries = (_ENTRY.decode(line) for line in whole.splitlines())
-        return Counter((each.verb, each.what) for each in entries if each.stage == "ResponseComplete")
+        self._offset += len(whole)
+        entries = (_AUDIT_EVENT_DECODER.decode(line) for line in whole.splitlines())
+        return Counter((each.verb, each.resource) for each in entries if each.stage == "ResponseComplete")
 
 
-class _Reference(msgspec.Struct, frozen=True):
+class _ObjectReference(msgspec.Struct, frozen=True):
     resource: str = ""
     subresource: str = ""
 
 
-class _Entry(msgspec.Struct, rename="camel"):
+class _AuditEvent(msgspec.Struct, rename="camel"):
     verb: str
     stage: str
     request_uri: str = msgspec.field(default="", name="requestURI")
-    object_ref: _Reference = _Reference()
+    object_ref: _ObjectReference = _ObjectReference()
 
     @property
-    def what(self) -> str:
+    def resource(self) -> str:
         """The resource with its subresource; of a list also what was selected."""
         named = "/".join(filter(None, (self.object_ref.resource, self.object_ref.subresource)))
         return f"{named}?{self.request_uri.partition('?')[2]}" if self.verb == "list" else named
 
 
-_ENTRY = msgspec.json.Decoder(_Entry)
+_AUDIT_EVENT_DECODER = msgspec.json.Decoder(_AuditEvent)
 
 
-def writes(requests: Requests) -> Requests:
+def select_writes(requests: RequestCounts) -> RequestCounts:
     """Without reads, Events and Leases."""
-    return Counter({key: n for key, n in requests.items() if key[0] in WRITES and key[1] not in ("events", "leases")})
+    return Counter(
+        {key: n for key, n in requests.items() if key[0] in WRITE_VERBS and key[1] not in ("events", "leases")}
+    )
 
 
-def named(requests: Requests) -> dict[str, int]:
+def counts_by_name(requests: RequestCounts) -> dict[str, int]:
     """For JSON."""
     return {f"{verb} {what}": number for (verb, what), number in sorted(requests.items())}
 
 
-def metered_writes(plane: ControlPlane, kinds: Collection[tuple[str, str]]) -> Requests:
+def writes_from_metrics(plane: ControlPlane, kinds: Collection[tuple[str, str]]) -> RequestCounts:
     """Everybody's writes to these resources and subresources, from the API server's own metrics, since it started."""
     request = urllib.request.Request(f"{plane.url}/metrics")  # noqa: S310 - https
-    with urllib.request.urlopen(request, timeout=30, context=admin(plane).tls()) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=30, context=admin_access(plane).ssl_context()) as answer:  # noqa: S310
         text = "\n".join(line for line in answer.read().decode().splitlines() if "apiserver_request_total" in line)
-    found: Requests = Counter()
+    found: RequestCounts = Counter()
     for family in text_string_to_metric_families(text + "\n"):
         for sample in family.samples:
             resource, subresource = sample.labels["resource"], sample.labels["subresource"]
-            verb = VERBS.get(sample.labels["verb"])
+            verb = AUDIT_VERBS.get(sample.labels["verb"])
             if verb and (resource, subresource) in kinds:
                 found[verb, "/".join(filter(None, (resource, subresource)))] += int(sample.value)
     return found
 
 
-class Bare:
+class RawKubeClient:
     """The least that can be done: one session, no retries, no fence, no models."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.session, self.url = session, url
 
-    async def read(self, path: str) -> Any:
+    async def get(self, path: str) -> Any:
         async with self.session.get(self.url + path) as answer:
             return msgspec.json.decode(await answer.read())
 
@@ -126,28 +128,28 @@ class Bare:
             return msgspec.json.decode(text)
 
 
-class Access(msgspec.Struct, frozen=True):
+class KubeAccess(msgspec.Struct, frozen=True):
     """How an API server is reached, and as whom, in a form that can be told to another process."""
 
     url: str
-    authority: str
-    certificate: str = ""
-    key: str = ""
+    ca_file: str
+    cert_file: str = ""
+    key_file: str = ""
     token: str = ""
     """Instead of a certificate."""
 
-    def tls(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.authority)
-        if self.certificate:
-            context.load_cert_chain(self.certificate, self.key)
+    def ssl_context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca_file)
+        if self.cert_file:
+            context.load_cert_chain(self.cert_file, self.key_file)
         return context
 
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def kubeconfig(self, folder: Path) -> Path:
+    def write_kubeconfig(self, folder: Path) -> Path:
         """For a process with a token, as it has one in its pod: a certificate is checked anew with every request."""
-        cluster = {"server": self.url, "certificate-authority": self.authority}
+        cluster = {"server": self.url, "certificate-authority": self.ca_file}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -161,26 +163,26 @@ class Access(msgspec.Struct, frozen=True):
         return path
 
 
-def admin(plane: ControlPlane) -> Access:
+def admin_access(plane: ControlPlane) -> KubeAccess:
     issued = plane.authority.issue("admin", "admin", ["system:masters"])
-    return Access(plane.url, str(plane.authority.certificate), str(issued.certificate), str(issued.key))
+    return KubeAccess(plane.url, str(plane.authority.certificate), str(issued.certificate), str(issued.key))
 
 
-def service_account(plane: ControlPlane, name: str) -> Access:
+def service_account_access(plane: ControlPlane, name: str) -> KubeAccess:
     """A process of the platform, under its own account and the rights that its manifests give it."""
     token = plane.kubectl("create", "token", name, "--namespace=runtime-system", "--duration=4h").strip()
-    return Access(plane.url, str(plane.authority.certificate), token=token)
+    return KubeAccess(plane.url, str(plane.authority.certificate), token=token)
 
 
 @asynccontextmanager
-async def bare(reached: Access) -> AsyncIterator[Bare]:
-    connector = aiohttp.TCPConnector(ssl=reached.tls(), limit=128)
+async def raw_kube_client(reached: KubeAccess) -> AsyncIterator[RawKubeClient]:
+    connector = aiohttp.TCPConnector(ssl=reached.ssl_context(), limit=128)
     patient = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=patient, headers=reached.headers()) as session:
-        yield Bare(session, reached.url)
+        yield RawKubeClient(session, reached.url)
 
 
-async def at_a_time(count: int, items: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
+async def for_each_concurrently(count: int, items: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
     waiting = iter(items)
 
     async def worker() -> None:

@@ -14,50 +14,50 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from bench.kube_api import at_a_time
+from bench.kube_api import for_each_concurrently
 from gpu_runtime.kube.builtin_kinds import LEASES, Lease
-from gpu_runtime.kube.client import connect
-from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.client import open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.election import Leadership
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.meta import ObjectKey
 from localcluster.control_plane import ControlPlane
 
-LIMIT = 1.5
+MAX_CPU_RATIO = 1.5
 NAMESPACE = "default"
 
 
-class Comparison(msgspec.Struct):
+class ClientComparison(msgspec.Struct):
     """Milliseconds of CPU per request, by verb."""
 
     floor: dict[str, float]
-    ours: dict[str, float]
+    product: dict[str, float]
 
 
-Request = Callable[[str], Awaitable[object]]
+SendRequest = Callable[[str], Awaitable[object]]
 
 
 @dataclass
-class Contender:
+class MeasuredClient:
     name: str
-    requests: dict[str, Request]
-    cpu: dict[str, list[float]] = field(default_factory=dict)
+    requests: dict[str, SendRequest]
+    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
 
-    def milliseconds(self) -> dict[str, float]:
-        return {verb: 1000 * statistics.median(spent) for verb, spent in self.cpu.items()}
+    def median_milliseconds(self) -> dict[str, float]:
+        return {verb: 1000 * statistics.median(spent) for verb, spent in self.cpu_seconds.items()}
 
     async def run(self, verb: str, names: list[str], concurrency: int) -> None:
         cpu = time.process_time()
-        await at_a_time(concurrency, names, self.requests[verb])
-        self.cpu.setdefault(verb, []).append((time.process_time() - cpu) / len(names))
+        await for_each_concurrently(concurrency, names, self.requests[verb])
+        self.cpu_seconds.setdefault(verb, []).append((time.process_time() - cpu) / len(names))
 
 
-def manifest(name: str) -> dict[str, object]:
+def lease_manifest(name: str) -> dict[str, object]:
     spec = {"holderIdentity": "bench", "leaseDurationSeconds": 15}
     metadata = {"name": name, "namespace": NAMESPACE, "labels": {"app": "bench"}}
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
 
-async def floor(plane: ControlPlane, stack: AsyncExitStack) -> Contender:
+async def floor_client(plane: ControlPlane, stack: AsyncExitStack) -> MeasuredClient:
     """The least that could be done: one session, one decoder, no retries, no fence, no errors."""
     admin = plane.authority.issue("admin", "admin", ["system:masters"])
     tls = ssl.create_default_context(cafile=str(plane.authority.certificate))
@@ -68,40 +68,40 @@ async def floor(plane: ControlPlane, stack: AsyncExitStack) -> Contender:
     json = {"Content-Type": "application/json"}
 
     async def create(name: str) -> Lease:
-        async with session.post(base, data=msgspec.json.encode(manifest(name)), headers=json) as answer:
+        async with session.post(base, data=msgspec.json.encode(lease_manifest(name)), headers=json) as answer:
             return decoder.decode(await answer.read())
 
     async def get(name: str) -> Lease:
         async with session.get(f"{base}/{name}") as answer:
             return decoder.decode(await answer.read())
 
-    return Contender("bare aiohttp + msgspec", {"create": create, "get": get})
+    return MeasuredClient("bare aiohttp + msgspec", {"create": create, "get": get})
 
 
-async def product(plane: ControlPlane, stack: AsyncExitStack) -> Contender:
+async def product_client(plane: ControlPlane, stack: AsyncExitStack) -> MeasuredClient:
     """The client as a leading controller uses it: fenced, with retries and strict validation."""
-    config = load_config(plane.kubeconfig)
-    client = (await stack.enter_async_context(connect(config, field_manager="bench"))).fenced(
+    config = load_cluster_config(plane.kubeconfig)
+    client = (await stack.enter_async_context(open_kube_client(config, field_manager="bench"))).fenced(
         Leadership(lambda: 0.0, 60)
     )
-    return Contender(
+    return MeasuredClient(
         "gpu_runtime.kube.client",
         {
-            "create": lambda name: client.create(LEASES, manifest(name)),
-            "get": lambda name: client.get(LEASES, Key(NAMESPACE, name)),
+            "create": lambda name: client.create(LEASES, lease_manifest(name)),
+            "get": lambda name: client.get(LEASES, ObjectKey(NAMESPACE, name)),
         },
     )
 
 
-async def measure(plane: ControlPlane, requests: int, rounds: int, concurrency: int) -> Comparison:
+async def measure(plane: ControlPlane, requests: int, rounds: int, concurrency: int) -> ClientComparison:
     async with AsyncExitStack() as stack:
-        contenders = [await floor(plane, stack), await product(plane, stack)]
+        contenders = [await floor_client(plane, stack), await product_client(plane, stack)]
         for turn in range(-1, rounds):
             for position, contender in enumerate(contenders):
                 names = [f"bench-{turn + 1}-{position}-{number}" for number in range(requests)]
                 for verb in ("create", "get"):
                     await contender.run(verb, names, concurrency)
                 if turn < 0:  # connections, caches and code paths are warm after the first turn
-                    contender.cpu.clear()
+                    contender.cpu_seconds.clear()
         least, ours = contenders
-        return Comparison(least.milliseconds(), ours.milliseconds())
+        return ClientComparison(least.median_milliseconds(), ours.median_milliseconds())

@@ -14,31 +14,31 @@ from typing import Any
 import yaml
 
 from localcluster.control_plane import free_port
-from localcluster.supervisor_client import tail, wait_until
+from localcluster.supervisor_client import tail_log, wait_until
 
-GPU_RUNTIME = Path(sys.executable).with_name("gpu-runtime")
-TIE = ("setpriv", "--pdeathsig", "KILL", "--")
+GPU_RUNTIME_EXECUTABLE = Path(sys.executable).with_name("gpu-runtime")
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 """Before a command: it ends with whoever started it."""
-TICKS = os.sysconf("SC_CLK_TCK")
+CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_of(pid: int) -> float:
+def cpu_seconds_of(pid: int) -> float:
     """Seconds, in user and in system mode, since it started."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_SECOND
 
 
 @dataclass
-class Program:
+class MeasuredProcess:
     process: "subprocess.Popen[bytes]"
-    port: int
+    health_port: int
     """Of health and metrics."""
-    log: Path
+    log_path: Path
 
-    def cpu(self) -> float:
-        return cpu_of(self.process.pid)
+    def cpu_seconds(self) -> float:
+        return cpu_seconds_of(self.process.pid)
 
-    def memory(self) -> tuple[float, float]:
+    def rss_megabytes(self) -> tuple[float, float]:
         """Resident now and at most so far, in MB."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         kilobytes = {
@@ -48,36 +48,38 @@ class Program:
         }
         return kilobytes["VmRSS"] / 1024, kilobytes["VmHWM"] / 1024
 
-    def metric(self, prefix: str) -> float:
+    def metric_sum(self, prefix: str) -> float:
         """The sum of all samples whose line starts so; 0 where there is none or no answer."""
-        lines = self.ask("/metrics").splitlines()
+        lines = self.http_get("/metrics").splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
 
     def is_ready(self) -> bool:
-        return bool(self.ask("/readyz"))
+        return bool(self.http_get("/readyz"))
 
-    def ask(self, path: str) -> str:
+    def http_get(self, path: str) -> str:
         """What it answers; empty where that is a refusal, or nothing."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}{path}", timeout=5) as answer:
                 return str(answer.read().decode())
         except OSError:
             return ""
 
 
 @contextmanager
-def program(
-    command: str, folder: Path, settings: dict[str, Any], ready: Callable[[Program], bool], name: str = ""
-) -> Iterator[Program]:
+def start_process(
+    command: str, folder: Path, settings: dict[str, Any], ready: Callable[[MeasuredProcess], bool], name: str = ""
+) -> Iterator[MeasuredProcess]:
     """`gpu-runtime COMMAND` with these settings, once it is ready. It ends in an orderly way."""
     name, port = name or command, free_port()
     config, log = folder / f"{name}.yaml", folder / f"{name}.log"
     config.write_text(yaml.safe_dump({"endpoints": {"bind": f"127.0.0.1:{port}"}} | settings))
     with log.open("ab") as said:
-        process = subprocess.Popen([*TIE, str(GPU_RUNTIME), command, "--config", str(config)], stderr=said)
-    started = Program(process, port, log)
+        process = subprocess.Popen(
+            [*DIE_WITH_PARENT, str(GPU_RUNTIME_EXECUTABLE), command, "--config", str(config)], stderr=said
+        )
+    started = MeasuredProcess(process, port, log)
     try:
-        wait_until(lambda: ready(started), 60, lambda: f"{name} does not become ready:\n{tail(log, 40)}")
+        wait_until(lambda: ready(started), 60, lambda: f"{name} does not become ready:\n{tail_log(log, 40)}")
         yield started
     finally:
         process.send_signal(Signals.SIGTERM)

@@ -8,16 +8,16 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from bench.host_info import Machine, machine
-from localcluster.paths import LOCAL
+from bench.host_info import HostInfo, host_info
+from localcluster.paths import LOCAL_STATE_DIR
 
-FOLDER = LOCAL / "bench"
-_STARTED = time.perf_counter()
+REPORT_FOLDER = LOCAL_STATE_DIR / "bench"
+_STARTED_AT = time.perf_counter()
 
 
 class Row(msgspec.Struct):
-    what: str
-    figure: float
+    label: str
+    value: float
     unit: str = ""
     floor: float | None = None
     """The least it could be, measured in the same run; of a rate, the most."""
@@ -27,7 +27,7 @@ class Row(msgspec.Struct):
 
     @property
     def ratio(self) -> float | None:
-        return self.figure / self.floor if self.floor else None
+        return self.value / self.floor if self.floor else None
 
 
 class Chart(msgspec.Struct):
@@ -36,16 +36,16 @@ class Chart(msgspec.Struct):
     name: str
     """Of its file."""
     title: str
-    across: str
+    x_label: str
     """What is counted from left to right."""
-    points: list[int]
-    lines: dict[str, list[float]]
+    x_values: list[int]
+    series: dict[str, list[float]]
     """A figure for each of the points."""
-    limit: float | None = None
+    target: float | None = None
     """The target, where there is one."""
 
 
-class Findings(msgspec.Struct):
+class BenchmarkResult(msgspec.Struct):
     rows: list[Row]
     charts: list[Chart]
     details: Any
@@ -54,36 +54,38 @@ class Findings(msgspec.Struct):
 
 class Report(msgspec.Struct):
     subject: str
-    machine: Machine
-    seconds: float
+    host: HostInfo
+    duration_seconds: float
     """That the benchmark took."""
     rows: list[Row]
     charts: list[Chart]
     details: Any
 
 
-def present(subject: str, measure: Callable[[], Findings]) -> NoReturn:
+def report_and_exit(subject: str, measure: Callable[[], BenchmarkResult]) -> NoReturn:
     """Measure, print, write, and end this process: with 1 where a target is missed."""
-    on, started = machine(), time.perf_counter()
+    on, started = host_info(), time.perf_counter()
     found = measure()
     report = Report(subject, on, time.perf_counter() - started, found.rows, found.charts, found.details)
-    path = FOLDER / f"{subject}.json"
+    path = REPORT_FOLDER / f"{subject}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     print(f"\n{on}\n")
     print_table(report.rows)
-    print(f"\nTook {report.seconds:.0f} s. All figures: {path.relative_to(LOCAL.parent)}\n", flush=True)
+    print(
+        f"\nTook {report.duration_seconds:.0f} s. All figures: {path.relative_to(LOCAL_STATE_DIR.parent)}\n", flush=True
+    )
     sys.exit(any(row.missed for row in report.rows))
 
 
-def reports() -> list[Report]:
+def load_reports() -> list[Report]:
     """Those of the last runs."""
-    return [msgspec.json.decode(path.read_bytes(), type=Report) for path in sorted(FOLDER.glob("*.json"))]
+    return [msgspec.json.decode(path.read_bytes(), type=Report) for path in sorted(REPORT_FOLDER.glob("*.json"))]
 
 
-def tell(what: str) -> None:
+def log_progress(what: str) -> None:
     """How far it is."""
-    print(f"{time.perf_counter() - _STARTED:4.0f} s … {what}", file=sys.stderr, flush=True)
+    print(f"{time.perf_counter() - _STARTED_AT:4.0f} s … {what}", file=sys.stderr, flush=True)
 
 
 def quantile(rising: Sequence[float], share: float) -> float:
@@ -92,18 +94,18 @@ def quantile(rising: Sequence[float], share: float) -> float:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    width = max(len(row.what) for row in rows)
+    width = max(len(row.label) for row in rows)
     print(f"{'':{width}}{'figure':>12}{'floor':>12}{'ratio':>8}  {'at most':<16}")
     for row in rows:
         ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
         verdict = "MISSED" if row.missed else "holds" if row.target else ""
         print(
-            f"{row.what:{width}}{_amount(row.figure, row.unit):>12}{_amount(row.floor, row.unit):>12}{ratio:>8}"
+            f"{row.label:{width}}{_format_value(row.value, row.unit):>12}{_format_value(row.floor, row.unit):>12}{ratio:>8}"
             f"  {row.target:<16}{verdict}".rstrip()
         )
 
 
-def _amount(value: float | None, unit: str) -> str:
+def _format_value(value: float | None, unit: str) -> str:
     if value is None:
         return ""
     digits = 3 if value < 1 else 2 if value < 10 else 1

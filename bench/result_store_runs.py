@@ -11,86 +11,91 @@ from typing import Any
 
 import msgspec
 
-from bench.kube_api import at_a_time
-from bench.measured_process import Program, program
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Known, Stage, headers_of
-from gpu_runtime.contract.messages.message_codec import encode, utc
+from bench.kube_api import for_each_concurrently
+from bench.measured_process import MeasuredProcess, start_process
+from gpu_runtime.contract.messages.invocation_record import (
+    InvocationRecord,
+    RecordAtRevision,
+    RecordState,
+    record_headers,
+)
+from gpu_runtime.contract.messages.message_codec import encode, to_utc_milliseconds
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
-from gpu_runtime.contract.messages.streams import Topology
-from gpu_runtime.jetstream.api import call
-from gpu_runtime.jetstream.connection import Connection, connection
-from gpu_runtime.jetstream.connection_options import Options
-from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publisher import Publisher, Stored
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.jetstream.api import api_request
+from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import PubAck, Publisher
 
-FUNCTION = "bench"
-NOW = utc(datetime.now(UTC))
-TOPOLOGY = Topology()
-STORED = "result_store_results_stored_total"
-RECORD = InvocationRecord(
+FUNCTION_ID = "bench"
+CREATED_AT = to_utc_milliseconds(datetime.now(UTC))
+TOPOLOGY = StreamTopology()
+STORED_METRIC = "result_store_results_stored_total"
+RUNNING_RECORD = InvocationRecord(
     request_hash="hash",
-    serverless_request_id=FUNCTION,
-    stage=Stage.RUNNING,
-    enqueued_at=NOW,
-    deadline=NOW + timedelta(hours=1),
-    updated_at=NOW,
+    serverless_request_id=FUNCTION_ID,
+    state=RecordState.RUNNING,
+    enqueued_at=CREATED_AT,
+    deadline=CREATED_AT + timedelta(hours=1),
+    updated_at=CREATED_AT,
 )
 
 
-class Emptied(msgspec.Struct):
+class StoreThroughput(msgspec.Struct):
     """What the result store did with a full queue."""
 
-    per_second: float
-    batch: float
+    results_per_second: float
+    mean_batch_size: float
     """Results in one transaction, on average."""
-    cpu: float
+    cpu_seconds: float
     """Seconds, without those of starting."""
 
 
 @dataclass(frozen=True)
-class Queue:
+class ResultBacklog:
     """The queue of results and the records of their invocations, as sidecars leave them."""
 
-    nats: Connection
+    nats: NatsConnection
 
     @classmethod
     @asynccontextmanager
-    async def reached(cls, url: str) -> AsyncIterator["Queue"]:
-        async with connection(Options((url,), request_timeout=5)) as nats:
-            await nats.wait(10)
+    async def connect(cls, url: str) -> AsyncIterator["ResultBacklog"]:
+        async with connect_nats(ConnectionOptions((url,), request_timeout=5)) as nats:
+            await nats.wait_connected(10)
             yield cls(nats)
 
-    async def fill(self, results: Sequence[Result]) -> None:
+    async def publish(self, results: Sequence[Result]) -> None:
         """Each has a record, which says that it runs."""
         publisher = Publisher(self.nats)
-        records, known = Bucket(self.nats, publisher, TOPOLOGY.state), dict[str, Known]()
+        records, known = KeyValueBucket(self.nats, publisher, TOPOLOGY.record_bucket), dict[str, RecordAtRevision]()
 
         async def accept(invocation_id: str) -> None:
-            revision = await records.create(invocation_id, encode(RECORD))
-            known[invocation_id] = Known(RECORD, revision or 0)
+            revision = await records.create(invocation_id, encode(RUNNING_RECORD))
+            known[invocation_id] = RecordAtRevision(RUNNING_RECORD, revision or 0)
 
-        await at_a_time(256, [each.invocation_id for each in results], accept)
-        subject = TOPOLOGY.subjects.result(FUNCTION)
+        await for_each_concurrently(256, [each.invocation_id for each in results], accept)
+        subject = TOPOLOGY.subjects.result(FUNCTION_ID)
         outcomes = await publisher.publish_many(
-            Outgoing(subject, encode(each), "", headers_of(known[each.invocation_id])) for each in results
+            OutgoingMessage(subject, encode(each), "", record_headers(known[each.invocation_id])) for each in results
         )
-        if not all(isinstance(each, Stored) for each in outcomes):
+        if not all(isinstance(each, PubAck) for each in outcomes):
             raise RuntimeError("the queue does not take every result")
 
-    async def waiting(self) -> int:
-        info = await call(self.nats, f"STREAM.INFO.{TOPOLOGY.storing.stream}")
+    async def message_count(self) -> int:
+        info = await api_request(self.nats, f"STREAM.INFO.{TOPOLOGY.result_consumer.stream}")
         count: int = info["state"]["messages"]
         return count
 
 
-def results(count: int, body: int, name: str) -> list[Result]:
-    timings = Timings(enqueued_at=NOW, dispatched_at=NOW, started_at=NOW, finished_at=NOW)
+def make_results(count: int, body: int, name: str) -> list[Result]:
+    timings = Timings(enqueued_at=CREATED_AT, dispatched_at=CREATED_AT, started_at=CREATED_AT, finished_at=CREATED_AT)
     return [
         with_body(
             Result(
                 invocation_id=f"{name}-{number}",
-                serverless_request_id=FUNCTION,
+                serverless_request_id=FUNCTION_ID,
                 state=ResultState.SUCCEEDED,
                 timings=timings,
                 worker="bench-1",
@@ -104,25 +109,29 @@ def results(count: int, body: int, name: str) -> list[Result]:
 
 
 @contextmanager
-def result_store(folder: Path, url: str, name: str = "results") -> Iterator[Program]:
+def start_result_store(folder: Path, url: str, name: str = "results") -> Iterator[MeasuredProcess]:
     """One that is ready, with a database of that name."""
-    settings: dict[str, Any] = {"nats": {"urls": [url]}, "database": {"path": str(_database(folder, name))}}
-    with program("result-store", folder, settings, Program.is_ready) as started:
+    settings: dict[str, Any] = {"nats": {"urls": [url]}, "database": {"path": str(_database_path(folder, name))}}
+    with start_process("result-store", folder, settings, MeasuredProcess.is_ready) as started:
         yield started
 
 
-async def emptied(queue: Queue, folder: Path, url: str, name: str, cpu_of_starting: float) -> Emptied:
+async def measure_result_store(
+    queue: ResultBacklog, folder: Path, url: str, name: str, cpu_of_starting: float
+) -> StoreThroughput:
     """A new process finds a full queue, and has stored and acknowledged every result of it."""
-    with result_store(folder, url, name) as store:
+    with start_result_store(folder, url, name) as store:
         async with asyncio.timeout(120):
-            while await queue.waiting():  # noqa: ASYNC110 - the queue tells nobody that it is empty
+            while await queue.message_count():  # noqa: ASYNC110 - the queue tells nobody that it is empty
                 await asyncio.sleep(0.1)
-        stored, seconds = _pace(_database(folder, name))
-        batches = store.metric("result_store_batch_results_count")
-        return Emptied(stored / seconds, store.metric(STORED) / batches, store.cpu() - cpu_of_starting)
+        stored, seconds = _stored_count_and_seconds(_database_path(folder, name))
+        batches = store.metric_sum("result_store_batch_results_count")
+        return StoreThroughput(
+            stored / seconds, store.metric_sum(STORED_METRIC) / batches, store.cpu_seconds() - cpu_of_starting
+        )
 
 
-def _pace(path: Path) -> tuple[int, float]:
+def _stored_count_and_seconds(path: Path) -> tuple[int, float]:
     """How many were stored in how many seconds, from the first transaction's beginning to the last one's.
 
     The database says when each was stored, so that nobody has to ask the process while it works.
@@ -133,5 +142,5 @@ def _pace(path: Path) -> tuple[int, float]:
     return count, (last - first) / 1000
 
 
-def _database(folder: Path, name: str) -> Path:
+def _database_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.db"

@@ -17,27 +17,33 @@ from pathlib import Path
 
 import msgspec
 
-from bench.floors.nats_pipeline import drained, make_queues
-from bench.floors.sqlite_inserts import insert_bare
-from bench.report import Chart, Findings, Row, present, tell
-from bench.result_store_runs import Emptied, Queue, emptied, result_store, results
-from gpu_runtime.result_store.result_codec import row_of
-from localcluster.nats_server import NatsServer, nats_server
-from localcluster.paths import scratch
+from bench.floors.nats_pipeline import create_streams, measure_consume_rate
+from bench.floors.sqlite_inserts import measure_inserts
+from bench.report import BenchmarkResult, Chart, Row, log_progress, report_and_exit
+from bench.result_store_runs import (
+    ResultBacklog,
+    StoreThroughput,
+    make_results,
+    measure_result_store,
+    start_result_store,
+)
+from gpu_runtime.result_store.result_codec import row_from_result
+from localcluster.nats_server import NatsServer, temporary_nats_server
+from localcluster.paths import scratch_dir
 
-BODIES = (100, 1_000, 10_000, 100_000)
+BODY_SIZES_BYTES = (100, 1_000, 10_000, 100_000)
 """Bytes of what a function answered."""
-MOST_BYTES = 60_000_000
+MAX_TOTAL_BYTES = 60_000_000
 """Of large bodies there are so many fewer."""
 
 
-class Storing(msgspec.Struct):
-    body: int
-    results: int
-    emptied: Emptied
-    database: float
+class BodySizeMeasurement(msgspec.Struct):
+    body_bytes: int
+    result_count: int
+    throughput: StoreThroughput
+    database_rows_per_second: float
     """Rows per second of the bare database."""
-    queue: float
+    nats_messages_per_second: float
     """Messages per second of the bare hop."""
 
 
@@ -45,48 +51,67 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=int, default=6000, help="in the queue, of small bodies")
     count = parser.parse_args().results
-    present("results", lambda: asyncio.run(measure(count)))
+    report_and_exit("results", lambda: asyncio.run(measure(count)))
 
 
-async def measure(count: int) -> Findings:
-    with scratch("bench-results") as folder, nats_server() as server:
-        found = [await stored(server, folder, body, min(count, MOST_BYTES // body)) for body in BODIES]
-    return Findings([row for each in found for row in rows(each)], charts(found), found)
+async def measure(count: int) -> BenchmarkResult:
+    with scratch_dir("bench-results") as folder, temporary_nats_server() as server:
+        found = [
+            await measure_body_size(server, folder, body, min(count, MAX_TOTAL_BYTES // body))
+            for body in BODY_SIZES_BYTES
+        ]
+    return BenchmarkResult([row for each in found for row in rows(each)], charts(found), found)
 
 
-async def stored(server: NatsServer, folder: Path, body: int, count: int) -> Storing:
+async def measure_body_size(server: NatsServer, folder: Path, body: int, count: int) -> BodySizeMeasurement:
     """On queues of its own. A first process makes them, and tells what starting costs."""
-    tell(f"{count} results of {body} bytes")
-    url, name = server.account().url, f"of-{body}"
-    made = results(count, body, name)
-    with result_store(folder, url, f"{name}-empty") as empty:
-        cpu_of_starting = empty.cpu()
-    async with Queue.reached(url) as queue:
-        await queue.fill(made)
-        done = await emptied(queue, folder, url, name, cpu_of_starting)
-    batch = max(1, round(done.batch))
-    seconds = insert_bare(folder / f"{name}-floor.db", [row_of(each) for each in made], batch)
-    await make_queues(url)
-    return Storing(body, count, done, count / seconds, await drained(url, "result", count, bytes(body)))
+    log_progress(f"{count} results of {body} bytes")
+    url, name = server.create_account().url, f"of-{body}"
+    made = make_results(count, body, name)
+    with start_result_store(folder, url, f"{name}-empty") as empty:
+        cpu_of_starting = empty.cpu_seconds()
+    async with ResultBacklog.connect(url) as queue:
+        await queue.publish(made)
+        done = await measure_result_store(queue, folder, url, name, cpu_of_starting)
+    batch = max(1, round(done.mean_batch_size))
+    seconds = measure_inserts(folder / f"{name}-floor.db", [row_from_result(each) for each in made], batch)
+    await create_streams(url)
+    return BodySizeMeasurement(
+        body, count, done, count / seconds, await measure_consume_rate(url, "result", count, bytes(body))
+    )
 
 
-def rows(found: Storing) -> list[Row]:
-    size, done = f"{found.body} bytes", found.emptied
+def rows(found: BodySizeMeasurement) -> list[Row]:
+    size, done = f"{found.body_bytes} bytes", found.throughput
     return [
-        Row(f"{size}: results per second, beside a bare database", done.per_second, "", found.database),
-        Row(f"{size}: results per second, beside a bare hop", done.per_second, "", found.queue),
-        Row(f"{size}: results in a transaction, in both", done.batch),
-        Row(f"{size}: CPU per result", 1000 * done.cpu / found.results, "ms"),
+        Row(
+            f"{size}: results per second, beside a bare database",
+            done.results_per_second,
+            "",
+            found.database_rows_per_second,
+        ),
+        Row(
+            f"{size}: results per second, beside a bare hop",
+            done.results_per_second,
+            "",
+            found.nats_messages_per_second,
+        ),
+        Row(f"{size}: results in a transaction, in both", done.mean_batch_size),
+        Row(f"{size}: CPU per result", 1000 * done.cpu_seconds / found.result_count, "ms"),
     ]
 
 
-def charts(found: list[Storing]) -> list[Chart]:
+def charts(found: list[BodySizeMeasurement]) -> list[Chart]:
     lines = {
-        "result store": [each.emptied.per_second for each in found],
-        "floor: SQLite alone": [each.database for each in found],
-        "floor: NATS alone": [each.queue for each in found],
+        "result store": [each.throughput.results_per_second for each in found],
+        "floor: SQLite alone": [each.database_rows_per_second for each in found],
+        "floor: NATS alone": [each.nats_messages_per_second for each in found],
     }
-    return [Chart("throughput", "results per second", "bytes of a result's body", [each.body for each in found], lines)]
+    return [
+        Chart(
+            "throughput", "results per second", "bytes of a result's body", [each.body_bytes for each in found], lines
+        )
+    ]
 
 
 if __name__ == "__main__":

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.kube_api import Bare, at_a_time
-from bench.measured_process import TIE, Program, cpu_of, program
-from bench.result_store_runs import STORED, result_store
-from bench.start_controller_manager import manager
-from bench.start_runtime_api import TOKEN, Replica, runtime_api
-from bench.testbed import site, units_in
+from bench.kube_api import RawKubeClient, for_each_concurrently
+from bench.measured_process import DIE_WITH_PARENT, MeasuredProcess, cpu_seconds_of, start_process
+from bench.result_store_runs import STORED_METRIC, start_result_store
+from bench.start_controller_manager import start_controller_manager
+from bench.start_runtime_api import API_TOKEN, RuntimeAPIReplica, start_runtime_api
+from bench.testbed import testbed, units_path
 from localcluster.control_plane import ControlPlane
-from localcluster.nats_server import NatsServer, nats_server
+from localcluster.nats_server import NatsServer, temporary_nats_server
 
-CONCURRENCY = 32
-STARTING_AT_ONCE = 8
-ACTIVATOR = "system:serviceaccount:runtime-system:activator"
+FUNCTION_CONCURRENCY = 32
+MAX_CONCURRENT_STARTS = 8
+ACTIVATOR_USER = "system:serviceaccount:runtime-system:activator"
 
-ECHO = """
+ECHO_FUNCTION_SOURCE = """
 from gpu_runtime.framework import handler, serve
 
 @handler
@@ -40,115 +40,125 @@ serve()
 
 
 @dataclass(frozen=True)
-class Plane:
-    kubernetes: ControlPlane
-    api: Bare
+class ServerlessStack:
+    control_plane: ControlPlane
+    kube: RawKubeClient
     nats: NatsServer
-    url: str
+    nats_url: str
     """Of NATS, with the account that all processes share."""
-    runtime_api: Replica
-    activator: Program
-    store: Program
-    manager: Program
+    runtime_api: RuntimeAPIReplica
+    activator: MeasuredProcess
+    result_store: MeasuredProcess
+    controller_manager: MeasuredProcess
     folder: Path
 
-    def stored(self) -> int:
-        return int(self.store.metric(STORED))
+    def stored_count(self) -> int:
+        return int(self.result_store.metric_sum(STORED_METRIC))
 
-    async def all_stored(self, count: int, within: float) -> float:
+    async def wait_until_stored(self, count: int, within: float) -> float:
         """When so many results were stored, on the monotonic clock, a few milliseconds after it was so."""
         ends = time.monotonic() + within
-        while self.stored() < count:
+        while self.stored_count() < count:
             if time.monotonic() > ends:
-                raise RuntimeError(f"{self.stored()} of {count} results were stored")
+                raise RuntimeError(f"{self.stored_count()} of {count} results were stored")
             await asyncio.sleep(0.02)
         return time.monotonic()
 
-    def cpu(self) -> dict[str, float]:
+    def cpu_seconds(self) -> dict[str, float]:
         """Seconds of each process of the platform since it started."""
-        programs = {"activator": self.activator, "result-store": self.store, "controller-manager": self.manager}
-        spent = {name: each.cpu() for name, each in programs.items()}
-        spent["runtime-api"] = self.runtime_api.program.cpu()
-        spent["nats-server"] = cpu_of(self.nats.processes.get("nats").pid or 0)
+        programs = {
+            "activator": self.activator,
+            "result-store": self.result_store,
+            "controller-manager": self.controller_manager,
+        }
+        spent = {name: each.cpu_seconds() for name, each in programs.items()}
+        spent["runtime-api"] = self.runtime_api.process.cpu_seconds()
+        spent["nats-server"] = cpu_seconds_of(self.nats.processes.get("nats").pid or 0)
         return spent
 
 
 @asynccontextmanager
-async def plane() -> AsyncIterator[Plane]:
-    async with site(1, ACTIVATOR) as at:
+async def serverless_stack() -> AsyncIterator[ServerlessStack]:
+    async with testbed(1, ACTIVATOR_USER) as at:
         with ExitStack() as running:
-            server = running.enter_context(nats_server())
-            url = server.account().url
+            server = running.enter_context(temporary_nats_server())
+            url = server.create_account().url
             nats = {"nats": {"urls": [url]}}
-            controller = running.enter_context(manager(at.plane, at.folder))
-            api = running.enter_context(runtime_api(at.plane, at.folder, "runtime-api", **nats))
-            store = running.enter_context(result_store(at.folder, url))
-            activator = running.enter_context(_activator(at.plane, at.folder, nats, api.url))
-            yield Plane(at.plane, at.api, server, url, api, activator, store, controller, at.folder)
+            controller = running.enter_context(start_controller_manager(at.control_plane, at.folder))
+            api = running.enter_context(start_runtime_api(at.control_plane, at.folder, "runtime-api", **nats))
+            store = running.enter_context(start_result_store(at.folder, url))
+            activator = running.enter_context(_start_activator(at.control_plane, at.folder, nats, api.url))
+            yield ServerlessStack(at.control_plane, at.kube, server, url, api, activator, store, controller, at.folder)
 
 
-async def make_functions(at: Plane, names: Sequence[str], *, running: bool) -> None:
-    await at_a_time(8, names, lambda name: at.api.create(units_in("runtime-instance"), function(name, running=running)))
+async def create_functions(at: ServerlessStack, names: Sequence[str], *, running: bool) -> None:
+    await for_each_concurrently(
+        8, names, lambda name: at.kube.create(units_path("runtime-instance"), function_manifest(name, running=running))
+    )
 
 
-def function(name: str, *, running: bool) -> dict[str, Any]:
-    serverless = {"enabled": True, "requestID": name, "maxWorkers": 1, "concurrency": CONCURRENCY}
+def function_manifest(name: str, *, running: bool) -> dict[str, Any]:
+    serverless = {"enabled": True, "requestID": name, "maxWorkers": 1, "concurrency": FUNCTION_CONCURRENCY}
     spec = {"specName": "bench", "image": "gpu-runtime:local", "running": running, "serverless": serverless}
-    spec["template"] = {"command": ["python", "-c"], "args": [ECHO]}
+    spec["template"] = {"command": ["python", "-c"], "args": [ECHO_FUNCTION_SOURCE]}
     metadata = {"name": name, "namespace": "runtime-instance"}
     return {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "metadata": metadata, "spec": spec}
 
 
 @dataclass(frozen=True)
-class Worker:
-    sidecar: Program
+class WorkerProcesses:
+    sidecar: MeasuredProcess
     framework: "subprocess.Popen[bytes]"
-    running: ExitStack
+    exit_stack: ExitStack
 
 
 @contextmanager
-def workers(at: Plane, functions: Sequence[str]) -> Iterator[list[Worker]]:
+def start_workers(at: ServerlessStack, functions: Sequence[str]) -> Iterator[list[WorkerProcesses]]:
     """A worker each, warm. Some of them start and end at once, since each waits mostly for itself."""
-    with ThreadPoolExecutor(STARTING_AT_ONCE) as pool:
-        started = list(pool.map(lambda name: _worker(at, name), functions))
+    with ThreadPoolExecutor(MAX_CONCURRENT_STARTS) as pool:
+        started = list(pool.map(lambda name: _start_worker(at, name), functions))
         try:
             yield started
         finally:
             list(pool.map(lambda each: each.running.close(), started))
 
 
-def cpu_of_workers(running: Sequence[Worker]) -> dict[str, float]:
+def worker_cpu_seconds(running: Sequence[WorkerProcesses]) -> dict[str, float]:
     """Seconds since they started."""
     return {
-        "worker-sidecar": sum(each.sidecar.cpu() for each in running),
-        "framework": sum(cpu_of(each.framework.pid) for each in running),
+        "worker-sidecar": sum(each.sidecar.cpu_seconds() for each in running),
+        "framework": sum(cpu_seconds_of(each.framework.pid) for each in running),
     }
 
 
-def _worker(at: Plane, name: str) -> Worker:
+def _start_worker(at: ServerlessStack, name: str) -> WorkerProcesses:
     with ExitStack() as running:
-        framework = running.enter_context(_framework(at.folder, name))
-        sidecar = running.enter_context(_sidecar(at, name))
-        return Worker(sidecar, framework, running.pop_all())
+        framework = running.enter_context(_start_framework(at.folder, name))
+        sidecar = running.enter_context(_start_sidecar(at, name))
+        return WorkerProcesses(sidecar, framework, running.pop_all())
 
 
 @contextmanager
-def _activator(kubernetes: ControlPlane, folder: Path, nats: dict[str, Any], api: str) -> Iterator[Program]:
+def _start_activator(
+    kubernetes: ControlPlane, folder: Path, nats: dict[str, Any], api: str
+) -> Iterator[MeasuredProcess]:
     token = folder / "token"
-    token.write_text(TOKEN)
+    token.write_text(API_TOKEN)
     settings = nats | {
-        "kubernetes": {"kubeconfig": str(kubernetes.kubeconfig_for("activator", ACTIVATOR))},
+        "kubernetes": {"kubeconfig": str(kubernetes.kubeconfig_for("activator", ACTIVATOR_USER))},
         "api": {"url": api, "tokenFile": str(token)},
     }
-    with program("activator", folder, settings, _leads) as started:
+    with start_process("activator", folder, settings, _is_leader) as started:
         yield started
 
 
 @contextmanager
-def _framework(folder: Path, name: str) -> Iterator["subprocess.Popen[bytes]"]:
-    variables = {"GPU_RUNTIME_SOCKET": _socket(folder, name), "GPU_RUNTIME_CONCURRENCY": str(CONCURRENCY)}
+def _start_framework(folder: Path, name: str) -> Iterator["subprocess.Popen[bytes]"]:
+    variables = {"GPU_RUNTIME_SOCKET": _socket_path(folder, name), "GPU_RUNTIME_CONCURRENCY": str(FUNCTION_CONCURRENCY)}
     with (folder / f"framework-{name}.log").open("ab") as said:
-        process = subprocess.Popen([*TIE, sys.executable, "-c", ECHO], env=variables, stderr=said)
+        process = subprocess.Popen(
+            [*DIE_WITH_PARENT, sys.executable, "-c", ECHO_FUNCTION_SOURCE], env=variables, stderr=said
+        )
     try:
         yield process
     finally:
@@ -157,22 +167,22 @@ def _framework(folder: Path, name: str) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 @contextmanager
-def _sidecar(at: Plane, name: str) -> Iterator[Program]:
+def _start_sidecar(at: ServerlessStack, name: str) -> Iterator[MeasuredProcess]:
     settings = {
-        "nats": {"urls": [at.url]},
+        "nats": {"urls": [at.nats_url]},
         "requestID": name,
         "worker": name,
         "namespace": "runtime-instance",
-        "concurrency": CONCURRENCY,
-        "framework": {"socketPath": _socket(at.folder, name)},
+        "concurrency": FUNCTION_CONCURRENCY,
+        "framework": {"socketPath": _socket_path(at.folder, name)},
     }
-    with program("worker-sidecar", at.folder, settings, Program.is_ready, f"sidecar-{name}") as started:
+    with start_process("worker-sidecar", at.folder, settings, MeasuredProcess.is_ready, f"sidecar-{name}") as started:
         yield started
 
 
-def _socket(folder: Path, name: str) -> str:
+def _socket_path(folder: Path, name: str) -> str:
     return str(folder / f"{name}.sock")
 
 
-def _leads(started: Program) -> bool:
-    return started.is_ready() and started.metric("kube_leading{") == 1
+def _is_leader(started: MeasuredProcess) -> bool:
+    return started.is_ready() and started.metric_sum("kube_leading{") == 1

@@ -8,33 +8,33 @@ from typing import Any
 
 import yaml
 
-from bench.kube_api import service_account
-from bench.measured_process import Program, program
+from bench.kube_api import service_account_access
+from bench.measured_process import MeasuredProcess, start_process
 from localcluster.control_plane import ControlPlane, free_port
 
-IDENTITY = "system:serviceaccount:runtime-system:runtime-api"
-TOKEN = "bench-bench-bench-bench"  # noqa: S105 - it opens nothing but this benchmark's own process
-WITHOUT_LIMIT = {"requestsPerSecond": 0}
+RUNTIME_API_USER = "system:serviceaccount:runtime-system:runtime-api"
+API_TOKEN = "bench-bench-bench-bench"  # noqa: S105 - it opens nothing but this benchmark's own process
+NO_RATE_LIMIT = {"requestsPerSecond": 0}
 """One caller makes all requests, and more of them than a replica takes of one caller."""
 
 
 @dataclass(frozen=True)
-class Replica:
-    program: Program
+class RuntimeAPIReplica:
+    process: MeasuredProcess
     url: str
 
 
 @contextmanager
-def runtime_api(plane: ControlPlane, folder: Path, name: str, **more: Any) -> Iterator[Replica]:
+def start_runtime_api(plane: ControlPlane, folder: Path, name: str, **more: Any) -> Iterator[RuntimeAPIReplica]:
     """A replica whose caches are complete and who knows its callers by their tokens."""
     port, tokens = free_port(), folder / "tokens.yaml"
-    token = {"name": "bench", "token": TOKEN, "scopes": ["operator", "runtime"]}
+    token = {"name": "bench", "token": API_TOKEN, "scopes": ["operator", "runtime"]}
     tokens.write_text(yaml.safe_dump({"tokens": [token]}))
     settings = {
         "api": {"bind": f"127.0.0.1:{port}"},
-        "kubernetes": {"kubeconfig": str(service_account(plane, "runtime-api").kubeconfig(folder))},
+        "kubernetes": {"kubeconfig": str(service_account_access(plane, "runtime-api").write_kubeconfig(folder))},
         "authentication": {"tokenFile": str(tokens)},
-        "limits": WITHOUT_LIMIT,
+        "limits": NO_RATE_LIMIT,
     }
-    with program("runtime-api", folder, settings | more, Program.is_ready, name) as started:
-        yield Replica(started, f"http://127.0.0.1:{port}")
+    with start_process("runtime-api", folder, settings | more, MeasuredProcess.is_ready, name) as started:
+        yield RuntimeAPIReplica(started, f"http://127.0.0.1:{port}")

@@ -11,62 +11,64 @@ from time import monotonic
 
 import msgspec
 
-from bench.kube_api import AuditLog, Bare, admin, bare
-from bench.measured_process import Program
-from gpu_runtime.kube.codec import lines
-from localcluster.control_plane import ControlPlane, control_plane
-from localcluster.paths import PROJECT
+from bench.kube_api import AuditLog, RawKubeClient, admin_access, raw_kube_client
+from bench.measured_process import MeasuredProcess
+from gpu_runtime.kube.codec import split_lines
+from localcluster.control_plane import ControlPlane, temporary_control_plane
+from localcluster.paths import PROJECT_ROOT
 
 GPUS_PER_NODE = 500
-UNITS = "/apis/runtime.lokiwager.io/v1alpha1/gpuunits"
+ALL_UNITS_PATH = "/apis/runtime.lokiwager.io/v1alpha1/gpuunits"
 """Those of all namespaces."""
-RECONCILES = 'kube_reconciles_total{controller="gpu-unit"'
+RECONCILES_METRIC = 'kube_reconciles_total{controller="gpu-unit"'
 
 
 @dataclass(frozen=True)
-class Site:
-    plane: ControlPlane
-    api: Bare
-    audit: AuditLog
+class Testbed:
+    control_plane: ControlPlane
+    kube: RawKubeClient
+    audit_log: AuditLog
     folder: Path
-    manager: Program | None = None
+    controller_manager: MeasuredProcess | None = None
     """Where one is at work."""
 
 
 @asynccontextmanager
-async def site(gpus: int, watched_user: str) -> AsyncIterator[Site]:
+async def testbed(gpus: int, watched_user: str) -> AsyncIterator[Testbed]:
     """A control plane with so many GPUs, which writes down what that user asks of it."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         audit = AuditLog(folder, watched_user)
         nodes = math.ceil(gpus / GPUS_PER_NODE)
-        with control_plane(nodes=nodes, gpus_per_node=GPUS_PER_NODE, apiserver_flags=audit.flags) as plane:
-            install(plane)
-            async with bare(admin(plane)) as api:
-                yield Site(plane, api, audit, folder)
+        with temporary_control_plane(
+            nodes=nodes, gpus_per_node=GPUS_PER_NODE, apiserver_flags=audit.apiserver_flags
+        ) as plane:
+            install_platform(plane)
+            async with raw_kube_client(admin_access(plane)) as api:
+                yield Testbed(plane, api, audit, folder)
 
 
-def install(plane: ControlPlane) -> None:
+def install_platform(plane: ControlPlane) -> None:
     for part in ("namespace", "priority", "crd", "rbac"):
-        plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(PROJECT / "config" / part))
+        plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(PROJECT_ROOT / "config" / part))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 
 
-def units_in(namespace: str) -> str:
+def units_path(namespace: str) -> str:
     return f"/apis/runtime.lokiwager.io/v1alpha1/namespaces/{namespace}/gpuunits"
 
 
-async def all_ready(api: Bare, path: str, units: int) -> None:
+async def wait_until_all_ready(api: RawKubeClient, path: str, units: int) -> None:
     """The API server ends a watch now and then, and the next one begins with all that there is."""
-    while not await _seen_ready(api, path, units):
+    while not await _watch_until_all_ready(api, path, units):
         pass
 
 
-async def _seen_ready(api: Bare, path: str, units: int) -> bool:
+async def _watch_until_all_ready(api: RawKubeClient, path: str, units: int) -> bool:
     ready: set[str] = set()
-    async with watched(api, path) as events:
+    async with watch_lines(api, path) as events:
         async for line in events:
-            event = _EVENT.decode(line)
+            event = _WATCH_EVENT_DECODER.decode(line)
             if event.object.status.phase == "Ready":
                 ready.add(event.object.metadata.name)
             else:
@@ -76,36 +78,40 @@ async def _seen_ready(api: Bare, path: str, units: int) -> bool:
     return False
 
 
-async def see_pods(
-    api: Bare, namespace: str, names: Collection[str], owner: Callable[[dict[str, str]], str], seen: dict[str, float]
+async def record_first_pods(
+    api: RawKubeClient,
+    namespace: str,
+    names: Collection[str],
+    owner: Callable[[dict[str, str]], str],
+    seen: dict[str, float],
 ) -> None:
     """Until there was a pod of each. When the first one was seen, by the name of its owner, on the monotonic clock."""
     if not names:
         return
-    async with watched(api, f"/api/v1/namespaces/{namespace}/pods") as events:
+    async with watch_lines(api, f"/api/v1/namespaces/{namespace}/pods") as events:
         async for line in events:
-            name = owner(_EVENT.decode(line).object.metadata.labels)
+            name = owner(_WATCH_EVENT_DECODER.decode(line).object.metadata.labels)
             if name in names:
                 seen.setdefault(name, monotonic())
                 if len(seen) == len(names):
                     return
 
 
-async def settled(process: Program) -> None:
+async def wait_until_idle(process: MeasuredProcess) -> None:
     """Until nothing waits and no more Events are written."""
     before = -1.0
     while True:
-        now = process.metric("kube_events_total{") + process.metric(RECONCILES)
-        if now == before and process.metric("kube_queue_depth{") == 0:
+        now = process.metric_sum("kube_events_total{") + process.metric_sum(RECONCILES_METRIC)
+        if now == before and process.metric_sum("kube_queue_depth{") == 0:
             return
         before = now
         await asyncio.sleep(1.5)
 
 
 @asynccontextmanager
-async def watched(api: Bare, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+async def watch_lines(api: RawKubeClient, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
     async with api.session.get(f"{api.url}{path}?watch=true") as answer:
-        yield lines(answer.content.iter_any())
+        yield split_lines(answer.content.iter_any())
 
 
 class _Meta(msgspec.Struct):
@@ -122,8 +128,8 @@ class _Object(msgspec.Struct):
     status: _Status = _Status()
 
 
-class _Event(msgspec.Struct):
+class _WatchEvent(msgspec.Struct):
     object: _Object
 
 
-_EVENT = msgspec.json.Decoder(_Event)
+_WATCH_EVENT_DECODER = msgspec.json.Decoder(_WatchEvent)

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from localcluster.errors import Unmet
-from localcluster.progress import step
+from localcluster.errors import MissingRequirement
+from localcluster.progress import progress_step
 
-NODE_PROGRAMS = {
+NODE_PACKAGES = {
     "containerd": "containerd",
     "debootstrap": "debootstrap",
     "ip": "iproute2",
@@ -25,22 +25,24 @@ NODE_PROGRAMS = {
 """Programs of the node shape and the package each one comes from."""
 
 
-def require(programs: Mapping[str, str] = NODE_PROGRAMS) -> None:
+def install_missing(programs: Mapping[str, str] = NODE_PACKAGES) -> None:
     """Install the packages of the programs that are missing, saying so."""
-    missing = sorted({package for program, package in programs.items() if not _present(program)})
+    missing = sorted({package for program, package in programs.items() if not _is_installed(program)})
     if not missing:
         return
     if not shutil.which("apt-get"):
-        raise Unmet(
+        raise MissingRequirement(
             f"this machine lacks {', '.join(missing)} and has no apt-get: install them with its package manager."
         )
     if os.geteuid() != 0:
-        raise Unmet(f"this machine lacks {', '.join(missing)}: run `sudo apt-get install {' '.join(missing)}`.")
-    with step(f"Installing {', '.join(missing)} from Debian's packages"):
+        raise MissingRequirement(
+            f"this machine lacks {', '.join(missing)}: run `sudo apt-get install {' '.join(missing)}`."
+        )
+    with progress_step(f"Installing {', '.join(missing)} from Debian's packages"):
         _install(missing)
 
 
-def _present(program: str) -> bool:
+def _is_installed(program: str) -> bool:
     return shutil.which(program) is not None or Path(program).exists()
 
 
@@ -50,10 +52,12 @@ def _install(packages: list[str]) -> None:
         done = subprocess.run(["apt-get", *command], env=quiet, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stderr, file=sys.stderr)
-        raise Unmet(f"apt-get could not install {', '.join(packages)}: make Debian's package archive reachable.")
+        raise MissingRequirement(
+            f"apt-get could not install {', '.join(packages)}: make Debian's package archive reachable."
+        )
 
 
-def archive() -> tuple[str, str]:
+def package_archive() -> tuple[str, str]:
     """The package archive that this machine uses, and its release."""
     said = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"],
@@ -63,7 +67,7 @@ def archive() -> tuple[str, str]:
     )
     first = said.stdout.split("\n", 1)[0].split()
     if len(first) != 2:
-        raise Unmet("apt has no package archive configured: add one to /etc/apt/sources.list.")
+        raise MissingRequirement("apt has no package archive configured: add one to /etc/apt/sources.list.")
     return first[0], first[1]
 
 
@@ -72,5 +76,5 @@ def python_version() -> str:
     said = subprocess.run(["apt-cache", "show", "python3"], capture_output=True, text=True, check=False)
     match = re.search(r"^Version: (\d+\.\d+)", said.stdout, re.MULTILINE)
     if not match:
-        raise Unmet("apt does not know python3: run `apt-get update`.")
+        raise MissingRequirement("apt does not know python3: run `apt-get update`.")
     return match[1]

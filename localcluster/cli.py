@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 
 from localcluster import binaries, dev_platform, node
-from localcluster.control_plane import PROGRAMS, control_plane
-from localcluster.errors import Unmet
+from localcluster.control_plane import CONTROL_PLANE_BINARIES, temporary_control_plane
+from localcluster.errors import MissingRequirement
 from localcluster.supervisor_client import ProcessFailed
 
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     try:
         return int(options.run(options) or 0)
-    except Unmet as unmet:
+    except MissingRequirement as unmet:
         print(f"\nCannot go on: {unmet}", file=sys.stderr)
         return 2
     except ProcessFailed as failure:
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _up(options: argparse.Namespace) -> None:
     started = time.monotonic()
-    forwards = dev_platform.routes(options.api_port, options.nats_port)
+    forwards = dev_platform.port_forwards(options.api_port, options.nats_port)
     dev_platform.up(forwards)
     print(f"\nThe platform is up ({time.monotonic() - started:.1f} s).\n")
     print("  Kubernetes   export KUBECONFIG=$PWD/.local/kubeconfig PATH=$PWD/.local/bin:$PATH")
@@ -90,7 +90,7 @@ def _wipe(_: argparse.Namespace) -> None:
 
 
 def _status(_: argparse.Namespace) -> int:
-    local = dev_platform.running()
+    local = dev_platform.running_node()
     if local is None:
         print("The platform is down; `make up` starts it.")
         return 1
@@ -103,49 +103,49 @@ def _status(_: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    folder = dev_platform.STATE / "logs"
+    folder = dev_platform.STATE_DIR / "logs"
     if options.name and not (folder / f"{options.name}.log").exists():
         return _pod_logs(options)
     files = [folder / f"{options.name}.log"] if options.name else sorted(folder.glob("*.log"))
     if not files:
-        raise Unmet("there are no logs yet: `make up` starts the platform.")
+        raise MissingRequirement("there are no logs yet: `make up` starts the platform.")
     lines = "--lines=200" if options.name else "--lines=5"
     follow = ["--follow=name"] if options.follow else []
     return subprocess.run(["tail", lines, *follow, *files], check=False).returncode
 
 
 def _pod_logs(options: argparse.Namespace) -> int:
-    local = dev_platform.running()
+    local = dev_platform.running_node()
     if local is None:
-        raise Unmet(f"there is no log of {options.name}: the platform is down, `make up` starts it.")
+        raise MissingRequirement(f"there is no log of {options.name}: the platform is down, `make up` starts it.")
     selector = f"--selector=app.kubernetes.io/name={options.name}"
     path = "--output=jsonpath={.items[0].metadata.namespace}"
     namespace = local.kubectl("get", "pods", "--all-namespaces", selector, path, "--ignore-not-found").strip()
     if not namespace:
         names = ", ".join(process.name for process in local.processes.list())
-        raise Unmet(f"there is no log of {options.name}: name a platform workload or one of {names}.")
+        raise MissingRequirement(f"there is no log of {options.name}: name a platform workload or one of {names}.")
     follow = ["--follow"] if options.follow else []
-    kubectl = [str(local.plane.programs["kubectl"]), f"--kubeconfig={local.plane.kubeconfig}"]
+    kubectl = [str(local.control_plane.binary_paths["kubectl"]), f"--kubeconfig={local.control_plane.kubeconfig}"]
     command = [*kubectl, "logs", f"--namespace={namespace}", selector, "--prefix", "--tail=200", *follow]
     return subprocess.run(command, check=False).returncode
 
 
 def _prepare(_: argparse.Namespace) -> None:
-    binaries.resolve([*PROGRAMS, "kwok"])
+    binaries.resolve([*CONTROL_PLANE_BINARIES, "kwok"])
     node.prepare()
     print("Everything is there; `make up` starts it.")
 
 
 def _control_plane(options: argparse.Namespace) -> None:
-    with control_plane(options.nodes, options.gpus) as plane:
-        _hold(plane.kubeconfig)
+    with temporary_control_plane(options.nodes, options.gpus) as plane:
+        _wait_until_interrupted(plane.kubeconfig)
 
 
 def _node(options: argparse.Namespace) -> None:
-    with node.node(options.gpus) as local:
-        _hold(local.plane.kubeconfig)
+    with node.temporary_node(options.gpus) as local:
+        _wait_until_interrupted(local.control_plane.kubeconfig)
 
 
-def _hold(kubeconfig: object) -> None:
+def _wait_until_interrupted(kubeconfig: object) -> None:
     print(f"\nRunning until interrupted:\n\n  export KUBECONFIG={kubeconfig}\n", flush=True)
     signal.pause()

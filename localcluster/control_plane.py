@@ -21,18 +21,18 @@ import yaml
 from lightkube import Client, KubeConfig
 
 from localcluster import binaries, simulated_nodes
-from localcluster.paths import LOCAL, require_disk, scratch
-from localcluster.pki import Authority
-from localcluster.supervisor_client import Processes, ProcessFailed
+from localcluster.paths import LOCAL_STATE_DIR, require_free_disk, scratch_dir
+from localcluster.pki import CertificateAuthority
+from localcluster.supervisor_client import ProcessFailed, SupervisorClient
 
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
-RARE_COLLECTIONS = {"GOGC": "400"}
+CONTROL_PLANE_BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+GO_GC_ENV = {"GOGC": "400"}
 """Memory for time: by default Go's garbage collector takes a sixth of what an API server of this size computes."""
 
 
 @dataclass(frozen=True)
 class ControlPlane:
-    state: Path
+    state_dir: Path
     address: str
     port: int
     etcd_ports: tuple[int, int]
@@ -49,19 +49,19 @@ class ControlPlane:
 
     @property
     def kubeconfig(self) -> Path:
-        return self.state / "kubeconfig"
+        return self.state_dir / "kubeconfig"
 
     @cached_property
-    def authority(self) -> Authority:
-        return Authority(self.state / "pki")
+    def authority(self) -> CertificateAuthority:
+        return CertificateAuthority(self.state_dir / "pki")
 
     @cached_property
-    def processes(self) -> Processes:
-        return Processes(self.state)
+    def processes(self) -> SupervisorClient:
+        return SupervisorClient(self.state_dir)
 
     @cached_property
-    def programs(self) -> dict[str, Path]:
-        return binaries.resolve(PROGRAMS)
+    def binary_paths(self) -> dict[str, Path]:
+        return binaries.resolve(CONTROL_PLANE_BINARIES)
 
     def client(self, namespace: str = "default") -> Client:
         """A client with every right."""
@@ -69,12 +69,12 @@ class ControlPlane:
 
     def kubeconfig_for(self, name: str, user: str, *groups: str) -> Path:
         """A kubeconfig for another user, made on first use."""
-        path = self.state / "pki" / f"{name}.kubeconfig"
-        return self.authority.kubeconfig(path, self.url, self.authority.issue(name, user, groups))
+        path = self.state_dir / "pki" / f"{name}.kubeconfig"
+        return self.authority.write_kubeconfig(path, self.url, self.authority.issue(name, user, groups))
 
     def kubectl(self, *arguments: str) -> str:
         """Run kubectl with every right and return what it says."""
-        command = [str(self.programs["kubectl"]), f"--kubeconfig={self.kubeconfig}", *arguments]
+        command = [str(self.binary_paths["kubectl"]), f"--kubeconfig={self.kubeconfig}", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ProcessFailed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
@@ -82,7 +82,9 @@ class ControlPlane:
 
     def start(self) -> None:
         """Start everything and return when the API answers and its built-in objects are there."""
-        self.authority.kubeconfig(self.kubeconfig, self.url, self.authority.issue("admin", "admin", ["system:masters"]))
+        self.authority.write_kubeconfig(
+            self.kubeconfig, self.url, self.authority.issue("admin", "admin", ["system:masters"])
+        )
         self.start_etcd()
         self.start_apiserver()
         self.wait_ready()
@@ -90,7 +92,7 @@ class ControlPlane:
         self.start_scheduler()
 
     def start_etcd(self) -> None:
-        data = self.state / "etcd"
+        data = self.state_dir / "etcd"
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         client, peer = (f"http://{self.address}:{port}" for port in self.etcd_ports)
         flags = {
@@ -107,10 +109,10 @@ class ControlPlane:
             "auto-compaction-retention": "10m",
             "log-level": "warn",
         }
-        self._run("etcd", flags)
+        self._start_binary("etcd", flags)
 
     def start_apiserver(self) -> None:
-        hosts = [self.address, "127.0.0.1", "localhost", _first_host(self.service_cidr)]
+        hosts = [self.address, "127.0.0.1", "localhost", _first_host_ip(self.service_cidr)]
         hosts += ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
         serving = self.authority.issue("apiserver", "kube-apiserver", ["system:masters"], hosts)
         service_accounts = self.authority.signing_key("service-accounts")
@@ -119,7 +121,7 @@ class ControlPlane:
             "bind-address": self.address,
             "advertise-address": self.address,
             "secure-port": self.port,
-            "cert-dir": self.state / "pki",
+            "cert-dir": self.state_dir / "pki",
             "tls-cert-file": serving.certificate,
             "tls-private-key-file": serving.key,
             "client-ca-file": self.authority.certificate,
@@ -142,7 +144,7 @@ class ControlPlane:
             # An address of the loopback interface may not stand in the `kubernetes` Service's endpoints.
             "endpoint-reconciler-type": "none" if self.address.startswith("127.") else "lease",
         }
-        self._run("kube-apiserver", flags | dict(self.apiserver_flags))
+        self._start_binary("kube-apiserver", flags | dict(self.apiserver_flags))
 
     def start_controller_manager(self) -> None:
         flags = {
@@ -167,7 +169,7 @@ class ControlPlane:
             "concurrent-namespace-syncs": 20,
             "concurrent-statefulset-syncs": 10,
         }
-        self._run("kube-controller-manager", flags)
+        self._start_binary("kube-controller-manager", flags)
 
     def start_scheduler(self) -> None:
         config = {
@@ -182,24 +184,24 @@ class ControlPlane:
             "podInitialBackoffSeconds": 1,
             "podMaxBackoffSeconds": 1,
         }
-        path = self.state / "scheduler.yaml"
+        path = self.state_dir / "scheduler.yaml"
         path.write_text(yaml.safe_dump(config))
-        self._run("kube-scheduler", {"config": path, "secure-port": 0})
+        self._start_binary("kube-scheduler", {"config": path, "secure-port": 0})
 
     def start_provisioner(self) -> None:
         """Volumes for claims of the class in `node.yaml`, which is to be applied before."""
-        volumes = self.state / "volumes"
+        volumes = self.state_dir / "volumes"
         volumes.mkdir(exist_ok=True)
         kubeconfig = self.kubeconfig_for("provisioner", "system:provisioner")
         options = [f"--kubeconfig={kubeconfig}", f"--volumes={volumes}"]
         self.processes.start("provisioner", [sys.executable, "-P", "-m", "localcluster.hostpath_provisioner", *options])
 
     def wait_ready(self, timeout: float = 180) -> None:
-        self.processes.wait_for("kube-apiserver", self.ready, timeout)
+        self.processes.wait_for("kube-apiserver", self.is_ready, timeout)
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=10, context=self._tls) as answer:  # noqa: S310
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=10, context=self._ssl_context) as answer:  # noqa: S310
                 return bool(answer.status == 200)
         except urllib.error.HTTPError as refusal:
             refusal.close()
@@ -208,34 +210,34 @@ class ControlPlane:
             return False
 
     @cached_property
-    def _tls(self) -> ssl.SSLContext:
+    def _ssl_context(self) -> ssl.SSLContext:
         admin = self.authority.issue("admin", "admin", ["system:masters"])
         context = ssl.create_default_context(cafile=str(self.authority.certificate))
         context.load_cert_chain(admin.certificate, admin.key)
         return context
 
-    def _run(self, name: str, flags: Mapping[str, object]) -> None:
-        given = [f"--{key}={_text(value)}" for key, value in flags.items() if value is not None]
-        self.processes.start(name, [self.programs[name], *given], env=RARE_COLLECTIONS)
+    def _start_binary(self, name: str, flags: Mapping[str, object]) -> None:
+        given = [f"--{key}={_flag_value(value)}" for key, value in flags.items() if value is not None]
+        self.processes.start(name, [self.binary_paths[name], *given], env=GO_GC_ENV)
 
 
 @contextmanager
-def control_plane(
+def temporary_control_plane(
     nodes: int = 4, gpus_per_node: int = 8, apiserver_flags: Mapping[str, object] | None = None
 ) -> Iterator[ControlPlane]:
     """A control plane of one's own with simulated GPU nodes, gone without a trace at the end."""
-    require_disk(LOCAL, 1, "a control plane")
-    programs = binaries.resolve([*PROGRAMS, "kwok"])
-    with scratch("control-planes") as state:
+    require_free_disk(LOCAL_STATE_DIR, 1, "a control plane")
+    programs = binaries.resolve([*CONTROL_PLANE_BINARIES, "kwok"])
+    with scratch_dir("control-planes") as state:
         ports = (free_port(), free_port())
         flags = apiserver_flags or {}
         plane = ControlPlane(state, "127.0.0.1", free_port(), ports, "10.96.0.0/16", apiserver_flags=flags)
         try:
-            plane.processes.launch(owned=True)
+            plane.processes.launch(die_with_parent=True)
             plane.start()
-            simulated_nodes.start(plane, programs["kwok"])
+            simulated_nodes.start_kwok(plane, programs["kwok"])
             with plane.client() as client:
-                simulated_nodes.add(client, nodes, gpus_per_node)
+                simulated_nodes.add_nodes(client, nodes, gpus_per_node)
             yield plane
         finally:
             plane.processes.shutdown()
@@ -256,11 +258,11 @@ def free_port() -> int:
             return port
 
 
-def _first_host(cidr: str) -> str:
+def _first_host_ip(cidr: str) -> str:
     """Kubernetes gives the first address of the Service range to the API server itself."""
     network, _, _ = cidr.partition("/")
     return network.rsplit(".", 1)[0] + ".1"
 
 
-def _text(value: object) -> str:
+def _flag_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,5 +1,5 @@
 """What this machine lacks."""
 
 
-class Unmet(Exception):
+class MissingRequirement(Exception):
     """Something that a cluster needs is missing. The message is one sentence that says what to do about it."""

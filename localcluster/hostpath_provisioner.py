@@ -18,28 +18,28 @@ from lightkube.models.core_v1 import HostPathVolumeSource, ObjectReference, Pers
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus
 
-PROVISIONER = "localcluster/hostpath"
-WANTED_OF = "volume.kubernetes.io/storage-provisioner"
+PROVISIONER_NAME = "localcluster/hostpath"
+STORAGE_PROVISIONER_ANNOTATION = "volume.kubernetes.io/storage-provisioner"
 """How Kubernetes asks for a claim's volume: at once or when the first pod mounts it, as its class says."""
-PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
-LOOK_AGAIN_SECONDS = 30.0
+PROVISIONED_BY_ANNOTATION = "pv.kubernetes.io/provisioned-by"
+RESYNC_SECONDS = 30.0
 
 log = logging.getLogger("provisioner")
 
 
-class Provisioner:
+class HostPathProvisioner:
     def __init__(self, client: Client, volumes: Path) -> None:
         self.client = client
-        self.volumes = volumes
+        self.volumes_dir = volumes
 
     def reconcile(self) -> None:
-        claims = [claim for claim in self.client.list(PersistentVolumeClaim, namespace="*") if _is_ours(claim)]
-        volumes = {volume.metadata.name: volume for volume in self._our_volumes() if volume.metadata}
+        claims = [claim for claim in self.client.list(PersistentVolumeClaim, namespace="*") if _is_own_pvc(claim)]
+        volumes = {volume.metadata.name: volume for volume in self._own_volumes() if volume.metadata}
         for claim in claims:
             volume = volumes.get(_volume_name(claim))
             if volume is None:
                 self.provision(claim)
-            elif _requested(claim) != _capacity(volume) or _requested(claim) != _seen(claim):
+            elif _requested_size(claim) != _capacity(volume) or _requested_size(claim) != _reported_capacity(claim):
                 self.expand(claim)
         for volume in volumes.values():
             if volume.status and volume.status.phase == "Released":
@@ -48,7 +48,7 @@ class Provisioner:
     def provision(self, claim: PersistentVolumeClaim) -> None:
         assert claim.metadata  # noqa: S101
         name = _volume_name(claim)
-        folder = self.volumes / name
+        folder = self.volumes_dir / name
         folder.mkdir(exist_ok=True)
         folder.chmod(0o777)  # whoever a pod's user is, the volume is the pod's
         reference = ObjectReference(
@@ -60,13 +60,13 @@ class Provisioner:
         )
         spec = PersistentVolumeSpec(
             accessModes=claim.spec.accessModes if claim.spec else None,
-            capacity={"storage": _requested(claim)},
+            capacity={"storage": _requested_size(claim)},
             claimRef=reference,
             hostPath=HostPathVolumeSource(path=str(folder), type="Directory"),
             persistentVolumeReclaimPolicy="Delete",
             storageClassName=claim.spec.storageClassName if claim.spec else None,
         )
-        metadata = ObjectMeta(name=name, annotations={PROVISIONED_BY: PROVISIONER})
+        metadata = ObjectMeta(name=name, annotations={PROVISIONED_BY_ANNOTATION: PROVISIONER_NAME})
         self.client.create(PersistentVolume(metadata=metadata, spec=spec))
         log.info("provisioned %s for %s/%s", name, claim.metadata.namespace, claim.metadata.name)
 
@@ -74,7 +74,7 @@ class Provisioner:
         """Grow the volume, then say so on the claim, once it is bound: the order in which a real driver does it."""
         if not (claim.metadata and claim.status and claim.status.phase == "Bound"):
             return
-        capacity = {"storage": _requested(claim)}
+        capacity = {"storage": _requested_size(claim)}
         self.client.patch(PersistentVolume, _volume_name(claim), {"spec": {"capacity": capacity}})
         self.client.patch(
             PersistentVolumeClaimStatus,
@@ -82,36 +82,38 @@ class Provisioner:
             {"status": {"capacity": capacity}},
             namespace=claim.metadata.namespace,
         )
-        log.info("expanded %s/%s to %s", claim.metadata.namespace, claim.metadata.name, _requested(claim))
+        log.info("expanded %s/%s to %s", claim.metadata.namespace, claim.metadata.name, _requested_size(claim))
 
     def delete(self, volume: PersistentVolume) -> None:
         name = str(volume.metadata and volume.metadata.name)
-        shutil.rmtree(self.volumes / name, ignore_errors=True)
+        shutil.rmtree(self.volumes_dir / name, ignore_errors=True)
         self.client.delete(PersistentVolume, name)
         log.info("deleted %s", name)
 
-    def _our_volumes(self) -> Iterator[PersistentVolume]:
+    def _own_volumes(self) -> Iterator[PersistentVolume]:
         for volume in self.client.list(PersistentVolume):
-            if ((volume.metadata and volume.metadata.annotations) or {}).get(PROVISIONED_BY) == PROVISIONER:
+            if ((volume.metadata and volume.metadata.annotations) or {}).get(
+                PROVISIONED_BY_ANNOTATION
+            ) == PROVISIONER_NAME:
                 yield volume
 
 
-def _is_ours(claim: PersistentVolumeClaim) -> bool:
+def _is_own_pvc(claim: PersistentVolumeClaim) -> bool:
     deleted = bool(claim.metadata and claim.metadata.deletionTimestamp)
-    asked = ((claim.metadata and claim.metadata.annotations) or {}).get(WANTED_OF)
-    return asked == PROVISIONER and not deleted
+    asked = ((claim.metadata and claim.metadata.annotations) or {}).get(STORAGE_PROVISIONER_ANNOTATION)
+    return asked == PROVISIONER_NAME and not deleted
 
 
 def _volume_name(claim: PersistentVolumeClaim) -> str:
     return f"pvc-{claim.metadata and claim.metadata.uid}"
 
 
-def _requested(claim: PersistentVolumeClaim) -> str:
+def _requested_size(claim: PersistentVolumeClaim) -> str:
     resources = claim.spec and claim.spec.resources
     return str(((resources and resources.requests) or {})["storage"])
 
 
-def _seen(claim: PersistentVolumeClaim) -> str | None:
+def _reported_capacity(claim: PersistentVolumeClaim) -> str | None:
     return ((claim.status and claim.status.capacity) or {}).get("storage")
 
 
@@ -144,7 +146,7 @@ def main() -> None:
     for kind in (PersistentVolumeClaim, PersistentVolume):
         threading.Thread(target=_watch, args=(config, kind, changes), daemon=True).start()
     with Client(config=config) as client:
-        provisioner = Provisioner(client, options.volumes)
+        provisioner = HostPathProvisioner(client, options.volumes)
         while True:
             try:
                 provisioner.reconcile()
@@ -152,13 +154,13 @@ def main() -> None:
                 log.warning("will try again: %s", error)
                 threading.Event().wait(0.5)
                 changes.put(None)
-            _wait(changes)
+            _wait_for_change(changes)
 
 
-def _wait(changes: "queue.Queue[None]") -> None:
+def _wait_for_change(changes: "queue.Queue[None]") -> None:
     """Wait for a change, and take all that have come since as one."""
     try:
-        changes.get(timeout=LOOK_AGAIN_SECONDS)
+        changes.get(timeout=RESYNC_SECONDS)
         while True:
             changes.get_nowait()
     except queue.Empty:

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from localcluster import apt_packages, binaries
-from localcluster.errors import Unmet
-from localcluster.paths import PROJECT, cache, require_disk
-from localcluster.progress import step
+from localcluster.errors import MissingRequirement
+from localcluster.paths import PROJECT_ROOT, cache_dir, require_free_disk
+from localcluster.progress import progress_step
 
-RECIPE = "1"
-PACKAGES = ("ca-certificates", "curl", "nginx-light", "python3")
-PYTHON_FOLDER = "usr/lib/python3/dist-packages"
-USER = "10001:10001"
+RECIPE_VERSION = "1"
+DEBIAN_PACKAGES = ("ca-certificates", "curl", "nginx-light", "python3")
+SITE_PACKAGES_DIR = "usr/lib/python3/dist-packages"
+CONTAINER_USER = "10001:10001"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-KEPT = 4
+MAX_CACHED_PRODUCT_IMAGES = 4
 """Every change of the sources makes a product image; so many of them stay for those who go back and forth."""
 
 
@@ -43,77 +43,77 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Archive:
+class ImageArchive:
     """A file that containerd imports, with one or more images in it."""
 
     path: Path
     images: tuple[Image, ...]
 
 
-STAND_INS = (
+STAND_IN_IMAGES = (
     Image("python:3.12", ("python",)),
     Image("python:3.12-slim", ("python",)),
     Image("nginx:1.27", ("nginx", "-g", "daemon off;")),
     Image("busybox:1.36", ("sh",)),
 )
-PAUSE = Image("localcluster/pause:1", ("/pause",), "65535:65535")
-NATS = Image("nats:2.15", ("/nats-server", "--config", "/etc/nats/nats.conf"), USER)
-PRODUCT = Image("gpu-runtime:local", ("gpu-runtime", "--help"), USER)
+PAUSE_IMAGE = Image("localcluster/pause:1", ("/pause",), "65535:65535")
+NATS_IMAGE = Image("nats:2.15", ("/nats-server", "--config", "/etc/nats/nats.conf"), CONTAINER_USER)
+PRODUCT_IMAGE = Image("gpu-runtime:local", ("gpu-runtime", "--help"), CONTAINER_USER)
 
 
-def archives() -> list[Archive]:
+def image_archives() -> list[ImageArchive]:
     """Everything that the local cluster runs, made where it is missing."""
-    return [stand_ins(), pause(), nats(), product()]
+    return [stand_in_archive(), pause_archive(), nats_archive(), product_archive()]
 
 
-def stand_ins() -> Archive:
-    return _archive("stand-ins", [_debian_layer()], STAND_INS)
+def stand_in_archive() -> ImageArchive:
+    return _build_archive("stand-ins", [_debian_layer()], STAND_IN_IMAGES)
 
 
-def product() -> Archive:
+def product_archive() -> ImageArchive:
     layer = _product_layer()
-    made = _archive("gpu-runtime", [_debian_layer(), layer], [PRODUCT])
+    made = _build_archive("gpu-runtime", [_debian_layer(), layer], [PRODUCT_IMAGE])
     for path in (layer, made.path):
         path.touch()
-    _forget_oldest("gpu-runtime-*.oci.tar")
-    _forget_oldest("gpu-runtime-*[0-9a-f].tar")
+    _evict_oldest("gpu-runtime-*.oci.tar")
+    _evict_oldest("gpu-runtime-*[0-9a-f].tar")
     return made
 
 
-def _forget_oldest(pattern: str) -> None:
-    newest_first = sorted((cache() / "images").glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in newest_first[KEPT:]:
+def _evict_oldest(pattern: str) -> None:
+    newest_first = sorted((cache_dir() / "images").glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in newest_first[MAX_CACHED_PRODUCT_IMAGES:]:
         path.unlink(missing_ok=True)
 
 
-def pause() -> Archive:
+def pause_archive() -> ImageArchive:
     program = binaries.resolve(["pause"])["pause"]
-    return _archive("pause", [_program_layer(program)], [PAUSE])
+    return _build_archive("pause", [_program_layer(program)], [PAUSE_IMAGE])
 
 
-def nats() -> Archive:
+def nats_archive() -> ImageArchive:
     program = Path(sys.executable).with_name("nats-server")
-    return _archive("nats", [_program_layer(program)], [NATS])
+    return _build_archive("nats", [_program_layer(program)], [NATS_IMAGE])
 
 
 def _debian_layer() -> Path:
-    source, release = apt_packages.archive()
-    layer = _cached("debian", RECIPE, release, *PACKAGES, suffix=".tar")
+    source, release = apt_packages.package_archive()
+    layer = _cache_path("debian", RECIPE_VERSION, release, *DEBIAN_PACKAGES, suffix=".tar")
     if not layer.exists():
-        require_disk(layer, 2, "making container images")
-        with step(f"Making a Debian {release} root for container images"):
-            _in_scratch(layer, lambda root: _debootstrap(root, release, source))
+        require_free_disk(layer, 2, "making container images")
+        with progress_step(f"Making a Debian {release} root for container images"):
+            _build_layer(layer, lambda root: _debootstrap(root, release, source))
     return layer
 
 
 def _debootstrap(root: Path, release: str, source: str) -> None:
-    include = f"--include={','.join(PACKAGES)}"
+    include = f"--include={','.join(DEBIAN_PACKAGES)}"
     # In a mount namespace of its own, so that a debootstrap that dies leaves nothing mounted.
     command = ["unshare", "--mount", "debootstrap", "--variant=minbase", include, release, str(root), source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stdout + done.stderr).strip().splitlines()[-1:]
-        raise Unmet(f"debootstrap failed ({' '.join(reason)}): make Debian's package archive reachable.")
+        raise MissingRequirement(f"debootstrap failed ({' '.join(reason)}): make Debian's package archive reachable.")
     for waste in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists", "var/cache/apt"):
         shutil.rmtree(root / waste, ignore_errors=True)
     (root / "usr/bin/python").symlink_to("python3")
@@ -121,43 +121,47 @@ def _debootstrap(root: Path, release: str, source: str) -> None:
 
 
 def _product_layer() -> Path:
-    shipped = (path for path in (PROJECT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
-    sources = [PROJECT / "pyproject.toml", PROJECT / "locks" / "runtime.txt", *sorted(shipped)]
-    contents = [f"{path.relative_to(PROJECT)} {_digest(path)}" for path in sources]
-    layer = _cached("gpu-runtime", RECIPE, "compiled", apt_packages.python_version(), *contents, suffix=".tar")
+    shipped = (path for path in (PROJECT_ROOT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    sources = [PROJECT_ROOT / "pyproject.toml", PROJECT_ROOT / "locks" / "runtime.txt", *sorted(shipped)]
+    contents = [f"{path.relative_to(PROJECT_ROOT)} {_digest(path)}" for path in sources]
+    layer = _cache_path(
+        "gpu-runtime", RECIPE_VERSION, "compiled", apt_packages.python_version(), *contents, suffix=".tar"
+    )
     if not layer.exists():
-        with step("Packing gpu-runtime:local"):
-            _in_scratch(layer, _install_product)
+        with progress_step("Packing gpu-runtime:local"):
+            _build_layer(layer, _install_product)
     return layer
 
 
 def _install_product(root: Path) -> None:
     uv = str(Path(sys.executable).with_name("uv"))
     wheels = root.parent / "wheels"
-    _run(uv, "build", "--quiet", "--wheel", "--no-build-isolation", "--out-dir", str(wheels), cwd=PROJECT)
+    _run(uv, "build", "--quiet", "--wheel", "--no-build-isolation", "--out-dir", str(wheels), cwd=PROJECT_ROOT)
     target = [
         f"--python-version={apt_packages.python_version()}",
         f"--python-platform={platform.machine()}-manylinux_2_28",
     ]
-    target += ["--only-binary=:all:", "--no-deps", "--target", str(root / PYTHON_FOLDER)]
-    _run(uv, "pip", "install", "--quiet", *target, "--require-hashes", "-r", str(PROJECT / "locks" / "runtime.txt"))
+    target += ["--only-binary=:all:", "--no-deps", "--target", str(root / SITE_PACKAGES_DIR)]
+    _run(
+        uv, "pip", "install", "--quiet", *target, "--require-hashes", "-r", str(PROJECT_ROOT / "locks" / "runtime.txt")
+    )
     _run(uv, "pip", "install", "--quiet", *target, *map(str, wheels.glob("*.whl")))
-    shutil.rmtree(root / PYTHON_FOLDER / "bin", ignore_errors=True)
-    _compile(root / PYTHON_FOLDER)
+    shutil.rmtree(root / SITE_PACKAGES_DIR / "bin", ignore_errors=True)
+    _compile_bytecode(root / SITE_PACKAGES_DIR)
     script = root / "usr/local/bin/gpu-runtime"
     script.parent.mkdir(parents=True)
     script.write_text("#!/usr/bin/python3\nimport sys\nfrom gpu_runtime.cli.main import main\nsys.exit(main())\n")
     script.chmod(0o755)
 
 
-def _compile(packages: Path) -> None:
+def _compile_bytecode(packages: Path) -> None:
     """Bytecode by the image's own Python: containers have a read-only root, and would compile at every start."""
-    with tempfile.TemporaryDirectory(dir=packages.parents[len(PYTHON_FOLDER.split("/"))]) as temporary:
+    with tempfile.TemporaryDirectory(dir=packages.parents[len(SITE_PACKAGES_DIR.split("/"))]) as temporary:
         with tarfile.open(_debian_layer()) as debian_root:
             debian_root.extractall(temporary, filter="fully_trusted")  # noqa: S202 - our own
-        inside = Path(temporary) / PYTHON_FOLDER
+        inside = Path(temporary) / SITE_PACKAGES_DIR
         shutil.copytree(packages, inside, dirs_exist_ok=True)
-        compiling = ["python3", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", f"/{PYTHON_FOLDER}"]
+        compiling = ["python3", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", f"/{SITE_PACKAGES_DIR}"]
         _run("chroot", temporary, *compiling)
         for folder in [path for path in packages.rglob("*") if path.is_dir()]:
             compiled = inside / folder.relative_to(packages) / "__pycache__"
@@ -167,30 +171,30 @@ def _compile(packages: Path) -> None:
 
 def _program_layer(program: Path) -> Path:
     """A single static program and nothing else."""
-    layer = _cached(program.name, _digest(program), suffix=".tar")
+    layer = _cache_path(program.name, _digest(program), suffix=".tar")
     if not layer.exists():
-        _in_scratch(layer, lambda root: shutil.copy2(program, root / program.name))
+        _build_layer(layer, lambda root: shutil.copy2(program, root / program.name))
     return layer
 
 
-def _archive(name: str, layers: Sequence[Path], images: Sequence[Image]) -> Archive:
-    path = _cached(name, RECIPE, *(layer.name for layer in layers), *map(str, images), suffix=".oci.tar")
+def _build_archive(name: str, layers: Sequence[Path], images: Sequence[Image]) -> ImageArchive:
+    path = _cache_path(name, RECIPE_VERSION, *(layer.name for layer in layers), *map(str, images), suffix=".oci.tar")
     if not path.exists():
-        require_disk(path, 1, "making container images")
+        require_free_disk(path, 1, "making container images")
         staging = path.with_name(f".{path.name}.{os.getpid()}")
         with tarfile.open(staging, "w") as archive:
             _write_oci(archive, layers, images)
         staging.rename(path)
-    return Archive(path, tuple(images))
+    return ImageArchive(path, tuple(images))
 
 
 def _write_oci(archive: tarfile.TarFile, layers: Sequence[Path], images: Sequence[Image]) -> None:
-    described = [_describe(layer) for layer in layers]
+    described = [_layer_descriptor(layer) for layer in layers]
     for layer, descriptor in zip(layers, described, strict=True):
         archive.add(layer, f"blobs/{descriptor['digest'].replace(':', '/')}")
     manifests = [_write_image(archive, described, image) for image in images]
-    _add(archive, "oci-layout", {"imageLayoutVersion": "1.0.0"})
-    _add(archive, "index.json", {"schemaVersion": 2, "manifests": manifests})
+    _add_json(archive, "oci-layout", {"imageLayoutVersion": "1.0.0"})
+    _add_json(archive, "index.json", {"schemaVersion": 2, "manifests": manifests})
 
 
 def _write_image(archive: tarfile.TarFile, layers: Sequence[dict[str, Any]], image: Image) -> dict[str, Any]:
@@ -215,7 +219,7 @@ def _write_image(archive: tarfile.TarFile, layers: Sequence[dict[str, Any]], ima
     return descriptor | {"annotations": {"io.containerd.image.name": f"{prefix}{image.name}"}}
 
 
-def _describe(layer: Path) -> dict[str, Any]:
+def _layer_descriptor(layer: Path) -> dict[str, Any]:
     return {
         "mediaType": "application/vnd.oci.image.layer.v1.tar",
         "digest": f"sha256:{_digest(layer)}",
@@ -227,23 +231,23 @@ def _add_blob(archive: tarfile.TarFile, media_type: str, content: dict[str, Any]
     data = json.dumps(content, sort_keys=True).encode()
     digest = hashlib.sha256(data).hexdigest()
     if f"blobs/sha256/{digest}" not in archive.getnames():
-        _add(archive, f"blobs/sha256/{digest}", content)
+        _add_json(archive, f"blobs/sha256/{digest}", content)
     return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
 
-def _add(archive: tarfile.TarFile, name: str, content: dict[str, Any]) -> None:
+def _add_json(archive: tarfile.TarFile, name: str, content: dict[str, Any]) -> None:
     data = json.dumps(content, sort_keys=True).encode()
     entry = tarfile.TarInfo(name)
     entry.size = len(data)
     archive.addfile(entry, io.BytesIO(data))
 
 
-def _cached(name: str, *ingredients: str, suffix: str) -> Path:
+def _cache_path(name: str, *ingredients: str, suffix: str) -> Path:
     key = hashlib.sha256("\n".join(ingredients).encode()).hexdigest()[:12]
-    return cache() / "images" / f"{name}-{key}{suffix}"
+    return cache_dir() / "images" / f"{name}-{key}{suffix}"
 
 
-def _in_scratch(layer: Path, fill: Callable[[Path], object]) -> None:
+def _build_layer(layer: Path, fill: Callable[[Path], object]) -> None:
     """Fill a folder and pack it into the layer, whole or not at all."""
     scratch = layer.with_name(f".{layer.name}.{os.getpid()}")
     root = scratch / "root"
@@ -265,4 +269,4 @@ def _digest(path: Path) -> str:
 def _run(*command: str, cwd: Path | None = None) -> None:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unmet(f"`{' '.join(command[:3])} …` failed: {(done.stderr or done.stdout).strip()[-300:]}")
+        raise MissingRequirement(f"`{' '.join(command[:3])} …` failed: {(done.stderr or done.stdout).strip()[-300:]}")

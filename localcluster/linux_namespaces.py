@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localcluster.errors import Unmet
-from localcluster.supervisor_client import Processes
+from localcluster.errors import MissingRequirement
+from localcluster.supervisor_client import SupervisorClient
 
-NETWORKS = range(64)
+NETWORK_INDEXES = range(64)
 
 # The kubelet insists on these and would set them for the whole machine; in here they read as it wants them.
 KERNEL_SETTINGS = {
@@ -35,7 +35,7 @@ KERNEL_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Network:
+class NodeNetwork:
     """The addresses of one node. Each node has its own, so that several run side by side."""
 
     index: int
@@ -45,65 +45,67 @@ class Network:
         return f"lc-{self.index}"
 
     @property
-    def link(self) -> str:
+    def link_cidr(self) -> str:
         return f"10.244.{self.index}.0/30"
 
     @property
-    def host(self) -> str:
+    def host_ip(self) -> str:
         return f"10.244.{self.index}.1"
 
     @property
-    def node(self) -> str:
+    def node_ip(self) -> str:
         return f"10.244.{self.index}.2"
 
     @property
-    def pods(self) -> str:
+    def pod_cidr(self) -> str:
         return f"10.245.{self.index}.0/24"
 
     @property
-    def services(self) -> str:
+    def service_cidr(self) -> str:
         return f"10.246.{self.index * 4}.0/22"
 
 
-def free_network() -> Network:
+def find_free_network() -> NodeNetwork:
     """A network that nothing on this machine uses yet."""
-    used = _routes()
-    for index in NETWORKS:
-        network = Network(index)
-        wanted = [ipaddress.ip_network(cidr) for cidr in (network.link, network.pods, network.services)]
+    used = _used_networks()
+    for index in NETWORK_INDEXES:
+        network = NodeNetwork(index)
+        wanted = [ipaddress.ip_network(cidr) for cidr in (network.link_cidr, network.pod_cidr, network.service_cidr)]
         if not any(one.overlaps(other) for one in wanted for other in used):
             return network
-    raise Unmet("every network from 10.244.0.0 to 10.246.255.255 is in use on this machine: stop a local cluster.")
+    raise MissingRequirement(
+        "every network from 10.244.0.0 to 10.246.255.255 is in use on this machine: stop a local cluster."
+    )
 
 
-def _routes() -> list[ipaddress.IPv4Network]:
+def _used_networks() -> list[ipaddress.IPv4Network]:
     said = subprocess.run(["ip", "-json", "-4", "route"], capture_output=True, text=True, check=True).stdout
     destinations = [route["dst"] for route in json.loads(said or "[]")]
     return [ipaddress.IPv4Network(dst) for dst in destinations if dst != "default"]
 
 
 @dataclass(frozen=True)
-class Sandbox:
-    state: Path
-    network: Network
+class NodeNamespaces:
+    state_dir: Path
+    network: NodeNetwork
     memory_gib: int
 
     @property
     def cgroup(self) -> str:
-        return _cgroup(self.state)
+        return _cgroup_name(self.state_dir)
 
-    def launch(self, processes: Processes, *, owned: bool, fds: Sequence[int] = ()) -> None:
+    def launch(self, processes: SupervisorClient, *, die_with_parent: bool, fds: Sequence[int] = ()) -> None:
         """Make the namespaces, start the supervisor in them, and connect them to this machine."""
-        self._write_files()
+        self._write_mounted_files()
         # A real power cut leaves none. Each that is left costs the kubelet six seconds before it looks at its pods.
-        remove_cgroups(self.state)
+        remove_cgroups(self.state_dir)
         self._make_cgroups()
         unshare = ["unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--"]
-        arrange = [sys.executable, "-P", "-m", "localcluster.linux_namespaces", str(self.state), "--"]
-        processes.launch([*unshare, *arrange], owned=owned, fds=fds)
-        self._connect(processes.supervisor_pid())
+        arrange = [sys.executable, "-P", "-m", "localcluster.linux_namespaces", str(self.state_dir), "--"]
+        processes.launch([*unshare, *arrange], die_with_parent=die_with_parent, fds=fds)
+        self._connect_network(processes.supervisor_pid())
 
-    def run(self, processes: Processes, *command: str | Path) -> str:
+    def run(self, processes: SupervisorClient, *command: str | Path) -> str:
         """Run a command inside and return what it says."""
         enter = ["nsenter", f"--target={processes.supervisor_pid()}", "--mount", "--net", "--pid", "--"]
         done = subprocess.run([*enter, *map(str, command)], capture_output=True, text=True, check=False)
@@ -111,33 +113,33 @@ class Sandbox:
             raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
         return done.stdout
 
-    def _write_files(self) -> None:
-        files = self.state / "files"
+    def _write_mounted_files(self) -> None:
+        files = self.state_dir / "files"
         files.mkdir(parents=True, exist_ok=True)
-        (self.state / "kubelet").mkdir(exist_ok=True)
+        (self.state_dir / "kubelet").mkdir(exist_ok=True)
         (files / "meminfo").write_text(_meminfo(self.memory_gib))
         (files / "resolv.conf").write_text(
-            f"nameserver {self.network.node}\nsearch svc.cluster.local cluster.local\noptions ndots:5\n"
+            f"nameserver {self.network.node_ip}\nsearch svc.cluster.local cluster.local\noptions ndots:5\n"
         )
         for name, value in KERNEL_SETTINGS.items():
             (files / name.replace("/", ".")).write_text(f"{value}\n")
 
-    def _connect(self, pid: int) -> None:
+    def _connect_network(self, pid: int) -> None:
         """A cable between this machine and the node, and the way to the node's Services and pods over it."""
         network = self.network
         here = [
             f"link add {network.interface} type veth peer name eth0 netns {pid}",
-            f"addr add {network.host}/30 dev {network.interface}",
+            f"addr add {network.host_ip}/30 dev {network.interface}",
             f"link set {network.interface} up",
-            f"route add {network.services} via {network.node}",
-            f"route add {network.pods} via {network.node}",
+            f"route add {network.service_cidr} via {network.node_ip}",
+            f"route add {network.pod_cidr} via {network.node_ip}",
         ]
         there = [
             "link set lo up",
-            f"addr add {network.node}/30 dev eth0",
+            f"addr add {network.node_ip}/30 dev eth0",
             "link set eth0 up",
             # A packet to a Service must have a route before kube-proxy's rules can send it elsewhere.
-            f"route add {network.services} dev eth0",
+            f"route add {network.service_cidr} dev eth0",
         ]
         _ip(there[:1], pid)
         _ip(here[:1])
@@ -152,12 +154,12 @@ class Sandbox:
 def remove_cgroups(state: Path) -> None:
     """Take away the one thing that the kernel keeps when a node's processes are gone."""
     for root in _cgroup_roots():
-        top = root / _cgroup(state)
+        top = root / _cgroup_name(state)
         if top.exists():
             _remove_cgroup(top)
 
 
-def _cgroup(state: Path) -> str:
+def _cgroup_name(state: Path) -> str:
     return f"localcluster-{hashlib.sha256(bytes(state)).hexdigest()[:12]}"
 
 
@@ -176,7 +178,9 @@ def _ip(commands: Sequence[str], pid: int | None = None) -> None:
     batch = "\n".join(commands)
     done = subprocess.run([*enter, "ip", "-batch", "-"], input=batch, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unmet(f"the node's network could not be made ({done.stderr.strip()}): `make down` removes an older one.")
+        raise MissingRequirement(
+            f"the node's network could not be made ({done.stderr.strip()}): `make down` removes an older one."
+        )
 
 
 def _cgroup_roots() -> list[Path]:

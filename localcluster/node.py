@@ -17,97 +17,99 @@ from lightkube.resources.core_v1 import Node as NodeResource
 
 from localcluster import apt_packages, binaries, images
 from localcluster.control_plane import ControlPlane
-from localcluster.errors import Unmet
-from localcluster.linux_namespaces import Network, Sandbox, free_network, remove_cgroups
-from localcluster.paths import LOCAL, discard, require_disk, scratch
-from localcluster.progress import step
-from localcluster.supervisor_client import Processes
+from localcluster.errors import MissingRequirement
+from localcluster.linux_namespaces import NodeNamespaces, NodeNetwork, find_free_network, remove_cgroups
+from localcluster.paths import LOCAL_STATE_DIR, remove_tree, require_free_disk, scratch_dir
+from localcluster.progress import progress_step
+from localcluster.supervisor_client import SupervisorClient
 
-NAME = "local"
-PROGRAMS = ("coredns", "gpu-device-plugin", "kube-proxy", "kubelet")
-CONTAINERD = "/run/containerd/containerd.sock"
-MANIFESTS = Path(__file__).with_suffix(".yaml")
+NODE_NAME = "local"
+NODE_BINARIES = ("coredns", "gpu-device-plugin", "kube-proxy", "kubelet")
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+NODE_MANIFESTS = Path(__file__).with_suffix(".yaml")
 
 
 @dataclass(frozen=True)
 class Node:
     """One machine of a cluster, and the control plane that runs on it."""
 
-    state: Path
-    network: Network
+    state_dir: Path
+    network: NodeNetwork
     gpus: int = 16
     memory_gib: int = 512
     durable: bool = False
 
     @cached_property
-    def plane(self) -> ControlPlane:
-        return ControlPlane(self.state, self.network.node, 6443, (2379, 2380), self.network.services, self.durable)
+    def control_plane(self) -> ControlPlane:
+        return ControlPlane(
+            self.state_dir, self.network.node_ip, 6443, (2379, 2380), self.network.service_cidr, self.durable
+        )
 
     @property
-    def processes(self) -> Processes:
-        return self.plane.processes
+    def processes(self) -> SupervisorClient:
+        return self.control_plane.processes
 
     @cached_property
-    def sandbox(self) -> Sandbox:
-        return Sandbox(self.state, self.network, self.memory_gib)
+    def namespaces(self) -> NodeNamespaces:
+        return NodeNamespaces(self.state_dir, self.network, self.memory_gib)
 
     @cached_property
-    def programs(self) -> dict[str, Path]:
-        return binaries.resolve(PROGRAMS)
+    def binary_paths(self) -> dict[str, Path]:
+        return binaries.resolve(NODE_BINARIES)
 
-    def start(self, *, owned: bool, fds: Sequence[int] = ()) -> None:
+    def start(self, *, die_with_parent: bool, fds: Sequence[int] = ()) -> None:
         """Start everything and return when the node is Ready with its GPUs."""
         archives = prepare()
         started = datetime.datetime.now(datetime.UTC)
-        with step("Starting the control plane"):
-            self.sandbox.launch(self.processes, owned=owned, fds=fds)
+        with progress_step("Starting the control plane"):
+            self.namespaces.launch(self.processes, die_with_parent=die_with_parent, fds=fds)
             self.start_containerd()
-            self.plane.start()
-        with step("Importing container images"):
+            self.control_plane.start()
+        with progress_step("Importing container images"):
             self.import_images(archives)
-        with step("Starting the node"):
-            self.apply(MANIFESTS)
+        with progress_step("Starting the node"):
+            self.apply(NODE_MANIFESTS)
             self.start_kubelet()
-            self.start_gpus()
+            self.start_gpu_device_plugin()
             self.start_kube_proxy()
-            self.start_dns()
-            self.plane.start_provisioner()
-            self.processes.wait_for("kubelet", lambda: self.ready(since=started), 180)
+            self.start_coredns()
+            self.control_plane.start_provisioner()
+            self.processes.wait_for("kubelet", lambda: self.is_ready(since=started), 180)
 
     def start_containerd(self) -> None:
         config = self._write(
             "containerd.toml",
             f"""
 version = 2
-root = {json.dumps(str(self.state / "containerd"))}
+root = {json.dumps(str(self.state_dir / "containerd"))}
 state = "/run/containerd"
 [grpc]
-  address = "{CONTAINERD}"
+  address = "{CONTAINERD_SOCKET}"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "docker.io/{images.PAUSE.name}"
+  sandbox_image = "docker.io/{images.PAUSE_IMAGE.name}"
   # Without CAP_SYS_RESOURCE a process may not lower its OOM score below its parent's.
   restrict_oom_score_adj = true
   disable_apparmor = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
-    conf_dir = {json.dumps(str(self.state / "cni"))}
+    conf_dir = {json.dumps(str(self.state_dir / "cni"))}
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
 """,
         )
-        self._write("cni/10-pods.conflist", json.dumps(self._pod_network()))
+        self._write("cni/10-pods.conflist", json.dumps(self._cni_config()))
         self.processes.start("containerd", ["containerd", "--config", config])
 
-    def import_images(self, archives: Sequence[images.Archive]) -> None:
-        self.processes.wait_for("containerd", self._containerd_answers)
-        done = self.state / "containerd" / "imported"
+    def import_images(self, archives: Sequence[images.ImageArchive]) -> None:
+        self.processes.wait_for("containerd", self._is_containerd_ready)
+        done = self.state_dir / "containerd" / "imported"
         known = done.read_text().split() if done.exists() else []
         for archive in archives:
             if archive.path.name not in known:
-                self.sandbox.run(
+                self.namespaces.run(
                     self.processes,
                     "ctr",
-                    f"--address={CONTAINERD}",
+                    f"--address={CONTAINERD_SOCKET}",
                     "--namespace=k8s.io",
                     "images",
                     "import",
@@ -116,26 +118,28 @@ state = "/run/containerd"
         done.write_text("\n".join(archive.path.name for archive in archives))
 
     def start_kubelet(self) -> None:
-        user = f"system:node:{NAME}"
-        serving = self.plane.authority.issue("kubelet", user, ["system:nodes"], [NAME, self.network.node])
+        user = f"system:node:{NODE_NAME}"
+        serving = self.control_plane.authority.issue(
+            "kubelet", user, ["system:nodes"], [NODE_NAME, self.network.node_ip]
+        )
         settings = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": self.network.node,
+            "address": self.network.node_ip,
             "authentication": {
                 "anonymous": {"enabled": False},
-                "x509": {"clientCAFile": str(self.plane.authority.certificate)},
+                "x509": {"clientCAFile": str(self.control_plane.authority.certificate)},
             },
             "authorization": {"mode": "Webhook"},
             "tlsCertFile": str(serving.certificate),
             "tlsPrivateKeyFile": str(serving.key),
-            "containerRuntimeEndpoint": f"unix://{CONTAINERD}",
-            "clusterDNS": [self.network.node],
+            "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+            "clusterDNS": [self.network.node_ip],
             "clusterDomain": "cluster.local",
-            "resolvConf": str(self.state / "files" / "resolv.conf"),
-            "podLogsDir": str(self.state / "pod-logs"),
+            "resolvConf": str(self.state_dir / "files" / "resolv.conf"),
+            "podLogsDir": str(self.state_dir / "pod-logs"),
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": f"/{self.sandbox.cgroup}",
+            "cgroupRoot": f"/{self.namespaces.cgroup}",
             "failCgroupV1": False,
             "enforceNodeAllocatable": [],
             "failSwapOn": False,
@@ -156,58 +160,60 @@ state = "/run/containerd"
             "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},
         }
         config = self._write("kubelet.yaml", yaml.safe_dump(settings))
-        kubeconfig = self.plane.kubeconfig_for("kubelet", user, "system:nodes")
-        flags = [f"--config={config}", f"--kubeconfig={kubeconfig}", f"--hostname-override={NAME}"]
-        self.processes.start("kubelet", [self.programs["kubelet"], *flags, f"--node-ip={self.network.node}"])
+        kubeconfig = self.control_plane.kubeconfig_for("kubelet", user, "system:nodes")
+        flags = [f"--config={config}", f"--kubeconfig={kubeconfig}", f"--hostname-override={NODE_NAME}"]
+        self.processes.start("kubelet", [self.binary_paths["kubelet"], *flags, f"--node-ip={self.network.node_ip}"])
 
-    def start_gpus(self) -> None:
-        self.processes.start("gpu-device-plugin", [self.programs["gpu-device-plugin"], f"--count={self.gpus}"])
+    def start_gpu_device_plugin(self) -> None:
+        self.processes.start("gpu-device-plugin", [self.binary_paths["gpu-device-plugin"], f"--count={self.gpus}"])
 
     def start_kube_proxy(self) -> None:
         settings = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": "nftables",
-            "hostnameOverride": NAME,
-            "clusterCIDR": self.network.pods,
-            "clientConnection": {"kubeconfig": str(self.plane.kubeconfig_for("kube-proxy", "system:kube-proxy"))},
+            "hostnameOverride": NODE_NAME,
+            "clusterCIDR": self.network.pod_cidr,
+            "clientConnection": {
+                "kubeconfig": str(self.control_plane.kubeconfig_for("kube-proxy", "system:kube-proxy"))
+            },
             "nftables": {"minSyncPeriod": "10ms", "syncPeriod": "30s"},
             # Nothing of this machine's connection tracking is to be changed.
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         }
         config = self._write("kube-proxy.yaml", yaml.safe_dump(settings))
-        self.processes.start("kube-proxy", [self.programs["kube-proxy"], f"--config={config}"])
+        self.processes.start("kube-proxy", [self.binary_paths["kube-proxy"], f"--config={config}"])
 
-    def start_dns(self) -> None:
-        kubeconfig = self.plane.kubeconfig_for("coredns", "system:coredns")
+    def start_coredns(self) -> None:
+        kubeconfig = self.control_plane.kubeconfig_for("coredns", "system:coredns")
         config = self._write(
             "Corefile",
             f"""
 cluster.local:53 in-addr.arpa:53 {{
-    bind {self.network.node}
+    bind {self.network.node_ip}
     errors
-    ready {self.network.node}:8181
+    ready {self.network.node_ip}:8181
     kubernetes cluster.local in-addr.arpa {{
         kubeconfig {kubeconfig} local
     }}
 }}
 # There is no world outside: say so at once instead of letting a resolver wait for it.
 .:53 {{
-    bind {self.network.node}
+    bind {self.network.node_ip}
     template ANY ANY {{
         rcode NXDOMAIN
     }}
 }}
 """,
         )
-        self.processes.start("coredns", [self.programs["coredns"], "-conf", config])
+        self.processes.start("coredns", [self.binary_paths["coredns"], "-conf", config])
 
-    def ready(self, since: datetime.datetime) -> bool:
+    def is_ready(self, since: datetime.datetime) -> bool:
         """Whether the node takes pods and has its GPUs; what it said before it was last switched off does not count."""
-        with self.plane.client() as client:
+        with self.control_plane.client() as client:
             try:
-                lease = client.get(Lease, NAME, namespace="kube-node-lease")
-                status = client.get(NodeResource, NAME).status
+                lease = client.get(Lease, NODE_NAME, namespace="kube-node-lease")
+                status = client.get(NodeResource, NODE_NAME).status
             except ApiError:
                 return False
         if not (status and lease.spec and lease.spec.renewTime and lease.spec.renewTime > since):
@@ -221,14 +227,14 @@ cluster.local:53 in-addr.arpa:53 {{
         self.kubectl("apply", "--server-side", "--force-conflicts", how, str(path))
 
     def kubectl(self, *arguments: str) -> str:
-        return self.plane.kubectl(*arguments)
+        return self.control_plane.kubectl(*arguments)
 
     def stop(self) -> None:
         """Cut the power: nothing of the node is left but its files."""
         self.processes.shutdown()
-        remove_cgroups(self.state)
+        remove_cgroups(self.state_dir)
 
-    def _pod_network(self) -> dict[str, Any]:
+    def _cni_config(self) -> dict[str, Any]:
         return {
             "cniVersion": "1.0.0",
             "name": "pods",
@@ -239,7 +245,7 @@ cluster.local:53 in-addr.arpa:53 {{
                     "ipam": {
                         "type": "host-local",
                         "dataDir": "/run/cni",
-                        "ranges": [[{"subnet": self.network.pods}]],
+                        "ranges": [[{"subnet": self.network.pod_cidr}]],
                         "routes": [{"dst": "0.0.0.0/0"}],
                     },
                 },
@@ -247,43 +253,43 @@ cluster.local:53 in-addr.arpa:53 {{
             ],
         }
 
-    def _containerd_answers(self) -> bool:
+    def _is_containerd_ready(self) -> bool:
         try:
-            self.sandbox.run(self.processes, "ctr", f"--address={CONTAINERD}", "version")
+            self.namespaces.run(self.processes, "ctr", f"--address={CONTAINERD_SOCKET}", "version")
         except RuntimeError:
             return False
         return True
 
     def _write(self, name: str, text: str) -> Path:
-        path = self.state / name
+        path = self.state_dir / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
 
-def prepare() -> list[images.Archive]:
+def prepare() -> list[images.ImageArchive]:
     """Whatever a node needs of this machine, made or installed where it is missing."""
     if os.geteuid() != 0:
-        raise Unmet("a node needs root for its namespaces and mounts: run this with sudo.")
-    require_disk(LOCAL, 3, "a node")
-    apt_packages.require()
-    binaries.resolve(PROGRAMS)
-    return images.archives()
+        raise MissingRequirement("a node needs root for its namespaces and mounts: run this with sudo.")
+    require_free_disk(LOCAL_STATE_DIR, 3, "a node")
+    apt_packages.install_missing()
+    binaries.resolve(NODE_BINARIES)
+    return images.image_archives()
 
 
 @contextmanager
-def node(gpus: int = 16) -> Iterator[Node]:
+def temporary_node(gpus: int = 16) -> Iterator[Node]:
     """A node of one's own beside any other, gone without a trace at the end."""
     prepare()
-    with scratch("nodes", discard_node) as state:
-        local = Node(state, free_network(), gpus)
+    with scratch_dir("nodes", remove_node_state) as state:
+        local = Node(state, find_free_network(), gpus)
         try:
-            local.start(owned=True)
+            local.start(die_with_parent=True)
             yield local
         finally:
             local.stop()
 
 
-def discard_node(state: Path) -> None:
+def remove_node_state(state: Path) -> None:
     remove_cgroups(state)
-    discard(state)
+    remove_tree(state)

@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID = datetime.timedelta(days=3650)
+CERTIFICATE_VALIDITY = datetime.timedelta(days=3650)
 
 
 @dataclass(frozen=True)
-class Identity:
+class CertificatePair:
     """A certificate and its key on disk."""
 
     certificate: Path
@@ -26,42 +26,46 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Authority:
+class CertificateAuthority:
     """The cluster's own certificate authority. What it has issued is kept, so a restarted cluster keeps its clients."""
 
     folder: Path
 
     @property
     def certificate(self) -> Path:
-        return self._own.certificate
+        return self._ca_pair.certificate
 
     @cached_property
-    def _own(self) -> Identity:
+    def _ca_pair(self) -> CertificatePair:
         identity = self._paths("ca")
         if not identity.key.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             key = ec.generate_private_key(ec.SECP256R1())
-            name = _name("localcluster")
+            name = _subject("localcluster")
             usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-            builder = _builder(name, name, key.public_key()).add_extension(x509.BasicConstraints(True, None), True)
+            builder = _certificate_builder(name, name, key.public_key()).add_extension(
+                x509.BasicConstraints(True, None), True
+            )
             builder = builder.add_extension(usage, True)
-            _write(identity, builder.sign(key, hashes.SHA256()), key)
+            _write_pair(identity, builder.sign(key, hashes.SHA256()), key)
         return identity
 
-    def issue(self, name: str, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> Identity:
+    def issue(self, name: str, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> CertificatePair:
         """An identity for a user of these groups that can also serve under these host names and addresses."""
         identity = self._paths(name)
         if not identity.key.exists():
-            authority_key = serialization.load_pem_private_key(self._own.key.read_bytes(), None)
+            authority_key = serialization.load_pem_private_key(self._ca_pair.key.read_bytes(), None)
             assert isinstance(authority_key, ec.EllipticCurvePrivateKey)  # noqa: S101
-            issuer = x509.load_pem_x509_certificate(self._own.certificate.read_bytes()).subject
+            issuer = x509.load_pem_x509_certificate(self._ca_pair.certificate.read_bytes()).subject
             key = ec.generate_private_key(ec.SECP256R1())
-            builder = _builder(_name(user, groups), issuer, key.public_key())
+            builder = _certificate_builder(_subject(user, groups), issuer, key.public_key())
             purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
             builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
             if hosts:
-                builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), False)
-            _write(identity, builder.sign(authority_key, hashes.SHA256()), key)
+                builder = builder.add_extension(
+                    x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False
+                )
+            _write_pair(identity, builder.sign(authority_key, hashes.SHA256()), key)
         return identity
 
     def signing_key(self, name: str) -> Path:
@@ -71,7 +75,7 @@ class Authority:
             _write_private(path, _pem(rsa.generate_private_key(65537, 2048)))
         return path
 
-    def kubeconfig(self, path: Path, server: str, identity: Identity) -> Path:
+    def write_kubeconfig(self, path: Path, server: str, identity: CertificatePair) -> Path:
         """A kubeconfig that stands alone: everything it needs is inside."""
         config = {
             "apiVersion": "v1",
@@ -81,15 +85,15 @@ class Authority:
             "clusters": [
                 {
                     "name": "local",
-                    "cluster": {"server": server, "certificate-authority-data": _encoded(self.certificate)},
+                    "cluster": {"server": server, "certificate-authority-data": _base64_of(self.certificate)},
                 }
             ],
             "users": [
                 {
                     "name": "local",
                     "user": {
-                        "client-certificate-data": _encoded(identity.certificate),
-                        "client-key-data": _encoded(identity.key),
+                        "client-certificate-data": _base64_of(identity.certificate),
+                        "client-key-data": _base64_of(identity.key),
                     },
                 }
             ],
@@ -97,23 +101,25 @@ class Authority:
         _write_private(path, yaml.safe_dump(config).encode())
         return path
 
-    def _paths(self, name: str) -> Identity:
-        return Identity(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+    def _paths(self, name: str) -> CertificatePair:
+        return CertificatePair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
 
 
-def _name(user: str, groups: Sequence[str] = ()) -> x509.Name:
+def _subject(user: str, groups: Sequence[str] = ()) -> x509.Name:
     organisations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
     return x509.Name([*organisations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
 
 
-def _host(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _certificate_builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -122,11 +128,11 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + VALID)
+        .not_valid_after(now + CERTIFICATE_VALIDITY)
     )
 
 
-def _write(identity: Identity, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+def _write_pair(identity: CertificatePair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
     identity.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     _write_private(identity.key, _pem(key))
 
@@ -145,5 +151,5 @@ def _pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     )
 
 
-def _encoded(path: Path) -> str:
+def _base64_of(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()

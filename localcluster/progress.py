@@ -7,35 +7,35 @@ from contextlib import contextmanager
 from typing import TextIO
 
 BAR_WIDTH = 30
-QUIET_SECONDS = 10.0
+UPDATE_INTERVAL_SECONDS = 10.0
 
 
-class Step:
+class ProgressStep:
     """One step under way. On a terminal it redraws its line; elsewhere it prints one every few seconds."""
 
     def __init__(self, title: str, out: TextIO) -> None:
         self.title = title
         self.started = time.monotonic()
         self._out = out
-        self._live = out.isatty()
-        self._next_line = self.started + QUIET_SECONDS
-        if self._live:
+        self._is_terminal = out.isatty()
+        self._next_line = self.started + UPDATE_INTERVAL_SECONDS
+        if self._is_terminal:
             self._draw(f"  … {title}")
 
-    def at(self, done: int, total: int, detail: str = "") -> None:
+    def update(self, done: int, total: int, detail: str = "") -> None:
         share = min(done / total, 1.0) if total else 0.0
         filled = round(share * BAR_WIDTH)
         bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {share:4.0%}"
-        if self._live:
+        if self._is_terminal:
             self._draw(f"  … {self.title} {bar} {detail}")
         elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + QUIET_SECONDS
+            self._next_line = time.monotonic() + UPDATE_INTERVAL_SECONDS
             print(f"  … {self.title} {bar} {detail}", file=self._out, flush=True)
 
     def finish(self, mark: str) -> None:
         seconds = time.monotonic() - self.started
         line = f"  {mark} {self.title} ({seconds:.1f} s)"
-        if self._live:
+        if self._is_terminal:
             self._draw(line)
             print(file=self._out)
         else:
@@ -46,8 +46,8 @@ class Step:
 
 
 @contextmanager
-def step(title: str) -> Iterator[Step]:
-    current = Step(title, sys.stderr)
+def progress_step(title: str) -> Iterator[ProgressStep]:
+    current = ProgressStep(title, sys.stderr)
     try:
         yield current
     except BaseException:

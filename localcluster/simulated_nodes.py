@@ -13,18 +13,18 @@ from lightkube.resources.core_v1 import Node
 if TYPE_CHECKING:
     from localcluster.control_plane import ControlPlane
 
-MARK = "kwok.x-k8s.io/node"
-STAGES = Path(__file__).with_suffix(".yaml")
+KWOK_NODE_ANNOTATION = "kwok.x-k8s.io/node"
+KWOK_STAGES = Path(__file__).with_suffix(".yaml")
 
 
-def start(plane: ControlPlane, kwok: Path) -> None:
+def start_kwok(plane: ControlPlane, kwok: Path) -> None:
     plane.processes.start(
         "kwok",
         [
             kwok,
-            f"--config={STAGES}",
+            f"--config={KWOK_STAGES}",
             f"--kubeconfig={plane.kubeconfig_for('kwok', 'kwok', 'system:masters')}",
-            f"--manage-nodes-with-annotation-selector={MARK}=fake",
+            f"--manage-nodes-with-annotation-selector={KWOK_NODE_ANNOTATION}=fake",
             "--node-lease-duration-seconds=20",  # renewed four times in that time, well within the grace period
             "--cidr=10.128.0.0/9",
             "--node-ip=10.127.0.1",
@@ -32,20 +32,20 @@ def start(plane: ControlPlane, kwok: Path) -> None:
     )
 
 
-def add(client: Client, count: int, gpus: int, prefix: str = "simulated") -> list[str]:
+def add_nodes(client: Client, count: int, gpus: int, prefix: str = "simulated") -> list[str]:
     """Create nodes with GPUs and room for as many small pods as anyone wants."""
     names = [f"{prefix}-{index}" for index in range(count)]
     for name in names:
-        add_one(client, name, gpus)
+        add_node(client, name, gpus)
     return names
 
 
-def add_one(client: Client, name: str, gpus: int) -> None:
+def add_node(client: Client, name: str, gpus: int) -> None:
     capacity = {"cpu": "256", "memory": "4Ti", "pods": "4000", "nvidia.com/gpu": str(gpus)}
     labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok"}
     client.create(
         Node(
-            metadata=ObjectMeta(name=name, labels=labels, annotations={MARK: "fake"}),
+            metadata=ObjectMeta(name=name, labels=labels, annotations={KWOK_NODE_ANNOTATION: "fake"}),
             status=NodeStatus(capacity=capacity, allocatable=capacity),
         )
     )

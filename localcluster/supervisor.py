@@ -22,45 +22,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-FIRST_BACKOFF = 0.1
-LONGEST_BACKOFF = 5.0
-STEADY_AFTER = 10.0
-NOT_STARTED = 127
+INITIAL_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 5.0
+BACKOFF_RESET_SECONDS = 10.0
+NOT_STARTED_EXIT_CODE = 127
 """The exit status of what could not even be started, as shells have it."""
 LIBC = ctypes.CDLL(None, use_errno=True)
-SET_PARENT_DEATH_SIGNAL = 1
+PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 
 
 @dataclass
-class Child:
+class SupervisedProcess:
     name: str
     argv: list[str]
     log: str
     env: dict[str, str] = field(default_factory=dict)
     cwd: str | None = None
     fds: list[int] = field(default_factory=list)
-    wanted: bool = True
+    should_run: bool = True
     pid: int | None = None
-    started: float = 0.0
+    started_at: float = 0.0
     restarts: int = 0
-    backoff: float = FIRST_BACKOFF
-    due: float = 0.0
-    last_exit: int | None = None
+    backoff_seconds: float = INITIAL_BACKOFF_SECONDS
+    restart_at: float = 0.0
+    last_exit_code: int | None = None
 
     def spawn(self) -> None:
-        self.started = time.monotonic()
+        self.started_at = time.monotonic()
         with Path(self.log).open("ab") as log:
             try:
-                running = self._run(log)
+                running = self._popen(log)
             except OSError as error:
                 log.write(f"{error}\n".encode())
-                self.ended(NOT_STARTED)
+                self.record_exit(NOT_STARTED_EXIT_CODE)
                 return
         running.returncode = 0  # reaped by the supervisor's own waitpid, not by Popen
         self.pid = running.pid
 
-    def _run(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    def _popen(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             self.argv,
             stdin=subprocess.DEVNULL,
@@ -70,25 +70,25 @@ class Child:
             cwd=self.cwd,
             pass_fds=self.fds,
             start_new_session=True,
-            preexec_fn=functools.partial(die_with, os.getpid()),  # noqa: PLW1509 - there is one thread
+            preexec_fn=functools.partial(kill_on_parent_death, os.getpid()),  # noqa: PLW1509 - there is one thread
         )
 
-    def ended(self, code: int) -> None:
-        steady = time.monotonic() - self.started > STEADY_AFTER
-        self.backoff = FIRST_BACKOFF if steady else min(self.backoff * 2, LONGEST_BACKOFF)
-        self.pid, self.last_exit, self.due = None, code, time.monotonic() + self.backoff
+    def record_exit(self, code: int) -> None:
+        steady = time.monotonic() - self.started_at > BACKOFF_RESET_SECONDS
+        self.backoff_seconds = INITIAL_BACKOFF_SECONDS if steady else min(self.backoff_seconds * 2, MAX_BACKOFF_SECONDS)
+        self.pid, self.last_exit_code, self.restart_at = None, code, time.monotonic() + self.backoff_seconds
         self.restarts += 1
 
 
-def die_with(parent: int) -> None:
+def kill_on_parent_death(parent: int) -> None:
     """Ask the kernel to be killed with the parent, which may have died before this was asked for."""
-    if LIBC.prctl(SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL)) != 0 or os.getppid() != parent:
-        os._exit(NOT_STARTED)
+    if LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL)) != 0 or os.getppid() != parent:
+        os._exit(NOT_STARTED_EXIT_CODE)
 
 
 class Supervisor:
     def __init__(self, path: str) -> None:
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, SupervisedProcess] = {}
         self.selector = selectors.DefaultSelector()
         self.server = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
@@ -103,17 +103,17 @@ class Supervisor:
         signal.set_wakeup_fd(wakeup_writer.fileno(), warn_on_full_buffer=False)
         self._wakeup_writer = wakeup_writer
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.over = False
+        self.stopping = False
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._end)
+            signal.signal(number, self._stop)
 
     def run(self) -> None:
-        while not self.over:
-            for key, _ in self.selector.select(self._next_due()):
+        while not self.stopping:
+            for key, _ in self.selector.select(self._seconds_until_restart()):
                 if key.fileobj is self.server:
-                    self._answer()
+                    self._serve_request()
                 else:
-                    self._drain_wakeups()
+                    self._read_wakeups()
             self._reap()
             self._restart_due()
         for child in self.children.values():
@@ -121,14 +121,14 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGKILL)
                 os.waitpid(child.pid, 0)
 
-    def _end(self, *_: object) -> None:
-        self.over = True
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
 
-    def _next_due(self) -> float | None:
-        waiting = [child.due for child in self.children.values() if child.wanted and child.pid is None]
+    def _seconds_until_restart(self) -> float | None:
+        waiting = [child.restart_at for child in self.children.values() if child.should_run and child.pid is None]
         return max(0.0, min(waiting) - time.monotonic()) if waiting else None
 
-    def _drain_wakeups(self) -> None:
+    def _read_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self.wakeup.recv(4096):
                 pass
@@ -143,14 +143,14 @@ class Supervisor:
                 return
             for child in self.children.values():
                 if child.pid == pid:
-                    child.ended(os.waitstatus_to_exitcode(status))
+                    child.record_exit(os.waitstatus_to_exitcode(status))
 
     def _restart_due(self) -> None:
         for child in self.children.values():
-            if child.wanted and child.pid is None and child.due <= time.monotonic():
+            if child.should_run and child.pid is None and child.restart_at <= time.monotonic():
                 child.spawn()
 
-    def _answer(self) -> None:
+    def _serve_request(self) -> None:
         connection, _ = self.server.accept()
         with connection, connection.makefile("rb") as stream:
             connection.settimeout(5)
@@ -164,10 +164,10 @@ class Supervisor:
     def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.pop("op"):
             case "start":
-                self._start(Child(**request))
+                self._start(SupervisedProcess(**request))
             case "stop":
                 child = self.children[request["name"]]
-                child.wanted = False
+                child.should_run = False
                 if child.pid:
                     os.kill(child.pid, signal.Signals(request["signal"]))
             case "signal":
@@ -181,23 +181,23 @@ class Supervisor:
                 raise ValueError(f"unknown operation {unknown!r}")
         return {}
 
-    def _start(self, child: Child) -> None:
+    def _start(self, child: SupervisedProcess) -> None:
         known = self.children.get(child.name)
         if known and known.pid:
-            if known.wanted and known.argv == child.argv:
+            if known.should_run and known.argv == child.argv:
                 return
             raise ValueError(f"{child.name} is running already; stop it first")
         child.spawn()
         self.children[child.name] = child
 
     @staticmethod
-    def _describe(child: Child) -> dict[str, Any]:
+    def _describe(child: SupervisedProcess) -> dict[str, Any]:
         return {
             "name": child.name,
             "pid": child.pid,
-            "wanted": child.wanted,
+            "wanted": child.should_run,
             "restarts": child.restarts,
-            "last_exit": child.last_exit,
+            "last_exit": child.last_exit_code,
             "log": child.log,
         }
 

@@ -6,23 +6,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localcluster.errors import Unmet
-from localcluster.supervisor_client import Processes
+from localcluster.errors import MissingRequirement
+from localcluster.supervisor_client import SupervisorClient
 
-MOUNTED = 'mount -t tmpfs -o size="$1" none "$2" && shift 2 && exec "$@"'
+MOUNT_SCRIPT = 'mount -t tmpfs -o size="$1" none "$2" && shift 2 && exec "$@"'
 
 
-def on_a_disk(folder: Path, size: str) -> Sequence[str]:
+def tmpfs_command(folder: Path, size: str) -> Sequence[str]:
     """What a supervisor is wrapped in so that the folder is a disk of this size, which nobody else sees."""
     if os.geteuid() != 0:
-        raise Unmet("disks that can be filled need root: run this with sudo.")
+        raise MissingRequirement("disks that can be filled need root: run this with sudo.")
     folder.mkdir(parents=True, exist_ok=True)
-    return ["unshare", "--mount", "--propagation=private", "--", "sh", "-c", MOUNTED, "sh", size, str(folder)]
+    return ["unshare", "--mount", "--propagation=private", "--", "sh", "-c", MOUNT_SCRIPT, "sh", size, str(folder)]
 
 
 @dataclass(frozen=True)
-class Disk:
-    processes: Processes
+class TmpfsDisk:
+    processes: SupervisorClient
     folder: Path
 
     @property

@@ -19,24 +19,24 @@ from xdist.remote import Producer
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
-from localcluster.errors import Unmet
-from localcluster.nats_server import Account, NatsServer, nats_server
-from tests.lanes import Lanes
+from localcluster.errors import MissingRequirement
+from localcluster.nats_server import NatsAccount, NatsServer, temporary_nats_server
+from tests.lanes import SerialGroupScheduling
 
-LEFT_OUT = "LEFT OUT: "
+SKIP_REASON_PREFIX = "LEFT OUT: "
 
 T = TypeVar("T")
 
 
 @contextmanager
-def available(thing: AbstractContextManager[T]) -> Iterator[T]:
+def enter_or_skip(thing: AbstractContextManager[T]) -> Iterator[T]:
     """Enter it, or leave the tests out that need it."""
     try:
         entered = thing.__enter__()
-    except Unmet as unmet:
+    except MissingRequirement as unmet:
         if os.environ.get("CI") == "true":
             pytest.fail(f"nothing may be left out in CI: {unmet}", pytrace=False)
-        pytest.skip(f"{LEFT_OUT}{unmet}")
+        pytest.skip(f"{SKIP_REASON_PREFIX}{unmet}")
     try:
         yield entered
     finally:
@@ -46,7 +46,7 @@ def available(thing: AbstractContextManager[T]) -> Iterator[T]:
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
     """A real API server, controller manager and scheduler with simulated GPU nodes, shared by the whole run."""
-    with available(control_planes.control_plane()) as plane:
+    with enter_or_skip(control_planes.temporary_control_plane()) as plane:
         yield plane
 
 
@@ -69,26 +69,26 @@ def namespace(kube: Client) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def nats() -> Iterator[NatsServer]:
     """A real NATS server with JetStream, shared by the whole run."""
-    with available(nats_server()) as server:
+    with enter_or_skip(temporary_nats_server()) as server:
         yield server
 
 
 @pytest.fixture
-def nats_account(nats: NatsServer) -> Account:
+def nats_account(nats: NatsServer) -> NatsAccount:
     """A NATS account of the test's own: nobody else sees its streams and subjects."""
-    return nats.account()
+    return nats.create_account()
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
-    return Lanes(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SerialGroupScheduling:
+    return SerialGroupScheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if LEFT_OUT in reason:
-            reasons[reason.partition(LEFT_OUT)[2]] += 1
+        if SKIP_REASON_PREFIX in reason:
+            reasons[reason.partition(SKIP_REASON_PREFIX)[2]] += 1
     if reasons:
         terminalreporter.section("NOT EVERYTHING WAS TESTED", sep="!", red=True, bold=True)
         for reason, count in reasons.items():

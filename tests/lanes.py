@@ -6,7 +6,7 @@ API server, or two real nodes, each would only wait for the other.
 
 from xdist.scheduler import LoadScopeScheduling
 
-BUSY = (
+SERIAL_TEST_PATHS = (
     "tests/e2e/",
     "tests/integration/controller_manager/test_many.py",
     "tests/integration/runtime_api/handoff/",
@@ -15,7 +15,7 @@ BUSY = (
 )
 
 
-class Lanes(LoadScopeScheduling):
+class SerialGroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         """What runs in one process. The busy ones are collected first, and so begin at once."""
-        return "busy" if nodeid.startswith(BUSY) else nodeid.partition("::")[0]
+        return "busy" if nodeid.startswith(SERIAL_TEST_PATHS) else nodeid.partition("::")[0]

@@ -10,21 +10,21 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from bench.kube_api import Bare, at_a_time
-from bench.testbed import see_pods
+from bench.kube_api import RawKubeClient, for_each_concurrently
+from bench.testbed import record_first_pods
 
 NAMESPACE = "floor"
-DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+DEPLOYMENTS_PATH = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 
 
-async def start_bare(api: Bare, names: Collection[str]) -> list[float]:
+async def measure_pod_starts(api: RawKubeClient, names: Collection[str]) -> list[float]:
     """Seconds from the first request until each one's pod exists, rising."""
     seen: dict[str, float] = {}
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        tasks.create_task(see_pods(api, NAMESPACE, names, operator.methodcaller("get", "app"), seen))
+        tasks.create_task(record_first_pods(api, NAMESPACE, names, operator.methodcaller("get", "app"), seen))
         await asyncio.sleep(0.2)  # until the watch is there
         began = time.monotonic()
-        await at_a_time(len(names), names, lambda name: api.create(DEPLOYMENTS, _deployment(name)))
+        await for_each_concurrently(len(names), names, lambda name: api.create(DEPLOYMENTS_PATH, _deployment(name)))
     return sorted(moment - began for moment in seen.values())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bench.kube_api import Bare
+from bench.kube_api import RawKubeClient
 from gpu_runtime.contract.crd.well_known import (
     GROUP,
     INSTANCE_NAMESPACE,
@@ -21,73 +21,73 @@ from gpu_runtime.contract.crd.well_known import (
     operation_name,
 )
 
-API = f"/apis/{GROUP}/{VERSION}/namespaces"
-OPERATIONS = f"{API}/{SYSTEM_NAMESPACE}/operations"
-STOCK = f"{API}/{STOCK_NAMESPACE}/gpuunits"
-UNITS = f"{API}/{INSTANCE_NAMESPACE}/gpuunits"
-STRICTLY = "?fieldManager=floor&fieldValidation=Strict"
-HASH = 64 * "0"
-NOW = "2026-01-01T00:00:00Z"
+NAMESPACES_PATH = f"/apis/{GROUP}/{VERSION}/namespaces"
+OPERATIONS_PATH = f"{NAMESPACES_PATH}/{SYSTEM_NAMESPACE}/operations"
+STOCK_PATH = f"{NAMESPACES_PATH}/{STOCK_NAMESPACE}/gpuunits"
+UNITS_PATH = f"{NAMESPACES_PATH}/{INSTANCE_NAMESPACE}/gpuunits"
+STRICT_QUERY = "?fieldManager=floor&fieldValidation=Strict"
+REQUEST_HASH = 64 * "0"
+TIMESTAMP = "2026-01-01T00:00:00Z"
 
 
-class Stock(msgspec.Struct, frozen=True):
+class StockUnit(msgspec.Struct, frozen=True):
     """A stock unit as it was read before the first of the writes."""
 
     name: str
     uid: str
-    version: str
+    resource_version: str
 
 
-async def handed_over(api: Bare, request: dict[str, Any], stock: Stock) -> None:
+async def write_handoff(api: RawKubeClient, request: dict[str, Any], stock: StockUnit) -> None:
     """Record, claim, make, commit."""
-    operation = await api.create(OPERATIONS + STRICTLY, _operation(request, stock))
+    operation = await api.create(OPERATIONS_PATH + STRICT_QUERY, _operation(request, stock))
     name, uid = operation["metadata"]["name"], operation["metadata"]["uid"]
-    await api.patch(f"{STOCK}/{stock.name}{STRICTLY}", _claim(request, stock))
-    unit = await api.create(UNITS + STRICTLY, _unit(request, uid, stock))
-    made = {"targetUID": unit["metadata"]["uid"], "finishedAt": NOW}
+    await api.patch(f"{STOCK_PATH}/{stock.name}{STRICT_QUERY}", _claim(request, stock))
+    unit = await api.create(UNITS_PATH + STRICT_QUERY, _unit(request, uid, stock))
+    made = {"targetUID": unit["metadata"]["uid"], "finishedAt": TIMESTAMP}
     succeeded = _status(operation, request, stock, state="Succeeded", **made)
-    await api.patch(f"{OPERATIONS}/{name}/status{STRICTLY}", succeeded)
+    await api.patch(f"{OPERATIONS_PATH}/{name}/status{STRICT_QUERY}", succeeded)
 
 
-async def cleared_up(api: Bare, stock: Stock) -> None:
+async def delete_stock_unit(api: RawKubeClient, stock: StockUnit) -> None:
     options = {"propagationPolicy": "Background", "preconditions": {"uid": stock.uid}}
-    await api.delete(f"{STOCK}/{stock.name}", options)
+    await api.delete(f"{STOCK_PATH}/{stock.name}", options)
 
 
-def _operation(request: dict[str, Any], stock: Stock) -> dict[str, Any]:
+def _operation(request: dict[str, Any], stock: StockUnit) -> dict[str, Any]:
     spec = {
         "operationID": request["operationID"],
         "type": "CreateUnit",
-        "requestHash": HASH,
+        "requestHash": REQUEST_HASH,
         "request": msgspec.json.encode(request).decode(),
         "target": {"kind": "GPUUnit", "namespace": INSTANCE_NAMESPACE, "name": request["name"]},
-        "stock": _source(request, stock),
+        "stock": _stock_source(request, stock),
     }
-    name, labels = operation_name(request["operationID"]), {Label.RECORDED: NOW[:13]}
+    name, labels = operation_name(request["operationID"]), {Label.CREATED_HOUR: TIMESTAMP[:13]}
     return _manifest("Operation", {"name": name, "labels": labels}, spec)
 
 
-def _status(operation: Any, request: dict[str, Any], stock: Stock, **said: Any) -> dict[str, Any]:
-    status = {"stock": _source(request, stock), "attempt": 1, "startedAt": NOW, "error": None, **said}
+def _status(operation: Any, request: dict[str, Any], stock: StockUnit, **said: Any) -> dict[str, Any]:
+    status = {"stock": _stock_source(request, stock), "attempt": 1, "startedAt": TIMESTAMP, "error": None, **said}
     return {"metadata": {"resourceVersion": operation["metadata"]["resourceVersion"]}, "status": status}
 
 
-def _source(request: dict[str, Any], stock: Stock) -> dict[str, Any]:
+def _stock_source(request: dict[str, Any], stock: StockUnit) -> dict[str, Any]:
     source = {"namespace": STOCK_NAMESPACE, "name": stock.name, "uid": stock.uid}
     return source | {"memory": request["memory"], "gpu": request["gpu"]}
 
 
-def _claim(request: dict[str, Any], stock: Stock) -> dict[str, Any]:
+def _claim(request: dict[str, Any], stock: StockUnit) -> dict[str, Any]:
     annotations = {Annotation.CLAIMED_BY: request["operationID"]}
-    return {"metadata": {"resourceVersion": stock.version, "annotations": annotations}}
+    return {"metadata": {"resourceVersion": stock.resource_version, "annotations": annotations}}
 
 
-def _unit(request: dict[str, Any], operation_uid: str, stock: Stock) -> dict[str, Any]:
+def _unit(request: dict[str, Any], operation_uid: str, stock: StockUnit) -> dict[str, Any]:
     annotations = {
         Annotation.OPERATION_ID: request["operationID"],
         Annotation.OPERATION_UID: operation_uid,
         Annotation.OPERATION_ATTEMPT: "1",
-        Annotation.REQUEST_HASH: HASH,
+        Annotation.REQUEST_HASH: REQUEST_HASH,
         Annotation.SOURCE_STOCK_NAME: stock.name,
         Annotation.SOURCE_STOCK_NAMESPACE: STOCK_NAMESPACE,
         Annotation.SOURCE_STOCK_UID: stock.uid,

@@ -25,53 +25,55 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, RetentionPolicy, StreamConfig
 from nats.js.kv import KeyValue
 
-from bench.kube_api import at_a_time
-from localcluster.paths import PROJECT
+from bench.kube_api import for_each_concurrently
+from localcluster.paths import PROJECT_ROOT
 
-QUEUES = ("invoke", "dispatch", "result")
-BUCKET = "floor"
-AT_ONCE = 64
-REPLY, ID = "Floor-Reply", "Floor-Id"
+HOPS = ("invoke", "dispatch", "result")
+BUCKET_NAME = "floor"
+FETCH_BATCH_SIZE = 64
+REPLY_HEADER, ID_HEADER = "Floor-Reply", "Floor-Id"
 
 
 @dataclass
-class Ingress:
+class PipelineCaller:
     client: Client
-    stream: JetStreamContext
+    jetstream: JetStreamContext
     bucket: KeyValue
     inbox: str = field(default_factory=lambda: f"_INBOX.{uuid4().hex}")
-    waiting: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)
+    pending_replies: "dict[str, asyncio.Future[None]]" = field(default_factory=dict)
 
     async def send(self, key: str, body: bytes, *, wait: bool) -> None:
-        headers = {ID: key}
+        headers = {ID_HEADER: key}
         if wait:
-            headers[REPLY] = f"{self.inbox}.{key}"
-            self.waiting[key] = asyncio.get_running_loop().create_future()
+            headers[REPLY_HEADER] = f"{self.inbox}.{key}"
+            self.pending_replies[key] = asyncio.get_running_loop().create_future()
         await self.bucket.put(key, b"queued")
-        await self.stream.publish("floor.invoke.one", body, headers=headers)
+        await self.jetstream.publish("floor.invoke.one", body, headers=headers)
         if wait:
-            await self.waiting[key]
+            await self.pending_replies[key]
 
-    async def answered(self, message: Msg) -> None:
-        self.waiting[message.subject.rpartition(".")[2]].set_result(None)
+    async def on_reply(self, message: Msg) -> None:
+        self.pending_replies[message.subject.rpartition(".")[2]].set_result(None)
 
 
 @asynccontextmanager
-async def ingress(url: str) -> AsyncIterator[Ingress]:
+async def pipeline_caller(url: str) -> AsyncIterator[PipelineCaller]:
     client = await nats.connect(url)
     try:
         stream = client.jetstream()
-        made = Ingress(client, stream, await stream.key_value(BUCKET))
-        await client.subscribe(f"{made.inbox}.*", cb=made.answered)
+        made = PipelineCaller(client, stream, await stream.key_value(BUCKET_NAME))
+        await client.subscribe(f"{made.inbox}.*", cb=made.on_reply)
         yield made
     finally:
         await client.close()
 
 
 @contextmanager
-def hops(url: str, queues: Sequence[str] = QUEUES) -> Iterator[None]:
+def start_hops(url: str, queues: Sequence[str] = HOPS) -> Iterator[None]:
     """A process for each of the hops behind the caller."""
-    running = [Popen([sys.executable, "-m", "bench.floors.nats_pipeline", url, queue], cwd=PROJECT) for queue in queues]
+    running = [
+        Popen([sys.executable, "-m", "bench.floors.nats_pipeline", url, queue], cwd=PROJECT_ROOT) for queue in queues
+    ]
     try:
         yield
     finally:
@@ -80,12 +82,12 @@ def hops(url: str, queues: Sequence[str] = QUEUES) -> Iterator[None]:
             process.wait(10)
 
 
-async def emptied(url: str) -> float:
+async def wait_until_empty(url: str) -> float:
     """When nothing was left in any of the queues, on the monotonic clock."""
     client = await nats.connect(url)
     try:
         while True:
-            infos = [await client.jetstream().stream_info(f"FLOOR_{queue}") for queue in QUEUES]
+            infos = [await client.jetstream().stream_info(f"FLOOR_{queue}") for queue in HOPS]
             if not any(info.state.messages for info in infos):
                 return time.monotonic()
             await asyncio.sleep(0.02)
@@ -93,7 +95,7 @@ async def emptied(url: str) -> float:
         await client.close()
 
 
-async def drained(url: str, queue: str, count: int, body: bytes) -> float:
+async def measure_consume_rate(url: str, queue: str, count: int, body: bytes) -> float:
     """How many messages per second the hop behind a queue takes out of it, where so many wait."""
     client = await nats.connect(url)
     stream = client.jetstream()
@@ -103,8 +105,8 @@ async def drained(url: str, queue: str, count: int, body: bytes) -> float:
 
     try:
         send = partial(stream.publish, f"floor.{queue}.one", body)
-        await at_a_time(256, range(count), lambda number: send(headers={ID: f"{queue}-{number}"}))
-        with hops(url, [queue]):
+        await for_each_concurrently(256, range(count), lambda number: send(headers={ID_HEADER: f"{queue}-{number}"}))
+        with start_hops(url, [queue]):
             while (first := await left()) == count:  # noqa: ASYNC110 - no queue tells how long it is
                 await asyncio.sleep(0.02)
             began = time.monotonic()
@@ -115,38 +117,38 @@ async def drained(url: str, queue: str, count: int, body: bytes) -> float:
         await client.close()
 
 
-async def make_queues(url: str) -> None:
+async def create_streams(url: str) -> None:
     client = await nats.connect(url)
     stream = client.jetstream()
-    for queue in QUEUES:
+    for queue in HOPS:
         wanted = StreamConfig(
             name=f"FLOOR_{queue}", subjects=[f"floor.{queue}.*"], retention=RetentionPolicy.WORK_QUEUE
         )
         await stream.add_stream(wanted)
-    await stream.create_key_value(KeyValueConfig(bucket=BUCKET))
+    await stream.create_key_value(KeyValueConfig(bucket=BUCKET_NAME))
     await client.close()
 
 
-async def hop(url: str, queue: str) -> None:
+async def run_hop(url: str, queue: str) -> None:
     client = await nats.connect(url)
     stream = client.jetstream()
-    bucket = await stream.key_value(BUCKET)
+    bucket = await stream.key_value(BUCKET_NAME)
     pulled = await stream.pull_subscribe(f"floor.{queue}.*", durable=queue)
-    following = dict(pairwise(QUEUES)).get(queue)
+    following = dict(pairwise(HOPS)).get(queue)
 
     async def handle(message: Msg) -> None:
         headers = message.headers or {}
-        await bucket.put(headers[ID], queue.encode())
+        await bucket.put(headers[ID_HEADER], queue.encode())
         if following:
             await stream.publish(f"floor.{following}.one", message.data, headers=headers)
-        if queue == "dispatch" and REPLY in headers:
-            await client.publish(headers[REPLY], message.data)
+        if queue == "dispatch" and REPLY_HEADER in headers:
+            await client.publish(headers[REPLY_HEADER], message.data)
         await message.ack()
 
     while True:
         with suppress(TimeoutError):
-            await asyncio.gather(*(handle(message) for message in await pulled.fetch(AT_ONCE, timeout=5)))
+            await asyncio.gather(*(handle(message) for message in await pulled.fetch(FETCH_BATCH_SIZE, timeout=5)))
 
 
 if __name__ == "__main__":
-    asyncio.run(hop(*sys.argv[1:]))
+    asyncio.run(run_hop(*sys.argv[1:]))

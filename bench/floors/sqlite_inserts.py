@@ -8,22 +8,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_runtime.result_repository.repository import Row
-from gpu_runtime.result_repository.sqlite_schema import prepared
+from gpu_runtime.result_repository.repository import ResultRow
+from gpu_runtime.result_repository.sqlite_schema import open_database
 
-INSERT = """
+INSERT_SQL = """
     INSERT INTO results (invocation_id, request_id, state, stored_at, head, body) VALUES (?, ?, ?, ?, ?, ?)"""
 
 
-def insert_bare(path: Path, rows: Sequence[Row], batch: int) -> float:
+def measure_inserts(path: Path, rows: Sequence[ResultRow], batch: int) -> float:
     """Seconds for all of them."""
     values = [(row.invocation_id, row.request_id, row.state, 0, row.head, row.body) for row in rows]
-    database = prepared(path)
+    database = open_database(path)
     try:
         started = time.perf_counter()
         for first in range(0, len(values), batch):
             database.execute("BEGIN IMMEDIATE")
-            database.executemany(INSERT, values[first : first + batch])
+            database.executemany(INSERT_SQL, values[first : first + batch])
             database.execute("COMMIT")
         return time.perf_counter() - started
     finally:

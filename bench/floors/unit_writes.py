@@ -10,44 +10,44 @@ from typing import Any
 
 import msgspec
 
-from bench.kube_api import Bare, at_a_time
-from bench.testbed import UNITS, units_in
+from bench.kube_api import RawKubeClient, for_each_concurrently
+from bench.testbed import ALL_UNITS_PATH, units_path
 
 NAMESPACE = "floor"
-WRITES = 5
-AT_A_TIME = 16
+WRITES_PER_UNIT = 5
+MAX_CONCURRENT_UNITS = 16
 """As many requests as the controller manager has workers."""
-DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
-SERVICES = f"/api/v1/namespaces/{NAMESPACE}/services"
-POLICIES = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
+DEPLOYMENTS_PATH = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+SERVICES_PATH = f"/api/v1/namespaces/{NAMESPACE}/services"
+NETWORK_POLICIES_PATH = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
 
 
-class Spent(msgspec.Struct, frozen=True):
+class UnitCost(msgspec.Struct, frozen=True):
     """Seconds per unit."""
 
-    cpu: float
-    wall: float
+    cpu_seconds: float
+    wall_seconds: float
 
 
-async def write_bare(api: Bare, count: int, suffix: str) -> Spent:
+async def measure_unit_writes(api: RawKubeClient, count: int, suffix: str) -> UnitCost:
     """What the writes of some of all units cost."""
-    found = (await api.read(f"{UNITS}?limit={count}"))["items"]
+    found = (await api.get(f"{ALL_UNITS_PATH}?limit={count}"))["items"]
     cpu, wall = time.process_time(), time.perf_counter()
-    await at_a_time(AT_A_TIME, found, lambda unit: _writes(api, unit, suffix))
-    return Spent((time.process_time() - cpu) / len(found), (time.perf_counter() - wall) / len(found))
+    await for_each_concurrently(MAX_CONCURRENT_UNITS, found, lambda unit: _write_unit(api, unit, suffix))
+    return UnitCost((time.process_time() - cpu) / len(found), (time.perf_counter() - wall) / len(found))
 
 
-async def _writes(api: Bare, unit: dict[str, Any], suffix: str) -> None:
+async def _write_unit(api: RawKubeClient, unit: dict[str, Any], suffix: str) -> None:
     name = f"{unit['metadata']['name']}-{suffix}"
     labels = {"app": name}
     metadata = {"name": name, "labels": labels}
-    await api.create(DEPLOYMENTS, {"metadata": metadata, "spec": _deployment_spec(labels)})
+    await api.create(DEPLOYMENTS_PATH, {"metadata": metadata, "spec": _deployment_spec(labels)})
     ports = [{"name": "http", "port": 8080, "protocol": "TCP", "targetPort": 8080}]
-    await api.create(SERVICES, {"metadata": metadata, "spec": {"selector": labels, "ports": ports}})
+    await api.create(SERVICES_PATH, {"metadata": metadata, "spec": {"selector": labels, "ports": ports}})
     opened = [{"ports": [{"port": 8080, "protocol": "TCP"}]}]
     policy = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": opened}
-    await api.create(POLICIES, {"metadata": metadata, "spec": policy})
-    status = f"{units_in(unit['metadata']['namespace'])}/{unit['metadata']['name']}/status"
+    await api.create(NETWORK_POLICIES_PATH, {"metadata": metadata, "spec": policy})
+    status = f"{units_path(unit['metadata']['namespace'])}/{unit['metadata']['name']}/status"
     for moment in ("2000-01-01T00:00:00Z", "2000-01-01T00:00:01Z"):
         await api.patch(status, {"status": unit["status"] | {"lastSyncTime": moment}})
 

@@ -21,128 +21,128 @@ from itertools import count
 import uvloop
 from lightkube import AsyncClient, KubeConfig
 
-from localcluster.errors import Unmet
-from localcluster.paths import LOCAL
-from tests.chaos.faults import Faults
-from tests.chaos.kubelet import Kubelet, kubelet
-from tests.chaos.plan import Kind, plan
-from tests.chaos.platform import Platform, running_platform
-from tests.chaos.rounds import Round, Violated
-from tests.chaos.watching import Watch, watching
-from tests.integration.runtime_api.live import Eyes
+from localcluster.errors import MissingRequirement
+from localcluster.paths import LOCAL_STATE_DIR
+from tests.chaos.faults import FaultInjector
+from tests.chaos.kubelet import FakeKubelet, running_kubelet
+from tests.chaos.plan import FaultKind, schedule_faults
+from tests.chaos.platform import SystemUnderTest, running_system
+from tests.chaos.rounds import ChaosRound, InvariantViolated
+from tests.chaos.watching import ClusterWatch, watch_cluster
+from tests.integration.runtime_api.live import ClusterReader
 
-KEPT = LOCAL / "chaos"
-ROUND = 60.0
+ARTIFACTS_DIR = LOCAL_STATE_DIR / "chaos"
+MIN_ROUND_SECONDS = 60.0
 """Seconds that a round takes at least: none begins that has not so many left."""
 
 
 @dataclass
-class Tally:
+class ChaosSummary:
     rounds: int = 0
-    faults: Counter[Kind] = field(default_factory=Counter)
+    faults: Counter[FaultKind] = field(default_factory=Counter)
     requests: int = 0
-    again: int = 0
+    retries: int = 0
     units: int = 0
     storages: int = 0
     invocations: int = 0
-    ends: Counter[str] = field(default_factory=Counter)
+    terminal_states: Counter[str] = field(default_factory=Counter)
     executions: int = 0
-    twice: int = 0
+    repeated_executions: int = 0
     workers: int = 0
-    longest: float = 0
+    longest_recovery_seconds: float = 0
 
-    def add(self, done: Round) -> None:
+    def add(self, done: ChaosRound) -> None:
         history = done.history
         self.rounds += 1
         self.requests += history.requests
-        self.again += history.again
+        self.retries += history.retries
         self.units += sum(unit.operation.succeeded for unit in history.units.values())
         self.storages += len(history.storages)
         self.invocations += len(history.invocations)
-        self.ends.update(each.ends[0]["state"] for each in history.invocations.values() if each.ends)
+        self.terminal_states.update(each.terminal_views[0]["state"] for each in history.invocations.values() if each.terminal_views)
         self.executions += done.executions
-        self.twice += done.again
-        self.longest = max(self.longest, done.settled)
+        self.repeated_executions += done.repeated_executions
+        self.longest_recovery_seconds = max(self.longest_recovery_seconds, done.recovery_seconds)
 
     def rows(self) -> Iterator[tuple[str, object]]:
         yield "rounds", self.rounds
-        for kind in Kind:
+        for kind in FaultKind:
             yield f"faults: {kind}", self.faults[kind]
         yield "requests", self.requests
-        yield "requests sent again", self.again
+        yield "requests sent again", self.retries
         yield "units made", self.units
         yield "storages made", self.storages
         yield "invocations", self.invocations
-        for state, times in sorted(self.ends.items()):
+        for state, times in sorted(self.terminal_states.items()):
             yield f"invocations: {state}", times
         yield "executions", self.executions
-        yield "executions of what had run before", self.twice
+        yield "executions of what had run before", self.repeated_executions
         yield "workers started", self.workers
-        yield "longest until in order", f"{self.longest:.1f} s"
+        yield "longest until in order", f"{self.longest_recovery_seconds:.1f} s"
 
     def __str__(self) -> str:
         return "\n".join(f"  {name:<36}{value!s:>10}" for name, value in self.rows())
 
 
 @dataclass
-class Run:
-    platform: Platform
-    kubelet: Kubelet
-    watch: Watch
-    eyes: Eyes
+class ChaosRun:
+    platform: SystemUnderTest
+    kubelet: FakeKubelet
+    cluster_watch: ClusterWatch
+    cluster_reader: ClusterReader
     seed: int
-    tally: Tally = field(default_factory=Tally)
+    summary: ChaosSummary = field(default_factory=ChaosSummary)
 
-    async def round(self, number: int) -> bool:
+    async def run_round(self, number: int) -> bool:
         """Whether everything held."""
-        say(f"round {number} of seed {self.seed}")
-        self._forget_logs()
-        faults = Faults(self.platform, self.kubelet, say)
-        happening = plan(self.seed, number)
-        made = Round(self.platform, self.kubelet, self.watch, self.eyes, faults, self.seed, number, happening, say)
+        print_line(f"round {number} of seed {self.seed}")
+        self._truncate_logs()
+        faults = FaultInjector(self.platform, self.kubelet, print_line)
+        happening = schedule_faults(self.seed, number)
+        made = ChaosRound(self.platform, self.kubelet, self.cluster_watch, self.cluster_reader, faults, self.seed, number, happening, print_line)
         try:
             await made.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the seed and the logs tell of it
-            await self._explain(made, what_was_wrong(error))
+            await self._report_violation(made, failure_text(error))
             return False
         finally:
-            self.tally.add(made)
-            self.tally.faults.update(faults.kinds)
-            self.tally.workers = self.kubelet.started
-        say(f"        in order after {made.settled:.1f} s")
+            self.summary.add(made)
+            self.summary.faults.update(faults.injected_kinds)
+            self.summary.workers = self.kubelet.started_count
+        print_line(f"        in order after {made.recovery_seconds:.1f} s")
         return True
 
-    def _forget_logs(self) -> None:
+    def _truncate_logs(self) -> None:
         """Of rounds that went well nothing is kept."""
-        for folder in self.platform.logs.values():
+        for folder in self.platform.log_dirs.values():
             for log in folder.glob("*.log"):
                 with log.open("r+b") as file:
                     file.truncate()
 
-    async def _explain(self, made: Round, found: str) -> None:
-        folder = KEPT / f"seed-{self.seed}-round-{made.number}"
+    async def _report_violation(self, made: ChaosRound, found: str) -> None:
+        folder = ARTIFACTS_DIR / f"seed-{self.seed}-round-{made.number}"
         shutil.rmtree(folder, ignore_errors=True)
-        await made.keep(folder)
+        await made.save_artifacts(folder)
         again = f"make chaos SEED={self.seed} ROUND={made.number}"
-        faults = "\n".join(f"  {each}" for each in made.faults.told)
+        faults = "\n".join(f"  {each}" for each in made.faults.injected_faults)
         text = (
             f"VIOLATED in round {made.number} of seed {self.seed}\n{found}\n\nThe faults:\n{faults}\n\n"
             f"The logs of the round: {folder}\nThe same round again: {again}"
         )
         (folder / "violation.txt").write_text(text + "\n")
-        say(text)
+        print_line(text)
 
 
-def what_was_wrong(error: BaseException) -> str:
+def failure_text(error: BaseException) -> str:
     """A violation says it itself, also where it comes out of a group of tasks. Anything else is ours to mend."""
-    if isinstance(error, Violated):
+    if isinstance(error, InvariantViolated):
         return str(error)
-    if isinstance(error, BaseExceptionGroup) and (found := error.subgroup(Violated)):
-        return "\n".join(map(what_was_wrong, found.exceptions))
+    if isinstance(error, BaseExceptionGroup) and (found := error.subgroup(InvariantViolated)):
+        return "\n".join(map(failure_text, found.exceptions))
     return "".join(traceback.format_exception(error))
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, flush=True)
 
 
@@ -150,22 +150,22 @@ async def run(seed: int, minutes: float, only: int | None) -> bool:
     """Whether everything held."""
     began = time.monotonic()
     async with AsyncExitStack() as stack:
-        platform = await stack.enter_async_context(running_platform())
-        kube = AsyncClient(config=KubeConfig.from_file(platform.plane.kubeconfig))
+        platform = await stack.enter_async_context(running_system())
+        kube = AsyncClient(config=KubeConfig.from_file(platform.control_plane.kubeconfig))
         stack.push_async_callback(kube.close)
-        watch = await stack.enter_async_context(watching(kube))
-        minder = await stack.enter_async_context(kubelet(platform))
-        watch.listeners.append(minder.see)
-        made = Run(platform, minder, watch, Eyes(kube), seed)
-        say(f"the platform is up after {time.monotonic() - began:.0f} s")
+        watch = await stack.enter_async_context(watch_cluster(kube))
+        minder = await stack.enter_async_context(running_kubelet(platform))
+        watch.listeners.append(minder.sync_pods)
+        made = ChaosRun(platform, minder, watch, ClusterReader(kube), seed)
+        print_line(f"the platform is up after {time.monotonic() - began:.0f} s")
         try:
             for number in [only] if only else count(1):
-                if not await made.round(number):
+                if not await made.run_round(number):
                     return False
-                if time.monotonic() - began > 60 * minutes - ROUND:
+                if time.monotonic() - began > 60 * minutes - MIN_ROUND_SECONDS:
                     break
         finally:
-            say(str(made.tally))
+            print_line(str(made.summary))
         return True
 
 
@@ -176,16 +176,16 @@ def main() -> None:
     parser.add_argument("--round", type=int, default=None, help="only this one")
     options = parser.parse_args()
     seed = random.randrange(10**6) if options.seed is None else options.seed  # noqa: S311
-    say(f"seed {seed}: the same again with make chaos MINUTES={options.minutes:g} SEED={seed}")
+    print_line(f"seed {seed}: the same again with make chaos MINUTES={options.minutes:g} SEED={seed}")
     try:
         held = uvloop.run(run(seed, options.minutes, options.round))
-    except Unmet as unmet:
+    except MissingRequirement as unmet:
         sys.exit(str(unmet))
     except KeyboardInterrupt:
         sys.exit(130)
     if not held:
         sys.exit(1)
-    say(f"seed {seed}: everything held")
+    print_line(f"seed {seed}: everything held")
 
 
 if __name__ == "__main__":

@@ -12,91 +12,91 @@ from typing import Any
 
 import aiohttp
 
-from tests.chaos.history import History, Operation, Said
-from tests.integration.runtime_api.live import Answer, ask
+from tests.chaos.history import RequestHistory, Operation, RecordedResponse
+from tests.integration.runtime_api.live import ApiResponse, send_request
 
-UNANSWERED = (0, 429, 500, 503)
+RETRIED_STATUSES = (0, 429, 500, 503)
 """After these the same request is sent again."""
-PATIENCE = 8.0
+REQUEST_TIMEOUT_SECONDS = 8.0
 """Seconds for an answer. Shorter than some faults last, and than a replica takes: others are asked meanwhile."""
 
 
 @dataclass
-class Caller:
+class RetryingApiClient:
     http: aiohttp.ClientSession
     replicas: Sequence[str]
     """Their URLs."""
-    history: History
+    history: RequestHistory
     name: str
     """What its chance comes from: the seed, the round, and who it is."""
 
     @cached_property
-    def chance(self) -> random.Random:
+    def rng(self) -> random.Random:
         return random.Random(self.name)  # noqa: S311 - it is to be the same every time
 
-    def other(self, name: object) -> "Caller":
+    def derive(self, name: object) -> "RetryingApiClient":
         return replace(self, name=f"{self.name}/{name}")
 
-    async def once(self, method: str, path: str, body: Any = None) -> Answer:
-        url = self.chance.choice(self.replicas) + path
-        answer = await ask(self.http, method, url, body)
+    async def request_once(self, method: str, path: str, body: Any = None) -> ApiResponse:
+        url = self.rng.choice(self.replicas) + path
+        answer = await send_request(self.http, method, url, body)
         self.history.requests += 1
-        self.history.answers[answer.status] += 1
+        self.history.status_counts[answer.status] += 1
         if answer.status >= 500 and answer.status not in (503, 504):
-            self.history.complaints.append(f"{method} {path} was answered {answer}")
+            self.history.violations.append(f"{method} {path} was answered {answer}")
         return answer
 
-    async def answered(self, method: str, path: str, body: Any, expected: Sequence[int]) -> tuple[Answer, bool]:
+    async def request(self, method: str, path: str, body: Any, expected: Sequence[int]) -> tuple[ApiResponse, bool]:
         """The answer, and whether there were none before: then what was asked may be carried out later as well."""
         doubtful = False
-        with self._waiting(f"{method} {path} {body}"):
-            while (answer := await self.once(method, path, body)).status in UNANSWERED:
+        with self._track_pending(f"{method} {path} {body}"):
+            while (answer := await self.request_once(method, path, body)).status in RETRIED_STATUSES:
                 doubtful = True
-                await self._pause()
+                await self._wait_before_retry()
         if answer.status not in expected:
-            self.history.complaints.append(f"{method} {path} {body} was answered {answer}")
+            self.history.violations.append(f"{method} {path} {body} was answered {answer}")
         return answer, doubtful
 
-    async def operate(self, operation: Operation, expected: Sequence[int]) -> Answer:
+    async def run_operation(self, operation: Operation, expected: Sequence[int]) -> ApiResponse:
         """Ask for it until there is an answer, sometimes two replicas at once."""
         self.history.operations[operation.id] = operation
-        with self._waiting(f"POST {operation.path} {operation.request}"):
-            while not (known := await self._try(operation)):
-                await self._pause()
+        with self._track_pending(f"POST {operation.path} {operation.request}"):
+            while not (known := await self._try_operation(operation)):
+                await self._wait_before_retry()
         best = min(known, key=lambda each: each.status)
         if best.status not in expected:
-            self.history.complaints.append(f"{operation.request} was answered {best}")
+            self.history.violations.append(f"{operation.request} was answered {best}")
         return best
 
-    async def _try(self, operation: Operation) -> list[Answer]:
-        copies = 2 if self.chance.random() < 0.15 else 1
-        answers = await asyncio.gather(*(self.try_once(operation) for _ in range(copies)))
-        return [each for each in answers if each.status not in UNANSWERED]
+    async def _try_operation(self, operation: Operation) -> list[ApiResponse]:
+        copies = 2 if self.rng.random() < 0.15 else 1
+        answers = await asyncio.gather(*(self.send_operation(operation) for _ in range(copies)))
+        return [each for each in answers if each.status not in RETRIED_STATUSES]
 
     @contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
-        self.history.waiting[what] += 1
+    def _track_pending(self, what: str) -> Iterator[None]:
+        self.history.pending_requests[what] += 1
         try:
             yield
         finally:
-            self.history.waiting -= Counter([what])
+            self.history.pending_requests -= Counter([what])
 
-    async def _pause(self) -> None:
-        self.history.again += 1
-        await asyncio.sleep(self.chance.uniform(0.1, 0.6))
+    async def _wait_before_retry(self) -> None:
+        self.history.retries += 1
+        await asyncio.sleep(self.rng.uniform(0.1, 0.6))
 
-    async def try_once(self, operation: Operation, **changes: Any) -> Answer:
+    async def send_operation(self, operation: Operation, **changes: Any) -> ApiResponse:
         """One request under its ID, maybe with another body."""
         sent = time.monotonic()
-        answer = await self.once("POST", operation.path, operation.request | changes)
-        if answer.status not in UNANSWERED:
-            identity = _identity(answer.body["data"]) if answer.status < 300 else ""
-            said = Said(sent, time.monotonic(), answer.status, answer.code, identity, bool(changes))
-            operation.said.append(said)
+        answer = await self.request_once("POST", operation.path, operation.request | changes)
+        if answer.status not in RETRIED_STATUSES:
+            identity = _object_identity(answer.body["data"]) if answer.status < 300 else ""
+            said = RecordedResponse(sent, time.monotonic(), answer.status, answer.code, identity, bool(changes))
+            operation.responses.append(said)
         return answer
 
 
-def _identity(made: Any) -> str:
+def _object_identity(made: Any) -> str:
     stock = made.get("sourceStock") or {}
     parts = (made.get("name") or made.get("operationID"), made.get("createdAt"), stock.get("uid"))
     return " ".join(filter(None, parts))

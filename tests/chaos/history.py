@@ -8,24 +8,24 @@ from tests.integration.controller_manager.conftest import Object
 
 T = TypeVar("T")
 
-ENDS = ("succeeded", "failed", "expired", "dead_lettered", "cancelled")
+TERMINAL_STATES = ("succeeded", "failed", "expired", "dead_lettered", "cancelled")
 
 
 @dataclass(frozen=True)
-class Said:
+class RecordedResponse:
     """One answer to a request under an operationID."""
 
-    sent: float
-    heard: float
+    sent_at: float
+    received_at: float
     status: int
     code: str = ""
     identity: str = ""
     """What was made, so that one of the same name that comes later is another one."""
-    other_body: bool = False
+    changed_body: bool = False
     """Whether the request was not the one that the operationID stands for."""
 
     def __str__(self) -> str:
-        return f"{self.status} {self.code or self.identity}{' (other body)' if self.other_body else ''}"
+        return f"{self.status} {self.code or self.identity}{' (other body)' if self.changed_body else ''}"
 
 
 @dataclass
@@ -35,33 +35,33 @@ class Operation:
     id: str
     path: str
     request: Object
-    said: list[Said] = field(default_factory=list)
-    deletion_asked: float | None = None
+    responses: list[RecordedResponse] = field(default_factory=list)
+    deletion_requested_at: float | None = None
     """When somebody first asked for the end of what it made."""
 
     @property
     def succeeded(self) -> bool:
-        return any(each.status in (200, 201, 202) and not each.other_body for each in self.said)
+        return any(each.status in (200, 201, 202) and not each.changed_body for each in self.responses)
 
 
 @dataclass
-class Possible(Generic[T]):
+class PossibleValues(Generic[T]):
     """What a field of an object may be: a change that was asked for and not answered may be carried out at any time."""
 
-    last: T
-    doubts: set[T] = field(default_factory=set)
+    latest: T
+    unconfirmed: set[T] = field(default_factory=set)
 
     @property
     def values(self) -> set[T]:
-        return {self.last, *self.doubts}
+        return {self.latest, *self.unconfirmed}
 
 
 @dataclass
 class Unit:
     operation: Operation
-    running: Possible[bool] = field(default_factory=lambda: Possible(last=True))
-    mounts: Possible[frozenset[str]] = field(default_factory=lambda: Possible(frozenset()))
-    gone: bool = False
+    running: PossibleValues[bool] = field(default_factory=lambda: PossibleValues(latest=True))
+    mounts: PossibleValues[frozenset[str]] = field(default_factory=lambda: PossibleValues(frozenset()))
+    deleted: bool = False
     """Whether its deletion was answered."""
 
     @property
@@ -72,7 +72,7 @@ class Unit:
 @dataclass
 class Storage:
     name: str
-    there: Possible[bool]
+    exists: PossibleValues[bool]
 
 
 @dataclass
@@ -83,31 +83,31 @@ class Invocation:
     function: str
     request: Object
     accepted: bool = False
-    sent: float = 0
+    sent_at: float = 0
     """When the caller first asked, by the wall's clock."""
     cancelled: bool = False
     """Whether somebody asked for that, with whatever answer."""
-    ends: list[Object] = field(default_factory=list)
+    terminal_views: list[Object] = field(default_factory=list)
     """As they were looked up, each that differs from the one before."""
-    answers: list[Object] = field(default_factory=list)
+    sync_responses: list[Object] = field(default_factory=list)
     """What the synchronous caller was answered."""
-    complaints: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
 
     @property
-    def ended(self) -> bool:
-        return bool(self.ends)
+    def finished(self) -> bool:
+        return bool(self.terminal_views)
 
-    def look_up(self, view: Object) -> None:
+    def record_view(self, view: Object) -> None:
         """Somebody has looked it up, and this is what was there."""
-        if view["state"] in ENDS:
-            if not self.ends or self.ends[-1] != view:
-                self.ends.append(view)
-        elif self.ends:
-            self.complaints.append(f"it had ended and was then told to be {view['state']}")
+        if view["state"] in TERMINAL_STATES:
+            if not self.terminal_views or self.terminal_views[-1] != view:
+                self.terminal_views.append(view)
+        elif self.terminal_views:
+            self.violations.append(f"it had ended and was then told to be {view['state']}")
 
 
 @dataclass
-class History:
+class RequestHistory:
     """Of one round."""
 
     operations: dict[str, Operation] = field(default_factory=dict)
@@ -117,10 +117,10 @@ class History:
     seeded: Counter[str] = field(default_factory=Counter)
     """By flavour, what was accepted."""
     requests: int = 0
-    again: int = 0
+    retries: int = 0
     """Requests that were sent again, since nobody had answered."""
-    waiting: Counter[str] = field(default_factory=Counter)
+    pending_requests: Counter[str] = field(default_factory=Counter)
     """What is asked for right now."""
-    answers: Counter[int] = field(default_factory=Counter)
-    complaints: list[str] = field(default_factory=list)
+    status_counts: Counter[int] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
     """Answers that nobody should ever get."""

@@ -4,15 +4,15 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from tests.chaos.callers import Caller
+from tests.chaos.callers import RetryingApiClient
 from tests.chaos.history import Invocation
-from tests.integration.runtime_api.live import Answer
+from tests.integration.runtime_api.live import ApiResponse
 
-INVOCATIONS = "/api/v1/serverless/invocations"
-LASTING, SHORT = 240, 4
+INVOCATIONS_PATH = "/api/v1/serverless/invocations"
+LONG_TIMEOUT_SECONDS, SHORT_TIMEOUT_SECONDS = 240, 4
 """Seconds after which an answer no longer counts: usually after the round, and of some before a worker may be there."""
 
-SOURCE = """
+FUNCTION_SOURCE = """
 import asyncio
 from gpu_runtime.framework import handler, serve
 
@@ -28,82 +28,82 @@ serve()
 
 
 @dataclass
-class Invoker:
-    caller: Caller
+class InvocationLoad:
+    caller: RetryingApiClient
     function: str
-    seconds: tuple[float, float]
+    call_seconds: tuple[float, float]
     """How long a call takes, at least and at most."""
-    pause: tuple[float, float]
+    pause_seconds: tuple[float, float]
     """Between two calls."""
-    asked: int = 0
+    invocation_count: int = 0
 
-    async def live(self, until: float) -> None:
-        chance = self.caller.chance
+    async def run(self, until: float) -> None:
+        chance = self.caller.rng
         async with asyncio.TaskGroup() as calls:
             while time.monotonic() < until:
-                self.asked += 1
-                calls.create_task(Call(self.caller.other(self.asked), self.function, self.asked, self.seconds).live())
+                self.invocation_count += 1
+                calls.create_task(InvocationScenario(self.caller.derive(self.invocation_count), self.function, self.invocation_count, self.call_seconds).run())
                 # Now and then long enough for the last worker to go, so that the next call finds none.
                 rest = chance.uniform(5, 9) if chance.random() < 0.06 else 0
-                await asyncio.sleep(chance.uniform(*self.pause) + rest)
+                await asyncio.sleep(chance.uniform(*self.pause_seconds) + rest)
 
 
 @dataclass
-class Call:
-    caller: Caller
+class InvocationScenario:
+    caller: RetryingApiClient
     function: str
     number: int
-    seconds: tuple[float, float]
+    call_seconds: tuple[float, float]
 
-    async def live(self) -> None:
-        chance = self.caller.chance
-        invocation = self._made()
+    async def run(self) -> None:
+        chance = self.caller.rng
+        invocation = self._new_invocation()
         self.caller.history.invocations[invocation.id] = invocation
-        await self._ask(invocation, "sync" if chance.random() < 0.3 else "async")
-        for act in chance.sample((self._again, self._misuse, self._cancel, self._look, self._look, self._look), k=3):
+        await self._invoke(invocation, "sync" if chance.random() < 0.3 else "async")
+        for act in chance.sample((self._replay, self._reuse_invocation_id, self._cancel, self._read_state, self._read_state, self._read_state), k=3):
             await asyncio.sleep(chance.uniform(0, 3))
             await act(invocation)
 
-    def _made(self) -> Invocation:
-        chance = self.caller.chance
-        payload = {"n": self.number, "seconds": round(chance.uniform(*self.seconds), 2)}
+    def _new_invocation(self) -> Invocation:
+        chance = self.caller.rng
+        payload = {"n": self.number, "seconds": round(chance.uniform(*self.call_seconds), 2)}
         request = {
             "invocationID": f"{self.function}-{self.number}",
             "serverlessRequestID": self.function,
             "payload": payload,
-            "timeoutSeconds": SHORT if chance.random() < 0.05 else LASTING,
+            "timeoutSeconds": SHORT_TIMEOUT_SECONDS if chance.random() < 0.05 else LONG_TIMEOUT_SECONDS,
         }
-        return Invocation(str(request["invocationID"]), self.function, request, sent=time.time())
+        return Invocation(str(request["invocationID"]), self.function, request, sent_at=time.time())
 
-    async def _ask(self, invocation: Invocation, mode: str) -> None:
+    async def _invoke(self, invocation: Invocation, mode: str) -> None:
         body = invocation.request | {"mode": mode}
-        answer, _ = await self.caller.answered("POST", INVOCATIONS, body, (200, 202, 504))
+        answer, _ = await self.caller.request("POST", INVOCATIONS_PATH, body, (200, 202, 504))
         invocation.accepted = True
         if mode == "sync" and answer.status == 200:
-            invocation.answers.append(answer.body["data"])
+            invocation.sync_responses.append(answer.body["data"])
 
-    async def _again(self, invocation: Invocation) -> None:
-        await self._ask(invocation, "async")
+    async def _replay(self, invocation: Invocation) -> None:
+        await self._invoke(invocation, "async")
 
-    async def _misuse(self, invocation: Invocation) -> None:
+    async def _reuse_invocation_id(self, invocation: Invocation) -> None:
         body = invocation.request | {"payload": {"n": -1, "seconds": 0}}
-        answer = await self.caller.once("POST", INVOCATIONS, body)
+        answer = await self.caller.request_once("POST", INVOCATIONS_PATH, body)
         if answer.status not in (0, 429, 503) and answer.code != "invocation_reused":
-            invocation.complaints.append(f"another call under its ID was answered {answer}")
+            invocation.violations.append(f"another call under its ID was answered {answer}")
 
     async def _cancel(self, invocation: Invocation) -> None:
-        if self.caller.chance.random() < 0.3:
+        if self.caller.rng.random() < 0.3:
             invocation.cancelled = True
-            await self.caller.answered("DELETE", f"{INVOCATIONS}/{invocation.id}", None, (200, 202, 409))
+            await self.caller.request("DELETE", f"{INVOCATIONS_PATH}/{invocation.id}", None, (200, 202, 409))
 
-    async def _look(self, invocation: Invocation) -> None:
-        await look_up(self.caller, invocation)
+    async def _read_state(self, invocation: Invocation) -> None:
+        await read_invocation(self.caller, invocation)
 
 
-async def look_up(caller: Caller, invocation: Invocation) -> Answer:
-    answer = await caller.once("GET", f"{INVOCATIONS}/{invocation.id}")
+async def read_invocation(caller: RetryingApiClient, invocation: Invocation) -> ApiResponse:
+    answer = await caller.request_once("GET", f"{INVOCATIONS_PATH}/{invocation.id}")
     if answer.status == 200:
-        invocation.look_up(answer.body["data"])
+        invocation.record_view(answer.body["data"])
     elif answer.status not in (0, 429, 503):
-        invocation.complaints.append(f"was looked up, and answered {answer}")
+        invocation.violations.append(f"was looked up, and answered {answer}")
     return answer

@@ -14,23 +14,23 @@ import aiohttp
 
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.contract.framework_protocol import SOCKET_VARIABLE
-from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS
+from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS_ANNOTATION
 from localcluster.control_plane import free_port
 from localcluster.supervisor_client import ProcessFailed
-from tests.chaos.links import Link, link
-from tests.chaos.platform import PROGRAM, Platform
+from tests.chaos.links import TcpProxy, running_proxy
+from tests.chaos.platform import GPU_RUNTIME_PROGRAM, SystemUnderTest
 from tests.integration.controller_manager.conftest import Object
 
-DRAINING = 12.0
+DRAIN_TIMEOUT_SECONDS = 12.0
 """Seconds that the end of a pod waits for what its worker has in hand."""
 
 
 @dataclass
-class Worker:
+class WorkerProcesses:
     pod: Object
     port: int = field(default_factory=free_port)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    link: Link | None = None
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    proxy: TcpProxy | None = None
 
     @property
     def uid(self) -> str:
@@ -50,43 +50,43 @@ class Worker:
 
 
 @dataclass
-class Kubelet:
-    platform: Platform
+class FakeKubelet:
+    platform: SystemUnderTest
     tasks: asyncio.TaskGroup
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, WorkerProcesses] = field(default_factory=dict)
     """By the UIDs of their pods."""
-    started: int = 0
+    started_count: int = 0
 
-    def see(self, pods: Iterable[Object]) -> None:
+    def sync_pods(self, pods: Iterable[Object]) -> None:
         """These pods are there, and no others."""
-        serving = {each["metadata"]["uid"]: each for each in pods if _serves(each)}
+        serving = {each["metadata"]["uid"]: each for each in pods if _is_worker_pod(each)}
         for uid in self.workers.keys() - serving.keys():
-            self.workers[uid].over.set()
+            self.workers[uid].stopped.set()
         for uid in serving.keys() - self.workers.keys():
-            self.workers[uid] = worker = Worker(serving[uid])
-            self.tasks.create_task(self._live(worker))
+            self.workers[uid] = worker = WorkerProcesses(serving[uid])
+            self.tasks.create_task(self._run_worker(worker))
 
     @property
-    def living(self) -> list[Worker]:
+    def running_workers(self) -> list[WorkerProcesses]:
         """Those whose processes run, in an order that does not depend on names that nobody can foresee."""
         return sorted(
-            (each for each in self.workers.values() if each.link and not each.over.is_set()), key=lambda w: w.unit
+            (each for each in self.workers.values() if each.proxy and not each.stopped.is_set()), key=lambda w: w.unit
         )
 
-    async def _live(self, worker: Worker) -> None:
+    async def _run_worker(self, worker: WorkerProcesses) -> None:
         async with AsyncExitStack() as stack:
-            worker.link = await stack.enter_async_context(link(self.platform.nats.port))
+            worker.proxy = await stack.enter_async_context(running_proxy(self.platform.nats.port))
             try:
                 await asyncio.to_thread(self._start, worker)
-                self.started += 1
-                await worker.over.wait()
+                self.started_count += 1
+                await worker.stopped.wait()
                 await self._drain(worker)
             finally:
                 await asyncio.to_thread(self._stop, worker)
                 del self.workers[worker.uid]
 
-    def _start(self, worker: Worker) -> None:
-        place = self.platform.state / "pods"
+    def _start(self, worker: WorkerProcesses) -> None:
+        place = self.platform.state_dir / "pods"
         place.mkdir(exist_ok=True)
         socket, config = place / f"{worker.uid[:13]}.sock", place / f"{worker.uid[:13]}.yaml"
         config.write_text(json.dumps(self._settings(worker, socket)))
@@ -94,24 +94,24 @@ class Kubelet:
         told = {each["name"]: each.get("value", "") for each in container["env"]} | {SOCKET_VARIABLE: str(socket)}
         arguments: list[str] = [*container["command"], *container["args"]][1:]
         processes.start(worker.framework, [sys.executable, *arguments], env=told)
-        command = [str(PROGRAM), "worker-sidecar", "--config", str(config)]
+        command = [str(GPU_RUNTIME_PROGRAM), "worker-sidecar", "--config", str(config)]
         processes.start(worker.sidecar, command, env={"POD_UID": worker.uid})
 
-    def _settings(self, worker: Worker, socket: Path) -> dict[str, Any]:
-        given: dict[str, Any] = json.loads(worker.pod["metadata"]["annotations"][SETTINGS])
-        assert worker.link
-        given["nats"]["urls"] = [self.platform.through(worker.link)]
+    def _settings(self, worker: WorkerProcesses, socket: Path) -> dict[str, Any]:
+        given: dict[str, Any] = json.loads(worker.pod["metadata"]["annotations"][SETTINGS_ANNOTATION])
+        assert worker.proxy
+        given["nats"]["urls"] = [self.platform.nats_url_via(worker.proxy)]
         given["framework"]["socketPath"] = str(socket)
         return given | {"endpoints": {"bind": f"127.0.0.1:{worker.port}"}}
 
-    async def _drain(self, worker: Worker) -> None:
+    async def _drain(self, worker: WorkerProcesses) -> None:
         """The hook before the user's container ends."""
-        patience = aiohttp.ClientTimeout(total=DRAINING)
+        patience = aiohttp.ClientTimeout(total=DRAIN_TIMEOUT_SECONDS)
         with suppress(aiohttp.ClientError, TimeoutError, OSError):
             async with self.platform.http.get(f"http://127.0.0.1:{worker.port}/drain", timeout=patience):
                 pass
 
-    def _stop(self, worker: Worker) -> None:
+    def _stop(self, worker: WorkerProcesses) -> None:
         for name in (worker.framework, worker.sidecar):
             for number in (Signals.SIGTERM, Signals.SIGKILL):
                 try:
@@ -121,16 +121,16 @@ class Kubelet:
                     continue
 
 
-def _serves(pod: Object) -> bool:
+def _is_worker_pod(pod: Object) -> bool:
     about = pod["metadata"]
-    return Label.SERVES in about.get("labels", {}) and "deletionTimestamp" not in about
+    return Label.NATS_ACCESS in about.get("labels", {}) and "deletionTimestamp" not in about
 
 
 @asynccontextmanager
-async def kubelet(platform: Platform) -> AsyncIterator[Kubelet]:
+async def running_kubelet(platform: SystemUnderTest) -> AsyncIterator[FakeKubelet]:
     async with asyncio.TaskGroup() as tasks:
-        made = Kubelet(platform, tasks)
+        made = FakeKubelet(platform, tasks)
         try:
             yield made
         finally:
-            made.see(())
+            made.sync_pods(())

@@ -10,40 +10,40 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count, islice
 
-PER_ROUND = 10
-FIRST = 3.0
+FAULTS_PER_ROUND = 10
+FIRST_FAULT_SECONDS = 3.0
 """Seconds of undisturbed load at the beginning of a round."""
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     KILL = "kill"
     """SIGKILL; whoever minds the process starts it again."""
     PAUSE = "pause"
     """SIGSTOP, for longer than leases and deliveries last, and SIGCONT."""
-    SILENCE = "silence"
+    STALL = "silence"
     """A link on which nothing arrives, and everything that was sent arrives late."""
-    CUT = "cut"
+    DISCONNECT = "cut"
     """A link whose connections break, and which takes no new ones."""
-    FULL = "full disk"
+    FULL_DISK = "full disk"
 
 
 @dataclass(frozen=True)
 class Fault:
-    at: float
+    start_seconds: float
     """Seconds after the round's load began."""
-    kind: Kind
+    kind: FaultKind
     target: str
-    seconds: float
-    pick: int
+    duration_seconds: float
+    target_index: int
     """Which one is meant, where there are several, by whatever number of them there is then."""
 
     @property
-    def ends(self) -> float:
-        return round(self.at + self.seconds, 1)
+    def end_seconds(self) -> float:
+        return round(self.start_seconds + self.duration_seconds, 1)
 
     def __str__(self) -> str:
-        lasting = f" for {self.seconds:.1f} s" if self.seconds else ""
-        return f"{self.at:5.1f} s  {self.kind} {self.target}{lasting}"
+        lasting = f" for {self.duration_seconds:.1f} s" if self.duration_seconds else ""
+        return f"{self.start_seconds:5.1f} s  {self.kind} {self.target}{lasting}"
 
 
 PROCESSES = (
@@ -58,7 +58,7 @@ PROCESSES = (
     "kube-apiserver",
     "etcd",
 )
-ONLY_KILLED = ("standing-by controller-manager", "kube-controller-manager", "kube-scheduler")
+KILL_ONLY_PROCESSES = ("standing-by controller-manager", "kube-controller-manager", "kube-scheduler")
 LINKS = (
     "runtime-api to kubernetes",
     "runtime-api to nats",
@@ -72,41 +72,41 @@ LINKS = (
 )
 DISKS = ("nats", "result-store")
 
-DECK: tuple[tuple[Kind, str], ...] = (
-    *((Kind.KILL, target) for target in (*PROCESSES, *ONLY_KILLED)),
-    *((Kind.PAUSE, target) for target in PROCESSES),
-    *((Kind.SILENCE, target) for target in LINKS),
-    *((Kind.CUT, target) for target in LINKS),
-    *((Kind.FULL, target) for target in DISKS),
+ALL_FAULTS: tuple[tuple[FaultKind, str], ...] = (
+    *((FaultKind.KILL, target) for target in (*PROCESSES, *KILL_ONLY_PROCESSES)),
+    *((FaultKind.PAUSE, target) for target in PROCESSES),
+    *((FaultKind.STALL, target) for target in LINKS),
+    *((FaultKind.DISCONNECT, target) for target in LINKS),
+    *((FaultKind.FULL_DISK, target) for target in DISKS),
 )
 
-LASTING = {
-    Kind.KILL: (0.0, 0.0),
-    Kind.PAUSE: (9.0, 12.0),
-    Kind.SILENCE: (6.0, 14.0),
-    Kind.CUT: (3.0, 8.0),
-    Kind.FULL: (5.0, 9.0),
+DURATION_SECONDS = {
+    FaultKind.KILL: (0.0, 0.0),
+    FaultKind.PAUSE: (9.0, 12.0),
+    FaultKind.STALL: (6.0, 14.0),
+    FaultKind.DISCONNECT: (3.0, 8.0),
+    FaultKind.FULL_DISK: (5.0, 9.0),
 }
 """Seconds, at least and at most."""
-APART = (1.0, 5.5)
+INTERVAL_SECONDS = (1.0, 5.5)
 """Seconds between the beginnings of two faults, at least and at most, unless two of them are still going on."""
 
 
-def plan(seed: int, number: int) -> tuple[Fault, ...]:
+def schedule_faults(seed: int, number: int) -> tuple[Fault, ...]:
     """The faults of the round with this number, counted from one, by when they begin. Two at a time at most."""
     chance = random.Random(f"{seed}/round/{number}")  # noqa: S311 - it is to be the same every time
     faults: list[Fault] = []
-    at = FIRST
-    for kind, target in islice(_dealt(seed), (number - 1) * PER_ROUND, number * PER_ROUND):
+    at = FIRST_FAULT_SECONDS
+    for kind, target in islice(_shuffled_faults(seed), (number - 1) * FAULTS_PER_ROUND, number * FAULTS_PER_ROUND):
         if len(faults) > 1:
-            at = max(at, sorted(each.ends for each in faults)[-2])
-        seconds = round(chance.uniform(*LASTING[kind]), 1)
+            at = max(at, sorted(each.end_seconds for each in faults)[-2])
+        seconds = round(chance.uniform(*DURATION_SECONDS[kind]), 1)
         at = round(at, 1)
         faults.append(Fault(at, kind, target, seconds, chance.randrange(2**16)))
-        at += chance.uniform(*APART)
+        at += chance.uniform(*INTERVAL_SECONDS)
     return tuple(faults)
 
 
-def _dealt(seed: int) -> Iterator[tuple[Kind, str]]:
+def _shuffled_faults(seed: int) -> Iterator[tuple[FaultKind, str]]:
     for deck in count():
-        yield from random.Random(f"{seed}/deck/{deck}").sample(DECK, len(DECK))  # noqa: S311
+        yield from random.Random(f"{seed}/deck/{deck}").sample(ALL_FAULTS, len(ALL_FAULTS))  # noqa: S311

@@ -16,75 +16,75 @@ from lightkube.resources.core_v1 import Pod
 
 from gpu_runtime.contract.crd.well_known import Annotation
 from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object, as_dict
-from tests.integration.runtime_api.live import UNITS
-from tests.integration.runtime_api.storages.holding import Mounted
+from tests.integration.runtime_api.live import UNIT_NAMESPACE
+from tests.integration.runtime_api.storages.holding import MountObserver
 
-AWAY = (ApiError, httpx2.HTTPError, OSError)
+API_SERVER_ERRORS = (ApiError, httpx2.HTTPError, OSError)
 """What one who asks the API server meets while that is away."""
 
 
 @dataclass
-class Origins:
+class StockOrigins:
     """Which unit comes from which stock."""
 
-    living: dict[str, tuple[str, str]] = field(default_factory=dict)
+    units: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Of every unit that is there, by its UID: its name, and the UID of the stock that it was made from."""
-    shared: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
     """What must never be: two units of one stock."""
 
-    def take_note(self, event: str, unit: Object) -> None:
+    def observe(self, event: str, unit: Object) -> None:
         about = unit["metadata"]
-        self.living.pop(about["uid"], None)
+        self.units.pop(about["uid"], None)
         stock = (about.get("annotations") or {}).get(Annotation.SOURCE_STOCK_UID)
         if event == "DELETED" or not stock:
             return
-        others = [name for name, origin in self.living.values() if origin == stock]
-        self.shared += [f"{about['name']} and {other} were both made from stock {stock}" for other in others]
-        self.living[about["uid"]] = about["name"], stock
+        others = [name for name, origin in self.units.values() if origin == stock]
+        self.violations += [f"{about['name']} and {other} were both made from stock {stock}" for other in others]
+        self.units[about["uid"]] = about["name"], stock
 
 
 @dataclass
-class Watch:
-    mounted: Mounted = field(default_factory=Mounted)
-    origins: Origins = field(default_factory=Origins)
+class ClusterWatch:
+    mounts: MountObserver = field(default_factory=MountObserver)
+    origins: StockOrigins = field(default_factory=StockOrigins)
     pods: dict[str, Object] = field(default_factory=dict)
     """By UID."""
     listeners: list[Callable[[Iterable[Object]], None]] = field(default_factory=list)
     """Who hears of all pods after each change."""
-    breaks: int = 0
+    watch_restarts: int = 0
 
     @property
     def violations(self) -> list[str]:
-        return [*self.mounted.shared, *self.origins.shared]
+        return [*self.mounts.violations, *self.origins.violations]
 
-    def note_pod(self, event: str, pod: Object) -> None:
-        self.mounted.take_note_of_pod(event, pod)
+    def observe_pod(self, event: str, pod: Object) -> None:
+        self.mounts.observe_pod(event, pod)
         self.pods.pop(pod["metadata"]["uid"], None)
         if event != "DELETED":
             self.pods[pod["metadata"]["uid"]] = pod
         for listener in self.listeners:
             listener(self.pods.values())
 
-    def all_pods(self, found: Sequence[Object]) -> None:
+    def resync_pods(self, found: Sequence[Object]) -> None:
         there = {each["metadata"]["uid"] for each in found}
         for gone in [pod for uid, pod in self.pods.items() if uid not in there]:
-            self.note_pod("DELETED", gone)
+            self.observe_pod("DELETED", gone)
 
-    def all_units(self, found: Sequence[Object]) -> None:
+    def resync_units(self, found: Sequence[Object]) -> None:
         there = {each["metadata"]["uid"] for each in found}
-        self.origins.living = {uid: each for uid, each in self.origins.living.items() if uid in there}
+        self.origins.units = {uid: each for uid, each in self.origins.units.items() if uid in there}
 
-    def all_storages(self, _found: Sequence[Object]) -> None:
-        self.mounted.holders.clear()
+    def resync_storages(self, _found: Sequence[Object]) -> None:
+        self.mounts.attached_units.clear()
 
 
 @asynccontextmanager
-async def watching(kube: AsyncClient) -> AsyncIterator[Watch]:
-    made = Watch()
+async def watch_cluster(kube: AsyncClient) -> AsyncIterator[ClusterWatch]:
+    made = ClusterWatch()
     tasks = [
-        asyncio.create_task(_follow(made, kube, Pod, made.all_pods, made.note_pod)),
-        asyncio.create_task(_follow(made, kube, UNIT, made.all_units, made.origins.take_note)),
-        asyncio.create_task(_follow(made, kube, STORAGE, made.all_storages, made.mounted.take_note_of_storage)),
+        asyncio.create_task(_watch_kind(made, kube, Pod, made.resync_pods, made.observe_pod)),
+        asyncio.create_task(_watch_kind(made, kube, UNIT, made.resync_units, made.origins.observe)),
+        asyncio.create_task(_watch_kind(made, kube, STORAGE, made.resync_storages, made.mounts.observe_storage)),
     ]
     try:
         yield made
@@ -94,8 +94,8 @@ async def watching(kube: AsyncClient) -> AsyncIterator[Watch]:
             each.cancel()
 
 
-async def _follow(
-    made: Watch,
+async def _watch_kind(
+    made: ClusterWatch,
     kube: AsyncClient,
     kind: Any,
     all_of: Callable[[Sequence[Object]], None],
@@ -103,13 +103,13 @@ async def _follow(
 ) -> None:
     while True:
         try:
-            listed = kube.list(kind, namespace=UNITS)
+            listed = kube.list(kind, namespace=UNIT_NAMESPACE)
             found = [as_dict(each) async for each in listed]
             all_of(found)
             for each in found:
                 note("ADDED", each)
-            async for event, each in kube.watch(kind, namespace=UNITS, resource_version=listed.resourceVersion):
+            async for event, each in kube.watch(kind, namespace=UNIT_NAMESPACE, resource_version=listed.resourceVersion):
                 note(event, as_dict(each))
-        except AWAY:
+        except API_SERVER_ERRORS:
             await asyncio.sleep(0.2)
-        made.breaks += 1
+        made.watch_restarts += 1

@@ -12,25 +12,25 @@ from localcluster.node import Node
 
 
 @functools.cache
-def api_of(node: Node) -> str:
+def api_url(node: Node) -> str:
     """Where the host reaches the API."""
-    with node.plane.client() as client:
+    with node.control_plane.client() as client:
         service = client.get(Service, "runtime-api", namespace="runtime-system")
     assert service.spec, service
     assert service.spec.clusterIP, service
     return f"http://{service.spec.clusterIP}:8080/api/v1"
 
 
-def ask(node: Node, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
+def request_with_retry(node: Node, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
     """As a client does it that sends once more what was cut off, and says so."""
     try:
-        return ask_at(api_of(node), method, path, body, within)
+        return send_request(api_url(node), method, path, body, within)
     except ConnectionError as cut:
         print(f"{method} {path} was cut off ({cut!r}) and is sent again")
-        return ask_at(api_of(node), method, path, body, within)
+        return send_request(api_url(node), method, path, body, within)
 
 
-def ask_at(api: str, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
+def send_request(api: str, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
     """The status and the document of an answer, be it a refusal or not."""
     data = json.dumps(body).encode() if body is not None else None
     headers = {"Content-Type": "application/json"}

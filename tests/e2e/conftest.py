@@ -9,20 +9,20 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 
 from localcluster.node import Node
-from localcluster.node import node as start_node
-from tests.conftest import available
+from localcluster.node import temporary_node as start_node
+from tests.conftest import enter_or_skip
 
 
 @pytest.fixture(scope="package")
 def node() -> Iterator[Node]:
     """A node on which real pods run, with 16 GPUs that are not there."""
-    with available(start_node()) as local:
+    with enter_or_skip(start_node()) as local:
         yield local
 
 
 @pytest.fixture(scope="package")
 def kube(node: Node) -> Iterator[Client]:
-    with node.plane.client() as client:
+    with node.control_plane.client() as client:
         yield client
 
 

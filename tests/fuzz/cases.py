@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 import hypothesis
 from hypothesis import HealthCheck, Phase
 
-CASES = int(os.environ.get("FUZZ_CASES", "0"))
+CASE_COUNT = int(os.environ.get("FUZZ_CASES", "0"))
 """How many of each surface. 0: as few as the surface says itself."""
 
-SEED = int(os.environ.get("FUZZ_SEED", "0"))
+FUZZ_SEED = int(os.environ.get("FUZZ_SEED", "0"))
 
 T = TypeVar("T")
 Refusal = TypeVar("Refusal", bound=Exception)
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
-def cases(few: int) -> int:
-    return CASES or few
+def case_count(few: int) -> int:
+    return CASE_COUNT or few
 
 
 def settings(few: int, each: int = 1, shrinks: bool = True) -> hypothesis.settings:
@@ -32,7 +32,7 @@ def settings(few: int, each: int = 1, shrinks: bool = True) -> hypothesis.settin
     """
     phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if shrinks else [])]
     return hypothesis.settings(
-        max_examples=-(-cases(few) // each),
+        max_examples=-(-case_count(few) // each),
         database=None,
         deadline=None,
         print_blob=True,
@@ -45,11 +45,11 @@ def fuzzed(few: int, each: int = 1, shrinks: bool = True) -> Callable[[Test], Te
     """Makes a property out of a test with `@given`, with the cases of this run."""
 
     def wrap(test: Test) -> Test:
-        seeded = hypothesis.seed(SEED)(settings(few, each, shrinks)(test))
+        seeded = hypothesis.seed(FUZZ_SEED)(settings(few, each, shrinks)(test))
 
         @functools.wraps(seeded)
         def run(*args: Any, **kwargs: Any) -> None:
-            with replayable():
+            with replay_hint():
                 seeded(*args, **kwargs)
 
         return run  # type: ignore[return-value]
@@ -57,7 +57,7 @@ def fuzzed(few: int, each: int = 1, shrinks: bool = True) -> Callable[[Test], Te
     return wrap
 
 
-def tried(kind: type[Refusal], call: Callable[[], T]) -> tuple[T, None] | tuple[None, Refusal]:
+def call_or_rejection(kind: type[Refusal], call: Callable[[], T]) -> tuple[T, None] | tuple[None, Refusal]:
     """What came of it, or the refusal of this kind. Whatever else is raised is a defect."""
     try:
         return call(), None
@@ -65,7 +65,7 @@ def tried(kind: type[Refusal], call: Callable[[], T]) -> tuple[T, None] | tuple[
         return None, refusal
 
 
-class replayable:  # noqa: N801 - it reads as a word
+class replay_hint:  # noqa: N801 - it reads as a word
     """Whoever fails in here says how to see it again."""
 
     def __enter__(self) -> None:
@@ -73,4 +73,4 @@ class replayable:  # noqa: N801 - it reads as a word
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
-            error.add_note(f"To see it again: make fuzz SEED={SEED} CASES={CASES}, with ARGS='-k <this test>'.")
+            error.add_note(f"To see it again: make fuzz SEED={FUZZ_SEED} CASES={CASE_COUNT}, with ARGS='-k <this test>'.")

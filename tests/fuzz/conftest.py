@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from localcluster.nats_server import NatsServer
-from tests.integration.runtime_api.live import Platform, running_platform
+from tests.integration.runtime_api.live import LivePlatform, running_live_platform
 
 
 @pytest.fixture(scope="session")
-def platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[Platform]:
-    with running_platform(tmp_path_factory.mktemp("platform"), nats.account(), replicas=2) as running:
+def platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[LivePlatform]:
+    with running_live_platform(tmp_path_factory.mktemp("platform"), nats.create_account(), replicas=2) as running:
         yield running

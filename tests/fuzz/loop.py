@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 T = TypeVar("T")
 
 
-class Loop:
+class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -33,7 +33,7 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(limited(), self._loop).result()
 
     @contextmanager
-    def inside(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    def entered(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
         """For the length of the block, entered and left by one task, as contexts with tasks of their own need it."""
         entered: asyncio.Future[T] = self.call(_future())
         over: asyncio.Event = self.call(_event())

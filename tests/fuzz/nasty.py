@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-TEXTS = (
+UNUSUAL_TEXTS = (
     "",
     " ",
     "\0",
@@ -56,23 +56,23 @@ TEXTS = (
     "9999-12-31T23:59:59-23:59",
     "2026-01-01T00:00:00Z",
 )
-NUMBERS = (0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**53, 2**63 - 1, 2**63, 2**64, 10**30, 0.5, -0.0, 1e300, 5e-324)
-PIECES = (
+UNUSUAL_NUMBERS = (0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**53, 2**63 - 1, 2**63, 2**64, 10**30, 0.5, -0.0, 1e300, 5e-324)
+BYTE_FRAGMENTS = (
     *(b"\r\n", b"\r", b"\n", b"\0", b" ", b":", b"\t", b"0", b"-1", b"\xff", b"\xed\xa0\x80", b"chunked", b"{", b"}"),
     *(b"[", b"]", b'"', b",", b"null", b"1e999", b"\\u0000", b"\\ud800", b"Content-Length: 3\r\n", b"9" * 40),
 )
 
 
 @cache  # a strategy that is made anew for every case costs more than the case
-def texts(alphabet: str | None = None, most: int = 40) -> SearchStrategy[str]:
+def texts(alphabet: str | None = None, max_size: int = 40) -> SearchStrategy[str]:
     """Text of this alphabet, of any, or what is known to be trouble."""
-    free = st.text(alphabet, max_size=most) if alphabet else st.text(max_size=most)
-    return st.one_of(free, st.sampled_from(TEXTS))
+    free = st.text(alphabet, max_size=max_size) if alphabet else st.text(max_size=max_size)
+    return st.one_of(free, st.sampled_from(UNUSUAL_TEXTS))
 
 
 @cache
 def scalars() -> SearchStrategy[Any]:
-    numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(NUMBERS))
+    numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(UNUSUAL_NUMBERS))
     return st.one_of(st.none(), st.booleans(), numbers, texts())
 
 
@@ -85,7 +85,7 @@ def json_values() -> SearchStrategy[Any]:
     )
 
 
-def deep() -> SearchStrategy[bytes]:
+def deeply_nested() -> SearchStrategy[bytes]:
     """Nested so deeply that what recurses comes to its end."""
     pairs = st.sampled_from([(b"[", b"]"), (b'{"a":', b"}")])
     depths = st.sampled_from([100, 1_000, 5_000])
@@ -98,7 +98,7 @@ EDITS = st.lists(
     st.tuples(
         st.floats(0, 1),
         st.sampled_from([0, 0, 1, 2, 8, 40]),
-        st.one_of(st.none(), st.sampled_from(PIECES), st.binary(max_size=4)),
+        st.one_of(st.none(), st.sampled_from(BYTE_FRAGMENTS), st.binary(max_size=4)),
     ),
     min_size=1,
     max_size=5,
@@ -106,12 +106,12 @@ EDITS = st.lists(
 """Where in the data, how much is taken out, and what is put there instead; None: the same twice."""
 
 
-def mutated(seeds: Sequence[bytes]) -> SearchStrategy[bytes]:
+def mutated_bytes(seeds: Sequence[bytes]) -> SearchStrategy[bytes]:
     """One of these, with a few bytes cut out, doubled, or replaced."""
-    return st.builds(_edited, st.sampled_from(list(seeds)), EDITS)
+    return st.builds(_apply_edits, st.sampled_from(list(seeds)), EDITS)
 
 
-def _edited(data: bytes, edits: Sequence[tuple[float, int, bytes | None]]) -> bytes:
+def _apply_edits(data: bytes, edits: Sequence[tuple[float, int, bytes | None]]) -> bytes:
     edited = bytearray(data)
     for where, length, piece in edits:
         at = round(where * len(edited))
@@ -122,21 +122,21 @@ def _edited(data: bytes, edits: Sequence[tuple[float, int, bytes | None]]) -> by
 
 ABSENT = object()
 CHANGES = st.lists(
-    st.tuples(st.integers(0, 50), st.one_of(st.just(ABSENT), json_values()), st.one_of(st.none(), texts(most=8))),
+    st.tuples(st.integers(0, 50), st.one_of(st.just(ABSENT), json_values()), st.one_of(st.none(), texts(max_size=8))),
     max_size=4,
 )
 """Which of all fields, what it becomes, and another name for it."""
 
 
-def altered(documents: Sequence[dict[str, Any]]) -> SearchStrategy[dict[str, Any]]:
+def altered_documents(documents: Sequence[dict[str, Any]]) -> SearchStrategy[dict[str, Any]]:
     """One of these documents with some fields, also inner ones, replaced, left out or added."""
-    return st.builds(_changed, st.sampled_from(list(documents)), CHANGES)
+    return st.builds(_apply_changes, st.sampled_from(list(documents)), CHANGES)
 
 
-def _changed(document: dict[str, Any], changes: Sequence[tuple[int, Any, str | None]]) -> dict[str, Any]:
+def _apply_changes(document: dict[str, Any], changes: Sequence[tuple[int, Any, str | None]]) -> dict[str, Any]:
     changed = copy.deepcopy(document)
     for which, value, name in changes:
-        places = list(_places(changed))
+        places = list(_fields(changed))
         if not places:
             break
         part, key = places[which % len(places)]
@@ -147,30 +147,30 @@ def _changed(document: dict[str, Any], changes: Sequence[tuple[int, Any, str | N
     return changed
 
 
-def _places(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
+def _fields(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
     """Every field at any depth, with the object that has it."""
     if isinstance(document, dict):
         for key, value in document.items():
             yield document, key
-            yield from _places(value)
+            yield from _fields(value)
     elif isinstance(document, list):
         for value in document:
-            yield from _places(value)
+            yield from _fields(value)
 
 
-def messages(documents: Sequence[dict[str, Any]]) -> SearchStrategy[bytes]:
+def message_bytes(documents: Sequence[dict[str, Any]]) -> SearchStrategy[bytes]:
     """Bytes for whoever expects one of these documents as JSON."""
-    good = [encoded(document) for document in documents]
+    good = [encode_json(document) for document in documents]
     return st.one_of(
-        altered(documents).map(encoded),
-        mutated(good),
-        json_values().map(encoded),
+        altered_documents(documents).map(encode_json),
+        mutated_bytes(good),
+        json_values().map(encode_json),
         st.binary(max_size=200),
-        deep().map(lambda value: b'{"version":1,"x":' + value + b"}"),
+        deeply_nested().map(lambda value: b'{"version":1,"x":' + value + b"}"),
     )
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """As JSON, also what JSON has no word for."""
     try:
         return msgspec.json.encode(value)

@@ -9,36 +9,36 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from localcluster.nats_server import Account
+from localcluster.nats_server import NatsAccount
 
 
 class RawNats:
-    def __init__(self, connection: socket.socket, account: Account) -> None:
+    def __init__(self, connection: socket.socket, account: NatsAccount) -> None:
         self._connection = connection
         self._stream = connection.makefile("rwb")
         self._inbox, self._numbers = f"_INBOX.{secrets.token_hex(8)}", itertools.count()
         self._stream.readline()
         login = urlsplit(account.url)
         who = {"user": login.username, "pass": login.password, "verbose": False, "headers": True, "no_responders": True}
-        self._say(f"CONNECT {json.dumps(who)}\r\nSUB {self._inbox}.* 1\r\n".encode())
+        self._write(f"CONNECT {json.dumps(who)}\r\nSUB {self._inbox}.* 1\r\n".encode())
         self.flush()
 
     def publish(self, subject: str, data: bytes, headers: bytes = b"", reply: str = "") -> None:
         """The headers are bytes as they come after the first line, without the last empty one."""
         where = f"{subject} {reply}" if reply else subject
         if not headers:
-            self._say(f"PUB {where} {len(data)}\r\n".encode() + data + b"\r\n")
+            self._write(f"PUB {where} {len(data)}\r\n".encode() + data + b"\r\n")
             return
         block = b"NATS/1.0\r\n" + headers + b"\r\n\r\n"
-        self._say(f"HPUB {where} {len(block)} {len(block) + len(data)}\r\n".encode() + block + data + b"\r\n")
+        self._write(f"HPUB {where} {len(block)} {len(block) + len(data)}\r\n".encode() + block + data + b"\r\n")
 
     def flush(self) -> None:
         """Returns when the server has all that was sent. AssertionError where it refused some of it."""
-        self._say(b"PING\r\n")
+        self._write(b"PING\r\n")
         while not (line := self._line()).startswith(b"PONG"):
             self._skip(line)
 
-    def call(self, what: str, body: Any = None) -> dict[str, Any]:
+    def jetstream_request(self, what: str, body: Any = None) -> dict[str, Any]:
         """Ask JetStream."""
         reply = f"{self._inbox}.{next(self._numbers)}"
         self.publish(f"$JS.API.{what}", json.dumps(body).encode() if body is not None else b"", reply=reply)
@@ -56,18 +56,18 @@ class RawNats:
     def _line(self) -> bytes:
         line = self._stream.readline()
         if line.startswith(b"PING"):
-            self._say(b"PONG\r\n")
+            self._write(b"PONG\r\n")
         assert line, "the server hung up"
         assert not line.startswith(b"-ERR"), line
         return line
 
-    def _say(self, what: bytes) -> None:
+    def _write(self, what: bytes) -> None:
         self._stream.write(what)
         self._stream.flush()
 
 
 @contextmanager
-def raw_nats(account: Account) -> Iterator[RawNats]:
+def raw_nats(account: NatsAccount) -> Iterator[RawNats]:
     server = urlsplit(account.url)
     with socket.create_connection((server.hostname or "", server.port or 0), timeout=30) as connection:
         yield RawNats(connection, account)

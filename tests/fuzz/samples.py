@@ -4,17 +4,22 @@ from typing import Any
 
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.drain_request import Drain, Drained
+from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord
 from gpu_runtime.contract.messages.message_codec import Message
 from gpu_runtime.contract.messages.result import Result
-from gpu_runtime.contract.messages.result_query import FindResult, FoundResult, ListedResults, ListResults
+from gpu_runtime.contract.messages.result_query import (
+    GetResultRequest,
+    GetResultResponse,
+    ListResultsRequest,
+    ListResultsResponse,
+)
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
 
 FUNCTION = "fuzzed"
-INSTANCE = "pod-fuzzed"
-MOMENT, LATER = "2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
+POD_UID = "pod-fuzzed"
+TIMESTAMP, FUTURE_TIMESTAMP = "2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
 
 Document = dict[str, Any]
 
@@ -26,7 +31,7 @@ INVOCATION: Document = {
     "headers": {"Do": "echo"},
     "attributes": {"who": "me"},
     "body": "eyJuIjoxfQ==",
-    "enqueuedAt": MOMENT,
+    "enqueuedAt": TIMESTAMP,
     "timeoutSeconds": 30.0,
     "mode": "sync",
     "replyTo": "replies",
@@ -35,8 +40,8 @@ DISPATCH: Document = {
     "version": 1,
     "invocation": INVOCATION,
     "attempt": 1,
-    "deadline": LATER,
-    "dispatchedAt": MOMENT,
+    "deadline": FUTURE_TIMESTAMP,
+    "dispatchedAt": TIMESTAMP,
 }
 RESULT: Document = {
     "version": 1,
@@ -48,7 +53,7 @@ RESULT: Document = {
     "contentType": "text/plain",
     "body": "bm8=",
     "bodyBytes": 2,
-    "timings": {"enqueuedAt": MOMENT, "dispatchedAt": MOMENT, "startedAt": MOMENT, "finishedAt": MOMENT},
+    "timings": {"enqueuedAt": TIMESTAMP, "dispatchedAt": TIMESTAMP, "startedAt": TIMESTAMP, "finishedAt": TIMESTAMP},
     "worker": f"{FUNCTION}-w0",
     "attempts": 1,
 }
@@ -57,9 +62,9 @@ RECORD: Document = {
     "requestHash": "0" * 64,
     "serverlessRequestID": FUNCTION,
     "state": "running",
-    "enqueuedAt": MOMENT,
-    "deadline": LATER,
-    "updatedAt": MOMENT,
+    "enqueuedAt": TIMESTAMP,
+    "deadline": FUTURE_TIMESTAMP,
+    "updatedAt": TIMESTAMP,
     "worker": f"{FUNCTION}-w0",
 }
 LETTER: Document = {
@@ -74,8 +79,8 @@ LETTER: Document = {
     "class": "bad_message",
     "reason": "cannot be read",
     "attempts": 5,
-    "storedAt": MOMENT,
-    "deadAt": MOMENT,
+    "storedAt": TIMESTAMP,
+    "deadAt": TIMESTAMP,
 }
 EVENT: Document = {
     "version": 1,
@@ -85,7 +90,7 @@ EVENT: Document = {
     "namespace": "runtime-instance",
     "instance": "pod-of-nobody",
     "sequence": 3,
-    "at": MOMENT,
+    "at": TIMESTAMP,
     "inFlight": 1,
     "concurrency": 2,
     "invocationID": "inv-1",
@@ -100,10 +105,10 @@ SAMPLES: dict[type[Message], Document] = {
     InvocationRecord: RECORD,
     DeadLetter: LETTER,
     WorkerEvent: EVENT,
-    FindResult: FIND,
-    FoundResult: {"version": 1, "result": RESULT},
-    ListResults: LIST,
-    ListedResults: {"version": 1, "results": [RESULT, RESULT], "after": "7"},
-    Drain: {"version": 1},
-    Drained: {"version": 1, "draining": True, "inFlight": 0},
+    GetResultRequest: FIND,
+    GetResultResponse: {"version": 1, "result": RESULT},
+    ListResultsRequest: LIST,
+    ListResultsResponse: {"version": 1, "results": [RESULT, RESULT], "after": "7"},
+    DrainRequest: {"version": 1},
+    DrainStatus: {"version": 1, "draining": True, "inFlight": 0},
 }

@@ -11,14 +11,14 @@ from hypothesis.strategies import SearchStrategy
 from gpu_runtime.contract.crd.well_known import GROUP, Annotation, Finalizer, Label
 from tests.fuzz.nasty import texts
 
-BASES = Path(__file__).parents[2] / "config" / "crd" / "bases"
+CRD_DIR = Path(__file__).parents[2] / "config" / "crd" / "bases"
 Schema = dict[str, Any]
 
 
 @cache
-def schema_of(plural: str) -> Schema:
+def spec_schema(plural: str) -> Schema:
     """Of the kind's spec."""
-    definition = yaml.safe_load((BASES / f"{GROUP}_{plural}.yaml").read_text())
+    definition = yaml.safe_load((CRD_DIR / f"{GROUP}_{plural}.yaml").read_text())
     found: Schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     return found
 
@@ -29,7 +29,7 @@ def values(schema: Schema, name: str = "") -> SearchStrategy[Any]:
         case "object" if "properties" in schema:
             return _objects(schema)
         case "object":
-            return st.dictionaries(texts(most=8), texts(most=8), max_size=2)
+            return st.dictionaries(texts(max_size=8), texts(max_size=8), max_size=2)
         case "array":
             return st.lists(values(schema["items"], name), max_size=3)
         case "integer":
@@ -53,8 +53,8 @@ def _integers(schema: Schema, name: str) -> SearchStrategy[int]:
     return st.one_of(st.integers(least, min(most, least + 5)), st.sampled_from([least, most]))
 
 
-AMOUNTS = ("1Gi", "1024Mi", "1.5Gi", "123e6", "0", "-1", "16m", "1e100", "7Ei", "99Ei", "", "one", "0x10", "9" * 64)
-PATHS = ("/data", "/data/", "/data/a", "/", "//", "/..", "/proc", "/run/gpu-runtime", "/run/gpu-runtime/framework.sock")
+UNUSUAL_QUANTITIES = ("1Gi", "1024Mi", "1.5Gi", "123e6", "0", "-1", "16m", "1e100", "7Ei", "99Ei", "", "one", "0x10", "9" * 64)
+UNUSUAL_PATHS = ("/data", "/data/", "/data/a", "/", "//", "/..", "/proc", "/run/gpu-runtime", "/run/gpu-runtime/framework.sock")
 
 
 def _texts(schema: Schema, name: str) -> SearchStrategy[str]:
@@ -62,27 +62,27 @@ def _texts(schema: Schema, name: str) -> SearchStrategy[str]:
         return st.sampled_from(schema["enum"])
     likely: list[SearchStrategy[str]] = []
     if name in ("memory", "size", "capacity"):
-        likely = [st.sampled_from(AMOUNTS)]
+        likely = [st.sampled_from(UNUSUAL_QUANTITIES)]
     elif name.endswith("Path"):
-        likely = [st.sampled_from(PATHS)]
+        likely = [st.sampled_from(UNUSUAL_PATHS)]
     if pattern := schema.get("pattern"):
         limit = schema.get("maxLength", 63)
         likely.append(st.from_regex(pattern.replace("$", r"\Z"), fullmatch=True).map(lambda text: text[:limit]))
-    odd = texts(most=20).map(lambda text: text[: schema.get("maxLength", 1000)])
+    odd = texts(max_size=20).map(lambda text: text[: schema.get("maxLength", 1000)])
     return st.one_of(*likely, *likely, odd) if likely else odd
 
 
-KEYS = [value for key, value in vars(Annotation).items() if key.isupper()]
-LABELS = [value for key, value in vars(Label).items() if key.isupper()]
-TEXTS = st.one_of(texts(), st.sampled_from(["9" * 5000, "a" * 20_000, "runtime-stock", "{", '{"a":'])).filter(
+ANNOTATION_KEYS = [value for key, value in vars(Annotation).items() if key.isupper()]
+LABEL_KEYS = [value for key, value in vars(Label).items() if key.isupper()]
+ANNOTATION_VALUES = st.one_of(texts(), st.sampled_from(["9" * 5000, "a" * 20_000, "runtime-stock", "{", '{"a":'])).filter(
     lambda text: "\0" not in text
 )
 METADATA = st.fixed_dictionaries(
     {},
     optional={
-        "annotations": st.dictionaries(st.sampled_from([*KEYS, f"{GROUP}/odd", "x"]), TEXTS, max_size=4),
+        "annotations": st.dictionaries(st.sampled_from([*ANNOTATION_KEYS, f"{GROUP}/odd", "x"]), ANNOTATION_VALUES, max_size=4),
         "labels": st.dictionaries(
-            st.sampled_from([*LABELS, f"{GROUP}/odd"]),
+            st.sampled_from([*LABEL_KEYS, f"{GROUP}/odd"]),
             st.sampled_from(["", "gpu-runtime", "a", "stock", "A_b.c", "0" * 63]),
             max_size=3,
         ),

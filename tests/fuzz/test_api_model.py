@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from lightkube import Client
 
 from localcluster.supervisor_client import wait_until
-from tests.fuzz.cases import CASES, SEED, replayable, settings
-from tests.fuzz.model import CONFLICT, CREATED, GONE, INVALID, MISSING, NO_CONTENT, OK, Model, Request
+from tests.fuzz.cases import CASE_COUNT, FUZZ_SEED, replay_hint, settings
+from tests.fuzz.model import CONFLICT, CREATED, STATUS_410, INVALID, NOT_FOUND, NO_CONTENT, OK, ApiModel, Request
 from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object, as_dict
-from tests.integration.runtime_api.conservation import disorder
-from tests.integration.runtime_api.edge.conftest import Replica, Reply
-from tests.integration.runtime_api.live import OPERATION, STOCK, TOKEN, UNITS, Platform, Seen
+from tests.integration.runtime_api.conservation import conservation_errors
+from tests.integration.runtime_api.edge.conftest import ApiProcess, HttpReply
+from tests.integration.runtime_api.live import OPERATION, STOCK_NAMESPACE, TOKEN, UNIT_NAMESPACE, LivePlatform, ClusterSnapshot
 
 STEPS, FEW_STEPS = 100, 30
 """Of one sequence, in a long and in a short run. The next one begins with new names and new stock."""
@@ -49,14 +49,14 @@ BAD: list[Request] = [
 
 
 class ApiMachine(RuleBasedStateMachine):
-    platform: ClassVar[Platform]
+    platform: ClassVar[LivePlatform]
     kube: ClassVar[Client]
     answers: ClassVar[Counter[str]]
 
     def __init__(self) -> None:
         super().__init__()
         self.flavour = f"m{next(NUMBERS)}"
-        self.model = Model()
+        self.model = ApiModel()
 
     @initialize()
     def begin(self) -> None:
@@ -69,8 +69,8 @@ class ApiMachine(RuleBasedStateMachine):
     @rule(replica=REPLICAS, which=WHICH, count=st.sampled_from([1, 1, 2]))
     def seeds(self, replica: int, which: int, count: int) -> None:
         request = {"operationID": f"{self.flavour}-seed-{which // 3}", "specName": self.flavour, "replicas": count}
-        reply = self._ask(replica, "POST", "operator/stock-units", request, self.model.seeding(request))
-        self.model.seeded_by(request, reply.status)
+        reply = self._ask(replica, "POST", "operator/stock-units", request, self.model.expected_seed(request))
+        self.model.record_seed(request, reply.status)
         if reply.status == 202:
             self._wait_for_stock()
 
@@ -94,20 +94,20 @@ class ApiMachine(RuleBasedStateMachine):
     def updates(self, replica: int, which: int, image: str, mounts: list[int] | None) -> None:
         request: Request = {"image": image} if mounts is None else {"storageMounts": self._mounts(mounts)}
         name = self._unit(which)
-        reply = self._ask(replica, "PUT", f"gpu-units/{name}", request, self.model.updating(name, request))
-        self.model.updated_by(name, request, reply.status)
+        reply = self._ask(replica, "PUT", f"gpu-units/{name}", request, self.model.expected_update(name, request))
+        self.model.record_update(name, request, reply.status)
         self._check_unit(reply, name)
 
     @rule(replica=REPLICAS, which=WHICH, field=st.sampled_from([("specName", "x"), ("gpu", 9), ("image", "a b")]))
     def updates_wrongly(self, replica: int, which: int, field: tuple[str, Any]) -> None:
         name = self._unit(which)
-        right = {INVALID} if name in self.model.units else {MISSING}
+        right = {INVALID} if name in self.model.units else {NOT_FOUND}
         self._ask(replica, "PUT", f"gpu-units/{name}", dict([field]), right)
 
     @rule(replica=REPLICAS, which=WHICH, running=st.booleans())
     def switches(self, replica: int, which: int, running: bool) -> None:
         name, verb = self._unit(which), "start" if running else "stop"
-        reply = self._ask(replica, "POST", f"gpu-units/{name}/{verb}", None, self.model.of_unit(name))
+        reply = self._ask(replica, "POST", f"gpu-units/{name}/{verb}", None, self.model.expected_for_unit(name))
         if reply.status == OK:
             self.model.units[name].running = running
         self._check_unit(reply, name)
@@ -115,44 +115,44 @@ class ApiMachine(RuleBasedStateMachine):
     @rule(replica=REPLICAS, which=WHICH)
     def deletes(self, replica: int, which: int) -> None:
         name = self._unit(which)
-        self._ask(replica, "DELETE", f"gpu-units/{name}", None, self.model.of_unit(name, NO_CONTENT))
-        self.model.deleted_unit(name)
+        self._ask(replica, "DELETE", f"gpu-units/{name}", None, self.model.expected_for_unit(name, NO_CONTENT))
+        self.model.record_delete(name)
 
     @rule(replica=REPLICAS, which=WHICH)
     def reads(self, replica: int, which: int) -> None:
         name = self._unit(which)
-        self._ask(replica, "GET", f"gpu-units/{name}", None, self.model.reading(name))
+        self._ask(replica, "GET", f"gpu-units/{name}", None, self.model.expected_read(name))
 
     @rule(replica=REPLICAS, choice=st.integers(0, 60))
     def asks_for_a_job(self, replica: int, choice: int) -> None:
         id_ = f"{self.flavour}-op-{choice}"
-        right = {OK} if id_ in self.model.operations else {MISSING}
+        right = {OK} if id_ in self.model.operations else {NOT_FOUND}
         self._ask(replica, "GET", f"operator/jobs/{id_}", None, right)
 
     @rule(replica=REPLICAS, which=WHICH, size=SIZES)
     def makes_a_storage(self, replica: int, which: int, size: int) -> None:
         name = self._storage(which)
         request = {"name": name, "size": f"{size}Gi"}
-        reply = self._ask(replica, "POST", "gpu-storages", request, self.model.making(name, size))
-        self.model.made(name, size, reply.status)
+        reply = self._ask(replica, "POST", "gpu-storages", request, self.model.expected_storage_create(name, size))
+        self.model.record_storage_create(name, size, reply.status)
 
     @rule(replica=REPLICAS, which=WHICH, size=SIZES)
     def grows_a_storage(self, replica: int, which: int, size: int) -> None:
         name = self._storage(which)
         request = {"size": f"{size * 1024}Mi"}
-        reply = self._ask(replica, "PUT", f"gpu-storages/{name}", request, self.model.growing(name, size))
-        self.model.grown(name, size, reply.status)
+        reply = self._ask(replica, "PUT", f"gpu-storages/{name}", request, self.model.expected_storage_update(name, size))
+        self.model.record_storage_update(name, size, reply.status)
 
     @rule(replica=REPLICAS, which=WHICH)
     def deletes_a_storage(self, replica: int, which: int) -> None:
         name = self._storage(which)
-        reply = self._ask(replica, "DELETE", f"gpu-storages/{name}", None, self.model.ending(name))
-        self.model.ended(name, reply.status)
+        reply = self._ask(replica, "DELETE", f"gpu-storages/{name}", None, self.model.expected_storage_delete(name))
+        self.model.record_storage_delete(name, reply.status)
 
     @rule(replica=REPLICAS, which=WHICH)
     def reads_a_storage(self, replica: int, which: int) -> None:
         name = self._storage(which)
-        self._ask(replica, "GET", f"gpu-storages/{name}", None, self.model.reading_storage(name))
+        self._ask(replica, "GET", f"gpu-storages/{name}", None, self.model.expected_storage_read(name))
 
     @rule(replica=REPLICAS, path=st.sampled_from(["gpu-units", "gpu-storages", "operator/stock-units"]))
     def lists(self, replica: int, path: str) -> None:
@@ -161,21 +161,21 @@ class ApiMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """What must hold of everything together, seen with other eyes; then nothing of it stays."""
         try:
-            wait_until(lambda: not self._wrong(), 20, lambda: str(self._wrong()))
+            wait_until(lambda: not self._violations(), 20, lambda: str(self._violations()))
         finally:
             for name in list(self.model.units):
                 self._ask(0, "DELETE", f"gpu-units/{name}", None, {NO_CONTENT})
-            for kind, namespace in ((UNIT, STOCK), (STORAGE, UNITS), (OPERATION, SYSTEM)):
+            for kind, namespace in ((UNIT, STOCK_NAMESPACE), (STORAGE, UNIT_NAMESPACE), (OPERATION, SYSTEM)):
                 for each in self._all(kind, namespace):
                     self.kube.delete(kind, each["metadata"]["name"], namespace=namespace)
 
     def _create(self, replica: int, request: Request) -> None:
-        reply = self._ask(replica, "POST", "gpu-units", request, self.model.creating(request))
-        self.model.created_by(request, reply.status, _code(reply))
+        reply = self._ask(replica, "POST", "gpu-units", request, self.model.expected_create(request))
+        self.model.record_create(request, reply.status, _error_code(reply))
         if reply.status == CREATED:  # a replay may be answered from the cache of a replica that is a moment behind
             self._check_unit(reply, request["name"])
 
-    def _check_unit(self, reply: Reply, name: str) -> None:
+    def _check_unit(self, reply: HttpReply, name: str) -> None:
         if reply.status not in (OK, CREATED) or name not in self.model.units:
             return
         said, known = reply.json["data"], self.model.units[name]
@@ -195,20 +195,20 @@ class ApiMachine(RuleBasedStateMachine):
     def _storage(self, which: int) -> str:
         return f"{self.flavour}-s{which}"
 
-    def _ask(self, replica: int, method: str, path: str, body: Any, right: set[int]) -> Reply:
-        asked = self.platform.standing[replica]
-        reply = asked.ask(f"/api/v1/{path}", method, body, TOKEN, timeout=60)
+    def _ask(self, replica: int, method: str, path: str, body: Any, right: set[int]) -> HttpReply:
+        asked = self.platform.shared_replicas[replica]
+        reply = asked.request(f"/api/v1/{path}", method, body, TOKEN, timeout=60)
         kind = path.split("/", maxsplit=1)[0].split("?", maxsplit=1)[0]
-        self.answers[f"{method} {kind} {reply.status} {_code(reply)}".strip()] += 1
+        self.answers[f"{method} {kind} {reply.status} {_error_code(reply)}".strip()] += 1
         assert reply.status in right, f"{method} {path} {body}: {reply.status} {reply.json}, not one of {right}"
         return reply
 
     def _wait_for_stock(self) -> None:
-        for replica in self.platform.standing:
-            wait_until(partial(self._knows_the_stock, replica), 60, lambda: "the stock is not Ready")
+        for replica in self.platform.shared_replicas:
+            wait_until(partial(self._sees_stock, replica), 60, lambda: "the stock is not Ready")
 
-    def _knows_the_stock(self, replica: Replica) -> bool:
-        reply = replica.ask(f"/api/v1/operator/inventory?specName={self.flavour}", token=TOKEN)
+    def _sees_stock(self, replica: ApiProcess) -> bool:
+        reply = replica.request(f"/api/v1/operator/inventory?specName={self.flavour}", token=TOKEN)
         ready: int = sum(each["stock"]["ready"] for each in reply.json["data"]["flavours"])
         return ready == self.model.stock
 
@@ -222,19 +222,19 @@ class ApiMachine(RuleBasedStateMachine):
             "operationID", ""
         ).startswith(f"{self.flavour}-")
 
-    def _wrong(self) -> list[str]:
+    def _violations(self) -> list[str]:
         """What does not hold of stock and units, of mounts and their holders, and of the units that must be there."""
-        units = self._all(UNIT, UNITS)
+        units = self._all(UNIT, UNIT_NAMESPACE)
         operations = {each["spec"]["operationID"]: each for each in self._all(OPERATION, SYSTEM)}
-        seen = Seen(self._all(UNIT, STOCK), units, operations)
-        found = disorder(seen, {self.flavour: self.model.seeded}, self.model.deleted.keys())
+        seen = ClusterSnapshot(self._all(UNIT, STOCK_NAMESPACE), units, operations)
+        found = conservation_errors(seen, {self.flavour: self.model.seeded}, self.model.deleted_at.keys())
         if {each["metadata"]["name"] for each in units} != self.model.units.keys():
             found.append(f"there are {[each['metadata']['name'] for each in units]}")
         mounted = Counter(mount["name"] for unit in units for mount in unit["spec"].get("storageMounts", []))
         found += [f"{name} is mounted {times} times" for name, times in mounted.items() if times > 1]
         holders = {
             each["metadata"]["name"]: each["spec"].get("attachedTo", {}).get("unit")
-            for each in self._all(STORAGE, UNITS)
+            for each in self._all(STORAGE, UNIT_NAMESPACE)
         }
         for unit in units:
             for mount in unit["spec"].get("storageMounts", []):
@@ -243,30 +243,30 @@ class ApiMachine(RuleBasedStateMachine):
         return found
 
 
-def _code(reply: Reply) -> str:
+def _error_code(reply: HttpReply) -> str:
     return str(reply.json["error"]["code"]) if isinstance(reply.json, dict) and "error" in reply.json else ""
 
 
-def sends_sequences(caller: int, of: int, steps: int) -> Counter[str]:
+def send_sequences(caller: int, of: int, steps: int) -> Counter[str]:
     """One caller's share of the cases, from a seed of its own. Gives what was answered, and how often."""
     answers: Counter[str] = Counter()
     machine = type(f"Caller{caller}", (ApiMachine,), {"answers": answers})
-    hypothesis.seed(SEED * CALLERS + caller)(machine)
+    hypothesis.seed(FUZZ_SEED * CALLERS + caller)(machine)
     share = settings(4 * FEW_STEPS, steps * of, shrinks=False)
     run_state_machine_as_test(machine, settings=hypothesis.settings(share, stateful_step_count=steps))
     return answers
 
 
-def test_any_sequence_of_requests_is_answered_as_the_model_says(platform: Platform) -> None:
-    steps, callers = (STEPS, CALLERS) if CASES else (FEW_STEPS, FEW_CALLERS)
-    with platform.plane.client() as kube, replayable(), ThreadPoolExecutor(callers) as pool:
+def test_any_request_sequence_matches_the_model(platform: LivePlatform) -> None:
+    steps, callers = (STEPS, CALLERS) if CASE_COUNT else (FEW_STEPS, FEW_CALLERS)
+    with platform.control_plane.client() as kube, replay_hint(), ThreadPoolExecutor(callers) as pool:
         ApiMachine.platform, ApiMachine.kube = platform, kube
-        shares = pool.map(partial(sends_sequences, of=callers, steps=steps), range(callers))
+        shares = pool.map(partial(send_sequences, of=callers, steps=steps), range(callers))
         answers = sum(shares, Counter[str]())
     print(answers.total(), dict(sorted(answers.items())))
-    errors = [line for replica in platform.standing for line in replica.lines if line["level"] == "error"]
+    errors = [line for replica in platform.shared_replicas for line in replica.log_lines if line["level"] == "error"]
     assert errors == []
-    if CASES >= 1000:
-        assert {CREATED, OK, NO_CONTENT, INVALID, MISSING, CONFLICT, GONE} <= {
+    if CASE_COUNT >= 1000:
+        assert {CREATED, OK, NO_CONTENT, INVALID, NOT_FOUND, CONFLICT, STATUS_410} <= {
             int(answer.split()[2]) for answer in answers
         }

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from gpu_runtime.activator.runtime_api_client import refusal as refusal_of_api
+from gpu_runtime.activator.runtime_api_client import fault_from_response as refusal_of_api
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import (
     Access,
@@ -22,29 +22,29 @@ from gpu_runtime.contract.crd.gpu_unit import (
 from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import EnvVar, Port, Template
-from gpu_runtime.contract.crd.well_known import Annotation, Role
+from gpu_runtime.contract.crd.well_known import Annotation, UnitRole
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
-from gpu_runtime.contract.validation.mounts import mount_path_problems, normal_path, within
-from gpu_runtime.contract.validation.normalize import normalised_pool, normalised_storage, normalised_unit
-from gpu_runtime.contract.validation.specs import growth_problems, pool_problems, storage_problems, unit_problems
-from gpu_runtime.contract.validation.values import bytes_problems, name_problems
+from gpu_runtime.contract.validation.mounts import is_within, mount_path_errors, normalize_path
+from gpu_runtime.contract.validation.normalize import normalize_pool, normalize_storage, normalize_unit
+from gpu_runtime.contract.validation.specs import growth_errors, pool_errors, storage_errors, unit_errors
+from gpu_runtime.contract.validation.values import bytes_errors, name_errors
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.kube.errors import refusal as refusal_of_kubernetes
-from gpu_runtime.kube.meta import Object, ObjectMeta, moment_of
-from gpu_runtime.kube.quantity import Quantity, canonical, same_quantity
-from gpu_runtime.runtime_api.dead_letters.service import position_of
-from gpu_runtime.runtime_api.http.decoding import read_body, read_query
-from gpu_runtime.runtime_api.http.paging import cursor
+from gpu_runtime.kube.errors import error_from_response as refusal_of_kubernetes
+from gpu_runtime.kube.meta import KubeObject, ObjectMeta, parse_timestamp
+from gpu_runtime.kube.quantity import Quantity, canonical_quantity, same_quantity
+from gpu_runtime.runtime_api.dead_letters.service import start_sequence
+from gpu_runtime.runtime_api.http.decoding import decode_body, decode_query
+from gpu_runtime.runtime_api.http.paging import encode_cursor
 from gpu_runtime.runtime_api.http.route import Body
-from gpu_runtime.runtime_api.invocations.listing import beginning
+from gpu_runtime.runtime_api.invocations.listing import start_position
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
 from gpu_runtime.runtime_api.operations.operation_store import attempt_of
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
-from tests.fuzz.cases import fuzzed, tried
-from tests.fuzz.nasty import messages, texts
+from tests.fuzz.cases import fuzzed, call_or_rejection
+from tests.fuzz.nasty import message_bytes, texts
 
 AMOUNTS = st.one_of(
     st.from_regex(r"[+-]?[0-9]{0,12}\.?[0-9]{0,12}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?", fullmatch=True),
@@ -52,7 +52,7 @@ AMOUNTS = st.one_of(
 )
 COUNTS = st.one_of(st.integers(-2, 5), st.sampled_from([2**31 - 1, 2**31, 2**63, -(2**63), 65535, 65536]))
 PATHS = st.one_of(st.text("/.a:~ \0", max_size=12), st.text("/.a", max_size=12).map("/".__add__), texts())
-NAMES = st.one_of(st.from_regex(r"[a-z]([-a-z0-9]{0,62}[a-z0-9])?", fullmatch=True), texts("az-09.A", most=70))
+NAMES = st.one_of(st.from_regex(r"[a-z]([-a-z0-9]{0,62}[a-z0-9])?", fullmatch=True), texts("az-09.A", max_size=70))
 
 
 def many(item: SearchStrategy[Any], most: int = 3) -> SearchStrategy[tuple[Any, ...]]:
@@ -107,10 +107,10 @@ STORAGES = st.builds(GPUStorageSpec, size=AMOUNTS, storage_class_name=texts())
 @example("1" * 5000)
 @example("1e100")
 @example("-0")
-def test_an_amount_has_one_spelling_and_a_verdict(text: str) -> None:
-    spelled = canonical(text)
-    assert canonical(spelled) == spelled
-    list(bytes_problems(text, "size"))
+def test_quantity_is_normalized_and_validated(text: str) -> None:
+    spelled = canonical_quantity(text)
+    assert canonical_quantity(spelled) == spelled
+    list(bytes_errors(text, "size"))
     try:
         amount = Quantity(text)
     except ValueError:
@@ -118,48 +118,48 @@ def test_an_amount_has_one_spelling_and_a_verdict(text: str) -> None:
         return
     if (amount.value * 10**9).denominator == 1:  # what is finer is rounded, as Kubernetes does it
         assert same_quantity(text, spelled)
-    assert list(growth_problems(text, text)) == list(bytes_problems(text, "size"))
+    assert list(growth_errors(text, text)) == list(bytes_errors(text, "size"))
 
 
 @fuzzed(100)
 @given(NAMES)
-def test_a_name_is_right_where_kubernetes_takes_it(name: str) -> None:
+def test_name_is_valid_if_kubernetes_accepts_it(name: str) -> None:
     is_label = bool(re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)) and len(name) <= 63
-    assert (not list(name_problems(name))) == is_label
+    assert (not list(name_errors(name))) == is_label
 
 
 @fuzzed(100)
 @given(PATHS, PATHS)
-def test_a_path_has_one_spelling_and_lies_within_itself(path: str, other: str) -> None:
-    assert normal_path(normal_path(path)) == normal_path(path)
-    assert within(path, path)
-    list(mount_path_problems(path, "mountPath"))
-    if within(path, other) and within(other, path):
-        assert normal_path(path) == normal_path(other)
+def test_mount_path_is_normalized_and_contains_itself(path: str, other: str) -> None:
+    assert normalize_path(normalize_path(path)) == normalize_path(path)
+    assert is_within(path, path)
+    list(mount_path_errors(path, "mountPath"))
+    if is_within(path, other) and is_within(other, path):
+        assert normalize_path(path) == normalize_path(other)
 
 
 @fuzzed(100)
-@given(UNITS, st.sampled_from(Role))
-def test_a_unit_gets_a_verdict_and_its_other_spelling_the_same(spec: GPUUnitSpec, role: Role) -> None:
-    spelled = normalised_unit(spec)
-    assert normalised_unit(spelled) == spelled
-    problems = unit_problems(spec, role)
+@given(UNITS, st.sampled_from(UnitRole))
+def test_unit_and_its_normalized_form_validate_equally(spec: GPUUnitSpec, role: UnitRole) -> None:
+    spelled = normalize_unit(spec)
+    assert normalize_unit(spelled) == spelled
+    problems = unit_errors(spec, role)
     assert all(str(problem) for problem in problems)
-    assert problems or not unit_problems(spelled, role)
-    one, other = canonical_request(spelled), canonical_request(normalised_unit(spelled))
+    assert problems or not unit_errors(spelled, role)
+    one, other = canonical_request(spelled), canonical_request(normalize_unit(spelled))
     assert request_hash(OperationType.CREATE_UNIT, one) == request_hash(OperationType.CREATE_UNIT, other)
     assert msgspec.json.decode(msgspec.json.encode(spec), type=GPUUnitSpec) == spec
 
 
 @fuzzed(100)
 @given(st.one_of(POOLS, STORAGES))
-def test_a_pool_and_a_storage_get_a_verdict(spec: StockPoolSpec | GPUStorageSpec) -> None:
+def test_pool_and_storage_are_validated_without_exception(spec: StockPoolSpec | GPUStorageSpec) -> None:
     if isinstance(spec, StockPoolSpec):
-        assert normalised_pool(normalised_pool(spec)) == normalised_pool(spec)
-        assert pool_problems(spec) or not pool_problems(normalised_pool(spec))
+        assert normalize_pool(normalize_pool(spec)) == normalize_pool(spec)
+        assert pool_errors(spec) or not pool_errors(normalize_pool(spec))
     else:
-        assert normalised_storage(normalised_storage(spec)) == normalised_storage(spec)
-        assert storage_problems(spec) or not storage_problems(normalised_storage(spec))
+        assert normalize_storage(normalize_storage(spec)) == normalize_storage(spec)
+        assert storage_errors(spec) or not storage_errors(normalize_storage(spec))
 
 
 BODIES: dict[type[Body], dict[str, Any]] = {
@@ -173,7 +173,7 @@ BODIES: dict[type[Body], dict[str, Any]] = {
 }
 
 
-SENT = st.one_of([st.tuples(st.just(model), messages([sample])) for model, sample in BODIES.items()])
+SENT = st.one_of([st.tuples(st.just(model), message_bytes([sample])) for model, sample in BODIES.items()])
 
 
 @fuzzed(100)
@@ -181,10 +181,10 @@ SENT = st.one_of([st.tuples(st.just(model), messages([sample])) for model, sampl
 @example((Invoke, b'{"serverlessRequestID":"f","payload":' + b"[" * 5000 + b"]" * 5000 + b"}"))
 @example((Invoke, b'{"serverlessRequestID":"f","timeoutSeconds":' + b"9" * 5000 + b"}"))
 @example((CreateUnit, b"\xff"))
-def test_a_body_is_what_the_route_takes_or_invalid(sent: tuple[type[Body], bytes]) -> None:
+def test_body_is_decoded_or_invalid(sent: tuple[type[Body], bytes]) -> None:
     model, raw = sent
-    taken, refusal = tried(Invalid, lambda: read_body(raw, "application/json", model))
-    assert isinstance(taken, model) or (refusal and refusal.problems)
+    taken, refusal = call_or_rejection(Invalid, lambda: decode_body(raw, "application/json", model))
+    assert isinstance(taken, model) or (refusal and refusal.errors)
 
 
 PARAMETERS = texts() | st.sampled_from(["limit", "phase", "serverless", "continue"])
@@ -192,39 +192,39 @@ PARAMETERS = texts() | st.sampled_from(["limit", "phase", "serverless", "continu
 
 @fuzzed(100)
 @given(st.lists(st.tuples(PARAMETERS, texts()), max_size=4))
-def test_a_query_is_what_the_route_takes_or_invalid(pairs: list[tuple[str, str]]) -> None:
+def test_query_is_decoded_or_invalid(pairs: list[tuple[str, str]]) -> None:
     for model in (ListUnits, ListInvocations):
-        taken, refusal = tried(Invalid, partial(read_query, pairs, model))
-        assert isinstance(taken, model) or (refusal and refusal.problems)
+        taken, refusal = call_or_rejection(Invalid, partial(decode_query, pairs, model))
+        assert isinstance(taken, model) or (refusal and refusal.errors)
 
 
 @fuzzed(100)
-@given(st.text() | st.tuples(texts(), texts() | st.just("9" * 5000)).map(cursor))
-@example(cursor(("dead-letters", "9" * 5000)))
-@example(cursor(("invoke", str(2**64))))
-def test_a_continuation_is_a_place_or_invalid(after: str) -> None:
+@given(st.text() | st.tuples(texts(), texts() | st.just("9" * 5000)).map(encode_cursor))
+@example(encode_cursor(("dead-letters", "9" * 5000)))
+@example(encode_cursor(("invoke", str(2**64))))
+def test_continue_token_is_decoded_or_invalid(after: str) -> None:
     query = ListInvocations(serverless_request_id="f", after=after)
-    for read in (lambda: position_of(after), lambda: beginning(query)):
-        place, refusal = tried(Invalid, read)
-        assert place is not None or (refusal and refusal.problems)
+    for read in (lambda: start_sequence(after), lambda: start_position(query)):
+        place, refusal = call_or_rejection(Invalid, read)
+        assert place is not None or (refusal and refusal.errors)
 
 
 @fuzzed(100)
-@given(st.integers(400, 599), messages([{"error": {"code": "no_stock", "message": "none"}}, {"code": 409}]))
+@given(st.integers(400, 599), message_bytes([{"error": {"code": "no_stock", "message": "none"}}, {"code": 409}]))
 @example(409, b'{"error":{"code":"\xff"}}')
-def test_a_refusal_of_another_process_is_a_fault_whatever_it_says(status: int, body: bytes) -> None:
+def test_any_error_response_maps_to_a_fault(status: int, body: bytes) -> None:
     assert str(refusal_of_api(status, body))
     assert isinstance(refusal_of_kubernetes(status, body), KubeError)
 
 
-MOMENTS = ("2026-12-31T23:59:60Z", "2026-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "2026-01-01t00:00:00z")
+UNUSUAL_TIMESTAMPS = ("2026-12-31T23:59:60Z", "2026-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "2026-01-01t00:00:00z")
 
 
 @fuzzed(100)
-@given(texts() | st.datetimes().map(datetime.isoformat) | st.sampled_from(MOMENTS), texts())
+@given(texts() | st.datetimes().map(datetime.isoformat) | st.sampled_from(UNUSUAL_TIMESTAMPS), texts())
 @example("2026-12-31T23:59:60Z", "9" * 5000)
-def test_what_an_objects_metadata_says_can_be_reckoned_with(time: str, attempt: str) -> None:
-    moment = moment_of(time)
+def test_any_object_metadata_is_parsed_without_exception(time: str, attempt: str) -> None:
+    moment = parse_timestamp(time)
     assert moment is None or moment < datetime.now(UTC) or moment >= datetime(2020, 1, 1, tzinfo=UTC)
-    made = Object(metadata=ObjectMeta(annotations={Annotation.OPERATION_ATTEMPT: attempt}))
+    made = KubeObject(metadata=ObjectMeta(annotations={Annotation.OPERATION_ATTEMPT: attempt}))
     assert attempt_of(made) >= 0

@@ -12,14 +12,14 @@ from hypothesis.strategies import SearchStrategy
 
 from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.process.settings import BadSettings, Settings, load, parse
+from gpu_runtime.process.settings import BaseSettings, InvalidSettings, load_settings, parse_settings
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
-from tests.fuzz.cases import fuzzed, tried
-from tests.fuzz.nasty import altered, mutated, texts
+from tests.fuzz.cases import fuzzed, call_or_rejection
+from tests.fuzz.nasty import altered_documents, mutated_bytes, texts
 
-MODELS: dict[str, type[Settings]] = {
+MODELS: dict[str, type[BaseSettings]] = {
     "activator": ActivatorSettings,
     "controller-manager": ControllerManagerSettings,
     "result-store": ResultStoreSettings,
@@ -39,16 +39,16 @@ def dumped(document: Any) -> str:
 
 def contents(name: str) -> SearchStrategy[bytes]:
     """Of a file for this process: its sample file with other values, or broken, or something else."""
-    whole = altered([DOCUMENTS[name]]).map(lambda document: dumped(document).encode())
-    broken = mutated([FILES[name].encode(), *(odd.encode() for odd in ODD)])
-    return st.one_of(whole, broken, texts(most=100).map(lambda text: text.encode(errors="replace")))
+    whole = altered_documents([DOCUMENTS[name]]).map(lambda document: dumped(document).encode())
+    broken = mutated_bytes([FILES[name].encode(), *(odd.encode() for odd in ODD)])
+    return st.one_of(whole, broken, texts(max_size=100).map(lambda text: text.encode(errors="replace")))
 
 
-GIVEN = st.one_of([st.tuples(st.just(name), contents(name)) for name in MODELS])
+SETTINGS_CONTENTS = st.one_of([st.tuples(st.just(name), contents(name)) for name in MODELS])
 
 
 @fuzzed(50)
-@given(GIVEN)
+@given(SETTINGS_CONTENTS)
 @example(("runtime-api", b"\xff\xfe"))
 @example(("runtime-api", b"a: 2001-99-99"))
 @example(("runtime-api", b"limits: {burst: !!int x}"))
@@ -56,13 +56,13 @@ GIVEN = st.one_of([st.tuples(st.just(name), contents(name)) for name in MODELS])
 @example(("runtime-api", b"limits: {burst: !!timestamp x}"))
 @example(("runtime-api", b"[" * 1000))
 @example(("runtime-api", b"limits: {burst: " + b"9" * 5000 + b"}"))
-def test_a_file_is_read_or_refused_with_a_sentence(
+def test_settings_file_is_accepted_or_rejected_with_a_message(
     tmp_path_factory: pytest.TempPathFactory, file: tuple[str, bytes]
 ) -> None:
     name, content = file
     path = tmp_path_factory.getbasetemp() / "settings.yaml"
     path.write_bytes(content)
-    read, refusal = tried(BadSettings, lambda: load(path, MODELS[name]))
+    read, refusal = call_or_rejection(InvalidSettings, lambda: load_settings(path, MODELS[name]))
     assert isinstance(read, MODELS[name]) or (refusal and refusal.message.startswith(str(path)))
 
 
@@ -74,7 +74,7 @@ def sections(model: type[msgspec.Struct], document: dict[str, Any], at: str = ""
 
 @fuzzed(50)
 @given(st.sampled_from(sorted(MODELS)), st.data())
-def test_a_key_that_nobody_knows_is_named(name: str, data: st.DataObject) -> None:
+def test_unknown_settings_key_is_reported(name: str, data: st.DataObject) -> None:
     document = msgspec.to_builtins(DOCUMENTS[name])
     place = data.draw(st.sampled_from(sections(MODELS[name], document)))
     part = document
@@ -82,6 +82,6 @@ def test_a_key_that_nobody_knows_is_named(name: str, data: st.DataObject) -> Non
         part = part[step]
     key = data.draw(st.from_regex(r"[a-z][a-zA-Z]{0,12}Zz", fullmatch=True))
     part[key] = data.draw(st.sampled_from([1, "x", None, [], {}]))
-    with pytest.raises(BadSettings) as refusal:
-        parse(dumped(document), MODELS[name])
+    with pytest.raises(InvalidSettings) as refusal:
+        parse_settings(dumped(document), MODELS[name])
     assert f"{place}{key} is not a setting" in str(refusal.value)

@@ -10,12 +10,12 @@ import yaml
 
 from localcluster.control_plane import ControlPlane
 
-CONFIG = Path(__file__).parents[2] / "config"
+CONFIG_DIR = Path(__file__).parents[2] / "config"
 
 
-def nats_liveness() -> str:
+def nats_liveness_path() -> str:
     """The path by which the kubelet finds out whether the platform's NATS server is to be started anew."""
-    objects = yaml.safe_load_all((CONFIG / "nats" / "nats.yaml").read_text())
+    objects = yaml.safe_load_all((CONFIG_DIR / "nats" / "nats.yaml").read_text())
     (server,) = (each["spec"]["template"]["spec"] for each in objects if each["kind"] == "StatefulSet")
     return str(server["containers"][0]["livenessProbe"]["httpGet"]["path"])
 
@@ -26,7 +26,7 @@ Kubectl: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def kubectl(control_plane: ControlPlane) -> Kubectl:
     """Runs kubectl with every right. The result says how it went; nothing is raised."""
-    program = [str(control_plane.programs["kubectl"]), f"--kubeconfig={control_plane.kubeconfig}"]
+    program = [str(control_plane.binary_paths["kubectl"]), f"--kubeconfig={control_plane.kubeconfig}"]
 
     def run(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -39,7 +39,7 @@ def kubectl(control_plane: ControlPlane) -> Kubectl:
 @pytest.fixture(scope="session")
 def platform_crds(kubectl: Kubectl) -> tuple[str, ...]:
     """The platform's CustomResourceDefinitions, installed and served. Gives their names."""
-    applied = kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / "crd"), "-o", "name")
+    applied = kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG_DIR / "crd"), "-o", "name")
     assert applied.returncode == 0, applied.stderr
     names = tuple(applied.stdout.split())
     served = kubectl("wait", "--for=condition=Established", "--timeout=120s", *names)

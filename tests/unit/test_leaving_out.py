@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).parent.parent.parent
-ONE_TEST = "tests/integration/localcluster/test_control_plane.py::test_a_deployment_becomes_ready_on_simulated_nodes"
+CLUSTER_TEST = "tests/integration/localcluster/test_control_plane.py::test_a_deployment_becomes_ready_on_simulated_nodes"
 
 
 def run_without_a_cluster(tmp_path: Path, ci: str) -> subprocess.CompletedProcess[str]:
@@ -22,20 +22,20 @@ def run_without_a_cluster(tmp_path: Path, ci: str) -> subprocess.CompletedProces
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "KUBEBUILDER_ASSETS": "",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ONE_TEST]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", CLUSTER_TEST]
     return subprocess.run(
         command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
 
 
-def test_it_is_said_loudly(tmp_path: Path) -> None:
+def test_skipped_tests_are_reported_at_the_end(tmp_path: Path) -> None:
     done = run_without_a_cluster(tmp_path, ci="")
     assert done.returncode == 0, done.stdout
     assert "NOT EVERYTHING WAS TESTED" in done.stdout
     assert "1 tests were left out: Kubernetes 1.36.4 could not be built (no proxy)" in done.stdout
 
 
-def test_it_is_a_failure_in_ci(tmp_path: Path) -> None:
+def test_skipped_tests_fail_the_run_in_ci(tmp_path: Path) -> None:
     done = run_without_a_cluster(tmp_path, ci="true")
     assert done.returncode == 1
     assert "nothing may be left out in CI" in done.stdout

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpu_runtime.contract.messages.streams import Topology
-from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.jetstream.connection import Connection
-from gpu_runtime.jetstream.errors import StreamError
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.stream_admin import messages_by_subject
 
 logger = logging.getLogger(__name__)
@@ -15,44 +15,44 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Backlog:
-    connection: Connection
-    topology: Topology
+    connection: NatsConnection
+    topology: StreamTopology
     clock: Callable[[], float]
-    good_for: float
+    cache_ttl_seconds: float
     """Seconds for which what was read of all functions is believed."""
     _counts: dict[str, int] = field(default_factory=dict)
     _read_at: float = float("-inf")
-    _stirred: set[str] = field(default_factory=set)
+    _invalidated: set[str] = field(default_factory=set)
     """Functions that got work since."""
 
-    def stir(self, request_id: str) -> None:
+    def invalidate(self, request_id: str) -> None:
         """The function got work: what was read of it is old."""
-        self._stirred.add(request_id)
+        self._invalidated.add(request_id)
 
     async def read_all(self) -> dict[str, int] | None:
         """What every function has, by requestID; what is not there has nothing. None where it cannot be known."""
-        began, self._stirred = self.clock(), set()
-        counts = await self._counted(self.topology.subjects.all_of(Queue.DISPATCH))
+        began, self._invalidated = self.clock(), set()
+        counts = await self._query_counts(self.topology.subjects.all_in_stream(Stream.DISPATCH))
         if counts is not None:
             self._counts, self._read_at = counts, began
         return counts
 
-    async def of(self, request_id: str) -> int | None:
+    async def count(self, request_id: str) -> int | None:
         """What a function has; None where that cannot be known."""
-        if request_id not in self._stirred and self.clock() - self._read_at < self.good_for:
+        if request_id not in self._invalidated and self.clock() - self._read_at < self.cache_ttl_seconds:
             return self._counts.get(request_id, 0)
-        self._stirred.discard(request_id)
-        counts = await self._counted(self.topology.subjects.dispatch(request_id))
+        self._invalidated.discard(request_id)
+        counts = await self._query_counts(self.topology.subjects.dispatch(request_id))
         if counts is None:
-            self._stirred.add(request_id)
+            self._invalidated.add(request_id)
             return None
         self._counts[request_id] = counts.get(request_id, 0)
         return self._counts[request_id]
 
-    async def _counted(self, pattern: str) -> dict[str, int] | None:
+    async def _query_counts(self, pattern: str) -> dict[str, int] | None:
         try:
-            found = await messages_by_subject(self.connection, self.topology.stream_name(Queue.DISPATCH), pattern)
-        except StreamError as error:
+            found = await messages_by_subject(self.connection, self.topology.stream_name(Stream.DISPATCH), pattern)
+        except JetStreamError as error:
             logger.warning("the backlog cannot be read", extra={"error": str(error)})
             return None
         return {subject.rpartition(".")[2]: count for subject, count in found.items()}

@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpu_runtime.activator.backlog import Backlog
-from gpu_runtime.activator.demand_publisher import EVERY
-from gpu_runtime.activator.function_lister import Functions
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.activator.demand_publisher import DEMAND_INTERVAL_SECONDS
+from gpu_runtime.activator.function_lister import FunctionLister
+from gpu_runtime.kube.meta import ObjectKey
 
-Enqueue = Callable[[Key, float], None]
+Enqueue = Callable[[ObjectKey, float], None]
 """Have a function looked at after so many seconds."""
 
 
 @dataclass
-class Lookout:
+class BacklogPoller:
     backlog: Backlog
-    functions: Functions
+    functions: FunctionLister
     enqueue: Enqueue
-    every: float
-    leave: Callable[[], None]
+    poll_interval_seconds: float
+    on_stopped_leading: Callable[[], None]
     """Called when this process no longer leads."""
     _counts: dict[str, int] = field(default_factory=dict)
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -28,31 +28,31 @@ class Lookout:
     async def run(self) -> None:
         try:
             while not self._stopped.is_set():
-                await self._look()
+                await self._poll()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.every):
+                    async with asyncio.timeout(self.poll_interval_seconds):
                         await self._stopped.wait()
         finally:
-            self.leave()
+            self.on_stopped_leading()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def demanded(self, request_id: str) -> None:
+    def on_demand(self, request_id: str) -> None:
         """Work was dispatched: look now, and again when more of the same burst may have come."""
-        function = self.functions.serving(request_id)
+        function = self.functions.by_request_id(request_id)
         if function is not None:
-            self.backlog.stir(request_id)
+            self.backlog.invalidate(request_id)
             self.enqueue(function.metadata.key, 0.0)
-            self.enqueue(function.metadata.key, 1.5 * EVERY)
+            self.enqueue(function.metadata.key, 1.5 * DEMAND_INTERVAL_SECONDS)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         counts = await self.backlog.read_all()
         if counts is None:
             return
         changed = {each for each in counts.keys() | self._counts.keys() if counts.get(each) != self._counts.get(each)}
         self._counts = counts
         for request_id in changed | {each for each, count in counts.items() if count}:
-            function = self.functions.serving(request_id)
+            function = self.functions.by_request_id(request_id)
             if function is not None:
                 self.enqueue(function.metadata.key, 0.0)

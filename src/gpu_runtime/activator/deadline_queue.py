@@ -6,31 +6,31 @@ from datetime import datetime
 from gpu_runtime.contract.messages.dispatch import Dispatch
 
 
-class Waiting:
+class DeadlineQueue:
     def __init__(self) -> None:
         self._deadlines: list[tuple[datetime, int, str]] = []
-        self._numbers: dict[str, int] = {}
+        self._sequences: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._deadlines)
 
-    def note(self, sequence: int, dispatch: Dispatch) -> None:
+    def add(self, sequence: int, dispatch: Dispatch) -> None:
         id_ = dispatch.invocation.invocation_id
         heapq.heappush(self._deadlines, (dispatch.deadline, sequence, id_))
-        self._numbers[id_] = sequence
+        self._sequences[id_] = sequence
 
-    def first_over(self, moment: datetime) -> int | None:
+    def first_expired(self, moment: datetime) -> int | None:
         """The number of what was over first, if it was by that moment. It may have been done long ago."""
         return self._deadlines[0][1] if self._deadlines and self._deadlines[0][0] <= moment else None
 
-    def forget_first(self) -> None:
+    def pop_first(self) -> None:
         """It is dealt with."""
         _, _, id_ = heapq.heappop(self._deadlines)
-        self._numbers.pop(id_, None)
+        self._sequences.pop(id_, None)
 
-    def find(self, invocation_id: str) -> int | None:
-        return self._numbers.get(invocation_id)
+    def sequence_of(self, invocation_id: str) -> int | None:
+        return self._sequences.get(invocation_id)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         self._deadlines.clear()
-        self._numbers.clear()
+        self._sequences.clear()

@@ -5,25 +5,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpu_runtime.contract.messages.subjects import Subjects
-from gpu_runtime.jetstream.connection import Connection
-from gpu_runtime.jetstream.errors import StreamError
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.errors import JetStreamError
 
-EVERY = 0.05
+DEMAND_INTERVAL_SECONDS = 0.05
 """Seconds between two hints for one function. The leader looks again after as long, so the last ones count, too."""
 
 
 @dataclass(frozen=True)
-class Demand:
-    connection: Connection
+class DemandPublisher:
+    connection: NatsConnection
     subjects: Subjects
     clock: Callable[[], float]
     """In seconds, and never set back."""
-    _told: dict[str, float] = field(default_factory=dict)
+    _published_at: dict[str, float] = field(default_factory=dict)
 
-    async def tell(self, request_id: str) -> None:
+    async def publish(self, request_id: str) -> None:
         now = self.clock()
-        if now - self._told.get(request_id, -EVERY) < EVERY:
+        if now - self._published_at.get(request_id, -DEMAND_INTERVAL_SECONDS) < DEMAND_INTERVAL_SECONDS:
             return
-        self._told[request_id] = now
-        with contextlib.suppress(StreamError):
+        self._published_at[request_id] = now
+        with contextlib.suppress(JetStreamError):
             await self.connection.publish(self.subjects.demand(request_id))

@@ -14,53 +14,65 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpu_runtime.activator.capacity import Room
-from gpu_runtime.activator.demand_publisher import Demand
-from gpu_runtime.activator.function_lister import Functions
+from gpu_runtime.activator.capacity import FunctionCapacity
+from gpu_runtime.activator.demand_publisher import DemandPublisher
+from gpu_runtime.activator.function_lister import FunctionLister
 from gpu_runtime.activator.metrics import ActivatorMetrics
-from gpu_runtime.activator.settings import Dispatching
-from gpu_runtime.activator.terminal_results import Endings, gone, taken_back, timed_out
+from gpu_runtime.activator.settings import DispatchSettings
+from gpu_runtime.activator.terminal_results import (
+    TerminalResultPublisher,
+    cancelled_outcome,
+    expired_outcome,
+    function_deleted_outcome,
+)
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.contract.messages.dead_letter import DeadLetters
+from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import check_address, invocation_hash
+from gpu_runtime.contract.messages.invocation_id import check_subject, invocation_hash
 from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
-    Known,
-    Stage,
-    advanced,
-    headers_of,
-    known_from,
-    read_record,
+    RecordAtRevision,
+    RecordState,
+    advance_record,
+    decode_record,
+    record_from_headers,
+    record_headers,
 )
-from gpu_runtime.contract.messages.message_codec import Unreadable, decode, encode, utc
-from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful
-from gpu_runtime.contract.messages.streams import Topology
-from gpu_runtime.contract.messages.subjects import Queue, Subjects
-from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
-from gpu_runtime.jetstream.errors import Full, StreamError, TooLarge
-from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode, to_utc_milliseconds
+from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful_result
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.jetstream.delivery import (
+    AckDelivery,
+    DeadLetterDelivery,
+    Delivery,
+    DeliveryOutcome,
+    NakDelivery,
+    OutgoingMessage,
+)
+from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, StreamFull
+from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_consumer
 from gpu_runtime.kube.errors import KubeError
 
-PATIENT = Backoff(first=0.25, longest=30.0)
+DISPATCH_RETRY_BACKOFF = Backoff(initial_seconds=0.25, max_seconds=30.0)
 """Between tries at what only time changes: a queue that is full, a cache that is behind."""
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedInvocation:
     """An invocation in hand."""
 
     invocation: Invocation
     deadline: datetime
-    known: Known | None
+    header_record: RecordAtRevision | None
     """Its record, when it was sent. None: read it."""
 
 
-class Over(Exception):
+class NotDispatchable(Exception):
     """The invocation has ended, or was taken back: nothing is dispatched."""
 
     def __init__(self, *, cancelled: bool) -> None:
@@ -70,135 +82,150 @@ class Over(Exception):
 
 @dataclass(frozen=True)
 class Dispatcher:
-    topology: Topology
+    topology: StreamTopology
     publisher: Publisher
-    records: Bucket
-    functions: Functions
-    room: Room
-    demand: Demand
-    endings: Endings
-    settings: Dispatching
+    records: KeyValueBucket
+    functions: FunctionLister
+    capacity: FunctionCapacity
+    demand: DemandPublisher
+    terminal_results: TerminalResultPublisher
+    settings: DispatchSettings
     metrics: ActivatorMetrics
     clock: Callable[[], datetime]
-    _queues: set[str] = field(default_factory=set)
+    _ensured_consumers: set[str] = field(default_factory=set)
     """Functions whose consumers were seen to be there."""
 
-    async def handle(self, delivery: Delivery) -> Outcome:
-        if delivery.attempt > 1:
+    async def handle(self, delivery: Delivery) -> DeliveryOutcome:
+        if delivery.delivery_count > 1:
             self.metrics.redeliveries.inc()
         try:
-            accepted = read(delivery, self.topology.subjects)
-        except Unreadable as error:
-            return GiveUp(str(error), FailureClass.BAD_MESSAGE)
+            accepted = read_invocation(delivery, self.topology.subjects)
+        except MessageDecodeError as error:
+            return DeadLetterDelivery(str(error), FailureClass.BAD_MESSAGE)
         try:
-            return await self._decide(delivery, accepted)
-        except Full as error:
-            return Retry(f"the function's queue is full: {error}", PATIENT.delay(delivery.attempt))
-        except (TooLarge, Unreadable) as error:
-            return GiveUp(str(error), FailureClass.BAD_MESSAGE)
-        except StreamError as error:
-            return Retry(str(error))
+            return await self._process(delivery, accepted)
+        except StreamFull as error:
+            return NakDelivery(
+                f"the function's queue is full: {error}", DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count)
+            )
+        except (NatsMessageTooLarge, MessageDecodeError) as error:
+            return DeadLetterDelivery(str(error), FailureClass.BAD_MESSAGE)
+        except JetStreamError as error:
+            return NakDelivery(str(error))
 
-    def abandon(self, delivery: Delivery, outcome: GiveUp) -> Sequence[Outgoing]:
+    def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
         """A dead letter, and the result that says so where it is known of which invocation."""
         self.metrics.dead_letters.inc()
-        failure = Failure(failure_class=_class_of(outcome), message=outcome.reason)
-        letters = DeadLetters(self.topology.subjects, Queue.INVOKE)
+        failure = Failure(failure_class=_failure_class(outcome), message=outcome.reason)
+        letters = DeadLetterBuilder(self.topology.subjects, Stream.INVOKE)
         try:
-            accepted = read(delivery, self.topology.subjects)
-        except Unreadable:
-            return [letters.outgoing(letters.letter(delivery, failure, self.clock()))]
+            accepted = read_invocation(delivery, self.topology.subjects)
+        except MessageDecodeError:
+            return [letters.to_outgoing(letters.build(delivery, failure, self.clock()))]
         invocation = accepted.invocation
-        letter = letters.letter(delivery, failure, self.clock(), invocation.invocation_id)
-        result = unsuccessful(invocation, ResultState.DEAD_LETTERED, failure, self.clock())
-        return [letters.outgoing(letter), self.endings.outgoing(result, accepted.known)]
+        letter = letters.build(delivery, failure, self.clock(), invocation.invocation_id)
+        result = unsuccessful_result(invocation, ResultState.DEAD_LETTERED, failure, self.clock())
+        return [letters.to_outgoing(letter), self.terminal_results.outgoing(result, accepted.header_record)]
 
-    async def _decide(self, delivery: Delivery, accepted: Accepted) -> Outcome:
+    async def _process(self, delivery: Delivery, accepted: AcceptedInvocation) -> DeliveryOutcome:
         invocation, now = accepted.invocation, self.clock()
         if now >= accepted.deadline:
-            await self.endings.end(invocation, timed_out(), now, accepted.known)
-            return Done()
-        if self.functions.serving(invocation.serverless_request_id) is None:
-            return await self._unknown(delivery, accepted, now)
-        if delivery.attempt == 1 and accepted.known and self.room.take(invocation.serverless_request_id):
-            await self._dispatch(accepted, accepted.known, now)
-            return Done()
+            await self.terminal_results.publish(invocation, expired_outcome(), now, accepted.header_record)
+            return AckDelivery()
+        if self.functions.by_request_id(invocation.serverless_request_id) is None:
+            return await self._handle_unknown_function(delivery, accepted, now)
+        if (
+            delivery.delivery_count == 1
+            and accepted.header_record
+            and self.capacity.try_acquire(invocation.serverless_request_id)
+        ):
+            await self._publish_dispatch(accepted, accepted.header_record, now)
+            return AckDelivery()
         try:
-            known = await self._recorded(accepted, now)
-        except Over as over:
+            known = await self._mark_dispatched(accepted, now)
+        except NotDispatchable as over:
             if over.cancelled:  # whoever took it back may have died before it could say so
-                await self.endings.end(invocation, taken_back(), now, None)
-            return Done()
-        await self._dispatch(accepted, known, now)
-        await self.demand.tell(invocation.serverless_request_id)
-        return Done()
+                await self.terminal_results.publish(invocation, cancelled_outcome(), now, None)
+            return AckDelivery()
+        await self._publish_dispatch(accepted, known, now)
+        await self.demand.publish(invocation.serverless_request_id)
+        return AckDelivery()
 
-    async def _unknown(self, delivery: Delivery, accepted: Accepted, now: datetime) -> Outcome:
-        waited = (now - delivery.stored_at).total_seconds()
-        if not self.functions.certain():
-            return Retry("the functions are not known here for certain", PATIENT.delay(delivery.attempt))
-        if waited < self.settings.unknown_seconds:
-            return Retry("the function is not known here yet", 0.2)
+    async def _handle_unknown_function(
+        self, delivery: Delivery, accepted: AcceptedInvocation, now: datetime
+    ) -> DeliveryOutcome:
+        waited = (now - delivery.published_at).total_seconds()
+        if not self.functions.cache_is_fresh():
+            return NakDelivery(
+                "the functions are not known here for certain", DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count)
+            )
+        if waited < self.settings.unknown_function_grace_seconds:
+            return NakDelivery("the function is not known here yet", 0.2)
         try:
-            if not await self.functions.is_gone(accepted.invocation.serverless_request_id):
-                return Retry("the function was not known here yet", 0)
+            if not await self.functions.confirm_not_found(accepted.invocation.serverless_request_id):
+                return NakDelivery("the function was not known here yet", 0)
         except KubeError as error:
-            return Retry(f"whether the function is there cannot be known: {error}", PATIENT.delay(delivery.attempt))
-        await self.endings.end(accepted.invocation, gone(), now, accepted.known)
-        return Done()
+            return NakDelivery(
+                f"whether the function is there cannot be known: {error}",
+                DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count),
+            )
+        await self.terminal_results.publish(
+            accepted.invocation, function_deleted_outcome(), now, accepted.header_record
+        )
+        return AckDelivery()
 
-    async def _recorded(self, accepted: Accepted, now: datetime) -> Known:
+    async def _mark_dispatched(self, accepted: AcceptedInvocation, now: datetime) -> RecordAtRevision:
         """The record that says `dispatched`. Over where it says more than that."""
-        id_, known = accepted.invocation.invocation_id, accepted.known
+        id_, known = accepted.invocation.invocation_id, accepted.header_record
         while True:
             if known is not None:
-                dispatched = advanced(known.record, Stage.DISPATCHED, now)
+                dispatched = advance_record(known.record, RecordState.DISPATCHED, now)
                 written = await self.records.update(id_, encode(dispatched), known.revision)
                 if written is not None:
-                    return Known(dispatched, written)
+                    return RecordAtRevision(dispatched, written)
             entry = await self.records.get(id_)
             if entry is None:  # forgotten before its time was over, which only a short retention does
-                dispatched = advanced(_record(accepted), Stage.DISPATCHED, now)
+                dispatched = advance_record(_initial_record(accepted), RecordState.DISPATCHED, now)
                 written = await self.records.create(id_, encode(dispatched))
                 if written is not None:
-                    return Known(dispatched, written)
+                    return RecordAtRevision(dispatched, written)
                 continue
-            known = read_record(entry.value, entry.revision)
+            known = decode_record(entry.value, entry.revision)
             record = known.record
-            if record.cancelled or record.stage in (Stage.RUNNING, Stage.TERMINAL):
-                raise Over(cancelled=record.cancelled and record.stage is not Stage.TERMINAL)
-            if record.stage is Stage.DISPATCHED:
+            if record.cancelled or record.state in (RecordState.RUNNING, RecordState.TERMINAL):
+                raise NotDispatchable(cancelled=record.cancelled and record.state is not RecordState.TERMINAL)
+            if record.state is RecordState.DISPATCHED:
                 return known
 
-    async def _dispatch(self, accepted: Accepted, known: Known, now: datetime) -> None:
+    async def _publish_dispatch(self, accepted: AcceptedInvocation, known: RecordAtRevision, now: datetime) -> None:
         invocation = accepted.invocation
         request_id = invocation.serverless_request_id
-        if request_id not in self._queues:
-            await ensure_consumer(self.publisher.connection, self.topology.work(request_id))
-            self._queues.add(request_id)
-        dispatch = Dispatch(invocation=invocation, deadline=accepted.deadline, dispatched_at=utc(now))
+        if request_id not in self._ensured_consumers:
+            await ensure_consumer(self.publisher.connection, self.topology.dispatch_consumer(request_id))
+            self._ensured_consumers.add(request_id)
+        dispatch = Dispatch(invocation=invocation, deadline=accepted.deadline, dispatched_at=to_utc_milliseconds(now))
         await self.publisher.publish(
-            Outgoing(
+            OutgoingMessage(
                 self.topology.subjects.dispatch(request_id),
                 encode(dispatch),
                 dispatch.message_id,
-                headers_of(known),
+                record_headers(known),
             )
         )
         self.metrics.dispatched.inc()
         if invocation.enqueued_at:
-            self.metrics.queue_age.observe(max(0.0, (now - invocation.enqueued_at).total_seconds()))
+            self.metrics.dispatch_latency.observe(max(0.0, (now - invocation.enqueued_at).total_seconds()))
 
 
-def read(delivery: Delivery, subjects: Subjects) -> Accepted:
+def read_invocation(delivery: Delivery, subjects: Subjects) -> AcceptedInvocation:
     """What was delivered. Unreadable where it is no invocation, or none of this subject."""
     invocation = decode(delivery.data, Invocation)
-    check_address(invocation, delivery.subject, subjects)
-    deadline = invocation.deadline or delivery.stored_at + timedelta(seconds=invocation.timeout_seconds)
-    return Accepted(invocation, utc(deadline), known_from(delivery.headers))
+    check_subject(invocation, delivery.subject, subjects)
+    deadline = invocation.deadline or delivery.published_at + timedelta(seconds=invocation.timeout_seconds)
+    return AcceptedInvocation(invocation, to_utc_milliseconds(deadline), record_from_headers(delivery.headers))
 
 
-def _record(accepted: Accepted) -> InvocationRecord:
+def _initial_record(accepted: AcceptedInvocation) -> InvocationRecord:
     """The record as it was when the invocation was accepted."""
     invocation = accepted.invocation
     since = invocation.enqueued_at or accepted.deadline - timedelta(seconds=invocation.timeout_seconds)
@@ -211,5 +238,5 @@ def _record(accepted: Accepted) -> InvocationRecord:
     )
 
 
-def _class_of(outcome: GiveUp) -> FailureClass:
-    return FailureClass(outcome.kind) if outcome.kind else FailureClass.INTERNAL
+def _failure_class(outcome: DeadLetterDelivery) -> FailureClass:
+    return FailureClass(outcome.failure_class) if outcome.failure_class else FailureClass.INTERNAL

@@ -14,64 +14,64 @@ import aiohttp
 from nats.aio.msg import Msg
 
 from gpu_runtime.activator.backlog import Backlog
-from gpu_runtime.activator.backlog_poller import Lookout
-from gpu_runtime.activator.capacity import Room
-from gpu_runtime.activator.demand_publisher import Demand
+from gpu_runtime.activator.backlog_poller import BacklogPoller
+from gpu_runtime.activator.capacity import FunctionCapacity
+from gpu_runtime.activator.demand_publisher import DemandPublisher
 from gpu_runtime.activator.dispatcher import Dispatcher
-from gpu_runtime.activator.function_lister import Functions, serves
-from gpu_runtime.activator.invocation_reaper import Reaper
+from gpu_runtime.activator.function_lister import FunctionLister, serves_request_id
+from gpu_runtime.activator.invocation_reaper import InvocationReaper
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.reconcile import FunctionReconciler
-from gpu_runtime.activator.runtime_api_client import StockAPI
+from gpu_runtime.activator.runtime_api_client import RuntimeAPIClient
 from gpu_runtime.activator.settings import ActivatorSettings
-from gpu_runtime.activator.terminal_results import Endings
-from gpu_runtime.activator.worker_backoff import Setbacks
-from gpu_runtime.activator.worker_lifecycle import Lifecycle
-from gpu_runtime.activator.worker_liveness import Workers
+from gpu_runtime.activator.terminal_results import TerminalResultPublisher
+from gpu_runtime.activator.worker_backoff import WorkerBackoff
+from gpu_runtime.activator.worker_lifecycle import WorkerLifecycle
+from gpu_runtime.activator.worker_liveness import WorkerLiveness
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import RuntimeFault
-from gpu_runtime.contract.messages.message_codec import Unreadable, decode
-from gpu_runtime.contract.messages.streams import Topology
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
+from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
-from gpu_runtime.jetstream.connection import Connection, Receive, connection
-from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.jetstream.connection import MessageCallback, NatsConnection, connect_nats
+from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
-from gpu_runtime.jetstream.stream_admin import ensure_until_done
-from gpu_runtime.kube.client import Client, connect
-from gpu_runtime.kube.config import load_config
+from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry
+from gpu_runtime.kube.client import KubeClient, open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.controller import Controller, ControllerOptions
-from gpu_runtime.kube.election import Elector, Timing
+from gpu_runtime.kube.election import LeaderElectionConfig, LeaderElector
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.kube.event_recorder import Recorder
-from gpu_runtime.kube.manager import Ensemble
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.event_recorder import EventRecorder
+from gpu_runtime.kube.manager import Manager
+from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
-from gpu_runtime.kube.store import Change
-from gpu_runtime.process.health_server import Check, serve_endpoints
+from gpu_runtime.kube.store import ObjectChange
+from gpu_runtime.process.health_server import HealthCheck, serve_health
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.nats_setup import fault_of, options_of, topology_of
+from gpu_runtime.process.nats_setup import fault_from_nats_error, nats_options, stream_topology
 
-NAME = "activator"
-PATIENT = Backoff(first=0.2, longest=10.0)
+PROCESS_NAME = "activator"
+RECONCILE_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=10.0)
 
 
-async def activate(settings: ActivatorSettings, stopping: asyncio.Event) -> None:
+async def run_activator(settings: ActivatorSettings, stopping: asyncio.Event) -> None:
     """Dispatch until told to stop; scale and reap while leading."""
-    metrics = KubeMetrics(new_registry(NAME))
+    metrics = KubeMetrics(new_registry(PROCESS_NAME))
     kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
-    config = load_config(kubeconfig, settings.kubernetes.context or None)
+    config = load_cluster_config(kubeconfig, settings.kubernetes.context or None)
     async with (
-        connect(config, field_manager=NAME, metrics=metrics) as connected,
-        connection(options_of(settings.nats, NAME)) as nats,
+        open_kube_client(config, field_manager=PROCESS_NAME, metrics=metrics) as connected,
+        connect_nats(nats_options(settings.nats, PROCESS_NAME)) as nats,
         aiohttp.ClientSession() as http,
     ):
-        client = connected.patient(settings.kubernetes.request_timeout_seconds, RetryPolicy())
-        activator = assemble(client, nats, http, settings, metrics)
-        async with serve_endpoints(settings.endpoints, metrics.registry, stopping, activator.ready()):
+        client = connected.with_options(settings.kubernetes.request_timeout_seconds, RetryPolicy())
+        activator = new_activator(client, nats, http, settings, metrics)
+        async with serve_health(settings.health, metrics.registry, stopping, activator.readiness_checks()):
             await activator.run(stopping)
 
 
@@ -79,25 +79,25 @@ async def activate(settings: ActivatorSettings, stopping: asyncio.Event) -> None
 class Activator:
     """The parts of this process."""
 
-    nats: Connection
-    topology: Topology
-    functions: Functions
-    workers: Workers
-    dispatching: Consumption
-    leading: "Leading"
+    nats: NatsConnection
+    topology: StreamTopology
+    functions: FunctionLister
+    liveness: WorkerLiveness
+    consumer: PullConsumer
+    leader: "LeaderComponents"
 
-    def ready(self) -> dict[str, Check]:
+    def readiness_checks(self) -> dict[str, HealthCheck]:
         def caches() -> str | None:
             return None if self.functions.units.has_synced else "the caches are not complete yet"
 
-        return {"caches": caches, "nats": self.nats.problem, "dispatch": self.dispatching.problem}
+        return {"caches": caches, "nats": self.nats.problem, "dispatch": self.consumer.problem}
 
     async def run(self, stopping: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as tasks, self._listening():
-            tasks.create_task(self._dispatch(stopping))
-            await self.leading.ensemble.run(stopping)
+        async with asyncio.TaskGroup() as tasks, self._subscribed():
+            tasks.create_task(self._run_consumer(stopping))
+            await self.leader.manager.run(stopping)
 
-    async def _dispatch(self, stopping: asyncio.Event) -> None:
+    async def _run_consumer(self, stopping: asyncio.Event) -> None:
         """Begin when streams and caches are there, or never, if the end comes first."""
         async with asyncio.TaskGroup() as tasks:
             preparing = tasks.create_task(self._prepare())
@@ -106,26 +106,26 @@ class Activator:
             waiting.cancel()
             preparing.cancel()
         if not stopping.is_set():
-            await self.dispatching.run(stopping)
+            await self.consumer.run(stopping)
 
     async def _prepare(self) -> None:
         topology = self.topology
         try:
-            await ensure_until_done(self.nats, topology.streams, [topology.state], topology.consumers())
-        except StreamError as error:
-            raise fault_of(error) from error
-        await self.functions.units.synced()
+            await ensure_with_retry(self.nats, topology.streams, [topology.record_bucket], topology.shared_consumers())
+        except JetStreamError as error:
+            raise fault_from_nats_error(error) from error
+        await self.functions.units.wait_for_sync()
 
     @asynccontextmanager
-    async def _listening(self) -> AsyncIterator[None]:
+    async def _subscribed(self) -> AsyncIterator[None]:
         """Hear what workers, dispatchers and callers tell, whether this process leads or not."""
         subjects = self.topology.subjects
-        heard: Sequence[tuple[str, Receive]] = (
-            (subjects.all_events, self.leading.event),
-            (subjects.all_demand, self.leading.demand),
-            (subjects.all_cancels, self.leading.cancel),
+        heard: Sequence[tuple[str, MessageCallback]] = (
+            (subjects.all_events, self.leader.on_worker_event),
+            (subjects.all_demand, self.leader.on_demand),
+            (subjects.all_cancels, self.leader.on_cancel),
         )
-        unlisten = self.nats.listen(lambda there: self.workers.listening() if there else None)
+        unlisten = self.nats.add_listener(lambda there: self.liveness.mark_subscribed() if there else None)
         subscriptions = [await self.nats.subscribe(subject, receive) for subject, receive in heard]
         try:
             yield
@@ -136,83 +136,89 @@ class Activator:
 
 
 @dataclass(frozen=True)
-class Leading:
+class LeaderComponents:
     """What this process does while it leads, and what it hears of all the time."""
 
-    ensemble: Ensemble
-    workers: Workers
-    room: Room
-    functions: Functions
-    lookout: Lookout
-    reaper: Reaper
+    manager: Manager
+    liveness: WorkerLiveness
+    capacity: FunctionCapacity
+    functions: FunctionLister
+    backlog_poller: BacklogPoller
+    reaper: InvocationReaper
     metrics: ActivatorMetrics
-    leads: Callable[[], bool]
+    is_leader: Callable[[], bool]
 
-    def event(self, message: Msg) -> None:
+    def on_worker_event(self, message: Msg) -> None:
         try:
             event = decode(message.data, WorkerEvent)
-        except Unreadable:
+        except MessageDecodeError:
             return
-        unit = self.functions.units.store.get(Key(event.namespace, event.worker))
-        if unit is None or not serves(unit, event.serverless_request_id):
+        unit = self.functions.units.store.get(ObjectKey(event.namespace, event.unit))
+        if unit is None or not serves_request_id(unit, event.serverless_request_id):
             return  # strangers have no end; and a worker that is not known here yet says it again with each heartbeat
-        self.room.hear(event)
-        first = self.workers.hear(event)
-        if first and self.functions.is_worker(unit) and self.leads():
-            self.metrics.time_to_worker.observe(seconds_since(unit.metadata.creation_timestamp))
+        self.capacity.observe(event)
+        first = self.liveness.observe(event)
+        if first and self.functions.is_worker(unit) and self.is_leader():
+            self.metrics.worker_startup.observe(seconds_since(unit.metadata.creation_timestamp))
 
-    def demand(self, message: Msg) -> None:
-        self.lookout.demanded(message.subject.rpartition(".")[2])
+    def on_demand(self, message: Msg) -> None:
+        self.backlog_poller.on_demand(message.subject.rpartition(".")[2])
 
-    def cancel(self, message: Msg) -> None:
+    def on_cancel(self, message: Msg) -> None:
         with contextlib.suppress(UnicodeDecodeError):
-            self.reaper.take_back(message.data.decode())
+            self.reaper.cancel(message.data.decode())
 
 
-def assemble(
-    client: Client,
-    nats: Connection,
+def new_activator(
+    client: KubeClient,
+    nats: NatsConnection,
     http: aiohttp.ClientSession,
     settings: ActivatorSettings,
     metrics: KubeMetrics,
 ) -> Activator:
-    topology, own = topology_of(settings.nats), ActivatorMetrics(metrics.registry)
+    topology, own = stream_topology(settings.nats), ActivatorMetrics(metrics.registry)
     publisher, clock = Publisher(nats), asyncio.get_running_loop().time
-    functions = Functions(client, settings.namespaces.stock, metrics)
-    workers, room, records = Workers(clock), Room(clock), Bucket(nats, publisher, topology.state)
-    endings = Endings(topology.subjects, publisher, own)
-    demand = Demand(nats, topology.subjects, clock)
+    functions = FunctionLister(client, settings.namespaces.stock, metrics)
+    workers, room, records = (
+        WorkerLiveness(clock),
+        FunctionCapacity(clock),
+        KeyValueBucket(nats, publisher, topology.record_bucket),
+    )
+    endings = TerminalResultPublisher(topology.subjects, publisher, own)
+    demand = DemandPublisher(nats, topology.subjects, clock)
     dispatcher = Dispatcher(
         topology=topology,
         publisher=publisher,
         records=records,
         functions=functions,
-        room=room,
+        capacity=room,
         demand=demand,
-        endings=endings,
+        terminal_results=endings,
         settings=settings.dispatching,
         metrics=own,
         clock=utcnow,
     )
-    policy = Policy(at_once=settings.dispatching.at_once, attempts=settings.dispatching.attempts)
-    elector = _elector(client, settings, metrics)
-    scaling, leads = settings.scaling, elector.leadership.still_leading if elector else _always
+    policy = ConsumeOptions(
+        max_in_flight=settings.dispatching.max_in_flight, max_deliveries=settings.dispatching.max_deliveries
+    )
+    elector = _new_elector(client, settings, metrics)
+    scaling, leads = settings.scaling, elector.leadership.is_leader if elector else _always_leader
     writer = client.fenced(elector.leadership) if elector else client
-    recorder = Recorder(writer, NAME, _identity(), metrics=metrics)
-    lifecycle = Lifecycle(
+    recorder = EventRecorder(writer, PROCESS_NAME, _identity(), metrics=metrics)
+    lifecycle = WorkerLifecycle(
         client=writer,
         functions=functions,
-        stock=StockAPI(http, settings.api),
+        stock=RuntimeAPIClient(http, settings.runtime_api),
         nats=nats,
         subjects=topology.subjects,
-        leading=leads,
+        is_leader=leads,
         system_namespace=settings.namespaces.system,
-        drain_seconds=scaling.drain_seconds,
+        drain_request_timeout_seconds=scaling.drain_request_timeout_seconds,
     )
-    backlog = Backlog(nats, topology, clock, good_for=2 * scaling.pass_seconds)
+    backlog = Backlog(nats, topology, clock, cache_ttl_seconds=2 * scaling.poll_interval_seconds)
     reconciler = FunctionReconciler(
         functions=functions,
-        workers=workers,
+        liveness=workers,
         backlog=backlog,
         lifecycle=lifecycle,
         nats=nats,
@@ -220,59 +226,69 @@ def assemble(
         settings=scaling,
         metrics=own,
         clock=clock,
-        wall=seconds_since,
-        setbacks=Setbacks(Backoff(scaling.retry_first_seconds, scaling.retry_longest_seconds)),
+        seconds_since=seconds_since,
+        worker_backoff=WorkerBackoff(Backoff(scaling.initial_backoff_seconds, scaling.max_backoff_seconds)),
         recorder=recorder,
     )
-    controller = _controller(functions, reconciler, settings, metrics)
-    reaper = Reaper(nats, topology, records, functions, endings, settings.reaping, own, utcnow)
-    lookout = Lookout(backlog, functions, controller.enqueue, scaling.pass_seconds, reconciler.leave)
-    functions.units.on_change(lambda change: _forget(change, workers, room, reconciler))
+    controller = _new_controller(functions, reconciler, settings, metrics)
+    reaper = InvocationReaper(nats, topology, records, functions, endings, settings.reaping, own, utcnow)
+    lookout = BacklogPoller(
+        backlog, functions, controller.enqueue, scaling.poll_interval_seconds, reconciler.on_stopped_leading
+    )
+    functions.units.add_event_handler(lambda change: _on_unit_deleted(change, workers, room, reconciler))
     work = (controller, lookout, reaper)
-    ensemble = Ensemble((functions.units,), work, elector, recorder, settings.stop_grace_seconds)
+    ensemble = Manager((functions.units,), work, elector, recorder, settings.graceful_shutdown_timeout_seconds)
     return Activator(
         nats=nats,
         topology=topology,
         functions=functions,
-        workers=workers,
-        dispatching=Consumption(publisher, topology.activation, dispatcher.handle, dispatcher.abandon, policy),
-        leading=Leading(ensemble, workers, room, functions, lookout, reaper, own, leads),
+        liveness=workers,
+        consumer=PullConsumer(
+            publisher, topology.invoke_consumer, dispatcher.handle, dispatcher.on_dead_letter, policy
+        ),
+        leader=LeaderComponents(ensemble, workers, room, functions, lookout, reaper, own, leads),
     )
 
 
-def _controller(
-    functions: Functions, reconciler: FunctionReconciler, settings: ActivatorSettings, metrics: KubeMetrics
+def _new_controller(
+    functions: FunctionLister, reconciler: FunctionReconciler, settings: ActivatorSettings, metrics: KubeMetrics
 ) -> Controller[GPUUnit]:
     options = ControllerOptions(
-        workers=settings.scaling.at_once, backoff=PATIENT, expected=(KubeError, StreamError, RuntimeFault)
+        max_concurrent_reconciles=settings.scaling.max_concurrent_reconciles,
+        backoff=RECONCILE_BACKOFF,
+        expected_errors=(KubeError, JetStreamError, RuntimeFault),
     )
     controller = Controller("function", functions.units, reconciler.reconcile, options, metrics)
-    controller.watches(functions.units, functions.concerned)
+    controller.watches(functions.units, functions.related_keys)
     return controller
 
 
-def _forget(change: Change[GPUUnit], workers: Workers, room: Room, reconciler: FunctionReconciler) -> None:
+def _on_unit_deleted(
+    change: ObjectChange[GPUUnit], workers: WorkerLiveness, room: FunctionCapacity, reconciler: FunctionReconciler
+) -> None:
     """A unit that is gone says nothing more, and one that comes under its name is another one."""
-    before, after = change.before, change.after
+    before, after = change.old, change.new
     if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
-        workers.leave(before.metadata.key)
-        room.leave(before.metadata.key)
-        reconciler.forget(before.metadata.key)
+        workers.mark_unit_deleted(before.metadata.key)
+        room.remove(before.metadata.key)
+        reconciler.on_unit_deleted(before.metadata.key)
 
 
-def _elector(client: Client, settings: ActivatorSettings, metrics: KubeMetrics) -> Elector | None:
+def _new_elector(client: KubeClient, settings: ActivatorSettings, metrics: KubeMetrics) -> LeaderElector | None:
     election = settings.leader_election
     if not election.enabled:
         return None
-    timing = Timing(election.lease_seconds, election.renew_deadline_seconds, election.retry_seconds)
-    return Elector(client, Key(settings.namespaces.system, NAME), _identity(), timing, metrics)
+    timing = LeaderElectionConfig(
+        election.lease_duration_seconds, election.renew_deadline_seconds, election.retry_period_seconds
+    )
+    return LeaderElector(client, ObjectKey(settings.namespaces.system, PROCESS_NAME), _identity(), timing, metrics)
 
 
 def _identity() -> str:
     return os.environ.get("POD_NAME") or socket.gethostname()
 
 
-def _always() -> bool:
+def _always_leader() -> bool:
     return True
 
 

@@ -7,31 +7,31 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gpu_runtime.activator.settings import API
+from gpu_runtime.activator.settings import RuntimeAPIClientSettings
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Conflict, NoStock, OperationReused, Rejected, RuntimeFault, Unavailable
-from gpu_runtime.contract.messages.message_codec import NOT_JSON
+from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS
 
-UNITS = "/api/v1/gpu-units"
-STOCK_UNITS = "/api/v1/operator/stock-units"
-_REFUSALS: dict[str, type[RuntimeFault]] = {each.code: each for each in (NoStock, OperationReused, Conflict)}
+GPU_UNITS_PATH = "/api/v1/gpu-units"
+STOCK_UNITS_PATH = "/api/v1/operator/stock-units"
+_FAULTS_BY_CODE: dict[str, type[RuntimeFault]] = {each.code: each for each in (NoStock, OperationReused, Conflict)}
 
 
-class _Error(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     code: str = ""
     message: str = ""
 
 
-class _Refusal(msgspec.Struct):
-    error: _Error = msgspec.field(default_factory=_Error)
+class _ErrorEnvelope(msgspec.Struct):
+    error: _ErrorBody = msgspec.field(default_factory=_ErrorBody)
 
 
 @dataclass(frozen=True)
-class StockAPI:
+class RuntimeAPIClient:
     session: aiohttp.ClientSession
-    settings: API
+    settings: RuntimeAPIClientSettings
 
-    async def create(self, operation_id: str, worker: GPUUnit) -> None:
+    async def create_unit(self, operation_id: str, worker: GPUUnit) -> None:
         """Make a worker from stock. NoStock where there is none; asked again under the same ID it is made once."""
         spec = worker.spec
         body = {
@@ -43,23 +43,23 @@ class StockAPI:
             "template": msgspec.to_builtins(spec.template),
             "serverless": msgspec.to_builtins(spec.serverless),
         }
-        await self._post(UNITS, body | ({"access": msgspec.to_builtins(spec.access)} if spec.access else {}))
+        await self._post(GPU_UNITS_PATH, body | ({"access": msgspec.to_builtins(spec.access)} if spec.access else {}))
 
-    async def give_back(self, operation_id: str, worker: GPUUnit) -> None:
+    async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None:
         """Seed what the worker was made from. Asked again under the same ID it is seeded once."""
         spec = worker.spec
         body = {"operationID": operation_id, "specName": spec.spec_name, "gpu": spec.gpu, "replicas": 1}
-        await self._post(STOCK_UNITS, body | ({"memory": spec.memory} if spec.memory else {}))
+        await self._post(STOCK_UNITS_PATH, body | ({"memory": spec.memory} if spec.memory else {}))
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
-        patience = aiohttp.ClientTimeout(total=self.settings.timeout_seconds)
+        patience = aiohttp.ClientTimeout(total=self.settings.request_timeout_seconds)
         headers = {"Content-Type": "application/json", **self._authorization()}
         try:
             async with self.session.post(
                 self.settings.url.rstrip("/") + path, data=msgspec.json.encode(body), headers=headers, timeout=patience
             ) as response:
                 if response.status >= 300:
-                    raise refusal(response.status, await response.read())
+                    raise fault_from_response(response.status, await response.read())
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the runtime API does not answer: {error or type(error).__name__}") from error
 
@@ -73,13 +73,13 @@ class StockAPI:
         return {"Authorization": f"Bearer {token}"}
 
 
-def refusal(status: int, body: bytes) -> RuntimeFault:
+def fault_from_response(status: int, body: bytes) -> RuntimeFault:
     """The fault that the answer tells of."""
     try:
-        error = msgspec.json.decode(body, type=_Refusal).error
-    except NOT_JSON:
-        error = _Error(message=body[:200].decode(errors="replace"))
+        error = msgspec.json.decode(body, type=_ErrorEnvelope).error
+    except JSON_DECODE_ERRORS:
+        error = _ErrorBody(message=body[:200].decode(errors="replace"))
     message = f"the runtime API answers {status}: {error.message}"
     if status in (429, 503, 504) or status >= 500:
         return Unavailable(message)
-    return _REFUSALS.get(error.code, Conflict if status == 409 else Rejected)(message)
+    return _FAULTS_BY_CODE.get(error.code, Conflict if status == 409 else Rejected)(message)

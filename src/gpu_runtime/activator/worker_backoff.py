@@ -4,49 +4,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpu_runtime.activator.autoscaler import Worker, WorkerState
-from gpu_runtime.activator.worker_liveness import Workers
+from gpu_runtime.activator.worker_liveness import WorkerLiveness
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.meta import ObjectKey
 
 
 @dataclass
-class _Setback:
+class _FunctionBackoff:
     failures: int = 0
-    last: float = 0.0
-    until: float = 0.0
-    counted: set[str] = field(default_factory=set)
+    last_failure_at: float = 0.0
+    retry_at: float = 0.0
+    failed_uids: set[str] = field(default_factory=set)
     """The UIDs of the workers that failed."""
 
 
 @dataclass
-class Setbacks:
+class WorkerBackoff:
     backoff: Backoff
-    _known: dict[Key, _Setback] = field(default_factory=dict)
+    _by_function: dict[ObjectKey, _FunctionBackoff] = field(default_factory=dict)
 
-    def note(self, function: Key, seen: Sequence[Worker], workers: Workers, now: float) -> list[Worker]:
+    def observe(self, function: ObjectKey, seen: Sequence[Worker], workers: WorkerLiveness, now: float) -> list[Worker]:
         """Take note of what the function's workers have come to. Gives those that have failed since the last time."""
-        known = self._known.get(function)
-        counted = known.counted if known else set()
-        broken = [worker for worker in seen if worker.state is WorkerState.BROKEN and not worker.own]
+        known = self._by_function.get(function)
+        counted = known.failed_uids if known else set()
+        broken = [worker for worker in seen if worker.state is WorkerState.UNHEALTHY and not worker.is_function_unit]
         new = [worker for worker in broken if worker.unit.metadata.uid not in counted]
         if new:
-            known = self._known.setdefault(function, _Setback())
-            known.failures, known.last = known.failures + 1, now
-            known.until = now + self.backoff.delay(known.failures)
-            known.counted = {worker.unit.metadata.uid for worker in broken}
-        elif known is not None and _came_since(known.last, seen, workers):
-            del self._known[function]
+            known = self._by_function.setdefault(function, _FunctionBackoff())
+            known.failures, known.last_failure_at = known.failures + 1, now
+            known.retry_at = now + self.backoff.delay(known.failures)
+            known.failed_uids = {worker.unit.metadata.uid for worker in broken}
+        elif known is not None and _served_since(known.last_failure_at, seen, workers):
+            del self._by_function[function]
         return new
 
-    def forget(self, function: Key) -> None:
+    def remove(self, function: ObjectKey) -> None:
         """The function is gone: one that comes under its name may be a better one."""
-        self._known.pop(function, None)
+        self._by_function.pop(function, None)
 
-    def over(self, function: Key, now: float) -> bool:
-        known = self._known.get(function)
-        return known is None or now >= known.until
+    def allows_create(self, function: ObjectKey, now: float) -> bool:
+        known = self._by_function.get(function)
+        return known is None or now >= known.retry_at
 
 
-def _came_since(moment: float, seen: Sequence[Worker], workers: Workers) -> bool:
-    serving = (workers.of(worker.unit.metadata.key) for worker in seen if worker.state is WorkerState.SERVING)
-    return any(heard is not None and heard.since > moment for heard in serving)
+def _served_since(moment: float, seen: Sequence[Worker], workers: WorkerLiveness) -> bool:
+    serving = (workers.status_of(worker.unit.metadata.key) for worker in seen if worker.state is WorkerState.SERVING)
+    return any(heard is not None and heard.first_seen > moment for heard in serving)

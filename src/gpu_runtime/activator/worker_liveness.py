@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.meta import ObjectKey
 
 
 @dataclass(frozen=True)
-class Heard:
+class WorkerStatus:
     """The last word of a unit's worker. Times are of this process's own clock."""
 
-    instance: str
+    pod_uid: str
     sequence: int
-    said: datetime
-    since: float
+    event_time: datetime
+    first_seen: float
     """When it was first heard of."""
-    at: float
+    last_seen: float
     """When it was last heard of."""
     in_flight: int
     idle_since: float | None
@@ -26,14 +26,14 @@ class Heard:
     """Whether it takes no more work."""
 
 
-def after(known: Heard | None, event: WorkerEvent, now: float) -> Heard:
+def apply_event(known: WorkerStatus | None, event: WorkerEvent, now: float) -> WorkerStatus:
     """What is known of a worker once this event was heard. An older event that comes late changes nothing."""
     draining = event.kind is WorkerEventKind.DRAINING
-    if known is None or known.instance != event.instance:
-        if known is not None and event.at < known.said:
+    if known is None or known.pod_uid != event.pod_uid:
+        if known is not None and event.sent_at < known.event_time:
             return known
         idle = now if event.in_flight == 0 else None
-        return Heard(event.instance, event.sequence, event.at, now, now, event.in_flight, idle, draining)
+        return WorkerStatus(event.pod_uid, event.sequence, event.sent_at, now, now, event.in_flight, idle, draining)
     if event.sequence < known.sequence:
         return known
     worked = event.in_flight > 0 or event.kind in (WorkerEventKind.STARTED, WorkerEventKind.FINISHED)
@@ -41,8 +41,8 @@ def after(known: Heard | None, event: WorkerEvent, now: float) -> Heard:
     return replace(
         known,
         sequence=event.sequence,
-        said=event.at,
-        at=now,
+        event_time=event.sent_at,
+        last_seen=now,
         in_flight=event.in_flight,
         idle_since=idle,
         # A sidecar that was started again in its pod is the same instance, and takes work once it says so.
@@ -50,43 +50,46 @@ def after(known: Heard | None, event: WorkerEvent, now: float) -> Heard:
     )
 
 
-REMAINS = 60.0
+DELETED_WORKER_TTL_SECONDS = 60.0
 """Seconds for which the pod of a unit that is gone may still speak: it has no work in hand, so it ends soon."""
 
 
-class Workers:
+class WorkerLiveness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._heard: dict[Key, Heard] = {}
-        self._gone: dict[str, float] = {}
+        self._statuses: dict[ObjectKey, WorkerStatus] = {}
+        self._deleted_at: dict[str, float] = {}
         """Instances whose unit is gone, and since when, the first ones first."""
-        self.listening_since = clock()
+        self.subscribed_at = clock()
         """What happened before is not known here: silence counts from this moment on."""
 
-    def hear(self, event: WorkerEvent) -> bool:
+    def observe(self, event: WorkerEvent) -> bool:
         """Take note. Whether it is the first word of this instance."""
-        if self._clock() - self._gone.get(event.instance, -REMAINS) < REMAINS:
+        if (
+            self._clock() - self._deleted_at.get(event.pod_uid, -DELETED_WORKER_TTL_SECONDS)
+            < DELETED_WORKER_TTL_SECONDS
+        ):
             return False
-        key = Key(event.namespace, event.worker)
-        before = self._heard.get(key)
-        self._heard[key] = now = after(before, event, self._clock())
-        return before is None or before.instance != now.instance
+        key = ObjectKey(event.namespace, event.unit)
+        before = self._statuses.get(key)
+        self._statuses[key] = now = apply_event(before, event, self._clock())
+        return before is None or before.pod_uid != now.pod_uid
 
-    def of(self, unit: Key) -> Heard | None:
-        return self._heard.get(unit)
+    def status_of(self, unit: ObjectKey) -> WorkerStatus | None:
+        return self._statuses.get(unit)
 
-    def forget(self, unit: Key) -> None:
+    def remove(self, unit: ObjectKey) -> None:
         """The unit's pod was taken away: one that comes under its name is another one."""
-        self._heard.pop(unit, None)
+        self._statuses.pop(unit, None)
 
-    def leave(self, unit: Key) -> None:
+    def mark_unit_deleted(self, unit: ObjectKey) -> None:
         """The unit is gone. What its pod says until it is gone, too, is not said for the next unit of that name."""
-        now, heard = self._clock(), self._heard.pop(unit, None)
-        if heard is not None and heard.instance:
-            self._gone[heard.instance] = now
-        while self._gone and now - next(iter(self._gone.values())) > REMAINS:
-            del self._gone[next(iter(self._gone))]
+        now, heard = self._clock(), self._statuses.pop(unit, None)
+        if heard is not None and heard.pod_uid:
+            self._deleted_at[heard.pod_uid] = now
+        while self._deleted_at and now - next(iter(self._deleted_at.values())) > DELETED_WORKER_TTL_SECONDS:
+            del self._deleted_at[next(iter(self._deleted_at))]
 
-    def listening(self) -> None:
+    def mark_subscribed(self) -> None:
         """The connection is there again: what was said in between is lost."""
-        self.listening_since = self._clock()
+        self.subscribed_at = self._clock()

@@ -6,16 +6,16 @@ Two leaders, of which one does not know yet that it leads no more, cannot make m
 import hashlib
 from collections.abc import Callable
 
-from gpu_runtime.contract.crd.well_known import NAME_LIMIT
+from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH
 
-LONGEST_SUFFIX = len("-w9999")
-_KEPT = NAME_LIMIT - LONGEST_SUFFIX - 9
+MAX_SUFFIX_LENGTH = len("-w9999")
+_MAX_PREFIX_LENGTH = MAX_NAME_LENGTH - MAX_SUFFIX_LENGTH - 9
 
 
 def worker_name(function: str, slot: int) -> str:
     """The name of the worker in a slot. Of a function with a long name it begins with what fits, and a digest."""
-    if len(function) + LONGEST_SUFFIX > NAME_LIMIT:
-        function = f"{function[:_KEPT].rstrip('-')}-{hashlib.sha256(function.encode()).hexdigest()[:8]}"
+    if len(function) + MAX_SUFFIX_LENGTH > MAX_NAME_LENGTH:
+        function = f"{function[:_MAX_PREFIX_LENGTH].rstrip('-')}-{hashlib.sha256(function.encode()).hexdigest()[:8]}"
     return f"{function}-w{slot}"
 
 

@@ -11,20 +11,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu-runtime", description="A control plane for GPUs on Kubernetes.")
     parser.add_argument("--version", action="version", version=f"gpu-runtime {version('gpu-runtime')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _process(commands, "controller-manager", _controller_manager, "keep units and pools true")
-    _process(commands, "runtime-api", _runtime_api, "serve the HTTP API")
-    _process(commands, "result-store", _result_store, "store the results of invocations, and look them up")
-    _process(commands, "worker-sidecar", _worker_sidecar, "serve a function's queue beside one of its workers")
-    _process(commands, "activator", _activator, "dispatch invocations and keep the workers of functions")
+    _add_process_command(commands, "controller-manager", _controller_manager, "keep units and pools true")
+    _add_process_command(commands, "runtime-api", _runtime_api, "serve the HTTP API")
+    _add_process_command(commands, "result-store", _result_store, "store the results of invocations, and look them up")
+    _add_process_command(
+        commands, "worker-sidecar", _worker_sidecar, "serve a function's queue beside one of its workers"
+    )
+    _add_process_command(commands, "activator", _activator, "dispatch invocations and keep the workers of functions")
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["manager"]:  # with whatever options it had
-        return _manager()
+        return _report_removed_command()
     options = parser.parse_args(arguments)
     run: Callable[[Path], int] = options.run
     return run(options.config)
 
 
-def _process(
+def _add_process_command(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, run: Callable[[Path], int], about: str
 ) -> None:
     command = commands.add_parser(name, help=about, description=about.capitalize() + ".")
@@ -32,7 +34,7 @@ def _process(
     command.set_defaults(run=run)
 
 
-def _manager() -> int:
+def _report_removed_command() -> int:
     """The single process of the platform's first days, which scripts may still start."""
     sys.stderr.write(
         "gpu-runtime manager was replaced by two commands, which run beside each other:\n"
@@ -46,11 +48,11 @@ def _manager() -> int:
 
 
 def _controller_manager(config: Path) -> int:
-    from gpu_runtime.controller_manager.main import manage  # noqa: PLC0415
+    from gpu_runtime.controller_manager.main import run_controller_manager  # noqa: PLC0415
     from gpu_runtime.controller_manager.settings import ControllerManagerSettings  # noqa: PLC0415
     from gpu_runtime.process.runner import run_process  # noqa: PLC0415
 
-    return run_process(config, ControllerManagerSettings, manage)
+    return run_process(config, ControllerManagerSettings, run_controller_manager)
 
 
 def _runtime_api(config: Path) -> int:
@@ -63,10 +65,10 @@ def _runtime_api(config: Path) -> int:
 
 def _result_store(config: Path) -> int:
     from gpu_runtime.process.runner import run_process  # noqa: PLC0415
-    from gpu_runtime.result_store.main import keep  # noqa: PLC0415
+    from gpu_runtime.result_store.main import run_result_store  # noqa: PLC0415
     from gpu_runtime.result_store.settings import ResultStoreSettings  # noqa: PLC0415
 
-    return run_process(config, ResultStoreSettings, keep)
+    return run_process(config, ResultStoreSettings, run_result_store)
 
 
 def _worker_sidecar(config: Path) -> int:
@@ -78,8 +80,8 @@ def _worker_sidecar(config: Path) -> int:
 
 
 def _activator(config: Path) -> int:
-    from gpu_runtime.activator.main import activate  # noqa: PLC0415
+    from gpu_runtime.activator.main import run_activator  # noqa: PLC0415
     from gpu_runtime.activator.settings import ActivatorSettings  # noqa: PLC0415
     from gpu_runtime.process.runner import run_process  # noqa: PLC0415
 
-    return run_process(config, ActivatorSettings, activate)
+    return run_process(config, ActivatorSettings, run_activator)

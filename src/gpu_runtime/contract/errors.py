@@ -21,7 +21,7 @@ RuntimeFault
 from collections.abc import Sequence
 from typing import ClassVar
 
-from gpu_runtime.contract.validation.field_error import Problem
+from gpu_runtime.contract.validation.field_error import FieldError
 
 
 class RuntimeFault(Exception):
@@ -41,9 +41,9 @@ class Rejected(RuntimeFault):
 class Invalid(Rejected):
     code = "invalid"
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("; ".join(map(str, problems)))
-        self.problems = tuple(problems)
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = tuple(errors)
 
 
 class Unauthenticated(Rejected):

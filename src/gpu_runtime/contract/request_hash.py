@@ -16,31 +16,31 @@ def canonical_request(request: Struct) -> str:
 
     What is left out is what a caller may leave out: a field that a later version adds changes no earlier hash.
     """
-    return msgspec.json.encode(_plain(request), order="sorted").decode()
+    return msgspec.json.encode(_to_plain(request), order="sorted").decode()
 
 
 def request_hash(kind: OperationType, canonical: str) -> str:
     return hashlib.sha256(f"{kind.value}\n{canonical}".encode()).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Struct):
-        return _said(value)
+        return _non_default_fields(value)
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _to_plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     return value
 
 
-def _said(request: Struct) -> dict[str, Any]:
+def _non_default_fields(request: Struct) -> dict[str, Any]:
     """What the request says beyond the defaults. The encoder's own omission goes by identity, not by value."""
-    said = ((each.encode_name, getattr(request, each.name), each.default) for each in _fields(type(request)))
-    plain = ((name, _plain(value)) for name, value, default in said if value != default)
+    said = ((each.encode_name, getattr(request, each.name), each.default) for each in _struct_fields(type(request)))
+    plain = ((name, _to_plain(value)) for name, value, default in said if value != default)
     return {name: value for name, value in plain if value not in (None, "", [], {})}
 
 
 @cache
-def _fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
+def _struct_fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
     """Every look at a struct's fields takes its annotations apart anew."""
     return msgspec.structs.fields(kind)

@@ -4,38 +4,38 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.gpu_unit.source_stock import source_stock
-from gpu_runtime.controller_manager.volume_refs import claims_of_pod, storages_of
+from gpu_runtime.controller_manager.volume_refs import pod_pvc_keys, unit_storage_keys
 from gpu_runtime.kube.builtin_kinds import Pod
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.meta import ObjectKey
 
-UNIT_UID = "unit-uid"
+PODS_BY_UNIT_UID = "unit-uid"
 """Pods by the unit they belong to."""
 
-POOL_UID = "pool-uid"
+PODS_BY_POOL_UID = "pool-uid"
 """Pods by the pool they belong to."""
 
-SOURCE_STOCK = "source-stock"
+UNITS_BY_SOURCE_STOCK = "source-stock"
 """Units by the stock they were made from."""
 
-STORAGE = "storage"
+UNITS_BY_STORAGE = "storage"
 """Units by the storages they mount."""
 
-CLAIM = "claim"
+PODS_BY_PVC = "claim"
 """Pods by the claims they mount."""
 
-ATTACHED = "attached"
+STORAGES_BY_UNIT = "attached"
 """Storages by the unit that they are attached to."""
 
-STORAGE_CLASS = "storage-class"
+STORAGES_BY_CLASS = "storage-class"
 """Storages by their class."""
 
 
 def unit_uids(pod: Pod) -> tuple[str, ...]:
-    return _label(pod, Label.UNIT_UID)
+    return _label_values(pod, Label.UNIT_UID)
 
 
 def pool_uids(pod: Pod) -> tuple[str, ...]:
-    return _label(pod, Label.POOL_UID)
+    return _label_values(pod, Label.POOL_UID)
 
 
 def source_stock_uids(unit: GPUUnit) -> tuple[str, ...]:
@@ -43,11 +43,11 @@ def source_stock_uids(unit: GPUUnit) -> tuple[str, ...]:
     return (stock.uid,) if stock else ()
 
 
-def storage_keys(unit: GPUUnit) -> tuple[str, ...]:
-    return tuple(map(str, storages_of(unit)))
+def storage_index_keys(unit: GPUUnit) -> tuple[str, ...]:
+    return tuple(map(str, unit_storage_keys(unit)))
 
 
-def claim_keys(pod: Pod) -> tuple[str, ...]:
+def pvc_index_keys(pod: Pod) -> tuple[str, ...]:
     """The claims that a pod mounts.
 
     One that is being deleted does so until it is gone: its node takes the volumes away after the containers have ended.
@@ -55,18 +55,18 @@ def claim_keys(pod: Pod) -> tuple[str, ...]:
     """
     if pod.status.phase in ("Failed", "Succeeded") and pod.metadata.deletion_timestamp is None:
         return ()
-    return tuple(map(str, claims_of_pod(pod)))
+    return tuple(map(str, pod_pvc_keys(pod)))
 
 
-def attached_units(storage: GPUStorage) -> tuple[str, ...]:
+def attached_unit_keys(storage: GPUStorage) -> tuple[str, ...]:
     attached = storage.spec.attached_to
-    return (str(Key(storage.metadata.namespace, attached.unit)),) if attached else ()
+    return (str(ObjectKey(storage.metadata.namespace, attached.unit)),) if attached else ()
 
 
 def storage_classes(storage: GPUStorage) -> tuple[str, ...]:
     return (storage.spec.storage_class_name,)
 
 
-def _label(pod: Pod, name: str) -> tuple[str, ...]:
+def _label_values(pod: Pod, name: str) -> tuple[str, ...]:
     value = pod.metadata.labels.get(name)
     return (value,) if value else ()

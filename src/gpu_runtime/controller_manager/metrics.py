@@ -4,10 +4,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.well_known import Annotation, Role, role_of
-from gpu_runtime.kube.store import Change
+from gpu_runtime.contract.crd.well_known import Annotation, UnitRole, role_of
+from gpu_runtime.kube.store import ObjectChange
 
-CLAIMED = "Claimed"
+CLAIMED_PHASE = "Claimed"
 
 
 class UnitMetrics:
@@ -20,14 +20,14 @@ class UnitMetrics:
             registry=registry,
         )
 
-    def note(self, change: Change[GPUUnit]) -> None:
-        if change.before is not None:
-            self._units.labels(*self._labels(change.before)).dec()
-        if change.after is not None:
-            self._units.labels(*self._labels(change.after)).inc()
+    def observe_change(self, change: ObjectChange[GPUUnit]) -> None:
+        if change.old is not None:
+            self._units.labels(*self._label_values(change.old)).dec()
+        if change.new is not None:
+            self._units.labels(*self._label_values(change.new)).inc()
 
-    def _labels(self, unit: GPUUnit) -> tuple[str, str, str]:
+    def _label_values(self, unit: GPUUnit) -> tuple[str, str, str]:
         """Stock that somebody has claimed is stock no more, whatever its phase says."""
         role = role_of(unit.metadata.namespace, self._stock_namespace)
-        claimed = role is Role.STOCK and Annotation.CLAIMED_BY in unit.metadata.annotations
-        return role, unit.spec.spec_name, CLAIMED if claimed else unit.status.phase or UnitPhase.EMPTY
+        claimed = role is UnitRole.STOCK and Annotation.CLAIMED_BY in unit.metadata.annotations
+        return role, unit.spec.spec_name, CLAIMED_PHASE if claimed else unit.status.phase or UnitPhase.EMPTY

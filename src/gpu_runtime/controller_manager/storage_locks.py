@@ -9,23 +9,23 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
 
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.meta import ObjectKey
 
 
-class Turns:
+class StorageLocks:
     def __init__(self) -> None:
-        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[ObjectKey, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def at(self, storages: Iterable[Key]) -> AsyncIterator[None]:
+    async def acquire(self, storages: Iterable[ObjectKey]) -> AsyncIterator[None]:
         """Be the only one who decides about these storages."""
         async with AsyncExitStack() as held:
             # In one order for everybody, so that nobody waits for somebody who waits for him.
             for key in sorted(set(storages)):
-                await held.enter_async_context(self._lock(key))
+                await held.enter_async_context(self._lock_for(key))
             yield
 
-    def _lock(self, key: Key) -> asyncio.Lock:
+    def _lock_for(self, key: ObjectKey) -> asyncio.Lock:
         """Nobody's lock is forgotten: it lives as long as somebody holds it or waits for it."""
         lock = self._locks.get(key)
         if lock is None:

@@ -31,7 +31,7 @@ class CannotServe(Exception):
     """The process has no handler, bad settings, or no way to open its socket."""
 
 
-class Unreadable(Exception):
+class BadRequest(Exception):
     """A request that is not answered by the handler, with the status that says why."""
 
     def __init__(self, status: int, message: str) -> None:

@@ -6,22 +6,22 @@ import select
 import socket
 from urllib.parse import unquote
 
-from gpu_runtime.framework.errors import Unreadable
-from gpu_runtime.framework.executor import Calls
-from gpu_runtime.framework.http1 import READ_SIZE, Head, read_body, read_head, written
+from gpu_runtime.framework.errors import BadRequest
+from gpu_runtime.framework.executor import HandlerExecutor
+from gpu_runtime.framework.http1 import READ_SIZE_BYTES, RequestHead, read_body, read_head, serialize_response
 from gpu_runtime.framework.request import request_of
-from gpu_runtime.framework.responses import Answer, answer_to_caller, problem
-from gpu_runtime.framework.settings import Limits, Settings
-from gpu_runtime.framework.stderr_log import say_traceback
+from gpu_runtime.framework.responses import EncodedResponse, error_response, response_from_bad_request
+from gpu_runtime.framework.settings import FrameworkServerLimits, FrameworkServerSettings
+from gpu_runtime.framework.stderr_log import log_traceback
 
 
-class Incoming(asyncio.StreamReader):
+class DisconnectReader(asyncio.StreamReader):
     """A reader that also tells, while nobody reads, that the caller is gone."""
 
     def __init__(self, limit: int) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(limit, loop)
-        self.hung_up: asyncio.Future[None] = loop.create_future()
+        self.disconnected: asyncio.Future[None] = loop.create_future()
         self._socket: socket.socket | None = None
 
     def set_transport(self, transport: asyncio.BaseTransport) -> None:
@@ -30,165 +30,174 @@ class Incoming(asyncio.StreamReader):
 
     def feed_eof(self) -> None:
         super().feed_eof()
-        if not self.hung_up.done() and self._socket is not None and _is_gone(self._socket):
-            self.hung_up.set_result(None)
+        if not self.disconnected.done() and self._socket is not None and _is_disconnected(self._socket):
+            self.disconnected.set_result(None)
 
 
-class Server:
+class FrameworkServer:
     """Belongs to the running event loop."""
 
-    def __init__(self, settings: Settings, calls: Calls) -> None:
+    def __init__(self, settings: FrameworkServerSettings, calls: HandlerExecutor) -> None:
         self._limits = settings.limits
-        self._paths = {_plain(settings.invoke_path): "POST", _plain(settings.health_path): "GET"}
-        self._invoke = _plain(settings.invoke_path)
-        self._calls = calls
-        self._connections: set[Connection] = set()
+        self._methods_by_path = {
+            _unquote_path(settings.invoke_path): "POST",
+            _unquote_path(settings.health_path): "GET",
+        }
+        self._invoke_path = _unquote_path(settings.invoke_path)
+        self._executor = calls
+        self._connections: set[ServerConnection] = set()
         self._stopping = False
 
-    def protocol(self) -> asyncio.StreamReaderProtocol:
+    def create_protocol(self) -> asyncio.StreamReaderProtocol:
         """For a connection that was just accepted."""
-        reader = Incoming(self._limits.head_bytes)
-        return asyncio.StreamReaderProtocol(reader, lambda _, writer: self._serve(reader, writer))
+        reader = DisconnectReader(self._limits.max_head_bytes)
+        return asyncio.StreamReaderProtocol(reader, lambda _, writer: self._serve_connection(reader, writer))
 
-    async def finish(self) -> None:
+    async def shutdown(self) -> None:
         """Close the connections without a request, and wait until the others have their answers."""
         self._stopping = True
         for connection in tuple(self._connections):
-            connection.stop()
+            connection.stop_after_request()
         if self._connections:
-            await asyncio.wait({connection.ended for connection in self._connections})
+            await asyncio.wait({connection.closed for connection in self._connections})
 
-    async def _serve(self, reader: Incoming, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer, self._limits, self)
+    async def _serve_connection(self, reader: DisconnectReader, writer: asyncio.StreamWriter) -> None:
+        connection = ServerConnection(reader, writer, self._limits, self)
         self._connections.add(connection)
         try:
             if not self._stopping:
-                await connection.converse()
+                await connection.serve_requests()
         except (ConnectionError, TimeoutError):
             pass  # the caller left or reads nothing
         except Exception as error:  # noqa: BLE001 - one connection's fault is not that of the others
-            say_traceback("a connection failed; this is a fault of the framework", error)
+            log_traceback("a connection failed; this is a fault of the framework", error)
         finally:
             await connection.close()
             self._connections.discard(connection)
 
-    def admit(self, head: Head) -> None:
+    def check_route(self, head: RequestHead) -> None:
         """Refuse what is not one of the two paths, before its body is read."""
-        method = self._paths.get(self._path(head))
+        method = self._methods_by_path.get(self._path(head))
         if method is None:
-            raise Unreadable(404, f"there is nothing at this path; there are {' and '.join(self._paths)}")
+            raise BadRequest(404, f"there is nothing at this path; there are {' and '.join(self._methods_by_path)}")
         if head.method != method and not (head.method == "HEAD" and method == "GET"):
-            raise Unreadable(405, f"this path answers {method}")
+            raise BadRequest(405, f"this path answers {method}")
 
-    async def answer(self, head: Head, body: bytes, hung_up: asyncio.Future[None]) -> Answer:
-        if self._path(head) == self._invoke:
-            return await self._calls.answer(request_of(head.headers, body), hung_up)
-        if self._calls.stuck:
-            return problem(503, "Stuck", "every slot is held by a handler that is past its deadline")
-        return Answer(200, "application/json", b'{"status":"ok"}')
+    async def handle(self, head: RequestHead, body: bytes, hung_up: asyncio.Future[None]) -> EncodedResponse:
+        if self._path(head) == self._invoke_path:
+            return await self._executor.execute(request_of(head.headers, body), hung_up)
+        if self._executor.stuck:
+            return error_response(503, "Stuck", "every slot is held by a handler that is past its deadline")
+        return EncodedResponse(200, "application/json", b'{"status":"ok"}')
 
-    def _path(self, head: Head) -> str:
-        target = _plain(head.target)
-        return target if target in self._paths else _plain(head.target.partition("?")[0])
+    def _path(self, head: RequestHead) -> str:
+        target = _unquote_path(head.target)
+        return target if target in self._methods_by_path else _unquote_path(head.target.partition("?")[0])
 
 
-class Connection:
+class ServerConnection:
     """One request after another, until either side has enough."""
 
-    def __init__(self, reader: Incoming, writer: asyncio.StreamWriter, limits: Limits, server: Server) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(
+        self,
+        reader: DisconnectReader,
+        writer: asyncio.StreamWriter,
+        limits: FrameworkServerLimits,
+        server: FrameworkServer,
+    ) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader = reader
         self._writer = writer
         self._limits = limits
         self._server = server
         self._idle = True
-        self._last = False
+        self._stopping = False
 
-    def stop(self) -> None:
+    def stop_after_request(self) -> None:
         """The request that has begun is the last one."""
-        self._last = True
+        self._stopping = True
         if self._idle:
             self._writer.close()
             self._reader.feed_eof()
 
-    async def converse(self) -> None:
-        while begun := await self._first_byte():
+    async def serve_requests(self) -> None:
+        while begun := await self._read_first_byte():
             self._idle = False
-            if not await self._exchange(begun):
+            if not await self._handle_request(begun):
                 return
             self._idle = True
 
     async def close(self) -> None:
         """What was written reaches the caller, unless it does not read."""
         try:
-            async with asyncio.timeout(self._limits.send_seconds):
+            async with asyncio.timeout(self._limits.send_timeout_seconds):
                 self._writer.close()
                 await self._writer.wait_closed()
         except (OSError, TimeoutError):
             self._writer.transport.abort()
-        self.ended.set_result(None)
+        self.closed.set_result(None)
 
-    async def _first_byte(self) -> bytes:
+    async def _read_first_byte(self) -> bytes:
         try:
-            async with asyncio.timeout(self._limits.idle_seconds):
+            async with asyncio.timeout(self._limits.idle_timeout_seconds):
                 return await self._reader.read(1)
         except TimeoutError:
             return b""
 
-    async def _exchange(self, begun: bytes) -> bool:
+    async def _handle_request(self, begun: bytes) -> bool:
         """Read one request and answer it. Gives whether another one may follow."""
         try:
-            head = await self._head(begun)
-            body = await self._body(head)
-            answer = await self._server.answer(head, body, self._reader.hung_up)
-        except Unreadable as error:
-            await self._send(written(answer_to_caller(error), 0))
-            await self._linger()
+            head = await self._read_head(begun)
+            body = await self._read_body(head)
+            answer = await self._server.handle(head, body, self._reader.disconnected)
+        except BadRequest as error:
+            await self._send(serialize_response(response_from_bad_request(error), 0))
+            await self._discard_input()
             return False
-        kept_seconds = int(self._limits.idle_seconds) if head.keep_alive and not self._last else 0
-        await self._send(written(answer, kept_seconds, with_body=head.method != "HEAD"))
+        kept_seconds = int(self._limits.idle_timeout_seconds) if head.keep_alive and not self._stopping else 0
+        await self._send(serialize_response(answer, kept_seconds, with_body=head.method != "HEAD"))
         return kept_seconds > 0
 
-    async def _head(self, begun: bytes) -> Head:
+    async def _read_head(self, begun: bytes) -> RequestHead:
         try:
-            async with asyncio.timeout(self._limits.head_seconds):
-                head = await read_head(self._reader, begun, self._limits.head_bytes)
+            async with asyncio.timeout(self._limits.head_timeout_seconds):
+                head = await read_head(self._reader, begun, self._limits.max_head_bytes)
         except TimeoutError:
-            raise Unreadable(408, "the request's head took too long") from None
-        self._server.admit(head)
+            raise BadRequest(408, "the request's head took too long") from None
+        self._server.check_route(head)
         return head
 
-    async def _body(self, head: Head) -> bytes:
-        if head.expects_continue and head.length <= self._limits.body_bytes:
+    async def _read_body(self, head: RequestHead) -> bytes:
+        if head.expects_continue and head.body_length <= self._limits.max_body_bytes:
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                return await read_body(self._reader, head.length, self._limits.body_bytes)
+            async with asyncio.timeout(self._limits.body_timeout_seconds):
+                return await read_body(self._reader, head.body_length, self._limits.max_body_bytes)
         except TimeoutError:
-            raise Unreadable(408, "the request's body took too long") from None
+            raise BadRequest(408, "the request's body took too long") from None
 
     async def _send(self, data: bytes) -> None:
         view = memoryview(data)
-        async with asyncio.timeout(self._limits.send_seconds):
-            for start in range(0, len(view), READ_SIZE):
-                self._writer.write(view[start : start + READ_SIZE])
+        async with asyncio.timeout(self._limits.send_timeout_seconds):
+            for start in range(0, len(view), READ_SIZE_BYTES):
+                self._writer.write(view[start : start + READ_SIZE_BYTES])
                 await self._writer.drain()
 
-    async def _linger(self) -> None:
+    async def _discard_input(self) -> None:
         """A caller that is still sending reads the refusal only if it can go on sending for a moment."""
         with contextlib.suppress(TimeoutError, OSError):
             self._writer.write_eof()
-            async with asyncio.timeout(self._limits.linger_seconds):
-                while await self._reader.read(READ_SIZE):
+            async with asyncio.timeout(self._limits.discard_timeout_seconds):
+                while await self._reader.read(READ_SIZE_BYTES):
                     pass
 
 
-def _is_gone(connection: socket.socket) -> bool:
+def _is_disconnected(connection: socket.socket) -> bool:
     """Whether the caller closed the socket; one that only said it sends no more still waits for its answer."""
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))
 
 
-def _plain(path: str) -> str:
+def _unquote_path(path: str) -> str:
     return unquote(path)

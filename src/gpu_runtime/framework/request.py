@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
-from gpu_runtime.framework.errors import Unreadable
+from gpu_runtime.framework.errors import BadRequest
 
 INVOCATION_ID = "Gpu-Runtime-Invocation-Id"
 DEADLINE = "Gpu-Runtime-Deadline"
@@ -60,12 +60,12 @@ class Request:
 
     content_type: str = ""
 
-    expires: float = math.inf
+    monotonic_deadline: float = math.inf
     """The deadline on the monotonic clock, which nobody sets."""
 
     def remaining(self) -> float:
         """Seconds until the deadline; 0 or less when it has passed, infinity when there is none."""
-        return self.expires - time.monotonic()
+        return self.monotonic_deadline - time.monotonic()
 
 
 def request_of(headers: Mapping[str, str], body: bytes) -> Request:
@@ -80,7 +80,7 @@ def request_of(headers: Mapping[str, str], body: bytes) -> Request:
         deadline=deadline,
         attempt=_attempt(headers.get(ATTEMPT.lower(), "1")),
         content_type=content_type,
-        expires=math.inf if deadline is None else time.monotonic() + deadline.timestamp() - time.time(),
+        monotonic_deadline=math.inf if deadline is None else time.monotonic() + deadline.timestamp() - time.time(),
     )
 
 
@@ -92,14 +92,14 @@ def is_json(content_type: str) -> bool:
 def _payload(content_type: str, body: bytes) -> Any:
     if not body and (not content_type or is_json(content_type)):
         return None
-    return _json(body, "the payload") if is_json(content_type) else body
+    return _decode_json(body, "the payload") if is_json(content_type) else body
 
 
-def _json(text: bytes | str, what: str) -> Any:
+def _decode_json(text: bytes | str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # nested too deeply, for one
-        raise Unreadable(400, f"{what} is not JSON: {error}") from None
+        raise BadRequest(400, f"{what} is not JSON: {error}") from None
 
 
 def _user_headers(headers: Mapping[str, str]) -> Headers:
@@ -110,9 +110,9 @@ def _user_headers(headers: Mapping[str, str]) -> Headers:
 
 
 def _attributes(text: str | None) -> dict[str, Any]:
-    attributes = {} if text is None else _json(text, ATTRIBUTES)
+    attributes = {} if text is None else _decode_json(text, ATTRIBUTES)
     if not isinstance(attributes, dict):
-        raise Unreadable(400, f"{ATTRIBUTES} is not a JSON object")
+        raise BadRequest(400, f"{ATTRIBUTES} is not a JSON object")
     return attributes
 
 
@@ -125,10 +125,10 @@ def _deadline(text: str | None) -> datetime | None:
             return deadline.astimezone(UTC)
     except (ValueError, OverflowError):
         pass
-    raise Unreadable(400, f"{DEADLINE} is {text[:64]!r}; give a time as 2030-01-31T23:59:59.000Z")
+    raise BadRequest(400, f"{DEADLINE} is {text[:64]!r}; give a time as 2030-01-31T23:59:59.000Z")
 
 
 def _attempt(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-        raise Unreadable(400, f"{ATTEMPT} is {text[:64]!r}; give a whole number above 0")
+        raise BadRequest(400, f"{ATTEMPT} is {text[:64]!r}; give a whole number above 0")
     return int(text)

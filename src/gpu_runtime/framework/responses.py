@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_runtime.framework.errors import Reject, Retry, Unreadable
+from gpu_runtime.framework.errors import BadRequest, Reject, Retry
 
-JSON = "application/json"
-MESSAGE_LIMIT = 4096
+JSON_CONTENT_TYPE = "application/json"
+MAX_ERROR_MESSAGE_LENGTH = 4096
 """An error's message is a sentence, not a dump. What was cut off is said."""
 
-_FIELD_VALUE = re.compile(r"[!-~]+(?:[ \t]+[!-~]+)*")
+_HEADER_VALUE = re.compile(r"[!-~]+(?:[ \t]+[!-~]+)*")
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Response:
     def __post_init__(self) -> None:
         if not isinstance(self.status, int) or not (200 <= self.status < 300 or 400 <= self.status < 600):
             raise ValueError(f"status is {self.status!r}; use one of 200 to 299 or 400 to 599")
-        if self.content_type is not None and not _FIELD_VALUE.fullmatch(self.content_type):
+        if self.content_type is not None and not _HEADER_VALUE.fullmatch(self.content_type):
             raise ValueError(f"content_type is {self.content_type!r}; use one like text/csv")
         if self.status in (204, 205) and self.body is not None:
             raise ValueError(f"an answer with status {self.status} has no body")
 
 
 @dataclass(frozen=True)
-class Answer:
+class EncodedResponse:
     """An answer as it goes over the wire."""
 
     status: int
@@ -42,55 +42,55 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def answer_of(value: Any) -> Answer:
+def response_from_value(value: Any) -> EncodedResponse:
     """What the handler's return value means. Raises TypeError or ValueError where it means nothing."""
     if not isinstance(value, Response):
         value = Response(value, status=204 if value is None else 200)
-    content_type, body = _encoded(value.body)
-    return Answer(value.status, value.content_type or content_type, body)
+    content_type, body = _encode_body(value.body)
+    return EncodedResponse(value.status, value.content_type or content_type, body)
 
 
-def answer_to_exception(error: BaseException) -> Answer:
+def response_from_exception(error: BaseException) -> EncodedResponse:
     """What the caller learns of what the handler raised: a sentence, never the traceback."""
     if isinstance(error, Retry):
         after = None if error.after is None else str(math.ceil(error.after))
-        return problem(503, "Retry", text_of(error), () if after is None else (("Retry-After", after),))
+        return error_response(503, "Retry", exception_text(error), () if after is None else (("Retry-After", after),))
     if isinstance(error, Reject):
-        return problem(422, "Reject", text_of(error))
-    return problem(500, type(error).__name__, text_of(error))
+        return error_response(422, "Reject", exception_text(error))
+    return error_response(500, type(error).__name__, exception_text(error))
 
 
-def answer_to_caller(error: Unreadable) -> Answer:
-    return problem(error.status, "BadRequest", error.message)
+def response_from_bad_request(error: BadRequest) -> EncodedResponse:
+    return error_response(error.status, "BadRequest", error.message)
 
 
-def problem(status: int, kind: str, message: str, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
-    body = json.dumps({"error": {"type": kind, "message": shortened(message)}}).encode()
-    return Answer(status, JSON, body, headers)
+def error_response(status: int, kind: str, message: str, headers: tuple[tuple[str, str], ...] = ()) -> EncodedResponse:
+    body = json.dumps({"error": {"type": kind, "message": truncate(message)}}).encode()
+    return EncodedResponse(status, JSON_CONTENT_TYPE, body, headers)
 
 
-def shortened(message: str) -> str:
-    return message if len(message) <= MESSAGE_LIMIT else f"{message[:MESSAGE_LIMIT]}… (cut off)"
+def truncate(message: str) -> str:
+    return message if len(message) <= MAX_ERROR_MESSAGE_LENGTH else f"{message[:MAX_ERROR_MESSAGE_LENGTH]}… (cut off)"
 
 
-def text_of(error: BaseException) -> str:
+def exception_text(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:  # noqa: BLE001 - a user's exception may be unable to say what it is
         return "the exception has no text: its __str__ failed"
 
 
-def _encoded(body: Any) -> tuple[str | None, bytes]:
+def _encode_body(body: Any) -> tuple[str | None, bytes]:
     if body is None:
         return None, b""
     if isinstance(body, (bytes, bytearray, memoryview)):
         return "application/octet-stream", bytes(body)
     if isinstance(body, str):
         return "text/plain; charset=utf-8", body.encode()
-    return JSON, _as_json(body)
+    return JSON_CONTENT_TYPE, _encode_json(body)
 
 
-def _as_json(body: Any) -> bytes:
+def _encode_json(body: Any) -> bytes:
     try:
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:

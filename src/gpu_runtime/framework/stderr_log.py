@@ -9,17 +9,17 @@ import sys
 import traceback
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is full, closed or absent
         sys.stderr.write(f"gpu_runtime.framework: {line}\n")
         sys.stderr.flush()
 
 
-def say_traceback(line: str, error: BaseException) -> None:
-    say(f"{line}\n{''.join(_lines(error)).rstrip()}")
+def log_traceback(line: str, error: BaseException) -> None:
+    log_line(f"{line}\n{''.join(_format_traceback(error)).rstrip()}")
 
 
-def _lines(error: BaseException) -> list[str]:
+def _format_traceback(error: BaseException) -> list[str]:
     try:
         return traceback.format_exception(type(error), error, error.__traceback__)
     except BaseException as unprintable:  # noqa: BLE001 - whatever a user's exception does when it is shown

@@ -14,28 +14,28 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Threads(Generic[T]):
+class DaemonThreadPool(Generic[T]):
     """Belongs to the running event loop. The caller bounds how much runs at once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._work: SimpleQueue[tuple[Callable[[], T], asyncio.Future[T]]] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Callable[[], T], asyncio.Future[T]]] = SimpleQueue()
         self._started = 0
         self._busy = 0
 
-    def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """The work must not raise: it has no other end than its result."""
         self._busy += 1
         if self._busy > self._started:
             self._started += 1
-            threading.Thread(target=self._serve, name=f"handler-{self._started}", daemon=True).start()
+            threading.Thread(target=self._run_thread, name=f"handler-{self._started}", daemon=True).start()
         future: asyncio.Future[T] = self._loop.create_future()
-        self._work.put((work, future))
+        self._tasks.put((work, future))
         return future
 
-    def _serve(self) -> None:
+    def _run_thread(self) -> None:
         while True:
-            work, future = self._work.get()
+            work, future = self._tasks.get()
             result = work()
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
                 self._loop.call_soon_threadsafe(self._finish, future, result)

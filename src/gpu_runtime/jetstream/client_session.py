@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from gpu_runtime.jetstream.connection_options import Options, without_secrets
-from gpu_runtime.jetstream.delivery import header_lines
-from gpu_runtime.jetstream.errors import Misconfigured, TooLarge, Unreachable
+from gpu_runtime.jetstream.connection_options import ConnectionOptions, redact_url
+from gpu_runtime.jetstream.delivery import parse_headers
+from gpu_runtime.jetstream.errors import NatsMessageTooLarge, NatsMisconfigured, NatsUnreachable
 
 logger = logging.getLogger(__name__)
 
-HEADER_LINE = len("NATS/1.0\r\n\r\n")
-FLUSH_SECONDS = 5.0
-CUT_SECONDS = 0.5
+HEADER_OVERHEAD_BYTES = len("NATS/1.0\r\n\r\n")
+FLUSH_TIMEOUT_SECONDS = 5.0
+CLOSE_TIMEOUT_SECONDS = 0.5
 
 
-class _Client(Client):
+class _NatsClient(Client):
     """The library's client with three corrections, each held by a test that fails without it, and two short cuts.
 
     The library passes every message through a queue to a task of its own, on its way out and on its way in. Here what
@@ -31,15 +31,15 @@ class _Client(Client):
     at once, since whoever receives never waits.
     """
 
-    def __init__(self, *, tls_wanted: bool) -> None:
+    def __init__(self, *, require_tls: bool) -> None:
         super().__init__()
-        self.tls_wanted = tls_wanted
-        self.ended = asyncio.Event()
-        self._writing: asyncio.Handle | None = None
+        self.require_tls = require_tls
+        self.closed = asyncio.Event()
+        self._write_handle: asyncio.Handle | None = None
 
     def _connect_command(self) -> bytes:
         """Give the credentials to nobody in the clear. The library follows a server that wants no TLS."""
-        if self.tls_wanted and not self._server_info.get("tls_required"):
+        if self.require_tls and not self._server_info.get("tls_required"):
             raise NatsError("the server offers no TLS")
         return super()._connect_command()
 
@@ -53,14 +53,14 @@ class _Client(Client):
         """Come to the end in any case. The library stops half-way when what is left to send meets a dead socket, and
         waits for ever where it meets a server that takes nothing."""
         try:
-            async with asyncio.timeout(CUT_SECONDS):
-                await self._close_for_good(status, do_cbs)
+            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+                await self._close_after_socket_error(status, do_cbs)
         except TimeoutError:
             self._transport._io_writer.transport.abort()  # type: ignore[union-attr]
         finally:
-            self.ended.set()
+            self.closed.set()
 
-    async def _close_for_good(self, status: int, do_cbs: bool) -> None:
+    async def _close_after_socket_error(self, status: int, do_cbs: bool) -> None:
         try:
             await super()._close(status, do_cbs)
         except OSError:
@@ -70,12 +70,12 @@ class _Client(Client):
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
         if force_flush:  # much waits already: now whoever sends must wait until the server has taken some of it
-            self._write()
-        elif self._writing is None:
-            self._writing = asyncio.get_running_loop().call_soon(self._write)
+            self._write_pending()
+        elif self._write_handle is None:
+            self._write_handle = asyncio.get_running_loop().call_soon(self._write_pending)
 
-    def _write(self) -> None:
-        self._writing = None
+    def _write_pending(self) -> None:
+        self._write_handle = None
         if self._pending_data_size and self.is_connected and self._transport:
             pending, self._pending, self._pending_data_size = self._pending, [], 0
             with contextlib.suppress(RuntimeError):  # the socket is closed, and whoever reads from it hears of it
@@ -93,26 +93,26 @@ class _Client(Client):
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        return header_lines(raw)
+        return parse_headers(raw)
 
-    async def taken(self) -> None:
+    async def wait_writable(self) -> None:
         """Wait until the server takes what was written, where that is much."""
         if self._transport:
             await self._transport.drain()  # type: ignore[no-untyped-call]
 
 
-class Session:
-    def __init__(self, options: Options, url: str) -> None:
+class NatsSession:
+    def __init__(self, options: ConnectionOptions, url: str) -> None:
         self.options = options
-        self.url = without_secrets(url)
-        self.why = ""
+        self.url = redact_url(url)
+        self.last_error = ""
         """What the client last complained of: why it ended, once it has."""
-        self.client = _Client(tls_wanted=options.wants_tls)
-        self._address = url
+        self.client = _NatsClient(require_tls=options.requires_tls)
+        self._server_url = url
 
     @property
-    def ended(self) -> asyncio.Event:
-        return self.client.ended
+    def closed(self) -> asyncio.Event:
+        return self.client.closed
 
     async def open(self) -> None:
         """Connect and log in, or Unreachable."""
@@ -120,27 +120,27 @@ class Session:
             async with asyncio.timeout(2 * self.options.connect_timeout):
                 await self._connect()
         except (NatsError, OSError, TimeoutError, ValueError) as error:
-            await self.cut()
-            raise Unreachable(f"{self.url}: {self.why or _worded(error)}", sent=False) from error
+            await self.abort()
+            raise NatsUnreachable(f"{self.url}: {self.last_error or _error_text(error)}", sent=False) from error
         except asyncio.CancelledError:
-            await self.cut()
+            await self.abort()
             raise
 
     async def _connect(self) -> None:
         tls = self.options.tls
         await self.client.connect(
-            servers=[self._address],
+            servers=[self._server_url],
             name=self.options.name,
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             connect_timeout=self.options.connect_timeout,  # type: ignore[arg-type]  # a float will do
             ping_interval=self.options.ping_interval,  # type: ignore[arg-type]
-            flush_timeout=FLUSH_SECONDS,
-            error_cb=self._complained,
+            flush_timeout=FLUSH_TIMEOUT_SECONDS,
+            error_cb=self._on_error,
             tls=self.options.tls_context(),
             tls_hostname=tls.server_name if tls and tls.server_name else None,
-            **self.options.credentials(),
+            **self.options.auth_arguments(),
         )
 
     async def send(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
@@ -149,49 +149,51 @@ class Session:
         try:
             await self.client.publish(subject, data, reply, dict(headers) if headers else None)
         except (NatsError, OSError) as error:
-            raise Unreachable(f"{self.url}: {_worded(error)}", sent=False) from error
+            raise NatsUnreachable(f"{self.url}: {_error_text(error)}", sent=False) from error
         try:
-            await self.client.taken()
+            await self.client.wait_writable()
         except OSError as error:
-            raise Unreachable(f"{self.url}: {_worded(error)}", sent=True) from error
+            raise NatsUnreachable(f"{self.url}: {_error_text(error)}", sent=True) from error
 
-    async def finish(self) -> None:
+    async def flush_and_close(self) -> None:
         """Let everything that was sent reach the server, then end."""
         with contextlib.suppress(NatsError, OSError, TimeoutError):
-            async with asyncio.timeout(FLUSH_SECONDS):
-                await self.client.flush(timeout=int(FLUSH_SECONDS))
-        await self.cut()
+            async with asyncio.timeout(FLUSH_TIMEOUT_SECONDS):
+                await self.client.flush(timeout=int(FLUSH_TIMEOUT_SECONDS))
+        await self.abort()
 
-    async def cut(self) -> None:
+    async def abort(self) -> None:
         """End at once. A handshake that failed would keep the library waiting for a farewell that never comes."""
         with contextlib.suppress(NatsError, OSError, AssertionError, TimeoutError):
-            async with asyncio.timeout(CUT_SECONDS):
+            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await self.client.close()
 
     def _check_size(self, data: bytes, headers: Mapping[str, str] | None) -> None:
         """The library looks at the data alone, and to a message that is too large the server answers by hanging up."""
         size = len(data)
         if headers:
-            size += HEADER_LINE + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
+            size += HEADER_OVERHEAD_BYTES + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
         if size > self.client.max_payload:
-            raise TooLarge(f"the message has {size} bytes; the NATS server takes at most {self.client.max_payload}")
+            raise NatsMessageTooLarge(
+                f"the message has {size} bytes; the NATS server takes at most {self.client.max_payload}"
+            )
 
-    async def _complained(self, error: Exception) -> None:
-        self.why = _worded(error)
-        logger.debug("nats", extra={"server": self.url, "error": self.why})
+    async def _on_error(self, error: Exception) -> None:
+        self.last_error = _error_text(error)
+        logger.debug("nats", extra={"server": self.url, "error": self.last_error})
 
 
-def _worded(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
     return f"{text} (are the credentials right?)" if "authorization violation" in text.lower() else text
 
 
-async def dialled(options: Options, url: str) -> Session:
+async def open_session(options: ConnectionOptions, url: str) -> NatsSession:
     """A session that is logged in. Misconfigured and Unreachable are both worth another try: files change, too."""
-    session = Session(options, url)
+    session = NatsSession(options, url)
     try:
         await session.open()
-    except Misconfigured:
-        await session.cut()
+    except NatsMisconfigured:
+        await session.abort()
         raise
     return session

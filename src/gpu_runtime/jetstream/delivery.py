@@ -9,14 +9,14 @@ from typing import TypeAlias
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-def header_lines(raw: bytes) -> dict[str, str]:
+def parse_headers(raw: bytes) -> dict[str, str]:
     """Headers as they are sent, and as a stream keeps them. What is no header is left out."""
     lines = raw.decode(errors="replace").split("\r\n")
     return {name.strip(): value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class OutgoingMessage:
     """A message to be published."""
 
     subject: str
@@ -36,23 +36,23 @@ class Delivery:
     stream: str
     sequence: int
     """Its number in the stream: the same for every delivery of it."""
-    attempt: int
+    delivery_count: int
     """Which delivery this is, counted from one. Only a consumer that is made again counts anew."""
-    stored_at: datetime
+    published_at: datetime
 
     @property
-    def identity(self) -> tuple[int, datetime]:
+    def message_key(self) -> tuple[int, datetime]:
         """Of the message. A stream that was made anew has the same numbers again, for others."""
-        return self.sequence, self.stored_at
+        return self.sequence, self.published_at
 
 
 @dataclass(frozen=True)
-class Done:
+class AckDelivery:
     """The message is dealt with and may go."""
 
 
 @dataclass(frozen=True)
-class Retry:
+class NakDelivery:
     """Deliver it again after the delay; without one, after what the consumer's backoff says."""
 
     reason: str
@@ -60,26 +60,26 @@ class Retry:
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class DeadLetterDelivery:
     """No further delivery will help: keep it as a dead letter."""
 
     reason: str
-    kind: str = ""
+    failure_class: str = ""
     """The handler's own word for the class of the failure."""
 
 
-Outcome: TypeAlias = Done | Retry | GiveUp
+DeliveryOutcome: TypeAlias = AckDelivery | NakDelivery | DeadLetterDelivery
 
 
-def decided(outcome: Outcome, attempt: int, attempts: int | None) -> Outcome:
+def limit_deliveries(outcome: DeliveryOutcome, attempt: int, attempts: int | None) -> DeliveryOutcome:
     """The outcome, with the last retry turned into giving up."""
-    if isinstance(outcome, Retry) and attempts is not None and attempt >= attempts:
-        return GiveUp(f"given up after {attempt} tries; the last one: {outcome.reason}")
+    if isinstance(outcome, NakDelivery) and attempts is not None and attempt >= attempts:
+        return DeadLetterDelivery(f"given up after {attempt} tries; the last one: {outcome.reason}")
     return outcome
 
 
-def refused_at_receipt(attempt: int, attempts: int | None) -> GiveUp | None:
+def dead_letter_if_exhausted(attempt: int, attempts: int | None) -> DeadLetterDelivery | None:
     """What is given up before it is tried: its tries are used up, and the last one never came back to say so."""
     if attempts is not None and attempt > attempts:
-        return GiveUp(f"given up after {attempts} tries, of which the last one never came back")
+        return DeadLetterDelivery(f"given up after {attempts} tries, of which the last one never came back")
     return None

@@ -20,11 +20,11 @@ from typing import Any
 from msgspec import Struct
 
 
-class StreamError(Exception):
+class JetStreamError(Exception):
     """Something went wrong between this process and NATS."""
 
 
-class Unreachable(StreamError):
+class NatsUnreachable(JetStreamError):
     """No answer came."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -33,56 +33,56 @@ class Unreachable(StreamError):
         """Whether the request may have been carried out all the same."""
 
 
-class NoResponders(StreamError):
+class NoResponders(JetStreamError):
     """Nobody listens on that subject."""
 
 
-class Refused(StreamError):
+class JetStreamApiError(JetStreamError):
     """The server answered, and refused."""
 
-    def __init__(self, message: str, code: int = 0, kind: int = 0) -> None:
+    def __init__(self, message: str, code: int = 0, err_code: int = 0) -> None:
         super().__init__(message)
         self.code = code
-        self.kind = kind
+        self.err_code = err_code
         """The server's own number for the reason."""
 
 
-class NotFound(Refused):
+class NatsNotFound(JetStreamApiError):
     """There is no such stream, consumer, bucket or key."""
 
 
-class Outrun(Refused):
+class WrongLastSequence(JetStreamApiError):
     """Somebody else wrote the key first."""
 
 
-class Full(Refused):
+class StreamFull(JetStreamApiError):
     """The stream holds as much as it may."""
 
 
-class TooLarge(StreamError):
+class NatsMessageTooLarge(JetStreamError):
     """The message is larger than the server takes."""
 
 
-class Misfit(StreamError):
+class ConfigMismatch(JetStreamError):
     """What is there cannot be made what is wanted."""
 
-    def __init__(self, what: str, field: str, found: Any, wanted: Any) -> None:
+    def __init__(self, what: str, field: str, actual: Any, desired: Any) -> None:
         super().__init__(
-            f"{what} exists with {field} {found!r}; wanted is {wanted!r}, which cannot be changed while it exists:"
+            f"{what} exists with {field} {actual!r}; wanted is {desired!r}, which cannot be changed while it exists:"
             f" correct the settings, or delete it once it is empty"
         )
         self.field = field
 
 
-class Unreadable(StreamError):
+class NatsDecodeError(JetStreamError):
     """An answer came that does not fit the model."""
 
 
-class Misconfigured(StreamError):
+class NatsMisconfigured(JetStreamError):
     """The address, the credentials or the certificates cannot be used."""
 
 
-class ApiFault(Struct):
+class ApiErrorBody(Struct):
     """How JetStream words a refusal."""
 
     code: int = 0
@@ -90,27 +90,27 @@ class ApiFault(Struct):
     description: str = ""
 
 
-_BY_KIND: Mapping[int, type[Refused]] = MappingProxyType(
+_ERRORS_BY_CODE: Mapping[int, type[JetStreamApiError]] = MappingProxyType(
     {
-        10014: NotFound,  # consumer
-        10037: NotFound,  # message
-        10059: NotFound,  # stream
-        10071: Outrun,
-        10164: Outrun,
+        10014: NatsNotFound,  # consumer
+        10037: NatsNotFound,  # message
+        10059: NatsNotFound,  # stream
+        10071: WrongLastSequence,
+        10164: WrongLastSequence,
     }
 )
-_STORE_FAILED = 10077
+_STREAM_STORE_FAILED_CODE = 10077
 """The server's one number for every reason not to store; what is full says so in words."""
 
 
-def is_passing(error: StreamError) -> bool:
+def is_transient(error: JetStreamError) -> bool:
     """Whether the same may be taken a little later: it was not heard, or the server says that it is not able to now."""
-    unable = isinstance(error, Refused) and error.code >= 500
-    return unable or isinstance(error, Unreachable | NoResponders | Full)
+    unable = isinstance(error, JetStreamApiError) and error.code >= 500
+    return unable or isinstance(error, NatsUnreachable | NoResponders | StreamFull)
 
 
-def refusal(fault: ApiFault) -> Refused:
-    kind = _BY_KIND.get(fault.err_code, Refused)
-    if fault.err_code == _STORE_FAILED and "maximum" in fault.description:
-        kind = Full
+def api_error_from(fault: ApiErrorBody) -> JetStreamApiError:
+    kind = _ERRORS_BY_CODE.get(fault.err_code, JetStreamApiError)
+    if fault.err_code == _STREAM_STORE_FAILED_CODE and "maximum" in fault.description:
+        kind = StreamFull
     return kind(fault.description or f"error {fault.code}", fault.code, fault.err_code)

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 from nats.aio.msg import Msg
 
-from gpu_runtime.jetstream.errors import Unreachable
+from gpu_runtime.jetstream.errors import NatsUnreachable
 
 
 @dataclass(frozen=True)
-class Expected:
+class PendingReply:
     subject: str
     """Where the answer is to be sent."""
-    answer: "asyncio.Future[Msg]"
+    reply: "asyncio.Future[Msg]"
 
 
 class Inbox:
     def __init__(self) -> None:
         self._prefix = f"_INBOX.{secrets.token_hex(11)}"
-        self._numbers = itertools.count()
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._sequence = itertools.count()
+        self._pending: dict[str, asyncio.Future[Msg]] = {}
 
     @property
     def subject(self) -> str:
@@ -32,32 +32,32 @@ class Inbox:
 
     def receive(self, message: Msg) -> None:
         """An answer that nobody waits for any more is dropped."""
-        waiting = self._waiting.pop(message.subject, None)
+        waiting = self._pending.pop(message.subject, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    def open(self) -> Expected:
-        subject = f"{self._prefix}.{next(self._numbers)}"
+    def open(self) -> PendingReply:
+        subject = f"{self._prefix}.{next(self._sequence)}"
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[subject] = answer
-        return Expected(subject, answer)
+        self._pending[subject] = answer
+        return PendingReply(subject, answer)
 
-    def close(self, expected: Expected) -> None:
-        self._waiting.pop(expected.subject, None)
-        expected.answer.cancel()
+    def close(self, expected: PendingReply) -> None:
+        self._pending.pop(expected.subject, None)
+        expected.reply.cancel()
 
     @contextmanager
-    def expect(self) -> Iterator[Expected]:
+    def expect(self) -> Iterator[PendingReply]:
         expected = self.open()
         try:
             yield expected
         finally:
             self.close(expected)
 
-    def lose(self, why: str) -> None:
+    def fail_pending(self, why: str) -> None:
         """The connection is gone, and with it every answer that was on its way."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._pending = self._pending, {}
         for each in waiting.values():
             if not each.done():
-                each.set_exception(Unreachable(f"the connection was lost before the answer came: {why}", sent=True))
+                each.set_exception(NatsUnreachable(f"the connection was lost before the answer came: {why}", sent=True))
                 each.exception()  # whoever still waits gets it all the same; whoever does not, left no complaint

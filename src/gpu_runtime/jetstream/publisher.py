@@ -16,15 +16,22 @@ from msgspec import Struct
 from nats.aio.msg import Msg
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.jetstream.connection import Connection
-from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.errors import ApiFault, NoResponders, StreamError, Unreachable, Unreadable, refusal
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.errors import (
+    ApiErrorBody,
+    JetStreamError,
+    NatsDecodeError,
+    NatsUnreachable,
+    NoResponders,
+    api_error_from,
+)
 
-MESSAGE_ID = "Nats-Msg-Id"
-EXPECTED_REVISION = "Nats-Expected-Last-Subject-Sequence"
+MESSAGE_ID_HEADER = "Nats-Msg-Id"
+EXPECTED_LAST_SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 
-class Stored(Struct, frozen=True):
+class PubAck(Struct, frozen=True):
     """Where a message lies."""
 
     stream: str = ""
@@ -33,117 +40,123 @@ class Stored(Struct, frozen=True):
     """Whether it lay there already."""
 
 
-class _Answer(Stored, frozen=True):
-    error: ApiFault | None = None
+class _PubAckResponse(PubAck, frozen=True):
+    error: ApiErrorBody | None = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
-_Sent: TypeAlias = "tuple[Outgoing, asyncio.Future[Msg], Callable[[], None]]"
+_PUB_ACK_DECODER = msgspec.json.Decoder(_PubAckResponse)
+_InFlightPublish: TypeAlias = "tuple[OutgoingMessage, asyncio.Future[Msg], Callable[[], None]]"
 
 
 @dataclass(frozen=True)
 class Publisher:
-    connection: Connection
-    patience: float = 5
+    connection: NatsConnection
+    timeout_seconds: float = 5
     """Seconds after which a message that was not acknowledged is reported as Unreachable."""
-    attempt_seconds: float = 2
+    attempt_timeout_seconds: float = 2
     """How long one try waits for the acknowledgement."""
-    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.05, longest=0.5))
+    backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.05, max_seconds=0.5))
 
-    async def publish(self, message: Outgoing) -> Stored:
+    async def publish(self, message: OutgoingMessage) -> PubAck:
         """Have a message stored. Unreachable, NoResponders, Full, TooLarge or Refused if it is not."""
         loop = asyncio.get_running_loop()
-        ends = loop.time() + self.patience
+        ends = loop.time() + self.timeout_seconds
         failures = 0
         while True:
             left = ends - loop.time()
             try:
-                return await self._attempt(message, min(self.attempt_seconds, max(left, 0.01)))
-            except (Unreachable, NoResponders) as error:
+                return await self._publish_once(message, min(self.attempt_timeout_seconds, max(left, 0.01)))
+            except (NatsUnreachable, NoResponders) as error:
                 failures += 1
                 pause = self.backoff.delay(failures)
-                if not _may_repeat(error, message) or loop.time() + pause >= ends:
+                if not _is_retryable(error, message) or loop.time() + pause >= ends:
                     raise
             await asyncio.sleep(pause)
 
-    async def publish_many(self, messages: Iterable[Outgoing], at_once: int = 256) -> list[Stored | StreamError]:
+    async def publish_many(
+        self, messages: Iterable[OutgoingMessage], max_in_flight: int = 256
+    ) -> list[PubAck | JetStreamError]:
         """Have many stored, without waiting for each before the next. Gives every one's own outcome, in their order.
 
         At most so many are unacknowledged at a time. What fails is tried again one by one.
         """
-        outcomes: list[Stored | StreamError] = []
-        sent: deque[_Sent | Outgoing] = deque()
+        outcomes: list[PubAck | JetStreamError] = []
+        sent: deque[_InFlightPublish | OutgoingMessage] = deque()
         try:
             for message in messages:
-                sent.append(await self._send(message))
-                if len(sent) >= at_once:
-                    outcomes.append(await self._settled(sent.popleft()))
+                sent.append(await self._start_publish(message))
+                if len(sent) >= max_in_flight:
+                    outcomes.append(await self._wait_for_ack(sent.popleft()))
             while sent:
-                outcomes.append(await self._settled(sent.popleft()))
+                outcomes.append(await self._wait_for_ack(sent.popleft()))
         finally:
             for left in sent:
-                if not isinstance(left, Outgoing):
+                if not isinstance(left, OutgoingMessage):
                     left[2]()
         return outcomes
 
-    async def _attempt(self, message: Outgoing, within: float) -> Stored:
-        answer = await self.connection.request(message.subject, message.data, headers=_headers(message), within=within)
-        return stored(answer.data)
+    async def _publish_once(self, message: OutgoingMessage, within: float) -> PubAck:
+        answer = await self.connection.request(
+            message.subject, message.data, headers=_headers(message), timeout_seconds=within
+        )
+        return decode_pub_ack(answer.data)
 
-    async def _send(self, message: Outgoing) -> "_Sent | Outgoing":
+    async def _start_publish(self, message: OutgoingMessage) -> "_InFlightPublish | OutgoingMessage":
         try:
-            answer, end = await self.connection.send_for_answer(message.subject, message.data, _headers(message))
-        except StreamError:
+            answer, end = await self.connection.start_request(message.subject, message.data, _headers(message))
+        except JetStreamError:
             return message
         return message, answer, end
 
-    async def _settled(self, sent: "_Sent | Outgoing") -> Stored | StreamError:
-        if isinstance(sent, Outgoing):
-            return await self._outcome(sent)
+    async def _wait_for_ack(self, sent: "_InFlightPublish | OutgoingMessage") -> PubAck | JetStreamError:
+        if isinstance(sent, OutgoingMessage):
+            return await self._publish_or_error(sent)
         message, answer, end = sent
         try:
-            async with asyncio.timeout(self.attempt_seconds):
-                return _acknowledged(await answer, message)
-        except (Unreachable, NoResponders, TimeoutError) as error:
-            failed = error if isinstance(error, StreamError) else Unreachable("no acknowledgement came", sent=True)
-            return await self._outcome(message) if _may_repeat(failed, message) else failed
-        except StreamError as error:
+            async with asyncio.timeout(self.attempt_timeout_seconds):
+                return _pub_ack_from(await answer, message)
+        except (NatsUnreachable, NoResponders, TimeoutError) as error:
+            failed = (
+                error if isinstance(error, JetStreamError) else NatsUnreachable("no acknowledgement came", sent=True)
+            )
+            return await self._publish_or_error(message) if _is_retryable(failed, message) else failed
+        except JetStreamError as error:
             return error
         finally:
             end()
 
-    async def _outcome(self, message: Outgoing) -> Stored | StreamError:
+    async def _publish_or_error(self, message: OutgoingMessage) -> PubAck | JetStreamError:
         try:
             return await self.publish(message)
-        except StreamError as error:
+        except JetStreamError as error:
             return error
 
 
-def stored(data: bytes) -> Stored:
+def decode_pub_ack(data: bytes) -> PubAck:
     """What the stream answered, or why it refused."""
     try:
-        answer = _ANSWER.decode(data)
+        answer = _PUB_ACK_DECODER.decode(data)
     except msgspec.DecodeError as error:
-        raise Unreadable(f"not an acknowledgement of a stream: {error}") from error
+        raise NatsDecodeError(f"not an acknowledgement of a stream: {error}") from error
     if answer.error is not None:
-        raise refusal(answer.error)
+        raise api_error_from(answer.error)
     return answer
 
 
-def _acknowledged(answer: Msg, message: Outgoing) -> Stored:
+def _pub_ack_from(answer: Msg, message: OutgoingMessage) -> PubAck:
     if not answer.data and answer.headers and answer.headers.get("Status") == "503":
         raise NoResponders(f"no stream takes {message.subject}")
-    return stored(answer.data)
+    return decode_pub_ack(answer.data)
 
 
-def _headers(message: Outgoing) -> Mapping[str, str]:
-    return {**message.headers, MESSAGE_ID: message.message_id} if message.message_id else message.headers
+def _headers(message: OutgoingMessage) -> Mapping[str, str]:
+    return {**message.headers, MESSAGE_ID_HEADER: message.message_id} if message.message_id else message.headers
 
 
-def _may_repeat(error: StreamError, message: Outgoing) -> bool:
+def _is_retryable(error: JetStreamError, message: OutgoingMessage) -> bool:
     """What was surely not stored may be sent again; what may have been, only under an ID."""
     match error:
-        case Unreachable(sent=sent):
+        case NatsUnreachable(sent=sent):
             return bool(message.message_id) or not sent
         case NoResponders():
             return True

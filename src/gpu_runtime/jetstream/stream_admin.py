@@ -10,46 +10,46 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.jetstream.api import call
-from gpu_runtime.jetstream.connection import Connection
-from gpu_runtime.jetstream.errors import Misfit, NotFound, Refused, StreamError, is_passing
+from gpu_runtime.jetstream.api import api_request
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.errors import ConfigMismatch, JetStreamApiError, JetStreamError, NatsNotFound, is_transient
 from gpu_runtime.jetstream.stream_config import (
-    FIXED,
+    IMMUTABLE_FIELDS,
     Config,
     bucket_config,
+    config_differences,
     consumer_config,
-    differences,
     stream_config,
 )
 from gpu_runtime.jetstream.stream_specs import BucketSpec, ConsumerSpec, StreamSpec
 
 logger = logging.getLogger(__name__)
 
-_PAUSES = Backoff(first=0.1, longest=5.0)
+_SETUP_BACKOFF = Backoff(initial_seconds=0.1, max_seconds=5.0)
 
 
 @dataclass(frozen=True)
-class Load:
+class ConsumerInfo:
     """What a consumer has before it."""
 
-    waiting: int
+    num_pending: int
     """Not delivered yet."""
-    in_flight: int
+    num_ack_pending: int
     """Delivered and not acknowledged, those included that wait for their next try."""
-    pulls: int
+    num_waiting: int
     """How many pulls wait for messages."""
 
 
 @dataclass(frozen=True)
-class Holdings:
-    made_at: str
+class StreamInfo:
+    created_at: str
     """When the stream was made: one that is made anew has the same numbers, for other messages."""
-    by_subject: dict[str, int]
+    messages_by_subject: dict[str, int]
     """How many messages."""
 
 
-async def ensure_until_done(
-    connection: Connection,
+async def ensure_with_retry(
+    connection: NatsConnection,
     streams: Iterable[StreamSpec] = (),
     buckets: Iterable[BucketSpec] = (),
     consumers: Iterable[ConsumerSpec] = (),
@@ -64,85 +64,85 @@ async def ensure_until_done(
                 await ensure_bucket(connection, bucket)
             for consumer in consumers:
                 await ensure_consumer(connection, consumer)
-        except StreamError as error:
-            if not is_passing(error):
+        except JetStreamError as error:
+            if not is_transient(error):
                 raise
             failures += 1
             logger.warning("streams are not made yet", extra={"error": str(error)})
-            await asyncio.sleep(_PAUSES.delay(failures))
+            await asyncio.sleep(_SETUP_BACKOFF.delay(failures))
         else:
             return
 
 
-async def ensure_stream(connection: Connection, spec: StreamSpec) -> None:
+async def ensure_stream(connection: NatsConnection, spec: StreamSpec) -> None:
     await _ensure_stream(connection, stream_config(spec), f"stream {spec.name}")
 
 
-async def ensure_bucket(connection: Connection, spec: BucketSpec) -> None:
+async def ensure_bucket(connection: NatsConnection, spec: BucketSpec) -> None:
     await _ensure_stream(connection, bucket_config(spec), f"bucket {spec.name}")
 
 
-async def ensure_consumer(connection: Connection, spec: ConsumerSpec) -> None:
+async def ensure_consumer(connection: NatsConnection, spec: ConsumerSpec) -> None:
     wanted, what = consumer_config(spec), f"consumer {spec.name} of stream {spec.stream}"
     try:
-        found = await call(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
-    except NotFound:
-        await _written(connection, spec, wanted, what)
+        found = await api_request(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
+    except NatsNotFound:
+        await _create_consumer(connection, spec, wanted, what)
         return
-    if changed := _changed(found["config"], wanted, what):
-        await _written(connection, spec, changed, what)
+    if changed := _updated_config(found["config"], wanted, what):
+        await _create_consumer(connection, spec, changed, what)
 
 
-async def delete_consumer(connection: Connection, spec: ConsumerSpec) -> None:
+async def delete_consumer(connection: NatsConnection, spec: ConsumerSpec) -> None:
     """Forget a consumer. What it had not acknowledged stays in the stream. One that is gone already is fine."""
     try:
-        await call(connection, f"CONSUMER.DELETE.{spec.stream}.{spec.name}")
-    except NotFound:
+        await api_request(connection, f"CONSUMER.DELETE.{spec.stream}.{spec.name}")
+    except NatsNotFound:
         return
 
 
-async def consumer_load(connection: Connection, spec: ConsumerSpec) -> Load:
-    info = await call(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
-    return Load(info["num_pending"], info["num_ack_pending"], info["num_waiting"])
+async def consumer_info(connection: NatsConnection, spec: ConsumerSpec) -> ConsumerInfo:
+    info = await api_request(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
+    return ConsumerInfo(info["num_pending"], info["num_ack_pending"], info["num_waiting"])
 
 
-async def acknowledged_up_to(connection: Connection, spec: ConsumerSpec) -> int:
+async def ack_floor(connection: NatsConnection, spec: ConsumerSpec) -> int:
     """The number up to which everything is acknowledged that the consumer was to get."""
-    info = await call(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
+    info = await api_request(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
     floor: int = info["ack_floor"]["stream_seq"]
     return floor
 
 
-async def messages_by_subject(connection: Connection, stream: str, pattern: str) -> dict[str, int]:
+async def messages_by_subject(connection: NatsConnection, stream: str, pattern: str) -> dict[str, int]:
     """How many messages a stream holds on each subject of the pattern: in a work queue, what is not yet done."""
-    return (await holdings(connection, stream, pattern)).by_subject
+    return (await stream_info(connection, stream, pattern)).messages_by_subject
 
 
-async def holdings(connection: Connection, stream: str, pattern: str) -> Holdings:
+async def stream_info(connection: NatsConnection, stream: str, pattern: str) -> StreamInfo:
     """What a stream holds on the subjects of the pattern.
 
     The server gives at most 100,000 subjects at a time, more than there are functions.
     """
-    info = await call(connection, f"STREAM.INFO.{stream}", {"subjects_filter": pattern})
-    return Holdings(info["created"], info["state"].get("subjects") or {})
+    info = await api_request(connection, f"STREAM.INFO.{stream}", {"subjects_filter": pattern})
+    return StreamInfo(info["created"], info["state"].get("subjects") or {})
 
 
-async def _ensure_stream(connection: Connection, wanted: Config, what: str) -> None:
+async def _ensure_stream(connection: NatsConnection, wanted: Config, what: str) -> None:
     name = wanted["name"]
     try:
-        found = await call(connection, f"STREAM.INFO.{name}")
-    except NotFound:
-        found = await _created(connection, wanted, what)
-    if changed := _changed(found["config"], wanted, what):
-        changed |= await _kept(connection, found, wanted, what)
+        found = await api_request(connection, f"STREAM.INFO.{name}")
+    except NatsNotFound:
+        found = await _create_stream(connection, wanted, what)
+    if changed := _updated_config(found["config"], wanted, what):
+        changed |= await _limits_not_lowered(connection, found, wanted, what)
         try:
-            await call(connection, f"STREAM.UPDATE.{name}", changed)
-        except Refused as error:
-            raise _unfit(found["config"], wanted, what, error) from error
+            await api_request(connection, f"STREAM.UPDATE.{name}", changed)
+        except JetStreamApiError as error:
+            raise _config_mismatch(found["config"], wanted, what, error) from error
         logger.info("changed", extra={"what": what})
 
 
-async def _kept(connection: Connection, found: Config, wanted: Config, what: str) -> Config:
+async def _limits_not_lowered(connection: NatsConnection, found: Config, wanted: Config, what: str) -> Config:
     """The limits that stay as they are for now.
 
     Where a limit is lowered below what the stream holds, JetStream deletes the rest, also from a stream that is to
@@ -158,37 +158,37 @@ async def _kept(connection: Connection, found: Config, wanted: Config, what: str
     return kept
 
 
-async def _created(connection: Connection, wanted: Config, what: str) -> Config:
+async def _create_stream(connection: NatsConnection, wanted: Config, what: str) -> Config:
     try:
-        return await call(connection, f"STREAM.CREATE.{wanted['name']}", wanted)
-    except Refused as error:
-        if error.kind == 10058:  # another process was first, with other settings
-            return await call(connection, f"STREAM.INFO.{wanted['name']}")
-        raise Refused(f"{what} cannot be made: {error}", error.code, error.kind) from error
+        return await api_request(connection, f"STREAM.CREATE.{wanted['name']}", wanted)
+    except JetStreamApiError as error:
+        if error.err_code == 10058:  # another process was first, with other settings
+            return await api_request(connection, f"STREAM.INFO.{wanted['name']}")
+        raise JetStreamApiError(f"{what} cannot be made: {error}", error.code, error.err_code) from error
 
 
-async def _written(connection: Connection, spec: ConsumerSpec, config: Config, what: str) -> None:
+async def _create_consumer(connection: NatsConnection, spec: ConsumerSpec, config: Config, what: str) -> None:
     try:
-        await call(
+        await api_request(
             connection,
             f"CONSUMER.CREATE.{spec.stream}.{spec.name}" + (f".{spec.filter_subject}" if spec.filter_subject else ""),
             {"stream_name": spec.stream, "config": config},
         )
-    except NotFound as error:
-        raise NotFound(f"{what} cannot be made: {error}", error.code, error.kind) from error
-    except Refused as error:
-        raise Refused(f"{what} cannot be made: {error}", error.code, error.kind) from error
+    except NatsNotFound as error:
+        raise NatsNotFound(f"{what} cannot be made: {error}", error.code, error.err_code) from error
+    except JetStreamApiError as error:
+        raise JetStreamApiError(f"{what} cannot be made: {error}", error.code, error.err_code) from error
 
 
-def _changed(found: Config, wanted: Config, what: str) -> Config | None:
+def _updated_config(found: Config, wanted: Config, what: str) -> Config | None:
     """What to write so that the found becomes the wanted; None where it is that already."""
-    different = list(differences(found, wanted))
+    different = list(config_differences(found, wanted))
     for each in different:
-        if each.field in FIXED:
-            raise Misfit(what, each.field, each.found, each.wanted)
+        if each.field in IMMUTABLE_FIELDS:
+            raise ConfigMismatch(what, each.field, each.actual, each.desired)
     return found | wanted if different else None
 
 
-def _unfit(found: Config, wanted: Config, what: str, refused: Refused) -> Misfit:
-    first = next(differences(found, wanted))
-    return Misfit(f"{what} ({refused})", *first)
+def _config_mismatch(found: Config, wanted: Config, what: str, refused: JetStreamApiError) -> ConfigMismatch:
+    first = next(config_differences(found, wanted))
+    return ConfigMismatch(f"{what} ({refused})", *first)

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from gpu_runtime.jetstream.stream_specs import DUPLICATE_WINDOW, BucketSpec, ConsumerSpec, StreamSpec
+from gpu_runtime.jetstream.stream_specs import DUPLICATE_WINDOW_SECONDS, BucketSpec, ConsumerSpec, StreamSpec
 
 Config: TypeAlias = dict[str, Any]
 
-FIXED = frozenset({"retention", "storage", "ack_policy", "deliver_policy", "deny_delete"})
+IMMUTABLE_FIELDS = frozenset({"retention", "storage", "ack_policy", "deliver_policy", "deny_delete"})
 """What JetStream never changes, or only by losing what it holds."""
 
-_ABSENT: Mapping[str, Any] = {
+_SERVER_DEFAULTS: Mapping[str, Any] = {
     "discard_new_per_subject": False,
     "allow_rollup_hdrs": False,
     "deny_delete": False,
@@ -21,10 +21,10 @@ _ABSENT: Mapping[str, Any] = {
 """What JetStream means where it says nothing."""
 
 
-class Difference(NamedTuple):
+class ConfigDifference(NamedTuple):
     field: str
-    found: Any
-    wanted: Any
+    actual: Any
+    desired: Any
 
 
 def stream_config(spec: StreamSpec) -> Config:
@@ -40,14 +40,16 @@ def stream_config(spec: StreamSpec) -> Config:
         "max_age": nanoseconds(spec.max_age_seconds),
         "max_bytes": _limit(spec.max_bytes),
         "max_msgs_per_subject": _limit(spec.max_messages_per_subject),
-        "duplicate_window": nanoseconds(min(spec.duplicate_window, spec.max_age_seconds or spec.duplicate_window)),
+        "duplicate_window": nanoseconds(
+            min(spec.duplicate_window_seconds, spec.max_age_seconds or spec.duplicate_window_seconds)
+        ),
     }
 
 
 def bucket_config(spec: BucketSpec) -> Config:
-    told = {"republish": {"src": spec.subject(">"), "dest": f"{spec.told_on}.>"}} if spec.told_on else {}
+    told = {"republish": {"src": spec.subject(">"), "dest": f"{spec.republish_to}.>"}} if spec.republish_to else {}
     return told | {
-        "name": spec.stream,
+        "name": spec.stream_name,
         "subjects": [spec.subject(">")],
         "retention": "limits",
         "discard": "new",
@@ -57,7 +59,7 @@ def bucket_config(spec: BucketSpec) -> Config:
         "max_bytes": _limit(spec.max_bytes),
         "max_msg_size": _limit(spec.max_value_bytes),
         "max_msgs_per_subject": 1,
-        "duplicate_window": nanoseconds(min(DUPLICATE_WINDOW, spec.ttl_seconds or DUPLICATE_WINDOW)),
+        "duplicate_window": nanoseconds(min(DUPLICATE_WINDOW_SECONDS, spec.ttl_seconds or DUPLICATE_WINDOW_SECONDS)),
         "allow_rollup_hdrs": True,
         "deny_delete": True,
     }
@@ -70,22 +72,22 @@ def consumer_config(spec: ConsumerSpec) -> Config:
         "ack_policy": "explicit",
         "deliver_policy": "all",
         "replay_policy": "instant",
-        "ack_wait": nanoseconds(spec.ack_wait),
+        "ack_wait": nanoseconds(spec.ack_wait_seconds),
         "filter_subject": spec.filter_subject,
-        "inactive_threshold": nanoseconds(spec.inactive_seconds),
+        "inactive_threshold": nanoseconds(spec.inactive_threshold_seconds),
         "max_deliver": -1,
         "max_ack_pending": -1,
     }
 
 
-def differences(found: Config, wanted: Config) -> Iterator[Difference]:
+def config_differences(found: Config, wanted: Config) -> Iterator[ConfigDifference]:
     """The fields that we decide and that are otherwise. What we do not name is left as it is."""
     for field, value in wanted.items():
-        there = found.get(field, _ABSENT.get(field))
+        there = found.get(field, _SERVER_DEFAULTS.get(field))
         if isinstance(value, dict) and isinstance(there, dict):
             there = {key: there.get(key) for key in value}
         if there != value:
-            yield Difference(field, there, value)
+            yield ConfigDifference(field, there, value)
 
 
 def nanoseconds(seconds: float | None) -> int:

@@ -6,11 +6,11 @@ None for a number means that there is no limit.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Storage: TypeAlias = Literal["file", "memory"]
-Retention: TypeAlias = Literal["limits", "workqueue", "interest"]
-Discard: TypeAlias = Literal["old", "new"]
+StorageType: TypeAlias = Literal["file", "memory"]
+RetentionPolicy: TypeAlias = Literal["limits", "workqueue", "interest"]
+DiscardPolicy: TypeAlias = Literal["old", "new"]
 
-DUPLICATE_WINDOW = 120.0
+DUPLICATE_WINDOW_SECONDS = 120.0
 """Seconds for which a repeated message ID is recognised: longer than any publisher retries."""
 
 
@@ -18,15 +18,15 @@ DUPLICATE_WINDOW = 120.0
 class StreamSpec:
     name: str
     subjects: tuple[str, ...]
-    retention: Retention = "limits"
-    discard: Discard = "old"
-    storage: Storage = "file"
+    retention: RetentionPolicy = "limits"
+    discard: DiscardPolicy = "old"
+    storage: StorageType = "file"
     replicas: int = 1
     max_age_seconds: float | None = None
     max_bytes: int | None = None
     max_messages_per_subject: int | None = None
     """With `discard="new"`, one subject that is full refuses, and the others do not."""
-    duplicate_window: float = DUPLICATE_WINDOW
+    duplicate_window_seconds: float = DUPLICATE_WINDOW_SECONDS
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class ConsumerSpec:
     name: str
     filter_subject: str = ""
     """Empty: everything in the stream. In a work queue, no two consumers' filters may overlap."""
-    ack_wait: float = 30
+    ack_wait_seconds: float = 30
     """Seconds after which a delivery that was not acknowledged, refused or extended is made again."""
-    inactive_seconds: float | None = None
+    inactive_threshold_seconds: float | None = None
     """After how long without a pull the server forgets the consumer."""
 
 
@@ -53,15 +53,15 @@ class BucketSpec:
     name: str
     ttl_seconds: float | None = None
     """How long a value is kept after its last change."""
-    storage: Storage = "file"
+    storage: StorageType = "file"
     replicas: int = 1
     max_bytes: int | None = None
     max_value_bytes: int | None = None
-    told_on: str = ""
+    republish_to: str = ""
     """Where each stored change is told, as `<told_on>.<key>`: what a watch listens to."""
 
     @property
-    def stream(self) -> str:
+    def stream_name(self) -> str:
         return f"KV_{self.name}"
 
     def subject(self, key: str) -> str:

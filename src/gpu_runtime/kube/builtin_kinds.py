@@ -4,19 +4,19 @@ from typing import Any
 
 import msgspec
 
-from gpu_runtime.kube.meta import Condition, Object, Resource, Wire
+from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
 
 
-class Waiting(Wire, frozen=True, kw_only=True):
+class ContainerStateWaiting(KubeStruct, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
 
 
-class Running(Wire, frozen=True, kw_only=True):
+class ContainerStateRunning(KubeStruct, frozen=True, kw_only=True):
     started_at: str | None = None
 
 
-class Terminated(Wire, frozen=True, kw_only=True):
+class ContainerStateTerminated(KubeStruct, frozen=True, kw_only=True):
     exit_code: int = 0
     signal: int = 0
     reason: str = ""
@@ -24,15 +24,15 @@ class Terminated(Wire, frozen=True, kw_only=True):
     finished_at: str | None = None
 
 
-class ContainerState(Wire, frozen=True, kw_only=True):
+class ContainerState(KubeStruct, frozen=True, kw_only=True):
     """At most one of them is set."""
 
-    waiting: Waiting | None = None
-    running: Running | None = None
-    terminated: Terminated | None = None
+    waiting: ContainerStateWaiting | None = None
+    running: ContainerStateRunning | None = None
+    terminated: ContainerStateTerminated | None = None
 
 
-class ContainerStatus(Wire, frozen=True, kw_only=True):
+class ContainerStatus(KubeStruct, frozen=True, kw_only=True):
     name: str
     ready: bool = False
     started: bool | None = None
@@ -42,20 +42,20 @@ class ContainerStatus(Wire, frozen=True, kw_only=True):
     last_state: ContainerState = ContainerState()
 
 
-class ClaimVolume(Wire, frozen=True, kw_only=True):
+class PersistentVolumeClaimVolumeSource(KubeStruct, frozen=True, kw_only=True):
     claim_name: str = ""
 
 
-class Volume(Wire, frozen=True, kw_only=True):
-    persistent_volume_claim: ClaimVolume | None = None
+class Volume(KubeStruct, frozen=True, kw_only=True):
+    persistent_volume_claim: PersistentVolumeClaimVolumeSource | None = None
 
 
-class PodSpec(Wire, frozen=True, kw_only=True):
+class PodSpec(KubeStruct, frozen=True, kw_only=True):
     node_name: str = ""
     volumes: tuple[Volume, ...] = ()
 
 
-class PodStatus(Wire, frozen=True, kw_only=True):
+class PodStatus(KubeStruct, frozen=True, kw_only=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
@@ -65,12 +65,12 @@ class PodStatus(Wire, frozen=True, kw_only=True):
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class Pod(Object, frozen=True, kw_only=True):
+class Pod(KubeObject, frozen=True, kw_only=True):
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
 
-class DeploymentSpec(Wire, frozen=True, kw_only=True):
+class DeploymentSpec(KubeStruct, frozen=True, kw_only=True):
     replicas: int = 1
     template: dict[str, Any] = msgspec.field(default_factory=dict)
     """The pod template as it is, for comparison with the one that is wanted."""
@@ -78,7 +78,7 @@ class DeploymentSpec(Wire, frozen=True, kw_only=True):
     selector: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class DeploymentStatus(Wire, frozen=True, kw_only=True):
+class DeploymentStatus(KubeStruct, frozen=True, kw_only=True):
     observed_generation: int = 0
     replicas: int = 0
     updated_replicas: int = 0
@@ -88,16 +88,16 @@ class DeploymentStatus(Wire, frozen=True, kw_only=True):
     conditions: tuple[Condition, ...] = ()
 
 
-class Deployment(Object, frozen=True, kw_only=True):
+class Deployment(KubeObject, frozen=True, kw_only=True):
     spec: DeploymentSpec = DeploymentSpec()
     status: DeploymentStatus = DeploymentStatus()
 
 
-class ReplicaSetSpec(Wire, frozen=True, kw_only=True):
+class ReplicaSetSpec(KubeStruct, frozen=True, kw_only=True):
     replicas: int = 1
 
 
-class ReplicaSetStatus(Wire, frozen=True, kw_only=True):
+class ReplicaSetStatus(KubeStruct, frozen=True, kw_only=True):
     observed_generation: int = 0
     replicas: int = 0
     ready_replicas: int = 0
@@ -105,78 +105,78 @@ class ReplicaSetStatus(Wire, frozen=True, kw_only=True):
     """`ReplicaFailure` among them says which quota or policy refused the pods."""
 
 
-class ReplicaSet(Object, frozen=True, kw_only=True):
+class ReplicaSet(KubeObject, frozen=True, kw_only=True):
     spec: ReplicaSetSpec = ReplicaSetSpec()
     status: ReplicaSetStatus = ReplicaSetStatus()
 
 
-class ServicePort(Wire, frozen=True, kw_only=True):
+class ServicePort(KubeStruct, frozen=True, kw_only=True):
     port: int
     name: str = ""
     protocol: str = "TCP"
     target_port: int | str | None = None
 
 
-class ServiceSpec(Wire, frozen=True, kw_only=True):
+class ServiceSpec(KubeStruct, frozen=True, kw_only=True):
     type: str = "ClusterIP"
     cluster_ip: str = msgspec.field(default="", name="clusterIP")
     selector: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[ServicePort, ...] = ()
 
 
-class Service(Object, frozen=True, kw_only=True):
+class Service(KubeObject, frozen=True, kw_only=True):
     spec: ServiceSpec = ServiceSpec()
 
 
-class VolumeResources(Wire, frozen=True, kw_only=True):
+class VolumeResourceRequirements(KubeStruct, frozen=True, kw_only=True):
     requests: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class PersistentVolumeClaimSpec(Wire, frozen=True, kw_only=True):
+class PersistentVolumeClaimSpec(KubeStruct, frozen=True, kw_only=True):
     access_modes: tuple[str, ...] = ()
     storage_class_name: str | None = None
     volume_name: str = ""
-    resources: VolumeResources = VolumeResources()
+    resources: VolumeResourceRequirements = VolumeResourceRequirements()
 
 
-class PersistentVolumeClaimStatus(Wire, frozen=True, kw_only=True):
+class PersistentVolumeClaimStatus(KubeStruct, frozen=True, kw_only=True):
     phase: str = ""
     capacity: dict[str, str] = msgspec.field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
 
 
-class PersistentVolumeClaim(Object, frozen=True, kw_only=True):
+class PersistentVolumeClaim(KubeObject, frozen=True, kw_only=True):
     spec: PersistentVolumeClaimSpec = PersistentVolumeClaimSpec()
     status: PersistentVolumeClaimStatus = PersistentVolumeClaimStatus()
 
 
-class NetworkPolicy(Object, frozen=True, kw_only=True):
+class NetworkPolicy(KubeObject, frozen=True, kw_only=True):
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class NamespaceStatus(Wire, frozen=True, kw_only=True):
+class NamespaceStatus(KubeStruct, frozen=True, kw_only=True):
     phase: str = ""
 
 
-class Namespace(Object, frozen=True, kw_only=True):
+class Namespace(KubeObject, frozen=True, kw_only=True):
     status: NamespaceStatus = NamespaceStatus()
 
 
-class NodeSpec(Wire, frozen=True, kw_only=True):
+class NodeSpec(KubeStruct, frozen=True, kw_only=True):
     unschedulable: bool = False
 
 
-class NodeStatus(Wire, frozen=True, kw_only=True):
+class NodeStatus(KubeStruct, frozen=True, kw_only=True):
     allocatable: dict[str, str] = msgspec.field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
 
 
-class Node(Object, frozen=True, kw_only=True):
+class Node(KubeObject, frozen=True, kw_only=True):
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
-class LeaseSpec(Wire, frozen=True, kw_only=True):
+class LeaseSpec(KubeStruct, frozen=True, kw_only=True):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     acquire_time: str | None = None
@@ -184,16 +184,16 @@ class LeaseSpec(Wire, frozen=True, kw_only=True):
     lease_transitions: int | None = None
 
 
-class Lease(Object, frozen=True, kw_only=True):
+class Lease(KubeObject, frozen=True, kw_only=True):
     spec: LeaseSpec = LeaseSpec()
 
 
-class EventSeries(Wire, frozen=True, kw_only=True):
+class EventSeries(KubeStruct, frozen=True, kw_only=True):
     count: int
     last_observed_time: str
 
 
-class EventSubject(Wire, frozen=True, kw_only=True):
+class ObjectReference(KubeStruct, frozen=True, kw_only=True):
     api_version: str = ""
     kind: str = ""
     namespace: str = ""
@@ -201,31 +201,31 @@ class EventSubject(Wire, frozen=True, kw_only=True):
     uid: str = ""
 
 
-class Event(Object, frozen=True, kw_only=True):
+class Event(KubeObject, frozen=True, kw_only=True):
     type: str = ""
     reason: str = ""
     action: str = ""
     note: str = ""
     event_time: str | None = None
     reporting_controller: str = ""
-    regarding: EventSubject = EventSubject()
+    regarding: ObjectReference = ObjectReference()
     series: EventSeries | None = None
 
 
-class StorageClass(Object, frozen=True, kw_only=True):
+class StorageClass(KubeObject, frozen=True, kw_only=True):
     provisioner: str = ""
     volume_binding_mode: str = "Immediate"
     allow_volume_expansion: bool = False
 
 
-PODS = Resource("", "v1", "Pod", "pods", Pod)
-SERVICES = Resource("", "v1", "Service", "services", Service)
-CLAIMS = Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", PersistentVolumeClaim)
-NAMESPACES = Resource("", "v1", "Namespace", "namespaces", Namespace, namespaced=False)
-NODES = Resource("", "v1", "Node", "nodes", Node, namespaced=False)
-DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments", Deployment)
-REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets", ReplicaSet)
-NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", NetworkPolicy)
-STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", StorageClass, namespaced=False)
-LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases", Lease)
-EVENTS = Resource("events.k8s.io", "v1", "Event", "events", Event)
+PODS = ApiResource("", "v1", "Pod", "pods", Pod)
+SERVICES = ApiResource("", "v1", "Service", "services", Service)
+PVCS = ApiResource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", PersistentVolumeClaim)
+NAMESPACES = ApiResource("", "v1", "Namespace", "namespaces", Namespace, namespaced=False)
+NODES = ApiResource("", "v1", "Node", "nodes", Node, namespaced=False)
+DEPLOYMENTS = ApiResource("apps", "v1", "Deployment", "deployments", Deployment)
+REPLICA_SETS = ApiResource("apps", "v1", "ReplicaSet", "replicasets", ReplicaSet)
+NETWORK_POLICIES = ApiResource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", NetworkPolicy)
+STORAGE_CLASSES = ApiResource("storage.k8s.io", "v1", "StorageClass", "storageclasses", StorageClass, namespaced=False)
+LEASES = ApiResource("coordination.k8s.io", "v1", "Lease", "leases", Lease)
+EVENTS = ApiResource("events.k8s.io", "v1", "Event", "events", Event)

@@ -23,14 +23,14 @@ from types import MappingProxyType
 
 import msgspec
 
-from gpu_runtime.kube.meta import Wire
+from gpu_runtime.kube.meta import KubeStruct
 
 
 class KubeError(Exception):
     """Something went wrong between this process and Kubernetes."""
 
 
-class Cause(Wire, frozen=True, kw_only=True):
+class StatusCause(KubeStruct, frozen=True, kw_only=True):
     """One field's part in a refusal."""
 
     field: str = ""
@@ -38,26 +38,26 @@ class Cause(Wire, frozen=True, kw_only=True):
     message: str = ""
 
 
-class Details(Wire, frozen=True, kw_only=True):
+class StatusDetails(KubeStruct, frozen=True, kw_only=True):
     name: str = ""
     kind: str = ""
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[StatusCause, ...] = ()
     retry_after_seconds: int = 0
 
 
-class Status(Wire, frozen=True, kw_only=True):
+class ApiStatus(KubeStruct, frozen=True, kw_only=True):
     """How the API server words a refusal."""
 
     code: int = 0
     reason: str = ""
     message: str = ""
-    details: Details | None = None
+    details: StatusDetails | None = None
 
 
-class ApiError(KubeError):
+class KubeApiError(KubeError):
     """The API server answered, and refused."""
 
-    def __init__(self, status: Status, retry_after: float | None = None) -> None:
+    def __init__(self, status: ApiStatus, retry_after: float | None = None) -> None:
         super().__init__(status.message or f"HTTP {status.code}")
         self.code = status.code
         self.reason = status.reason
@@ -66,47 +66,47 @@ class ApiError(KubeError):
         """How long the server asks to wait, in seconds. Given, it also means that nothing was carried out."""
 
 
-class Invalid(ApiError):
+class KubeInvalid(KubeApiError):
     """The object or the request must change."""
 
 
-class Unauthorized(ApiError):
+class KubeUnauthorized(KubeApiError):
     """The API server does not know who is calling."""
 
 
-class Forbidden(ApiError):
+class KubeForbidden(KubeApiError):
     """The caller has no right, or a quota or policy refused."""
 
 
-class NotFound(ApiError):
+class KubeNotFound(KubeApiError):
     """There is no such object."""
 
 
-class NotServed(ApiError):
+class KubeNoKindMatch(KubeApiError):
     """There is no such kind here: its definition is not installed."""
 
 
-class AlreadyExists(ApiError):
+class KubeAlreadyExists(KubeApiError):
     """Somebody else created it first."""
 
 
-class Conflict(ApiError):
+class KubeConflict(KubeApiError):
     """Somebody else wrote first, or owns the field."""
 
 
-class Expired(ApiError):
+class KubeResourceExpired(KubeApiError):
     """That resource version or continuation is gone; read anew."""
 
 
-class TooManyRequests(ApiError):
+class KubeTooManyRequests(KubeApiError):
     """The server asks for patience."""
 
 
-class ServerFailure(ApiError):
+class KubeServerError(KubeApiError):
     """The server could not do its part."""
 
 
-class Unreachable(KubeError):
+class KubeUnreachable(KubeError):
     """No answer came."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -115,60 +115,62 @@ class Unreachable(KubeError):
         """Whether the request may have been carried out all the same."""
 
 
-class Unreadable(KubeError):
+class KubeDecodeError(KubeError):
     """An answer came that does not fit the model."""
 
 
-class NotLeading(KubeError):
+class KubeNotLeader(KubeError):
     """The write was held back: this process may no longer write."""
 
 
-class Misconfigured(KubeError):
+class KubeConfigError(KubeError):
     """The kubeconfig or the pod's service account cannot be used."""
 
 
-_BY_REASON: Mapping[str, type[ApiError]] = MappingProxyType({"AlreadyExists": AlreadyExists, "Expired": Expired})
-_BY_CODE: Mapping[int, type[ApiError]] = MappingProxyType(
+_ERRORS_BY_REASON: Mapping[str, type[KubeApiError]] = MappingProxyType(
+    {"AlreadyExists": KubeAlreadyExists, "Expired": KubeResourceExpired}
+)
+_ERRORS_BY_CODE: Mapping[int, type[KubeApiError]] = MappingProxyType(
     {
-        400: Invalid,
-        401: Unauthorized,
-        403: Forbidden,
-        404: NotFound,
-        409: Conflict,
-        410: Expired,
-        413: Invalid,
-        422: Invalid,
-        429: TooManyRequests,
+        400: KubeInvalid,
+        401: KubeUnauthorized,
+        403: KubeForbidden,
+        404: KubeNotFound,
+        409: KubeConflict,
+        410: KubeResourceExpired,
+        413: KubeInvalid,
+        422: KubeInvalid,
+        429: KubeTooManyRequests,
     }
 )
-_MISAPPLIED = "failed to create typed patch object"
+_INVALID_APPLY_MESSAGE = "failed to create typed patch object"
 """To server-side apply of a field that does not exist, the API server answers as if it were to blame itself."""
-_STATUS = msgspec.json.Decoder(Status)
+_STATUS_DECODER = msgspec.json.Decoder(ApiStatus)
 
 
-def refusal(code: int, body: bytes, retry_after: str | None = None) -> ApiError:
+def error_from_response(code: int, body: bytes, retry_after: str | None = None) -> KubeApiError:
     """The error for an answer of the API server, or of a proxy before it, that is not a success."""
     wait = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
     try:
-        status = _STATUS.decode(body)
+        status = _STATUS_DECODER.decode(body)
     except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested too deeply
         text = body[:500].decode(errors="replace").strip()
-        return _kind(code, "", worded=False)(Status(code=code, message=text), wait)
-    return refused(msgspec.structs.replace(status, code=status.code or code), wait)
+        return _error_class(code, "", has_status=False)(ApiStatus(code=code, message=text), wait)
+    return error_from_status(msgspec.structs.replace(status, code=status.code or code), wait)
 
 
-def refused(status: Status, retry_after: float | None = None) -> ApiError:
+def error_from_status(status: ApiStatus, retry_after: float | None = None) -> KubeApiError:
     """The error for a refusal in Kubernetes' own words."""
     if retry_after is None and status.details and status.details.retry_after_seconds:
         retry_after = float(status.details.retry_after_seconds)
-    if status.code == 500 and _MISAPPLIED in status.message:
-        return Invalid(status, retry_after)
-    return _kind(status.code, status.reason, worded=True)(status, retry_after)
+    if status.code == 500 and _INVALID_APPLY_MESSAGE in status.message:
+        return KubeInvalid(status, retry_after)
+    return _error_class(status.code, status.reason, has_status=True)(status, retry_after)
 
 
-def _kind(code: int, reason: str, *, worded: bool) -> type[ApiError]:
-    if code == 404 and not worded:
-        return NotServed  # for a path that it does not serve, the API server answers in plain text
-    if reason in _BY_REASON:
-        return _BY_REASON[reason]
-    return _BY_CODE.get(code, ServerFailure if code >= 500 else ApiError)
+def _error_class(code: int, reason: str, *, has_status: bool) -> type[KubeApiError]:
+    if code == 404 and not has_status:
+        return KubeNoKindMatch  # for a path that it does not serve, the API server answers in plain text
+    if reason in _ERRORS_BY_REASON:
+        return _ERRORS_BY_REASON[reason]
+    return _ERRORS_BY_CODE.get(code, KubeServerError if code >= 500 else KubeApiError)

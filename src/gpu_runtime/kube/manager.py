@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpu_runtime.kube.election import Elector
-from gpu_runtime.kube.errors import NotLeading
-from gpu_runtime.kube.event_recorder import Recorder
+from gpu_runtime.kube.election import LeaderElector
+from gpu_runtime.kube.errors import KubeNotLeader
+from gpu_runtime.kube.event_recorder import EventRecorder
 from gpu_runtime.kube.informer import Informer
 
 logger = logging.getLogger(__name__)
 
 
-class Work(Protocol):
+class Runnable(Protocol):
     """What is done while leading; a Controller is such work."""
 
     async def run(self) -> None: ...
@@ -28,15 +28,15 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class Manager:
     """All that runs together in one process."""
 
     informers: Sequence[Informer[Any]]
-    controllers: Sequence[Work]
-    elector: Elector | None = None
+    runnables: Sequence[Runnable]
+    leader_elector: LeaderElector | None = None
     """Without one, this process works at once and alone."""
-    recorder: Recorder | None = None
-    grace: float = 20.0
+    event_recorder: EventRecorder | None = None
+    graceful_shutdown_timeout: float = 20.0
     """Seconds that work in progress has to finish after the end was asked for."""
 
     @property
@@ -47,42 +47,42 @@ class Ensemble:
     async def run(self, stopping: asyncio.Event) -> None:
         """Run until the event is set, then let work finish, give the lead back and write the last Events."""
         async with asyncio.TaskGroup() as tasks:
-            background = self._start(tasks)
-            if self.elector is None:
-                await self._work(stopping)
+            background = self._start_background_tasks(tasks)
+            if self.leader_elector is None:
+                await self._run_runnables(stopping)
             else:
-                await self._lead(self.elector, stopping)
+                await self._run_with_leader_election(self.leader_elector, stopping)
             for task in background:
                 task.cancel()
-        if self.recorder is not None:
-            await self.recorder.flush_all(within=2.0)
+        if self.event_recorder is not None:
+            await self.event_recorder.flush_all(timeout=2.0)
 
-    def _start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
+    def _start_background_tasks(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
         """What runs with or without the lead."""
         background: list[asyncio.Task[Any]] = [tasks.create_task(informer.run()) for informer in self.informers]
-        if self.recorder is not None:
-            background.append(tasks.create_task(self.recorder.run()))
+        if self.event_recorder is not None:
+            background.append(tasks.create_task(self.event_recorder.run()))
         return background
 
-    async def _lead(self, elector: Elector, stopping: asyncio.Event) -> None:
+    async def _run_with_leader_election(self, elector: LeaderElector, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    leading = tasks.create_task(elector.lead(lambda: self._work(stopping)))
+                    leading = tasks.create_task(elector.run(lambda: self._run_runnables(stopping)))
                     waiting = tasks.create_task(stopping.wait())
                     await asyncio.wait({leading, waiting}, return_when=asyncio.FIRST_COMPLETED)
                     waiting.cancel()
-                    if not elector.leadership.still_leading():
+                    if not elector.leadership.is_leader():
                         leading.cancel()  # still a candidate; a leader ends with its work
-            except* NotLeading as lost:
+            except* KubeNotLeader as lost:
                 logger.warning("the lead is lost, all work has stopped", extra={"error": str(lost.exceptions[0])})
 
-    async def _work(self, stopping: asyncio.Event) -> None:
+    async def _run_runnables(self, stopping: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
-                for controller in self.controllers:
+                for controller in self.runnables:
                     tasks.create_task(controller.run())
                 await stopping.wait()
-                for controller in self.controllers:
+                for controller in self.runnables:
                     controller.stop()
-                limit.reschedule(asyncio.get_running_loop().time() + self.grace)
+                limit.reschedule(asyncio.get_running_loop().time() + self.graceful_shutdown_timeout)

@@ -13,7 +13,7 @@ Manifest = dict[str, Any]
 """An object as it is written: the shape of the manifest itself, with the fields that its writer owns."""
 
 
-class Key(NamedTuple):
+class ObjectKey(NamedTuple):
     """What names an object among those of its kind. The namespace is empty for kinds that have none."""
 
     namespace: str
@@ -23,14 +23,14 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-class Wire(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+class KubeStruct(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
     """A value in Kubernetes' JSON: camel case outside, snake case inside, defaults left out.
 
     What is read from JSON has no cycles, so the garbage collector need not look at it.
     """
 
 
-def moment_of(text: str | None) -> datetime | None:
+def parse_timestamp(text: str | None) -> datetime | None:
     """A time as objects have it; None where there is none, or none that is on a clock.
 
     The API server admits more as a date-time than there is: leap seconds, no time zone. Whoever may write a status may
@@ -43,7 +43,7 @@ def moment_of(text: str | None) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-class OwnerReference(Wire, frozen=True, kw_only=True):
+class OwnerReference(KubeStruct, frozen=True, kw_only=True):
     api_version: str
     kind: str
     name: str
@@ -52,7 +52,7 @@ class OwnerReference(Wire, frozen=True, kw_only=True):
     block_owner_deletion: bool = False
 
 
-class ObjectMeta(Wire, frozen=True, kw_only=True):
+class ObjectMeta(KubeStruct, frozen=True, kw_only=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -66,16 +66,16 @@ class ObjectMeta(Wire, frozen=True, kw_only=True):
     deletion_timestamp: str | None = None
 
     @property
-    def key(self) -> Key:
-        return Key(self.namespace, self.name)
+    def key(self) -> ObjectKey:
+        return ObjectKey(self.namespace, self.name)
 
     @property
-    def controller(self) -> OwnerReference | None:
+    def controller_ref(self) -> OwnerReference | None:
         """The owner that manages this object, if it has one."""
         return next((owner for owner in self.owner_references if owner.controller), None)
 
 
-class Condition(Wire, frozen=True, kw_only=True):
+class Condition(KubeStruct, frozen=True, kw_only=True):
     type: str
     status: str
     reason: str = ""
@@ -84,15 +84,15 @@ class Condition(Wire, frozen=True, kw_only=True):
     observed_generation: int = 0
 
 
-class Object(Wire, frozen=True, kw_only=True):
+class KubeObject(KubeStruct, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
 
 
-T = TypeVar("T", bound=Object)
+T = TypeVar("T", bound=KubeObject)
 
 
 @dataclass(frozen=True)
-class Resource(Generic[T]):
+class ApiResource(Generic[T]):
     """A kind as the API serves it, and the model its objects are read into."""
 
     group: str

@@ -2,13 +2,13 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_RECONCILE_TIME_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class KubeMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self.requests = Counter(
+        self.rest_client_requests = Counter(
             "kube_client_requests", "Requests to the API server, by answer", ["method", "code"], registry=self.registry
         )
         self.informer_lists = Counter(
@@ -18,33 +18,35 @@ class KubeMetrics:
             "kube_informer_watches", "Times a watch was opened", ["kind"], registry=self.registry
         )
         self.informer_objects = Gauge("kube_informer_objects", "Objects in a cache", ["kind"], registry=self.registry)
-        self.queue_depth = Gauge(
+        self.workqueue_depth = Gauge(
             "kube_queue_depth", "Keys that wait for a worker", ["controller"], registry=self.registry
         )
-        self.queue_wait = Histogram(
+        self.workqueue_queue_duration = Histogram(
             "kube_queue_wait_seconds",
             "Time from a key's due moment to its worker",
             ["controller"],
-            buckets=_SECONDS,
+            buckets=_RECONCILE_TIME_BUCKETS,
             registry=self.registry,
         )
-        self.queue_retries = Counter(
+        self.workqueue_retries = Counter(
             "kube_queue_retries", "Keys put back after a failure", ["controller"], registry=self.registry
         )
-        self.reconciles = Counter(
+        self.reconcile_total = Counter(
             "kube_reconciles", "Reconciliations, by result", ["controller", "result"], registry=self.registry
         )
         self.reconcile_time = Histogram(
             "kube_reconcile_seconds",
             "Time that one reconciliation took",
             ["controller"],
-            buckets=_SECONDS,
+            buckets=_RECONCILE_TIME_BUCKETS,
             registry=self.registry,
         )
-        self.workers_busy = Gauge(
+        self.active_workers = Gauge(
             "kube_workers_busy", "Workers that are reconciling", ["controller"], registry=self.registry
         )
-        self.leading = Gauge("kube_leading", "1 while this process leads", ["lease"], registry=self.registry)
-        self.events = Counter(
+        self.leader_election_master_status = Gauge(
+            "kube_leading", "1 while this process leads", ["lease"], registry=self.registry
+        )
+        self.recorded_events = Counter(
             "kube_events", "Kubernetes Events, by what became of them", ["result"], registry=self.registry
         )

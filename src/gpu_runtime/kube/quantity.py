@@ -8,13 +8,15 @@ from fractions import Fraction
 from functools import lru_cache, total_ordering
 from types import MappingProxyType
 
-_DECIMAL = MappingProxyType({"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18})
-_BINARY = MappingProxyType({"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60})
-_SYNTAX = re.compile(
+_DECIMAL_SUFFIXES = MappingProxyType(
+    {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+)
+_BINARY_SUFFIXES = MappingProxyType({"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60})
+_QUANTITY_PATTERN = re.compile(
     r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:(?P<suffix>[KMGTPE]i|[numkMGTPE]|)|[eE](?P<exponent>[+-]?[0-9]+))",
     re.ASCII,
 )
-_LARGEST_EXPONENT = 100
+_MAX_EXPONENT = 100
 """Beyond any quantity that Kubernetes keeps apart; without a limit, a few characters could cost all memory."""
 
 
@@ -26,16 +28,16 @@ class Quantity:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.value = _parsed(text)
+        self.value = _parse(text)
 
     @classmethod
-    def of(cls, value: Fraction | int, *, binary: bool = False) -> "Quantity":
+    def from_value(cls, value: Fraction | int, *, binary: bool = False) -> "Quantity":
         """The quantity of this value in its canonical spelling: the largest suffix that leaves a whole number."""
-        return cls(_spelled(Fraction(value), binary=binary))
+        return cls(_format(Fraction(value), binary=binary))
 
     def canonical(self) -> "Quantity":
         """The same amount as the API server would spell it, binary if it was written so."""
-        return Quantity.of(self.value, binary=self.text.endswith("i"))
+        return Quantity.from_value(self.value, binary=self.text.endswith("i"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Quantity) and self.value == other.value
@@ -63,7 +65,7 @@ def same_quantity(one: str, other: str) -> bool:
         return False
 
 
-def canonical(text: str) -> str:
+def canonical_quantity(text: str) -> str:
     """One spelling for every quantity of the same size. What is no quantity stays as it is, for others to name."""
     try:
         return str(Quantity(text).canonical())
@@ -72,35 +74,35 @@ def canonical(text: str) -> str:
 
 
 @lru_cache(maxsize=1024)  # a cluster knows few amounts, and every look at an object meets them again
-def _parsed(text: str) -> Fraction:
-    match = _SYNTAX.fullmatch(text)
+def _parse(text: str) -> Fraction:
+    match = _QUANTITY_PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix, such as 500m or 16Gi")
     number, suffix, exponent = Fraction(match["number"]), match["suffix"], match["exponent"]
     if exponent is not None:
-        if abs(int(exponent)) > _LARGEST_EXPONENT:
+        if abs(int(exponent)) > _MAX_EXPONENT:
             raise ValueError(f"{text!r} is not a quantity: its exponent is out of range")
-        return number * _ten_to(int(exponent))
-    if suffix in _BINARY:
-        return number * (1 << _BINARY[suffix])
-    return number * _ten_to(_DECIMAL[suffix])
+        return number * _power_of_ten(int(exponent))
+    if suffix in _BINARY_SUFFIXES:
+        return number * (1 << _BINARY_SUFFIXES[suffix])
+    return number * _power_of_ten(_DECIMAL_SUFFIXES[suffix])
 
 
-def _spelled(value: Fraction, *, binary: bool) -> str:
+def _format(value: Fraction, *, binary: bool) -> str:
     if binary and value.denominator == 1:
-        fitting = [s for s, power in _BINARY.items() if value and value % 2**power == 0]
-        return f"{int(value) >> _BINARY[fitting[-1]]}{fitting[-1]}" if fitting else str(value)
-    whole = [s for s, power in _DECIMAL.items() if (value / _ten_to(power)).denominator == 1]
+        fitting = [s for s, power in _BINARY_SUFFIXES.items() if value and value % 2**power == 0]
+        return f"{int(value) >> _BINARY_SUFFIXES[fitting[-1]]}{fitting[-1]}" if fitting else str(value)
+    whole = [s for s, power in _DECIMAL_SUFFIXES.items() if (value / _power_of_ten(power)).denominator == 1]
     if not value or not whole:
         # Kubernetes rounds away from zero what is finer than a billionth.
-        return str(int(value)) if not value else f"{_away_from_zero(value * 10**9)}n"
-    return f"{value / _ten_to(_DECIMAL[whole[-1]])}{whole[-1]}"
+        return str(int(value)) if not value else f"{_round_away_from_zero(value * 10**9)}n"
+    return f"{value / _power_of_ten(_DECIMAL_SUFFIXES[whole[-1]])}{whole[-1]}"
 
 
-def _ten_to(power: int) -> Fraction:
+def _power_of_ten(power: int) -> Fraction:
     return Fraction(10**power) if power >= 0 else Fraction(1, 10**-power)
 
 
-def _away_from_zero(value: Fraction) -> int:
+def _round_away_from_zero(value: Fraction) -> int:
     magnitude = -(-abs(value).numerator // abs(value).denominator)
     return magnitude if value > 0 else -magnitude

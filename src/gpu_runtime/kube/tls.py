@@ -6,26 +6,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpu_runtime.kube.config import Trust
-from gpu_runtime.kube.errors import Misconfigured
-from gpu_runtime.kube.kube_credentials import Identity
+from gpu_runtime.kube.config import KubeTLSConfig
+from gpu_runtime.kube.errors import KubeConfigError
+from gpu_runtime.kube.kube_credentials import ClientIdentity
 
 
-def tls_context(trust: Trust, identity: Identity) -> ssl.SSLContext:
+def tls_context(trust: KubeTLSConfig, identity: ClientIdentity) -> ssl.SSLContext:
     try:
-        data = trust.authority.read_bytes() if isinstance(trust.authority, Path) else trust.authority
+        data = trust.ca_certificate.read_bytes() if isinstance(trust.ca_certificate, Path) else trust.ca_certificate
         context = ssl.create_default_context(cadata=data.decode() if data else None)
-        if trust.insecure:
+        if trust.insecure_skip_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if identity.certificate is not None:
             _load_certificate(context, identity)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise Misconfigured(f"the certificates cannot be used: {error}") from error
+        raise KubeConfigError(f"the certificates cannot be used: {error}") from error
     return context
 
 
-def _load_certificate(context: ssl.SSLContext, identity: Identity) -> None:
+def _load_certificate(context: ssl.SSLContext, identity: ClientIdentity) -> None:
     """Python reads a client's key only from a file. It gets one that exists in memory, where the system has those."""
     pem = (identity.certificate or b"") + b"\n" + (identity.key or b"")
     if sys.platform == "linux":

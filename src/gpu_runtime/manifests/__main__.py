@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpu_runtime.manifests.generate import generated
-from gpu_runtime.manifests.yaml_writer import GENERATED
+from gpu_runtime.manifests.generate import generated_files
+from gpu_runtime.manifests.yaml_writer import GENERATED_HEADER
 
 
 def main() -> int:
@@ -13,11 +13,11 @@ def main() -> int:
     parser.add_argument("config", type=Path, help="the folder that holds the manifests")
     parser.add_argument("--check", action="store_true", help="write nothing, and fail where a file is stale")
     options = parser.parse_args()
-    wanted = {options.config / path: text for path, text in generated().items()}
+    wanted = {options.config / path: text for path, text in generated_files().items()}
     stale = [path for path, text in wanted.items() if _read(path) != text]
-    orphans = [path for path in _generated_before(options.config) if path not in wanted]
+    orphans = [path for path in _existing_generated_files(options.config) if path not in wanted]
     if options.check:
-        return _report([*stale, *orphans])
+        return _report_stale([*stale, *orphans])
     for path in orphans:
         path.unlink()
     for path in stale:
@@ -29,12 +29,12 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.exists() else None
 
 
-def _generated_before(config: Path) -> list[Path]:
+def _existing_generated_files(config: Path) -> list[Path]:
     files = [path for path in sorted(config.rglob("*.yaml")) if path.is_file()]
-    return [path for path in files if path.read_text(encoding="utf-8").startswith(GENERATED)]
+    return [path for path in files if path.read_text(encoding="utf-8").startswith(GENERATED_HEADER)]
 
 
-def _report(stale: list[Path]) -> int:
+def _report_stale(stale: list[Path]) -> int:
     for path in stale:
         sys.stderr.write(f"{path} is not what the code says: run `make manifests` and commit the result\n")
     return 1 if stale else 0

@@ -2,16 +2,16 @@
 
 from typing import Any, get_type_hints
 
-from gpu_runtime.contract.crd.markers import Column, Definition
+from gpu_runtime.contract.crd.markers import CrdDefinition, PrinterColumn
 from gpu_runtime.contract.crd.well_known import GROUP, NAME_PATTERN
 from gpu_runtime.kube.meta import Manifest
-from gpu_runtime.manifests.crd_schema import Schema, struct_schema
+from gpu_runtime.manifests.crd_schema import CRDSchema, struct_schema
 from gpu_runtime.process.field_docs import class_doc
 
 CATEGORY = "gpu-runtime"
 
 
-def custom_resource_definition(definition: Definition[Any]) -> Manifest:
+def custom_resource_definition(definition: CrdDefinition[Any]) -> Manifest:
     resource = definition.resource
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -26,11 +26,11 @@ def custom_resource_definition(definition: Definition[Any]) -> Manifest:
     }
 
 
-def file_name(definition: Definition[Any]) -> str:
+def crd_file_name(definition: CrdDefinition[Any]) -> str:
     return f"{GROUP}_{definition.resource.plural}.yaml"
 
 
-def _names(definition: Definition[Any]) -> Manifest:
+def _names(definition: CrdDefinition[Any]) -> Manifest:
     resource = definition.resource
     return {
         "kind": resource.kind,
@@ -42,26 +42,26 @@ def _names(definition: Definition[Any]) -> Manifest:
     }
 
 
-def _version(definition: Definition[Any]) -> Manifest:
+def _version(definition: CrdDefinition[Any]) -> Manifest:
     version: Manifest = {
         "name": definition.resource.version,
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
-        "additionalPrinterColumns": [_column(column) for column in definition.columns],
+        "additionalPrinterColumns": [_column(column) for column in definition.printer_columns],
         "schema": {"openAPIV3Schema": _root(definition)},
     }
-    if definition.selectable:
-        version["selectableFields"] = [{"jsonPath": path} for path in definition.selectable]
+    if definition.selectable_fields:
+        version["selectableFields"] = [{"jsonPath": path} for path in definition.selectable_fields]
     return version
 
 
-def _column(column: Column) -> Manifest:
+def _column(column: PrinterColumn) -> Manifest:
     written = {"name": column.name, "type": column.type, "jsonPath": column.path}
     return written | {"priority": 1} if column.wide else written
 
 
-def _root(definition: Definition[Any]) -> Schema:
+def _root(definition: CrdDefinition[Any]) -> CRDSchema:
     model = get_type_hints(definition.resource.model)
     return {
         "description": class_doc(definition.resource.model),
@@ -70,12 +70,12 @@ def _root(definition: Definition[Any]) -> Schema:
         "properties": {
             "apiVersion": {"description": "The version of this form of the object.", "type": "string"},
             "kind": {"description": f"Always {definition.resource.kind}.", "type": "string"},
-            "metadata": {"type": "object", "properties": {"name": _name(definition.name_limit)}},
+            "metadata": {"type": "object", "properties": {"name": _name(definition.max_name_length)}},
             "spec": struct_schema(model["spec"]),
             "status": struct_schema(model["status"]),
         },
     }
 
 
-def _name(limit: int) -> Schema:
+def _name(limit: int) -> CRDSchema:
     return {"type": "string", "pattern": NAME_PATTERN, "maxLength": limit}

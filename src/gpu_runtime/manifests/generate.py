@@ -1,7 +1,7 @@
 """Every generated file, by its path under `config/`."""
 
 from gpu_runtime.contract.crd import DEFINITIONS
-from gpu_runtime.manifests.crd_manifest import custom_resource_definition, file_name
+from gpu_runtime.manifests.crd_manifest import crd_file_name, custom_resource_definition
 from gpu_runtime.manifests.local_settings import (
     ACTIVATOR,
     CONTROLLER_MANAGER,
@@ -9,31 +9,37 @@ from gpu_runtime.manifests.local_settings import (
     RUNTIME_API,
     WORKER_SIDECAR,
 )
-from gpu_runtime.manifests.rbac import rbac
+from gpu_runtime.manifests.rbac import rbac_manifests
 from gpu_runtime.manifests.rbac_rules import PROCESSES
-from gpu_runtime.manifests.samples import samples
+from gpu_runtime.manifests.samples import sample_manifests
 from gpu_runtime.manifests.settings_file import settings_file
-from gpu_runtime.manifests.yaml_writer import documents, kustomization
+from gpu_runtime.manifests.yaml_writer import kustomization, to_yaml_documents
 
 
-def generated() -> dict[str, str]:
-    return crds() | roles() | sample_objects() | local_settings()
+def generated_files() -> dict[str, str]:
+    return crd_files() | rbac_files() | sample_files() | local_settings_files()
 
 
-def crds() -> dict[str, str]:
-    files = {f"bases/{file_name(each)}": documents([custom_resource_definition(each)]) for each in DEFINITIONS}
-    return _folder("crd", files)
+def crd_files() -> dict[str, str]:
+    files = {
+        f"bases/{crd_file_name(each)}": to_yaml_documents([custom_resource_definition(each)]) for each in DEFINITIONS
+    }
+    return _with_kustomization("crd", files)
 
 
-def roles() -> dict[str, str]:
-    return _folder("rbac", {f"{process.name}.yaml": documents(rbac(process)) for process in PROCESSES})
+def rbac_files() -> dict[str, str]:
+    return _with_kustomization(
+        "rbac", {f"{process.name}.yaml": to_yaml_documents(rbac_manifests(process)) for process in PROCESSES}
+    )
 
 
-def sample_objects() -> dict[str, str]:
-    return _folder("samples", {name: documents([manifest]) for name, manifest in samples().items()})
+def sample_files() -> dict[str, str]:
+    return _with_kustomization(
+        "samples", {name: to_yaml_documents([manifest]) for name, manifest in sample_manifests().items()}
+    )
 
 
-def local_settings() -> dict[str, str]:
+def local_settings_files() -> dict[str, str]:
     managing = (
         "The controller manager on a developer's machine. Every setting is here; all but the images may be left out."
     )
@@ -58,7 +64,7 @@ def local_settings() -> dict[str, str]:
     }
 
 
-def _folder(name: str, files: dict[str, str]) -> dict[str, str]:
+def _with_kustomization(name: str, files: dict[str, str]) -> dict[str, str]:
     """The files under one folder, with the kustomization that names them."""
     complete = {"kustomization.yaml": kustomization(files)} | files
     return {f"{name}/{path}": text for path, text in complete.items()}

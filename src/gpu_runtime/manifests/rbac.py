@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE
 from gpu_runtime.kube.meta import Manifest
-from gpu_runtime.manifests.rbac_rules import Grant, Process
+from gpu_runtime.manifests.rbac_rules import PolicyRule, ProcessPermissions
 
-RBAC = "rbac.authorization.k8s.io"
+RBAC_GROUP = "rbac.authorization.k8s.io"
 
 
-def rbac(process: Process) -> list[Manifest]:
+def rbac_manifests(process: ProcessPermissions) -> list[Manifest]:
     account: Manifest = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -17,44 +17,46 @@ def rbac(process: Process) -> list[Manifest]:
     }
     return [
         account,
-        *_cluster_wide(process),
-        *_within(process, process.namespace, process.at_home),
-        *_within(process, STOCK_NAMESPACE, process.in_stock),
+        *_cluster_role(process),
+        *_namespaced_role(process, process.namespace, process.namespace_rules),
+        *_namespaced_role(process, STOCK_NAMESPACE, process.stock_namespace_rules),
     ]
 
 
-def _cluster_wide(process: Process) -> list[Manifest]:
+def _cluster_role(process: ProcessPermissions) -> list[Manifest]:
     metadata = {"name": f"gpu-runtime-{process.name}"}
-    return _role_and_binding(process, "Cluster", metadata, process.everywhere) if process.everywhere else []
+    return _role_and_binding(process, "Cluster", metadata, process.cluster_rules) if process.cluster_rules else []
 
 
-def _within(process: Process, namespace: str, grants: Sequence[Grant]) -> list[Manifest]:
+def _namespaced_role(process: ProcessPermissions, namespace: str, grants: Sequence[PolicyRule]) -> list[Manifest]:
     metadata = {"name": process.name, "namespace": namespace}
     return _role_and_binding(process, "", metadata, grants) if grants else []
 
 
-def _role_and_binding(process: Process, scope: str, metadata: Manifest, grants: Sequence[Grant]) -> list[Manifest]:
+def _role_and_binding(
+    process: ProcessPermissions, scope: str, metadata: Manifest, grants: Sequence[PolicyRule]
+) -> list[Manifest]:
     return [
         {
-            "apiVersion": f"{RBAC}/v1",
+            "apiVersion": f"{RBAC_GROUP}/v1",
             "kind": f"{scope}Role",
             "metadata": dict(metadata),
             "rules": [_rule(grant) for grant in grants],
         },
         {
-            "apiVersion": f"{RBAC}/v1",
+            "apiVersion": f"{RBAC_GROUP}/v1",
             "kind": f"{scope}RoleBinding",
             "metadata": dict(metadata),
-            "roleRef": {"apiGroup": RBAC, "kind": f"{scope}Role", "name": metadata["name"]},
+            "roleRef": {"apiGroup": RBAC_GROUP, "kind": f"{scope}Role", "name": metadata["name"]},
             "subjects": [{"kind": "ServiceAccount", "name": process.name, "namespace": process.namespace}],
         },
     ]
 
 
-def _rule(grant: Grant) -> Manifest:
+def _rule(grant: PolicyRule) -> Manifest:
     rule: Manifest = {
         "apiGroups": [grant.group],
         "resources": list(grant.resources),
         "verbs": list(grant.verbs),
     }
-    return rule | {"resourceNames": list(grant.names)} if grant.names else rule
+    return rule | {"resourceNames": list(grant.resource_names)} if grant.resource_names else rule

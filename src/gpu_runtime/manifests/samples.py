@@ -14,16 +14,16 @@ from gpu_runtime.contract.crd.gpu_unit import (
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool, StockPoolSpec
 from gpu_runtime.contract.crd.template import EnvVar, Port, Template
 from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, STOCK_NAMESPACE
-from gpu_runtime.kube.meta import Manifest, ObjectMeta, Resource, T
+from gpu_runtime.kube.meta import ApiResource, Manifest, ObjectMeta, T
 
-IMAGE = "python:3.12-slim"
+SAMPLE_IMAGE = "python:3.12-slim"
 HTTP_SERVER = Template(
     command=("python",),
     args=("-m", "http.server", "8080"),
     envs=(EnvVar(name="MODEL_ID", value="demo-model"),),
     ports=(Port(name="http", port=8080),),
 )
-DOUBLING = """\
+DOUBLING_PROGRAM = """\
 from gpu_runtime.framework import handler, serve
 
 @handler
@@ -35,7 +35,7 @@ serve()
 
 POOL = StockPool(
     metadata=ObjectMeta(name="pool-g1-demo", namespace="default"),
-    spec=StockPoolSpec(spec_name="g1.1", image=IMAGE, memory="16Gi", gpu=1, replicas=1, template=HTTP_SERVER),
+    spec=StockPoolSpec(spec_name="g1.1", image=SAMPLE_IMAGE, memory="16Gi", gpu=1, replicas=1, template=HTTP_SERVER),
 )
 STOCK_UNIT = GPUUnit(
     metadata=ObjectMeta(name="stock-g1-demo", namespace=STOCK_NAMESPACE),
@@ -48,14 +48,14 @@ WEB_UNIT = GPUUnit(
     metadata=ObjectMeta(name="web", namespace=INSTANCE_NAMESPACE),
     spec=GPUUnitSpec(
         spec_name="g1.1",
-        image=IMAGE,
+        image=SAMPLE_IMAGE,
         memory="16Gi",
         gpu=1,
         template=HTTP_SERVER,
         access=Access(primary_port="http", scheme="http"),
     ),
 )
-STORING_UNIT = GPUUnit(
+UNIT_WITH_STORAGE = GPUUnit(
     metadata=ObjectMeta(name="demo-instance", namespace=INSTANCE_NAMESPACE),
     spec=msgspec.structs.replace(
         WEB_UNIT.spec, storage_mounts=(StorageMount(name="model-cache", mount_path="/workspace/cache"),)
@@ -68,26 +68,26 @@ FUNCTION = GPUUnit(
         image="gpu-runtime:local",
         memory="16Gi",
         gpu=1,
-        template=Template(command=("python", "-c"), args=(DOUBLING,)),
+        template=Template(command=("python", "-c"), args=(DOUBLING_PROGRAM,)),
         serverless=Serverless(enabled=True, request_id="doubling", max_workers=4),
         running=False,
     ),
 )
 
 
-def samples() -> dict[str, Manifest]:
+def sample_manifests() -> dict[str, Manifest]:
     """The samples by file name."""
     return {
         "runtime_v1alpha1_stockpool.yaml": _manifest(STOCK_POOLS, POOL),
         "runtime_v1alpha1_gpuunit_stock.yaml": _manifest(GPU_UNITS, STOCK_UNIT),
         "runtime_v1alpha1_gpustorage.yaml": _manifest(GPU_STORAGES, STORAGE),
         "runtime_v1alpha1_gpuunit_web.yaml": _manifest(GPU_UNITS, WEB_UNIT),
-        "runtime_v1alpha1_gpuunit.yaml": _manifest(GPU_UNITS, STORING_UNIT),
+        "runtime_v1alpha1_gpuunit.yaml": _manifest(GPU_UNITS, UNIT_WITH_STORAGE),
         "runtime_v1alpha1_gpuunit_function.yaml": _manifest(GPU_UNITS, FUNCTION),
     }
 
 
-def _manifest(resource: Resource[T], sample: T) -> Manifest:
+def _manifest(resource: ApiResource[T], sample: T) -> Manifest:
     # Through JSON, not to builtins: manifests hold lists, and the model holds tuples.
     plain: Manifest = msgspec.json.decode(msgspec.json.encode(sample))
     plain.pop("status", None)

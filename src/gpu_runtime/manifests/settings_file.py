@@ -5,25 +5,25 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpu_runtime.manifests.yaml_writer import GENERATED, plain
+from gpu_runtime.manifests.yaml_writer import GENERATED_HEADER, to_yaml
 from gpu_runtime.process.field_docs import field_doc
-from gpu_runtime.process.settings import Settings
+from gpu_runtime.process.settings import BaseSettings
 
 
-def settings_file(about: str, settings: Settings) -> str:
-    return GENERATED + f"# {about}\n" + "".join(_lines(settings, ""))
+def settings_file(about: str, settings: BaseSettings) -> str:
+    return GENERATED_HEADER + f"# {about}\n" + "".join(_lines(settings, ""))
 
 
-def _lines(settings: Settings, indent: str) -> Iterator[str]:
+def _lines(settings: BaseSettings, indent: str) -> Iterator[str]:
     for field in msgspec.structs.fields(settings):
         yield "\n" if not indent else ""
         yield textwrap.indent(_comment(type(settings), field.name), indent)
         value = getattr(settings, field.name)
-        if isinstance(value, Settings):
+        if isinstance(value, BaseSettings):
             yield f"{indent}{field.encode_name}:\n"
             yield from _lines(value, indent + "  ")
         else:
-            yield textwrap.indent(plain({field.encode_name: value}), indent)
+            yield textwrap.indent(to_yaml({field.encode_name: value}), indent)
 
 
 def _comment(model: type, name: str) -> str:

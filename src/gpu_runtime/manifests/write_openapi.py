@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpu_runtime.runtime_api.http.openapi import document, written
+from gpu_runtime.runtime_api.http.openapi import openapi_document, serialize_document
 from gpu_runtime.runtime_api.openapi_routes import documented_routes
 
 
@@ -13,15 +13,15 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="the OpenAPI document")
     parser.add_argument("--check", action="store_true", help="write nothing, and fail where the file is stale")
     options = parser.parse_args()
-    wanted = written(document(documented_routes()))
+    wanted = serialize_document(openapi_document(documented_routes()))
     if options.check:
-        return _report(options.file, wanted)
+        return _report_stale(options.file, wanted)
     options.file.parent.mkdir(parents=True, exist_ok=True)
     options.file.write_bytes(wanted)
     return 0
 
 
-def _report(file: Path, wanted: bytes) -> int:
+def _report_stale(file: Path, wanted: bytes) -> int:
     if file.exists() and file.read_bytes() == wanted:
         return 0
     sys.stderr.write(f"{file} is not what the code says: run `make swagger` and commit the result\n")

@@ -14,7 +14,11 @@ def field_docs(model: type) -> dict[str, str]:
     declared = _classes(model.__module__).get(model.__qualname__)
     docs = {}
     for statement, after in pairwise(declared.body if declared else ()):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and (text := _text(after)):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and (text := _docstring(after))
+        ):
             docs[statement.target.id] = text
     return docs
 
@@ -26,33 +30,33 @@ def field_doc(model: type, name: str) -> str:
 
 
 def class_doc(model: type) -> str:
-    return one_paragraph(model.__doc__ or "")
+    return single_paragraph(model.__doc__ or "")
 
 
-def one_paragraph(text: str) -> str:
+def single_paragraph(text: str) -> str:
     return " ".join(text.split())
 
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
     """Every class of a module by its qualified name. The source is read once, however many classes it has."""
-    return dict(_within(ast.parse(inspect.getsource(sys.modules[module])), ""))
+    return dict(_iter_classes(ast.parse(inspect.getsource(sys.modules[module])), ""))
 
 
-def _within(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+def _iter_classes(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
     for child in ast.iter_child_nodes(node):
         match child:
             case ast.ClassDef(name=name):
                 yield prefix + name, child
-                yield from _within(child, f"{prefix}{name}.")
+                yield from _iter_classes(child, f"{prefix}{name}.")
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield from _within(child, f"{prefix}{name}.<locals>.")
+                yield from _iter_classes(child, f"{prefix}{name}.<locals>.")
             case ast.stmt():
-                yield from _within(child, prefix)
+                yield from _iter_classes(child, prefix)
 
 
-def _text(statement: ast.stmt) -> str:
+def _docstring(statement: ast.stmt) -> str:
     match statement:
         case ast.Expr(value=ast.Constant(value=str(text))):
-            return one_paragraph(text)
+            return single_paragraph(text)
     return ""

@@ -12,82 +12,84 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from gpu_runtime.contract.errors import Unavailable
-from gpu_runtime.process.shared_settings import Endpoints
+from gpu_runtime.process.shared_settings import BindAddressSettings
 
-Check: TypeAlias = Callable[[], str | None]
+HealthCheck: TypeAlias = Callable[[], str | None]
 """Nothing where all is well, else the sentence that says what is not."""
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+HealthHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
+def _is_server_error(record: logging.LogRecord) -> bool:
     """Whoever speaks no HTTP is answered with 400; that must not fill our log with tracebacks."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 logger = logging.getLogger(__name__)
-logger.addFilter(_is_ours)
+logger.addFilter(_is_server_error)
 
 
 @asynccontextmanager
-async def serve_endpoints(
-    settings: Endpoints,
+async def serve_health(
+    settings: BindAddressSettings,
     registry: CollectorRegistry,
     stopping: asyncio.Event,
-    ready: Mapping[str, Check],
-    healthy: Mapping[str, Check] | None = None,
+    readiness_checks: Mapping[str, HealthCheck],
+    liveness_checks: Mapping[str, HealthCheck] | None = None,
 ) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port. A process that is stopping is healthy and not ready."""
     app = web.Application()
-    for path, handler in endpoint_handlers(registry, stopping, ready, healthy).items():
+    for path, handler in health_handlers(registry, stopping, readiness_checks, liveness_checks).items():
         app.router.add_get(path, handler)
-    async with listening(app, settings, finish_within=1.0) as port:
+    async with serve_app(app, settings, shutdown_timeout=1.0) as port:
         yield port
 
 
-def endpoint_handlers(
+def health_handlers(
     registry: CollectorRegistry,
     stopping: asyncio.Event,
-    ready: Mapping[str, Check],
-    healthy: Mapping[str, Check] | None = None,
-) -> dict[str, Handler]:
+    readiness_checks: Mapping[str, HealthCheck],
+    liveness_checks: Mapping[str, HealthCheck] | None = None,
+) -> dict[str, HealthHandler]:
     """What every process answers, by path."""
     return {
-        "/healthz": _checked(healthy or {}),
-        "/readyz": _checked({"stopping": lambda: _stopping(stopping), **ready}),
-        "/metrics": _exposed(registry),
+        "/healthz": _check_handler(liveness_checks or {}),
+        "/readyz": _check_handler({"stopping": lambda: _stopping_reason(stopping), **readiness_checks}),
+        "/metrics": _metrics_handler(registry),
     }
 
 
 @asynccontextmanager
-async def listening(
-    app: web.Application, settings: Endpoints, finish_within: float, linger: float = 0.0
+async def serve_app(
+    app: web.Application, settings: BindAddressSettings, shutdown_timeout: float, connection_close_delay: float = 0.0
 ) -> AsyncIterator[int]:
     """Take requests until the block ends, then let those in flight finish within so many seconds. Gives the port.
 
     A connection that is open when the listener closes may have a request on its way: for so long it is still answered.
     """
     # Nobody here takes compressed bodies, and what is refused need not be unpacked first.
-    runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=finish_within, auto_decompress=False)
+    runner = web.AppRunner(
+        app, access_log=None, logger=logger, shutdown_timeout=shutdown_timeout, auto_decompress=False
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port)
         try:
             await site.start()
         except OSError as error:
-            raise Unavailable(f"cannot listen on {settings.bind}: {error.strerror}") from error
+            raise Unavailable(f"cannot listen on {settings.bind_address}: {error.strerror}") from error
         yield runner.addresses[0][1]
         await site.stop()
-        await asyncio.sleep(linger)
+        await asyncio.sleep(connection_close_delay)
     finally:
         await runner.cleanup()
 
 
-def _stopping(stopping: asyncio.Event) -> str | None:
+def _stopping_reason(stopping: asyncio.Event) -> str | None:
     return "the process was told to stop" if stopping.is_set() else None
 
 
-def _checked(checks: Mapping[str, Check]) -> Handler:
+def _check_handler(checks: Mapping[str, HealthCheck]) -> HealthHandler:
     async def answer(_request: web.Request) -> web.Response:
         results = {name: check() for name, check in checks.items()}
         lines = [f"[{'-' if problem else '+'}] {name}: {problem or 'ok'}\n" for name, problem in results.items()]
@@ -96,7 +98,7 @@ def _checked(checks: Mapping[str, Check]) -> Handler:
     return answer
 
 
-def _exposed(registry: CollectorRegistry) -> Handler:
+def _metrics_handler(registry: CollectorRegistry) -> HealthHandler:
     async def answer(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})

@@ -1,61 +1,61 @@
 """What a process makes of its NATS settings, and of what goes wrong there."""
 
 from gpu_runtime.contract.errors import Conflict, Overloaded, Rejected, RuntimeFault, TooLarge, Unavailable
-from gpu_runtime.contract.messages.streams import Keeping, Topology
+from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.jetstream import errors
-from gpu_runtime.jetstream.connection_options import Options, Tls
-from gpu_runtime.process.shared_settings import Nats, NatsTLS, Streams
+from gpu_runtime.jetstream.connection_options import ConnectionOptions, TlsOptions
+from gpu_runtime.process.shared_settings import NatsSettings, NatsTLSSettings, StreamSettings
 
 
-def options_of(settings: Nats, process: str) -> Options:
-    return Options(
+def nats_options(settings: NatsSettings, process: str) -> ConnectionOptions:
+    return ConnectionOptions(
         urls=settings.urls,
         name=process,
         credentials_file=settings.credentials_file,
         user=settings.user,
         password_file=settings.password_file,
         token_file=settings.token_file,
-        tls=_tls(settings.tls),
+        tls=_tls_options(settings.tls),
         request_timeout=settings.request_timeout_seconds,
     )
 
 
-def topology_of(settings: Nats) -> Topology:
-    return Topology(Subjects(settings.prefix), _keeping(settings.streams))
+def stream_topology(settings: NatsSettings) -> StreamTopology:
+    return StreamTopology(Subjects(settings.prefix), _stream_limits(settings.streams))
 
 
-def fault_of(error: errors.StreamError) -> RuntimeFault:
+def fault_from_nats_error(error: errors.JetStreamError) -> RuntimeFault:
     """The fault for a caller. What nobody answered may have been carried out: the same request may be repeated."""
     match error:
-        case errors.Full():
+        case errors.StreamFull():
             return Overloaded(f"too much is waiting already: {error}", retry_after=5)
-        case errors.TooLarge():
+        case errors.NatsMessageTooLarge():
             return TooLarge(str(error))
-        case errors.Outrun():
+        case errors.WrongLastSequence():
             return Conflict(str(error))
-        case errors.Misfit() | errors.Misconfigured():
+        case errors.ConfigMismatch() | errors.NatsMisconfigured():
             return Rejected(str(error))
     return Unavailable(f"NATS: {error}", retry_after=1)
 
 
-def _tls(settings: NatsTLS) -> Tls | None:
-    if settings == NatsTLS():
+def _tls_options(settings: NatsTLSSettings) -> TlsOptions | None:
+    if settings == NatsTLSSettings():
         return None
-    return Tls(settings.ca_file, settings.cert_file, settings.key_file, settings.server_name)
+    return TlsOptions(settings.ca_file, settings.cert_file, settings.key_file, settings.server_name)
 
 
-def _keeping(settings: Streams) -> Keeping:
-    return Keeping(
+def _stream_limits(settings: StreamSettings) -> StreamLimits:
+    return StreamLimits(
         replicas=settings.replicas,
         storage=settings.storage,
-        queued_per_function=settings.queued_per_function,
-        queue_bytes=settings.queue_bytes,
-        dead_letter_seconds=settings.dead_letter_retention_seconds,
-        dead_letter_bytes=settings.dead_letter_bytes,
-        state_seconds=settings.state_retention_seconds,
-        invoke_ack_wait=settings.invoke_ack_wait_seconds,
-        dispatch_ack_wait=settings.dispatch_ack_wait_seconds,
-        result_ack_wait=settings.result_ack_wait_seconds,
-        idle_consumer_seconds=settings.idle_consumer_seconds,
+        max_messages_per_subject=settings.max_messages_per_subject,
+        max_bytes=settings.max_stream_bytes,
+        dead_letter_retention_seconds=settings.dead_letter_retention_seconds,
+        dead_letter_max_bytes=settings.max_dead_letter_bytes,
+        record_ttl_seconds=settings.record_retention_seconds,
+        invoke_ack_wait_seconds=settings.invoke_ack_wait_seconds,
+        dispatch_ack_wait_seconds=settings.dispatch_ack_wait_seconds,
+        result_ack_wait_seconds=settings.result_ack_wait_seconds,
+        consumer_inactive_threshold_seconds=settings.consumer_inactive_threshold_seconds,
     )

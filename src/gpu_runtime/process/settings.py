@@ -16,62 +16,62 @@ from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.validation.unknown_fields import choices_at, unknown_fields, value_at
 
 
-class Settings(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class BaseSettings(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """A section of a settings file. Every field has a docstring, which the sample file shows as its comment."""
 
 
-class BadSettings(Rejected):
+class InvalidSettings(Rejected):
     code = "bad_settings"
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=BaseSettings)
 
 
-def load(path: Path, model: type[S]) -> S:
+def load_settings(path: Path, model: type[S]) -> S:
     """The settings in the file, or BadSettings with everything the operator needs to correct it."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BadSettings(f"{path}: {error.strerror}") from error
+        raise InvalidSettings(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BadSettings(f"{path}: not UTF-8 at byte {error.start + 1}") from error
+        raise InvalidSettings(f"{path}: not UTF-8 at byte {error.start + 1}") from error
     try:
-        return parse(text, model)
-    except BadSettings as bad:
-        raise BadSettings(f"{path}: {bad}") from bad
+        return parse_settings(text, model)
+    except InvalidSettings as bad:
+        raise InvalidSettings(f"{path}: {bad}") from bad
 
 
-def parse(text: str, model: type[S]) -> S:
+def parse_settings(text: str, model: type[S]) -> S:
     try:
-        document = yaml.load(text, Loader=_OneOfEachKey)  # noqa: S506 - derived from the safe loader
+        document = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - derived from the safe loader
     except yaml.YAMLError as error:
-        raise BadSettings(f"not YAML: {_without_text(error)}") from error
+        raise InvalidSettings(f"not YAML: {_yaml_error_location(error)}") from error
     except RecursionError as error:
-        raise BadSettings("not YAML: it is nested too deeply") from error
+        raise InvalidSettings("not YAML: it is nested too deeply") from error
     document = {} if document is None else document
-    if unknown := [f"{each.path} is not a setting; {each.remedy}" for each in unknown_fields(document, model)]:
-        raise BadSettings("; ".join(unknown))
+    if unknown := [f"{each.path} is not a setting; {each.hint}" for each in unknown_fields(document, model)]:
+        raise InvalidSettings("; ".join(unknown))
     try:
         return msgspec.convert(document, model)
     except msgspec.ValidationError as error:
-        raise BadSettings(_worded(str(error), document, model)) from error
+        raise InvalidSettings(_format_validation_error(str(error), document, model)) from error
 
 
-def _without_text(error: yaml.YAMLError) -> str:
+def _yaml_error_location(error: yaml.YAMLError) -> str:
     """Where and what, without the text around it: a file may hold secrets, and errors are logged."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
     return "it has characters that YAML does not allow"
 
 
-_SWITCH = "tag:yaml.org,2002:bool"
+_BOOL_TAG = "tag:yaml.org,2002:bool"
 
 
-class _OneOfEachKey(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML that refuses a key given twice instead of keeping the last one, and in which off and no are words."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as its base class has it
-        first: [(tag, pattern) for tag, pattern in known if tag != _SWITCH]
+        first: [(tag, pattern) for tag, pattern in known if tag != _BOOL_TAG]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -93,10 +93,10 @@ class _OneOfEachKey(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_OneOfEachKey.add_implicit_resolver(_SWITCH, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_UniqueKeyLoader.add_implicit_resolver(_BOOL_TAG, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
-def _worded(error: str, document: Any, model: type[Settings]) -> str:
+def _format_validation_error(error: str, document: Any, model: type[BaseSettings]) -> str:
     """The decoder's words with the key's path in front, and with what was expected and found."""
     text, _, place = error.partition(" - at `$")
     path = place.rstrip("`").lstrip(".")

@@ -6,13 +6,13 @@ ResultsError
 """
 
 
-class ResultsError(Exception):
+class RepositoryError(Exception):
     """Something went wrong between this process and its results."""
 
 
-class Unusable(ResultsError):
+class RepositoryUnavailable(RepositoryError):
     """Nothing was written or read, and another try may succeed."""
 
 
-class Unfit(ResultsError):
+class RepositoryIncompatible(RepositoryError):
     """This is not a repository that this process can use."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """A result as it is kept."""
 
     invocation_id: str
@@ -23,64 +23,64 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Standing:
+class InsertOutcome:
     """What stands for an invocation after an insert."""
 
     state: str
-    new: bool
+    inserted: bool
     """Whether this insert put it there."""
 
 
 @dataclass(frozen=True)
-class Page:
+class ResultPage:
     heads: tuple[tuple[int, bytes], ...]
     """The newest first, each with its place in the order: a page can be continued after any of them."""
-    more: bool
+    has_more: bool
     """Whether there are older ones."""
 
 
 @dataclass(frozen=True)
-class Forgotten:
-    expired: int = 0
+class EvictedCounts:
+    by_ttl: int = 0
     """After their time."""
-    crowded_out: int = 0
+    by_size: int = 0
     """Before it, because there was no room for them."""
 
     @property
-    def any(self) -> bool:
-        return self.expired > 0 or self.crowded_out > 0
+    def nonzero(self) -> bool:
+        return self.by_ttl > 0 or self.by_size > 0
 
 
 @dataclass(frozen=True)
-class Size:
-    results: int
-    bytes: int
+class RepositorySize:
+    result_count: int
+    used_bytes: int
     """What the results need, indexes included, and free space not."""
 
 
 @dataclass(frozen=True)
-class Keeping:
+class RetentionLimits:
     """How long results are kept, and how many bytes of them at most: beyond that the oldest go before their time."""
 
-    time: timedelta
-    bytes: int
+    max_age: timedelta
+    max_bytes: int
 
 
-class Results(Protocol):
+class ResultRepository(Protocol):
     """Every operation may fail with Unusable, and then has changed nothing."""
 
-    async def insert(self, rows: Sequence[Row], now: datetime) -> list[Standing]:
+    async def insert(self, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
         """Store them in one transaction, and give what stands for each. They survive a loss of power from then on."""
         ...
 
-    async def get(self, invocation_id: str) -> Row | None: ...
+    async def get(self, invocation_id: str) -> ResultRow | None: ...
 
-    async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> Page:
+    async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> ResultPage:
         """The newest results of a function, of those before that place in the order."""
         ...
 
-    async def forget(self, keeping: Keeping, now: datetime) -> Forgotten:
+    async def evict(self, keeping: RetentionLimits, now: datetime) -> EvictedCounts:
         """Delete a few of those that are not to be kept, the oldest first: so few that an insert need not wait long."""
         ...
 
-    async def size(self) -> Size: ...
+    async def size(self) -> RepositorySize: ...

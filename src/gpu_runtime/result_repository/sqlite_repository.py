@@ -13,100 +13,109 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpu_runtime.result_repository.eviction import AT_ONCE, Old, doomed
-from gpu_runtime.result_repository.repository import Forgotten, Keeping, Page, Row, Size, Standing
-from gpu_runtime.result_repository.sqlite_schema import prepared
-from gpu_runtime.result_repository.sqlite_thread import Desk
+from gpu_runtime.result_repository.eviction import EVICTION_BATCH_SIZE, EvictionCandidate, plan_eviction
+from gpu_runtime.result_repository.repository import (
+    EvictedCounts,
+    InsertOutcome,
+    RepositorySize,
+    ResultPage,
+    ResultRow,
+    RetentionLimits,
+)
+from gpu_runtime.result_repository.sqlite_schema import open_database
+from gpu_runtime.result_repository.sqlite_thread import SQLiteThread
 
 _INSERT = """
     INSERT INTO results (invocation_id, request_id, state, stored_at, head, body) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (invocation_id) DO NOTHING"""
-_STATE = "SELECT state FROM results WHERE invocation_id = ?"
-_GET = "SELECT invocation_id, request_id, state, head, body FROM results WHERE invocation_id = ?"
-_PAGE = """
+_SELECT_STATE = "SELECT state FROM results WHERE invocation_id = ?"
+_SELECT_RESULT = "SELECT invocation_id, request_id, state, head, body FROM results WHERE invocation_id = ?"
+_SELECT_PAGE = """
     SELECT number, head FROM results
     WHERE request_id = :request_id AND number < :before AND (:state IS NULL OR state = :state)
     ORDER BY number DESC LIMIT :limit"""
-_OLDEST = "SELECT number, stored_at, length(head) + length(body) FROM results ORDER BY number LIMIT ?"
-_FORGET = "DELETE FROM results WHERE number <= ?"
+_SELECT_OLDEST = "SELECT number, stored_at, length(head) + length(body) FROM results ORDER BY number LIMIT ?"
+_DELETE_UP_TO = "DELETE FROM results WHERE number <= ?"
 # Results go from the old end only, so there are no gaps between the first and the last.
-_COUNT = "SELECT coalesce((SELECT max(number) FROM results) - (SELECT min(number) FROM results) + 1, 0)"
+_SELECT_COUNT = "SELECT coalesce((SELECT max(number) FROM results) - (SELECT min(number) FROM results) + 1, 0)"
 
-_NEWEST = 2**63 - 1
+_MAX_ROW_NUMBER = 2**63 - 1
 
 
-class SQLiteResults:
+class SQLiteResultRepository:
     """The port, on a file. See `opened`."""
 
-    def __init__(self, writing: Desk, reading: Desk) -> None:
-        self._writing, self._reading = writing, reading
+    def __init__(self, writing: SQLiteThread, reading: SQLiteThread) -> None:
+        self._writer, self._reader = writing, reading
 
-    async def insert(self, rows: Sequence[Row], now: datetime) -> list[Standing]:
-        return await self._writing.do(lambda database: _insert(database, rows, now))
+    async def insert(self, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
+        return await self._writer.run(lambda database: _insert_rows(database, rows, now))
 
-    async def get(self, invocation_id: str) -> Row | None:
-        return await self._reading.do(lambda database: _get(database, invocation_id))
+    async def get(self, invocation_id: str) -> ResultRow | None:
+        return await self._reader.run(lambda database: _get_row(database, invocation_id))
 
-    async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> Page:
+    async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> ResultPage:
         asked: dict[str, int | str | None] = {
             "request_id": request_id,
             "state": state,
-            "before": _NEWEST if before is None else before,
+            "before": _MAX_ROW_NUMBER if before is None else before,
             "limit": limit + 1,
         }
-        return await self._reading.do(lambda database: _page(database, asked, limit))
+        return await self._reader.run(lambda database: _get_page(database, asked, limit))
 
-    async def forget(self, keeping: Keeping, now: datetime) -> Forgotten:
-        return await self._writing.do(lambda database: _forget(database, keeping, now))
+    async def evict(self, keeping: RetentionLimits, now: datetime) -> EvictedCounts:
+        return await self._writer.run(lambda database: _evict(database, keeping, now))
 
-    async def size(self) -> Size:
-        return await self._reading.do(lambda database: Size(_one(database, _COUNT), _used(database)))
+    async def size(self) -> RepositorySize:
+        return await self._reader.run(
+            lambda database: RepositorySize(_scalar(database, _SELECT_COUNT), _used_bytes(database))
+        )
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[SQLiteResults]:
+async def open_repository(path: Path) -> AsyncIterator[SQLiteResultRepository]:
     """The results in a file, which is made where there is none. Unfit where it cannot be what is wanted."""
     async with (
-        Desk.opened("results-writer", lambda: prepared(path)) as writing,
-        Desk.opened("results-reader", lambda: prepared(path)) as reading,
+        SQLiteThread.start("results-writer", lambda: open_database(path)) as writing,
+        SQLiteThread.start("results-reader", lambda: open_database(path)) as reading,
     ):
-        yield SQLiteResults(writing, reading)
+        yield SQLiteResultRepository(writing, reading)
 
 
-def _insert(database: sqlite3.Connection, rows: Sequence[Row], now: datetime) -> list[Standing]:
+def _insert_rows(database: sqlite3.Connection, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
     with _transaction(database):
-        return [_inserted(database, row, _milliseconds(now)) for row in rows]
+        return [_insert_row(database, row, _milliseconds(now)) for row in rows]
 
 
-def _inserted(database: sqlite3.Connection, row: Row, stored_at: int) -> Standing:
+def _insert_row(database: sqlite3.Connection, row: ResultRow, stored_at: int) -> InsertOutcome:
     values = (row.invocation_id, row.request_id, row.state, stored_at, row.head, row.body)
     if database.execute(_INSERT, values).rowcount:
-        return Standing(row.state, new=True)
-    (state,) = database.execute(_STATE, (row.invocation_id,)).fetchone()
-    return Standing(state, new=False)
+        return InsertOutcome(row.state, inserted=True)
+    (state,) = database.execute(_SELECT_STATE, (row.invocation_id,)).fetchone()
+    return InsertOutcome(state, inserted=False)
 
 
-def _get(database: sqlite3.Connection, invocation_id: str) -> Row | None:
-    found = database.execute(_GET, (invocation_id,)).fetchone()
-    return Row(*found) if found else None
+def _get_row(database: sqlite3.Connection, invocation_id: str) -> ResultRow | None:
+    found = database.execute(_SELECT_RESULT, (invocation_id,)).fetchone()
+    return ResultRow(*found) if found else None
 
 
-def _page(database: sqlite3.Connection, asked: dict[str, int | str | None], limit: int) -> Page:
-    found = database.execute(_PAGE, asked).fetchall()
-    return Page(tuple(found[:limit]), more=len(found) > limit)
+def _get_page(database: sqlite3.Connection, asked: dict[str, int | str | None], limit: int) -> ResultPage:
+    found = database.execute(_SELECT_PAGE, asked).fetchall()
+    return ResultPage(tuple(found[:limit]), has_more=len(found) > limit)
 
 
-def _forget(database: sqlite3.Connection, keeping: Keeping, now: datetime) -> Forgotten:
+def _evict(database: sqlite3.Connection, keeping: RetentionLimits, now: datetime) -> EvictedCounts:
     oldest = (
-        Old(number, datetime.fromtimestamp(stored_at / 1000, UTC), size)
-        for number, stored_at, size in database.execute(_OLDEST, (AT_ONCE,)).fetchall()
+        EvictionCandidate(number, datetime.fromtimestamp(stored_at / 1000, UTC), size)
+        for number, stored_at, size in database.execute(_SELECT_OLDEST, (EVICTION_BATCH_SIZE,)).fetchall()
     )
-    going = doomed(oldest, _used(database), keeping, now)
+    going = plan_eviction(oldest, _used_bytes(database), keeping, now)
     if going is None:
-        return Forgotten()
+        return EvictedCounts()
     with _transaction(database):
-        database.execute(_FORGET, (going.upto,))
-    return going.forgotten
+        database.execute(_DELETE_UP_TO, (going.last_number,))
+    return going.evicted
 
 
 @contextmanager
@@ -126,12 +135,12 @@ def _roll_back(database: sqlite3.Connection) -> None:
         database.execute("ROLLBACK")
 
 
-def _used(database: sqlite3.Connection) -> int:
-    pages = _one(database, "PRAGMA page_count") - _one(database, "PRAGMA freelist_count")
-    return pages * _one(database, "PRAGMA page_size")
+def _used_bytes(database: sqlite3.Connection) -> int:
+    pages = _scalar(database, "PRAGMA page_count") - _scalar(database, "PRAGMA freelist_count")
+    return pages * _scalar(database, "PRAGMA page_size")
 
 
-def _one(database: sqlite3.Connection, question: str) -> int:
+def _scalar(database: sqlite3.Connection, question: str) -> int:
     number: int = database.execute(question).fetchone()[0]
     return number
 

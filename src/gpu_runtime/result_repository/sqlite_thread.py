@@ -7,25 +7,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from gpu_runtime.result_repository.errors import Unusable
+from gpu_runtime.result_repository.errors import RepositoryUnavailable
 
 T = TypeVar("T")
 
 
-class Desk:
+class SQLiteThread:
     def __init__(self, thread: ThreadPoolExecutor, database: sqlite3.Connection) -> None:
         self._thread, self._database = thread, database
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, name: str, connect: Callable[[], sqlite3.Connection]) -> AsyncIterator["Desk"]:
+    async def start(cls, name: str, connect: Callable[[], sqlite3.Connection]) -> AsyncIterator["SQLiteThread"]:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix=name) as thread:
             opening = thread.submit(connect)
             try:
                 database = await asyncio.wrap_future(opening)
             except BaseException:
-                opening.add_done_callback(_close)
+                opening.add_done_callback(_close_unclaimed)
                 raise
             try:
                 yield cls(thread, database)
@@ -33,18 +33,20 @@ class Desk:
                 # Queued behind whatever is being written, which is ended and not torn.
                 await asyncio.shield(loop.run_in_executor(thread, database.close))
 
-    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Have it done. A caller that is cancelled no longer hears how it went; it is done all the same."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._done, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
-    def _done(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return work(self._database)
         except sqlite3.Error as error:
-            raise Unusable(f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})") from error
+            raise RepositoryUnavailable(
+                f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
+            ) from error
 
 
-def _close(opening: "Future[sqlite3.Connection]") -> None:
+def _close_unclaimed(opening: "Future[sqlite3.Connection]") -> None:
     """Of a connection that came when nobody waited for it any more."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()

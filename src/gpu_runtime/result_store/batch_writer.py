@@ -11,70 +11,72 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.result_repository.errors import Unusable
-from gpu_runtime.result_repository.repository import Results, Row, Standing
+from gpu_runtime.result_repository.errors import RepositoryUnavailable
+from gpu_runtime.result_repository.repository import InsertOutcome, ResultRepository, ResultRow
 from gpu_runtime.result_store.message_clock import now
-from gpu_runtime.result_store.metrics import StoreMetrics
+from gpu_runtime.result_store.metrics import ResultStoreMetrics
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class _Waiting:
-    row: Row
-    standing: asyncio.Future[Standing]
+class _PendingRow:
+    row: ResultRow
+    outcome: asyncio.Future[InsertOutcome]
 
 
-class Batches:
-    def __init__(self, results: Results, most: int, metrics: StoreMetrics, backoff: Backoff | None = None) -> None:
+class BatchWriter:
+    def __init__(
+        self, results: ResultRepository, most: int, metrics: ResultStoreMetrics, backoff: Backoff | None = None
+    ) -> None:
         self.problem: str | None = None
         """Why nothing is stored, for readiness; None where all is well."""
-        self._results, self._most, self._metrics = results, most, metrics
-        self._backoff = backoff or Backoff(first=0.1, longest=2.0)
-        self._waiting: deque[_Waiting] = deque()
+        self._results, self._max_batch_size, self._metrics = results, most, metrics
+        self._backoff = backoff or Backoff(initial_seconds=0.1, max_seconds=2.0)
+        self._pending: deque[_PendingRow] = deque()
         self._arrived = asyncio.Event()
 
-    async def stored(self, row: Row) -> Standing:
+    async def store(self, row: ResultRow) -> InsertOutcome:
         """Have a result stored, and give what stands for its invocation then. Unusable if the process stops before."""
-        waiting = _Waiting(row, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        waiting = _PendingRow(row, asyncio.get_running_loop().create_future())
+        self._pending.append(waiting)
         self._arrived.set()
-        return await waiting.standing
+        return await waiting.outcome
 
     async def run(self, stopping: asyncio.Event) -> NoReturn:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
-                await self._settle(batch, stopping)
+            while self._pending:
+                batch = [self._pending.popleft() for _ in range(min(self._max_batch_size, len(self._pending)))]
+                await self._commit(batch, stopping)
 
-    async def _settle(self, batch: list[_Waiting], stopping: asyncio.Event) -> None:
+    async def _commit(self, batch: list[_PendingRow], stopping: asyncio.Event) -> None:
         failures = 0
         while True:
             try:
-                standings = await self._write([each.row for each in batch])
-            except Unusable as error:
+                standings = await self._insert([each.row for each in batch])
+            except RepositoryUnavailable as error:
                 failures += 1
-                self._complain(error)
-                if await _set_within(stopping, self._backoff.delay(failures)):
-                    return _refuse(batch, error)
+                self._record_failure(error)
+                if await _is_set_within(stopping, self._backoff.delay(failures)):
+                    return _reject(batch, error)
             else:
                 self.problem = None
-                return _tell(batch, standings)
+                return _resolve(batch, standings)
 
-    async def _write(self, rows: list[Row]) -> list[Standing]:
-        with self._metrics.batch_seconds.time():
+    async def _insert(self, rows: list[ResultRow]) -> list[InsertOutcome]:
+        with self._metrics.batch_duration.time():
             standings = await self._results.insert(rows, now())
         self._metrics.batch_results.observe(len(rows))
         for standing in standings:
-            if standing.new:
+            if standing.inserted:
                 self._metrics.stored.labels(standing.state).inc()
             else:
                 self._metrics.duplicates.inc()
         return standings
 
-    def _complain(self, error: Unusable) -> None:
+    def _record_failure(self, error: RepositoryUnavailable) -> None:
         self._metrics.batch_failures.inc()
         problem = f"results cannot be stored, and wait in their queue: {error}"
         if problem != self.problem:
@@ -82,7 +84,7 @@ class Batches:
         self.problem = problem
 
 
-async def _set_within(stopping: asyncio.Event, seconds: float) -> bool:
+async def _is_set_within(stopping: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
             await stopping.wait()
@@ -91,13 +93,13 @@ async def _set_within(stopping: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def _tell(batch: list[_Waiting], standings: list[Standing]) -> None:
+def _resolve(batch: list[_PendingRow], standings: list[InsertOutcome]) -> None:
     for waiting, standing in zip(batch, standings, strict=True):
-        if not waiting.standing.done():  # whoever waited was cancelled
-            waiting.standing.set_result(standing)
+        if not waiting.outcome.done():  # whoever waited was cancelled
+            waiting.outcome.set_result(standing)
 
 
-def _refuse(batch: list[_Waiting], error: Unusable) -> None:
+def _reject(batch: list[_PendingRow], error: RepositoryUnavailable) -> None:
     for waiting in batch:
-        if not waiting.standing.done():
-            waiting.standing.set_exception(error)
+        if not waiting.outcome.done():
+            waiting.outcome.set_exception(error)

@@ -12,131 +12,147 @@ from typing import Any, TypeVar
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.errors import Rejected
-from gpu_runtime.contract.messages.result_query import RESULT, RESULTS
-from gpu_runtime.contract.messages.streams import Topology
-from gpu_runtime.jetstream.connection import Connection, connection
-from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.contract.messages.result_query import RESULT_QUERY, RESULTS_QUERY
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
+from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
-from gpu_runtime.jetstream.request_reply import answering
-from gpu_runtime.jetstream.stream_admin import ensure_until_done
-from gpu_runtime.process.health_server import Check, serve_endpoints
+from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
+from gpu_runtime.jetstream.request_reply import serve_requests
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry
+from gpu_runtime.process.health_server import HealthCheck, serve_health
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.nats_setup import fault_of, options_of, topology_of
-from gpu_runtime.result_repository.errors import Unfit, Unusable
-from gpu_runtime.result_repository.repository import Results
-from gpu_runtime.result_repository.sqlite_repository import opened
-from gpu_runtime.result_store.batch_writer import Batches
-from gpu_runtime.result_store.metrics import StoreMetrics
-from gpu_runtime.result_store.query_handler import LookUps
-from gpu_runtime.result_store.record_finisher import Records
-from gpu_runtime.result_store.result_consumer import Storing
-from gpu_runtime.result_store.result_retention import Forgetting
+from gpu_runtime.process.nats_setup import fault_from_nats_error, nats_options, stream_topology
+from gpu_runtime.result_repository.errors import RepositoryIncompatible, RepositoryUnavailable
+from gpu_runtime.result_repository.repository import ResultRepository
+from gpu_runtime.result_repository.sqlite_repository import open_repository
+from gpu_runtime.result_store.batch_writer import BatchWriter
+from gpu_runtime.result_store.metrics import ResultStoreMetrics
+from gpu_runtime.result_store.query_handler import ResultQueryHandler
+from gpu_runtime.result_store.record_finisher import RecordFinisher
+from gpu_runtime.result_store.result_consumer import ResultConsumer
+from gpu_runtime.result_store.result_retention import ResultEvictor
 from gpu_runtime.result_store.settings import ResultStoreSettings
 
 logger = logging.getLogger(__name__)
 
-NAME = "result-store"
+PROCESS_NAME = "result-store"
 
-_PAUSES = Backoff(first=0.2, longest=5.0)
+_OPEN_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=5.0)
 
 T = TypeVar("T")
 
 
-class Store:
+class ResultStore:
     """The parts of this process: what stores, what answers, and what forgets."""
 
     def __init__(
-        self, settings: ResultStoreSettings, nats: Connection, results: Results, metrics: StoreMetrics
+        self,
+        settings: ResultStoreSettings,
+        nats: NatsConnection,
+        results: ResultRepository,
+        metrics: ResultStoreMetrics,
     ) -> None:
-        self._nats, self._topology = nats, topology_of(settings.nats)
+        self._nats, self._topology = nats, stream_topology(settings.nats)
         publisher = Publisher(nats)
-        self.batches = Batches(results, settings.batch_size, metrics)
-        storing = Storing(
-            self.batches,
-            Records(Bucket(nats, publisher, self._topology.state)),
+        self.batch_writer = BatchWriter(results, settings.batch_size, metrics)
+        storing = ResultConsumer(
+            self.batch_writer,
+            RecordFinisher(KeyValueBucket(nats, publisher, self._topology.record_bucket)),
             self._topology.subjects,
-            settings.nats.streams.body_bytes,
+            settings.nats.streams.max_payload_bytes,
             metrics,
         )
         # For ever: a result that is given up because a disk was full for long would be a promise broken.
-        policy = Policy(at_once=settings.batch_size, attempts=None)
-        self.consumption = Consumption(publisher, self._topology.storing, storing.handle, storing.abandon, policy)
-        self._look_ups = LookUps(results, metrics)
-        self._forgetting = Forgetting(results, settings.retention.keeping, metrics)
+        policy = ConsumeOptions(max_in_flight=settings.batch_size, max_deliveries=None)
+        self.consumer = PullConsumer(
+            publisher, self._topology.result_consumer, storing.handle, storing.on_dead_letter, policy
+        )
+        self._query_handler = ResultQueryHandler(results, metrics)
+        self._evictor = ResultEvictor(results, settings.retention.limits, metrics)
 
     async def run(self, stopping: asyncio.Event) -> None:
         subjects = self._topology.subjects
         async with (
-            answering(self._nats, subjects.query(RESULT), self._look_ups.result, group=NAME),
-            answering(self._nats, subjects.query(RESULTS), self._look_ups.page, group=NAME),
+            serve_requests(
+                self._nats, subjects.query(RESULT_QUERY), self._query_handler.find_result, queue_group=PROCESS_NAME
+            ),
+            serve_requests(
+                self._nats, subjects.query(RESULTS_QUERY), self._query_handler.list_results, queue_group=PROCESS_NAME
+            ),
             asyncio.TaskGroup() as tasks,
         ):
-            beside = [tasks.create_task(self.batches.run(stopping)), tasks.create_task(self._forgetting.run())]
-            await self.consumption.run(stopping)
+            beside = [tasks.create_task(self.batch_writer.run(stopping)), tasks.create_task(self._evictor.run())]
+            await self.consumer.run(stopping)
             for task in beside:
                 task.cancel()
 
 
-class Readiness:
+class ResultStoreReadiness:
     """What is not well, as far as the process has come."""
 
-    def __init__(self, nats: Connection) -> None:
-        self.opening: str | None = "the database is not open yet"
-        self.store: Store | None = None
-        self.checks: Mapping[str, Check] = {"nats": nats.problem, "database": self._database, "queue": self._queue}
+    def __init__(self, nats: NatsConnection) -> None:
+        self.open_problem: str | None = "the database is not open yet"
+        self.store: ResultStore | None = None
+        self.checks: Mapping[str, HealthCheck] = {
+            "nats": nats.problem,
+            "database": self._database_problem,
+            "queue": self._consumer_problem,
+        }
 
-    def _database(self) -> str | None:
-        return self.store.batches.problem if self.store else self.opening
+    def _database_problem(self) -> str | None:
+        return self.store.batch_writer.problem if self.store else self.open_problem
 
-    def _queue(self) -> str | None:
-        return self.store.consumption.problem() if self.store else "the streams are not made yet"
+    def _consumer_problem(self) -> str | None:
+        return self.store.consumer.problem() if self.store else "the streams are not made yet"
 
 
-async def keep(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
+async def run_result_store(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
     """Store results and answer look-ups until told to stop."""
     try:
-        await _keep(settings, stopping)
-    except StreamError as error:  # what waiting does not mend: the settings, or streams that do not fit them
-        raise fault_of(error) from error
+        await _run(settings, stopping)
+    except JetStreamError as error:  # what waiting does not mend: the settings, or streams that do not fit them
+        raise fault_from_nats_error(error) from error
 
 
-async def _keep(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
-    registry = new_registry(NAME)
-    async with connection(options_of(settings.nats, NAME)) as nats, AsyncExitStack() as stack:
-        readiness = Readiness(nats)
-        await stack.enter_async_context(serve_endpoints(settings.endpoints, registry, stopping, readiness.checks))
-        results = await _before(stopping, _open_until_done(stack, Path(settings.database.path), readiness))
-        if results is not None and await _before(stopping, _make_streams(nats, topology_of(settings.nats))):
-            readiness.store = Store(settings, nats, results, StoreMetrics(registry))
+async def _run(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
+    registry = new_registry(PROCESS_NAME)
+    async with connect_nats(nats_options(settings.nats, PROCESS_NAME)) as nats, AsyncExitStack() as stack:
+        readiness = ResultStoreReadiness(nats)
+        await stack.enter_async_context(serve_health(settings.health, registry, stopping, readiness.checks))
+        results = await _unless_stopped(stopping, _open_with_retry(stack, Path(settings.database.path), readiness))
+        if results is not None and await _unless_stopped(
+            stopping, _ensure_streams(nats, stream_topology(settings.nats))
+        ):
+            readiness.store = ResultStore(settings, nats, results, ResultStoreMetrics(registry))
             await readiness.store.run(stopping)
 
 
-async def _open_until_done(stack: AsyncExitStack, path: Path, readiness: Readiness) -> Results:
+async def _open_with_retry(stack: AsyncExitStack, path: Path, readiness: ResultStoreReadiness) -> ResultRepository:
     """Open the database, waiting for a disk that has no room. What waiting does not mend is for the operator."""
     failures = 0
     while True:
         try:
-            results = await stack.enter_async_context(opened(path))
-        except Unfit as error:
+            results = await stack.enter_async_context(open_repository(path))
+        except RepositoryIncompatible as error:
             raise Rejected(str(error)) from error
-        except Unusable as error:
-            readiness.opening = f"the database cannot be opened: {error}"
-            logger.warning("%s", readiness.opening)
+        except RepositoryUnavailable as error:
+            readiness.open_problem = f"the database cannot be opened: {error}"
+            logger.warning("%s", readiness.open_problem)
         else:
-            readiness.opening = None
+            readiness.open_problem = None
             return results
         failures += 1
-        await asyncio.sleep(_PAUSES.delay(failures))
+        await asyncio.sleep(_OPEN_BACKOFF.delay(failures))
 
 
-async def _make_streams(nats: Connection, topology: Topology) -> bool:
-    await ensure_until_done(nats, topology.streams, [topology.state], tuple(topology.consumers()))
+async def _ensure_streams(nats: NatsConnection, topology: StreamTopology) -> bool:
+    await ensure_with_retry(nats, topology.streams, [topology.record_bucket], tuple(topology.shared_consumers()))
     return True
 
 
-async def _before(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """What the work gives; None where the process is told to stop before it has ended."""
     working, told = asyncio.create_task(work), asyncio.create_task(stopping.wait())
     try:

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from gpu_runtime.contract.messages.message_codec import utc
+from gpu_runtime.contract.messages.message_codec import to_utc_milliseconds
 
 
 def now() -> datetime:
-    return utc(datetime.now(UTC))
+    return to_utc_milliseconds(datetime.now(UTC))

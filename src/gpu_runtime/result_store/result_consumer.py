@@ -7,46 +7,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_runtime.contract.errors import Rejected
-from gpu_runtime.contract.messages.dead_letter import DeadLetters
+from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_record import known_from
-from gpu_runtime.contract.messages.message_codec import Unreadable
+from gpu_runtime.contract.messages.invocation_record import record_from_headers
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.contract.messages.subjects import Queue, Subjects
-from gpu_runtime.jetstream.delivery import Delivery, Done, GiveUp, Outcome, Outgoing, Retry
-from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.result_repository.errors import Unusable
-from gpu_runtime.result_store.batch_writer import Batches
+from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.jetstream.delivery import (
+    AckDelivery,
+    DeadLetterDelivery,
+    Delivery,
+    DeliveryOutcome,
+    NakDelivery,
+    OutgoingMessage,
+)
+from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.result_repository.errors import RepositoryUnavailable
+from gpu_runtime.result_store.batch_writer import BatchWriter
 from gpu_runtime.result_store.message_clock import now
-from gpu_runtime.result_store.metrics import StoreMetrics
-from gpu_runtime.result_store.record_finisher import Records
-from gpu_runtime.result_store.result_codec import letter_of, read, row_of
+from gpu_runtime.result_store.metrics import ResultStoreMetrics
+from gpu_runtime.result_store.record_finisher import RecordFinisher
+from gpu_runtime.result_store.result_codec import dead_letter_message, read_result, row_from_result
 
 
 @dataclass(frozen=True)
-class Storing:
-    batches: Batches
-    records: Records
+class ResultConsumer:
+    batch_writer: BatchWriter
+    record_finisher: RecordFinisher
     subjects: Subjects
-    body_limit: int
-    metrics: StoreMetrics
+    max_body_bytes: int
+    metrics: ResultStoreMetrics
 
-    async def handle(self, delivery: Delivery) -> Outcome:
+    async def handle(self, delivery: Delivery) -> DeliveryOutcome:
         try:
-            row = row_of(read(delivery, self.subjects, self.body_limit))
+            row = row_from_result(read_result(delivery, self.subjects, self.max_body_bytes))
         except Rejected as bad:
-            self.metrics.unreadable.inc()
-            return GiveUp(bad.message, FailureClass.BAD_MESSAGE)
+            self.metrics.invalid_messages.inc()
+            return DeadLetterDelivery(bad.message, FailureClass.BAD_MESSAGE)
         try:
-            standing = await self.batches.stored(row)
-            await self.records.end(row.invocation_id, ResultState(standing.state), known_from(delivery.headers))
-        except Unusable as error:
-            return Retry(f"not stored: {error}", delay=0)  # the process stops; another one may have it at once
-        except StreamError as error:
-            return Retry(f"stored, but its invocation's record is not ended: {error}")
-        except Unreadable as error:  # of a newer version, until this process is upgraded or the record's time is over
-            return Retry(f"stored, but its invocation's record cannot be read: {error}")
-        return Done()
+            standing = await self.batch_writer.store(row)
+            await self.record_finisher.finish(
+                row.invocation_id, ResultState(standing.state), record_from_headers(delivery.headers)
+            )
+        except RepositoryUnavailable as error:
+            return NakDelivery(f"not stored: {error}", delay=0)  # the process stops; another one may have it at once
+        except JetStreamError as error:
+            return NakDelivery(f"stored, but its invocation's record is not ended: {error}")
+        except (
+            MessageDecodeError
+        ) as error:  # of a newer version, until this process is upgraded or the record's time is over
+            return NakDelivery(f"stored, but its invocation's record cannot be read: {error}")
+        return AckDelivery()
 
-    def abandon(self, delivery: Delivery, outcome: GiveUp) -> Sequence[Outgoing]:
-        return [letter_of(DeadLetters(self.subjects, Queue.RESULT), delivery, outcome, now())]
+    def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
+        return [dead_letter_message(DeadLetterBuilder(self.subjects, Stream.RESULT), delivery, outcome, now())]

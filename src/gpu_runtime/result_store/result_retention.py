@@ -5,44 +5,44 @@ import logging
 from dataclasses import dataclass
 from typing import NoReturn
 
-from gpu_runtime.result_repository.errors import Unusable
-from gpu_runtime.result_repository.repository import Keeping, Results
+from gpu_runtime.result_repository.errors import RepositoryUnavailable
+from gpu_runtime.result_repository.repository import ResultRepository, RetentionLimits
 from gpu_runtime.result_store.message_clock import now
-from gpu_runtime.result_store.metrics import StoreMetrics
+from gpu_runtime.result_store.metrics import ResultStoreMetrics
 
 logger = logging.getLogger(__name__)
 
-PAUSE = 1.0
+EVICTION_INTERVAL_SECONDS = 1.0
 """Seconds from one look to the next. A look where nothing is to be done reads a few pages."""
 
 
 @dataclass(frozen=True)
-class Forgetting:
-    results: Results
-    keeping: Keeping
-    metrics: StoreMetrics
+class ResultEvictor:
+    results: ResultRepository
+    limits: RetentionLimits
+    metrics: ResultStoreMetrics
 
     async def run(self) -> NoReturn:
         while True:
             try:
-                await self.once()
-            except Unusable as error:
+                await self.run_once()
+            except RepositoryUnavailable as error:
                 logger.warning("old results cannot be forgotten now", extra={"error": str(error)})
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(EVICTION_INTERVAL_SECONDS)
 
-    async def once(self) -> None:
+    async def run_once(self) -> None:
         """Forget all that is not to be kept, a few at a time: inserts come in between."""
         crowded_out = 0
-        while (forgotten := await self.results.forget(self.keeping, now())).any:
-            self.metrics.forgotten.labels("expired").inc(forgotten.expired)
-            self.metrics.forgotten.labels("crowded_out").inc(forgotten.crowded_out)
-            crowded_out += forgotten.crowded_out
+        while (forgotten := await self.results.evict(self.limits, now())).nonzero:
+            self.metrics.evicted.labels("expired").inc(forgotten.by_ttl)
+            self.metrics.evicted.labels("crowded_out").inc(forgotten.by_size)
+            crowded_out += forgotten.by_size
         if crowded_out:
             logger.warning(
                 "results need more than retention.bytes: the oldest were forgotten before their time",
-                extra={"forgotten": crowded_out, "bytes": self.keeping.bytes},
+                extra={"forgotten": crowded_out, "bytes": self.limits.max_bytes},
             )
         size = await self.results.size()
-        self.metrics.results.set(size.results)
-        self.metrics.database_bytes.set(size.bytes)
-        self.metrics.database_limit.set(self.keeping.bytes)
+        self.metrics.results.set(size.result_count)
+        self.metrics.database_bytes.set(size.used_bytes)
+        self.metrics.database_limit.set(self.limits.max_bytes)

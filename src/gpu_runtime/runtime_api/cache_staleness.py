@@ -8,17 +8,17 @@ A server that keeps its connections open and says nothing is found out by the wa
 until then reads are as old as its silence, while writes fail within seconds.
 """
 
-from gpu_runtime.runtime_api.api_informers import Caches
+from gpu_runtime.runtime_api.api_informers import APIInformers
 
-TOLERATED_SECONDS = 5.0
+MAX_STALENESS_SECONDS = 5.0
 
 
-def unusable(caches: Caches, now: float) -> str | None:
+def stale_reason(caches: APIInformers, now: float) -> str | None:
     """Why the caches must not be answered from, in the time of the event loop; None where they may be."""
-    if not caches.have_synced:
-        reason = f"Kubernetes cannot be reached: {caches.trouble}" if caches.trouble else "it is still starting"
+    if not caches.has_synced:
+        reason = f"Kubernetes cannot be reached: {caches.last_error}" if caches.last_error else "it is still starting"
         return f"the API does not know the cluster's state yet: {reason}"
     for cache in caches.all:
-        if cache.trouble and now - cache.troubled_at > TOLERATED_SECONDS:
-            return f"Kubernetes cannot be reached: {cache.trouble}"
+        if cache.last_error and now - cache.failing_since > MAX_STALENESS_SECONDS:
+            return f"Kubernetes cannot be reached: {cache.last_error}"
     return None

@@ -23,6 +23,6 @@ class SystemClock:
         return time.monotonic()
 
 
-def stamp(moment: datetime) -> str:
+def format_timestamp(moment: datetime) -> str:
     """As Kubernetes writes it."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -8,7 +8,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-async def each(
+async def gather_bounded(
     turns: asyncio.Semaphore, work: Callable[[A], Awaitable[R]], things: Iterable[A]
 ) -> list[R | BaseException]:
     """What came of each, in order. A failure ends none of the others: what is under way at the API server cannot be

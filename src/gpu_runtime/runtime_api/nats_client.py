@@ -9,71 +9,73 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from gpu_runtime.contract.messages.streams import Topology
-from gpu_runtime.jetstream.connection import Connection
-from gpu_runtime.jetstream.connection_options import Options
-from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
+from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.request_reply import Replies
-from gpu_runtime.jetstream.stream_admin import ensure_until_done
+from gpu_runtime.jetstream.request_reply import ReplyInbox
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 3.0
+MAX_REQUEST_TIMEOUT_SECONDS = 3.0
 """A caller waits: a short second try, and then an honest 503."""
-AGAIN_SECONDS = 30.0
+STREAM_SETUP_RETRY_SECONDS = 30.0
 """After how long streams that cannot be made as they are wanted are tried again: the operator may have seen to it."""
 
 
-def impatient(options: Options) -> Options:
-    return replace(options, request_timeout=min(PATIENCE, options.request_timeout))
+def cap_request_timeout(options: ConnectionOptions) -> ConnectionOptions:
+    return replace(options, request_timeout=min(MAX_REQUEST_TIMEOUT_SECONDS, options.request_timeout))
 
 
-class Messaging:
-    def __init__(self, connection: Connection, topology: Topology) -> None:
+class NatsClient:
+    def __init__(self, connection: NatsConnection, topology: StreamTopology) -> None:
         self.connection, self.topology = connection, topology
-        patience = min(PATIENCE, connection.options.request_timeout)
-        self.publisher = Publisher(connection, patience=patience, attempt_seconds=patience / 2)
-        self.state = Bucket(connection, self.publisher, topology.state)
-        self.replies = Replies()
-        self._unmade: str | None = "NATS: the streams are not made yet"
-        self._back = asyncio.Event()
+        patience = min(MAX_REQUEST_TIMEOUT_SECONDS, connection.options.request_timeout)
+        self.publisher = Publisher(connection, timeout_seconds=patience, attempt_timeout_seconds=patience / 2)
+        self.record_bucket = KeyValueBucket(connection, self.publisher, topology.record_bucket)
+        self.replies = ReplyInbox()
+        self._setup_error: str | None = "NATS: the streams are not made yet"
+        self._reconnected = asyncio.Event()
 
     def problem(self) -> str | None:
         """Why invocations cannot be taken; None where they can."""
-        return self.connection.problem() or self._unmade
+        return self.connection.problem() or self._setup_error
 
     async def run(self) -> NoReturn:
         """Keep the streams there, also after a server came back without its data."""
-        unlisten = self.connection.listen(lambda there: self._back.set() if there else None)
+        unlisten = self.connection.add_listener(lambda there: self._reconnected.set() if there else None)
         try:
             while True:
-                with suppress(StreamError):  # the connection was lost in the moment of subscribing
-                    await self._keep()
+                with suppress(JetStreamError):  # the connection was lost in the moment of subscribing
+                    await self._maintain_streams()
         finally:
             unlisten()
 
-    async def _keep(self) -> NoReturn:
-        async with self.replies.listening(self.connection):
+    async def _maintain_streams(self) -> NoReturn:
+        async with self.replies.subscribed(self.connection):
             while True:
-                self._back.clear()
-                await self._ensure()
-                await self._wait()
+                self._reconnected.clear()
+                await self._ensure_streams()
+                await self._wait_for_reconnect()
 
-    async def _ensure(self) -> None:
+    async def _ensure_streams(self) -> None:
         topology = self.topology
         try:
-            await ensure_until_done(self.connection, topology.streams, [topology.state], tuple(topology.consumers()))
-        except StreamError as error:
-            self._unmade = f"NATS: {error}"
+            await ensure_with_retry(
+                self.connection, topology.streams, [topology.record_bucket], tuple(topology.shared_consumers())
+            )
+        except JetStreamError as error:
+            self._setup_error = f"NATS: {error}"
             logger.error("the streams cannot be made as they are wanted: %s", error)  # noqa: TRY400
         else:
-            self._unmade = None
+            self._setup_error = None
 
-    async def _wait(self) -> None:
+    async def _wait_for_reconnect(self) -> None:
         try:
-            async with asyncio.timeout(AGAIN_SECONDS if self._unmade else None):
-                await self._back.wait()
+            async with asyncio.timeout(STREAM_SETUP_RETRY_SECONDS if self._setup_error else None):
+                await self._reconnected.wait()
         except TimeoutError:
             return

@@ -6,7 +6,7 @@ first process unless that one handles the signal or has blocked it; waiting for 
 
 import signal
 
-ENDS = {signal.SIGTERM, signal.SIGINT}
+STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
-signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
-signal.sigwait(ENDS)
+signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+signal.sigwait(STOP_SIGNALS)

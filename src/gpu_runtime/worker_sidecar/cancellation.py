@@ -5,30 +5,30 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Aborted(Exception):
+class InvocationCancelled(Exception):
     """The caller took the invocation back while it was in hand."""
 
 
-class Calls:
+class CancellationRegistry:
     def __init__(self) -> None:
-        self._abortable: dict[str, asyncio.Timeout] = {}
+        self._scopes: dict[str, asyncio.Timeout] = {}
 
     @asynccontextmanager
-    async def abortable(self, invocation_id: str) -> AsyncIterator[None]:
+    async def cancellable(self, invocation_id: str) -> AsyncIterator[None]:
         """Aborted is raised, and what the block waits for is cancelled, when the invocation is taken back."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
-                self._abortable[invocation_id] = scope
+                self._scopes[invocation_id] = scope
                 try:
                     yield
                 finally:
-                    self._abortable.pop(invocation_id, None)
+                    self._scopes.pop(invocation_id, None)
         except TimeoutError:
             if scope.expired():
-                raise Aborted from None
+                raise InvocationCancelled from None
             raise
 
-    def abort(self, invocation_id: str) -> None:
-        if scope := self._abortable.pop(invocation_id, None):
+    def cancel(self, invocation_id: str) -> None:
+        if scope := self._scopes.pop(invocation_id, None):
             scope.reschedule(asyncio.get_running_loop().time())

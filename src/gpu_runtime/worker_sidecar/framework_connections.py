@@ -6,132 +6,139 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from gpu_runtime.worker_sidecar.http_response_parser import Answer, Garbled, Lost, Reading
+from gpu_runtime.worker_sidecar.http_response_parser import (
+    IncompleteResponse,
+    MalformedResponse,
+    ParsedResponse,
+    ResponseParser,
+)
 
-IDLE_SECONDS = 5.0
+IDLE_TIMEOUT_SECONDS = 5.0
 """How long a connection rests here."""
 
 
-class Unreachable(Exception):
+class FrameworkUnreachable(Exception):
     """There is no connection to be had, so nothing was sent."""
 
 
-class Connections:
+class FrameworkConnectionPool:
     def __init__(self, socket: str) -> None:
         self._socket = socket
-        self._resting: deque[tuple[float, _Connection]] = deque()
+        self._idle: deque[tuple[float, _FrameworkConnection]] = deque()
         """The one that came last is used first; the others end."""
-        self._sweep: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
 
-    async def ask(self, request: bytes, limit_of: Callable[[int], int], kept: Callable[[Answer], bool]) -> Answer:
+    async def round_trip(
+        self, request: bytes, limit_of: Callable[[int], int], kept: Callable[[ParsedResponse], bool]
+    ) -> ParsedResponse:
         """What the framework answers. Unreachable, Lost or Garbled where it does not.
 
         `kept` says, from the answer, whether the framework will keep the connection.
         """
-        connection = self._rested() or await self._opened()
+        connection = self._pop_idle() or await self._open()
         try:
-            answer = await connection.ask(request, limit_of)
+            answer = await connection.round_trip(request, limit_of)
         except BaseException:
-            connection.end()
+            connection.abort()
             raise
         if kept(answer) and answer.reusable:
-            self._rest(connection)
+            self._put_idle(connection)
         else:
-            connection.end()
+            connection.abort()
         return answer
 
-    def close(self) -> None:
+    def close_idle(self) -> None:
         """End those that rest."""
-        while self._resting:
-            self._resting.pop()[1].end()
-        if self._sweep is not None:
-            self._sweep.cancel()
-            self._sweep = None
+        while self._idle:
+            self._idle.pop()[1].abort()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
 
-    def _rested(self) -> "_Connection | None":
-        while self._resting:
-            connection = self._resting.pop()[1]
-            if not connection.ended:
+    def _pop_idle(self) -> "_FrameworkConnection | None":
+        while self._idle:
+            connection = self._idle.pop()[1]
+            if not connection.closed:
                 return connection
         return None
 
-    async def _opened(self) -> "_Connection":
+    async def _open(self) -> "_FrameworkConnection":
         try:
-            _, made = await asyncio.get_running_loop().create_unix_connection(_Connection, self._socket)
+            _, made = await asyncio.get_running_loop().create_unix_connection(_FrameworkConnection, self._socket)
         except OSError as error:
-            raise Unreachable(error.strerror or str(error)) from error
+            raise FrameworkUnreachable(error.strerror or str(error)) from error
         return made
 
-    def _rest(self, connection: "_Connection") -> None:
+    def _put_idle(self, connection: "_FrameworkConnection") -> None:
         loop = asyncio.get_running_loop()
-        self._resting.append((loop.time() + IDLE_SECONDS, connection))
-        if self._sweep is None:
-            self._sweep = loop.call_later(IDLE_SECONDS, self._end_idle)
+        self._idle.append((loop.time() + IDLE_TIMEOUT_SECONDS, connection))
+        if self._idle_timer is None:
+            self._idle_timer = loop.call_later(IDLE_TIMEOUT_SECONDS, self._close_expired)
 
-    def _end_idle(self) -> None:
+    def _close_expired(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._resting and self._resting[0][0] <= loop.time():
-            self._resting.popleft()[1].end()
-        self._sweep = loop.call_at(self._resting[0][0], self._end_idle) if self._resting else None
+        while self._idle and self._idle[0][0] <= loop.time():
+            self._idle.popleft()[1].abort()
+        self._idle_timer = loop.call_at(self._idle[0][0], self._close_expired) if self._idle else None
 
 
-class _Connection(asyncio.Protocol):
+class _FrameworkConnection(asyncio.Protocol):
     def __init__(self) -> None:
-        self.ended = False
+        self.closed = False
         self._transport: asyncio.Transport
-        self._reading: Reading | None = None
-        self._answer: asyncio.Future[Answer]
+        self._parser: ResponseParser | None = None
+        self._response: asyncio.Future[ParsedResponse]
 
-    async def ask(self, request: bytes, limit_of: Callable[[int], int]) -> Answer:
-        if self.ended:
-            raise Lost("the framework closed it at once")
-        self._reading = Reading(limit_of)
-        self._answer = asyncio.get_running_loop().create_future()
+    async def round_trip(self, request: bytes, limit_of: Callable[[int], int]) -> ParsedResponse:
+        if self.closed:
+            raise IncompleteResponse("the framework closed it at once")
+        self._parser = ResponseParser(limit_of)
+        self._response = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return await self._answer
+        return await self._response
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """At once: what is not sent yet, nobody wants any more."""
-        self.ended = True
-        self._reading = None
+        self.closed = True
+        self._parser = None
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._reading is None:  # nothing was asked, so nobody knows what this answers
-            self.end()
+        if self._parser is None:  # nothing was asked, so nobody knows what this answers
+            self.abort()
         else:
-            self._read(data)
+            self._feed(data)
 
     def eof_received(self) -> None:
-        self.ended = True
-        self._read(None)
+        self.closed = True
+        self._feed(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.ended = True
+        self.closed = True
         if error is not None:
-            self._fail(Lost(str(error)))
+            self._fail(IncompleteResponse(str(error)))
         else:
-            self._read(None)
+            self._feed(None)
 
-    def _read(self, data: bytes | None) -> None:
+    def _feed(self, data: bytes | None) -> None:
         """Go on with more bytes, or with the knowledge that there are none."""
-        if self._reading is None:
+        if self._parser is None:
             return
         try:
-            answer = self._reading.end() if data is None else self._reading.feed(data)
-        except (Garbled, Lost) as error:
+            answer = self._parser.feed_eof() if data is None else self._parser.feed(data)
+        except (MalformedResponse, IncompleteResponse) as error:
             self._fail(error)
             return
         if answer is not None:
-            self._reading = None
-            if not self._answer.done():  # whoever waited was cancelled
-                self._answer.set_result(answer)
+            self._parser = None
+            if not self._response.done():  # whoever waited was cancelled
+                self._response.set_result(answer)
 
     def _fail(self, error: Exception) -> None:
-        if self._reading is not None and not self._answer.done():
-            self._answer.set_exception(error)
-            self._answer.exception()  # whoever waits gets it all the same; whoever was cancelled left no complaint
-        self._reading = None
+        if self._parser is not None and not self._response.done():
+            self._response.set_exception(error)
+            self._response.exception()  # whoever waits gets it all the same; whoever was cancelled left no complaint
+        self._parser = None

@@ -15,42 +15,42 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class FrameworkWatch:
+class FrameworkHealthMonitor:
     framework: FrameworkClient
-    seconds: float
+    interval_seconds: float
     """How often an idle framework is asked."""
     is_busy: Callable[[], bool]
-    well: Callable[[], None]
+    on_healthy: Callable[[], None]
     """Called when the framework answers, for the first time or again."""
-    ill: Callable[[], None]
+    on_unhealthy: Callable[[], None]
     """Called when it does so no longer."""
 
     problem: str | None = "the framework has not answered yet"
-    _failed: asyncio.Event = field(default_factory=asyncio.Event)
+    _unhealthy: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         while True:
             await self.framework.wait_until_healthy()
             self.problem = None
-            self._failed.clear()
-            self.well()
-            while not self._failed.is_set():
-                await self._pause()
+            self._unhealthy.clear()
+            self.on_healthy()
+            while not self._unhealthy.is_set():
+                await self._wait_interval()
                 if not self.is_busy():
-                    await self.look()
+                    await self.check()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Ask now. A call that broke off is a reason to."""
-        problem = await self.framework.health()
-        if problem is not None and not self._failed.is_set():
+        problem = await self.framework.check_health()
+        if problem is not None and not self._unhealthy.is_set():
             logger.warning("the framework does not answer any more", extra={"problem": problem})
             self.problem = problem
-            self._failed.set()
-            self.ill()
+            self._unhealthy.set()
+            self.on_unhealthy()
 
-    async def _pause(self) -> None:
+    async def _wait_interval(self) -> None:
         try:
-            async with asyncio.timeout(self.seconds):
-                await self._failed.wait()
+            async with asyncio.timeout(self.interval_seconds):
+                await self._unhealthy.wait()
         except TimeoutError:
             return

@@ -11,14 +11,20 @@ from string import ascii_letters, digits
 from typing import Any
 from urllib.parse import quote
 
-from gpu_runtime.contract.framework_protocol import ATTEMPT, ATTRIBUTES, DEADLINE, HEADER_PREFIX, INVOCATION_ID
+from gpu_runtime.contract.framework_protocol import (
+    ATTEMPT_HEADER,
+    ATTRIBUTES_HEADER,
+    CALLER_HEADER_PREFIX,
+    DEADLINE_HEADER,
+    INVOCATION_ID_HEADER,
+)
 
-TOKEN = "!#$&'*+-.^_`|~"  # noqa: S105 - HTTP's word for what a header's name consists of
-PRINTABLE = TOKEN + ' "(),/:;<=>?@[\\]{}'
+HEADER_NAME_CHARACTERS = "!#$&'*+-.^_`|~"
+HEADER_VALUE_CHARACTERS = HEADER_NAME_CHARACTERS + ' "(),/:;<=>?@[\\]{}'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Invocation:
+class FrameworkRequest:
     invocation_id: str
     body: bytes = b""
     content_type: str = ""
@@ -30,30 +36,34 @@ class Invocation:
     attempt: int = 1
 
 
-def http_headers(invocation: Invocation) -> dict[str, str]:
+def http_headers(invocation: FrameworkRequest) -> dict[str, str]:
     headers = {
-        INVOCATION_ID: _value(invocation.invocation_id),
-        ATTEMPT: str(invocation.attempt),
+        INVOCATION_ID_HEADER: _encode_value(invocation.invocation_id),
+        ATTEMPT_HEADER: str(invocation.attempt),
         "Content-Length": str(len(invocation.body)),
     }
     if invocation.content_type:
-        headers["Content-Type"] = quote(invocation.content_type.strip(), safe=PRINTABLE + "%", errors="replace")
+        headers["Content-Type"] = quote(
+            invocation.content_type.strip(), safe=HEADER_VALUE_CHARACTERS + "%", errors="replace"
+        )
     if invocation.attributes:
-        headers[ATTRIBUTES] = json.dumps(invocation.attributes, separators=(",", ":"))
+        headers[ATTRIBUTES_HEADER] = json.dumps(invocation.attributes, separators=(",", ":"))
     if invocation.deadline is not None:
-        headers[DEADLINE] = _time(invocation.deadline)
-    return headers | {HEADER_PREFIX + _name(name): _value(value) for name, value in invocation.headers.items()}
+        headers[DEADLINE_HEADER] = _format_time(invocation.deadline)
+    return headers | {
+        CALLER_HEADER_PREFIX + _encode_name(name): _encode_value(value) for name, value in invocation.headers.items()
+    }
 
 
-def _time(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
-def _name(name: str) -> str:
-    return quote(name, safe=TOKEN + ascii_letters + digits, errors="replace")
+def _encode_name(name: str) -> str:
+    return quote(name, safe=HEADER_NAME_CHARACTERS + ascii_letters + digits, errors="replace")
 
 
-def _value(value: str) -> str:
+def _encode_value(value: str) -> str:
     """Spaces at the ends would get lost on the way."""
-    safe = PRINTABLE if value == value.strip(" ") else PRINTABLE.replace(" ", "")
+    safe = HEADER_VALUE_CHARACTERS if value == value.strip(" ") else HEADER_VALUE_CHARACTERS.replace(" ", "")
     return quote(value, safe=safe, errors="replace")

@@ -11,178 +11,178 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-HEAD_LIMIT = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 """Bytes of the head, of all interim answers before it, and of the trailers."""
 
-CHUNKED, UNTIL_THE_END = -1, -2
+CHUNKED, UNTIL_EOF = -1, -2
 """Lengths of bodies that say it as they go, or not at all."""
 
-BODILESS = frozenset({204, 304})
+BODYLESS_STATUSES = frozenset({204, 304})
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([0-9]) ([0-9]{3})(?: [^\r\n]*)?")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t -~\x80-\xff]*)")
+_HEADER_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t -~\x80-\xff]*)")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t -~\x80-\xff]*)?")
-_LENGTH = re.compile(r"[0-9]{1,15}")
-_FRAMING = frozenset({"content-length", "transfer-encoding"})
+_CONTENT_LENGTH = re.compile(r"[0-9]{1,15}")
+_FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
 
 
-class Garbled(Exception):
+class MalformedResponse(Exception):
     """What came is not HTTP, or not as the contract wants it."""
 
 
-class Lost(Exception):
+class IncompleteResponse(Exception):
     """The connection ended before the answer did."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class ParsedResponse:
     status: int
     headers: dict[str, str]
     """By name in lower case. Of several with one name, the first."""
 
     body: bytes
-    whole: bool
+    complete: bool
     """Whether that is all of the body."""
 
-    announced: int
+    content_length: int
     """The size of the body as the head has it; 0 where it does not say."""
 
     reusable: bool
     """Whether the connection may be used for another request."""
 
 
-Reads: TypeAlias = Generator[None, None, T]
+ParseStep: TypeAlias = Generator[None, None, T]
 """A step of reading, which stops wherever it needs more bytes."""
 
 
-class Reading:
+class ResponseParser:
     """One answer. How much of its body is kept depends on its status."""
 
     def __init__(self, limit_of: Callable[[int], int]) -> None:
-        self._limit_of = limit_of
-        self._bytes = bytearray()
-        self._ended = False
-        self._left = HEAD_LIMIT
-        self._steps = self._answer()
+        self._max_body_bytes = limit_of
+        self._buffer = bytearray()
+        self._eof = False
+        self._remaining_head_bytes = MAX_HEAD_BYTES
+        self._steps = self._read_response()
         next(self._steps)
 
-    def feed(self, data: bytes) -> Answer | None:
+    def feed(self, data: bytes) -> ParsedResponse | None:
         """The answer, as soon as it is complete or long enough. Garbled if it is none."""
-        self._bytes += data
-        return self._go_on()
+        self._buffer += data
+        return self._advance()
 
-    def end(self) -> Answer | None:
+    def feed_eof(self) -> ParsedResponse | None:
         """There will be no more bytes. Lost, unless that is how the answer says that it is complete."""
-        self._ended = True
-        return self._go_on()
+        self._eof = True
+        return self._advance()
 
-    def _go_on(self) -> Answer | None:
+    def _advance(self) -> ParsedResponse | None:
         try:
             next(self._steps)
         except StopIteration as done:
-            answer: Answer = done.value
+            answer: ParsedResponse = done.value
             return answer
         return None
 
-    def _answer(self) -> Reads[Answer]:
-        status, headers, persistent = yield from self._head()
+    def _read_response(self) -> ParseStep[ParsedResponse]:
+        status, headers, persistent = yield from self._read_head()
         while 100 <= status < 200 and status != 101:  # interim: the answer is still to come
-            status, headers, persistent = yield from self._head()
-        length = 0 if status in BODILESS or status == 101 else _length(headers)
-        body, whole = yield from self._body(length, self._limit_of(status))
-        reusable = persistent and whole and length != UNTIL_THE_END and not self._bytes
-        return Answer(status, headers, body, whole, max(0, length), reusable)
+            status, headers, persistent = yield from self._read_head()
+        length = 0 if status in BODYLESS_STATUSES or status == 101 else _body_length(headers)
+        body, whole = yield from self._read_body(length, self._max_body_bytes(status))
+        reusable = persistent and whole and length != UNTIL_EOF and not self._buffer
+        return ParsedResponse(status, headers, body, whole, max(0, length), reusable)
 
-    def _head(self) -> Reads[tuple[int, dict[str, str], bool]]:
+    def _read_head(self) -> ParseStep[tuple[int, dict[str, str], bool]]:
         """The status, the headers, and whether the connection is to be kept."""
-        match = _STATUS_LINE.fullmatch((yield from self._line()))
+        match = _STATUS_LINE.fullmatch((yield from self._read_line()))
         if not match:
-            raise Garbled("it does not begin like an answer")
-        headers = yield from self._fields()
-        return int(match[2]), headers, match[1] == b"1" and not _closes(headers)
+            raise MalformedResponse("it does not begin like an answer")
+        headers = yield from self._read_headers()
+        return int(match[2]), headers, match[1] == b"1" and not _closes_connection(headers)
 
-    def _fields(self) -> Reads[dict[str, str]]:
+    def _read_headers(self) -> ParseStep[dict[str, str]]:
         headers: dict[str, str] = {}
-        while line := (yield from self._line()):
-            _add(headers, line)
+        while line := (yield from self._read_line()):
+            _add_header(headers, line)
         return headers
 
-    def _body(self, length: int, limit: int) -> Reads[tuple[bytes, bool]]:
+    def _read_body(self, length: int, limit: int) -> ParseStep[tuple[bytes, bool]]:
         if length == CHUNKED:
-            return (yield from self._chunked(limit))
-        if length == UNTIL_THE_END:
-            return (yield from self._until_the_end(limit))
-        body = yield from self._exactly(min(length, limit))
+            return (yield from self._read_chunked(limit))
+        if length == UNTIL_EOF:
+            return (yield from self._read_until_eof(limit))
+        body = yield from self._read_exactly(min(length, limit))
         return body, length <= limit
 
-    def _until_the_end(self, limit: int) -> Reads[tuple[bytes, bool]]:
-        while not self._ended and len(self._bytes) <= limit:
+    def _read_until_eof(self, limit: int) -> ParseStep[tuple[bytes, bool]]:
+        while not self._eof and len(self._buffer) <= limit:
             yield
-        whole = len(self._bytes) <= limit
-        return (yield from self._exactly(min(len(self._bytes), limit))), whole
+        whole = len(self._buffer) <= limit
+        return (yield from self._read_exactly(min(len(self._buffer), limit))), whole
 
-    def _chunked(self, limit: int) -> Reads[tuple[bytes, bool]]:
+    def _read_chunked(self, limit: int) -> ParseStep[tuple[bytes, bool]]:
         body = bytearray()
-        while size := (yield from self._chunk_size()):
-            body += yield from self._exactly(min(size, limit + 1 - len(body)))
+        while size := (yield from self._read_chunk_size()):
+            body += yield from self._read_exactly(min(size, limit + 1 - len(body)))
             if len(body) > limit:
                 return bytes(body[:limit]), False
-            if (yield from self._line()):
-                raise Garbled("a chunk has another length than it says")
-        self._left = HEAD_LIMIT
-        yield from self._fields()
+            if (yield from self._read_line()):
+                raise MalformedResponse("a chunk has another length than it says")
+        self._remaining_head_bytes = MAX_HEAD_BYTES
+        yield from self._read_headers()
         return bytes(body), True
 
-    def _chunk_size(self) -> Reads[int]:
-        self._left = HEAD_LIMIT
-        match = _CHUNK_SIZE.fullmatch((yield from self._line()))
+    def _read_chunk_size(self) -> ParseStep[int]:
+        self._remaining_head_bytes = MAX_HEAD_BYTES
+        match = _CHUNK_SIZE.fullmatch((yield from self._read_line()))
         if not match:
-            raise Garbled("the length of a chunk is malformed")
+            raise MalformedResponse("the length of a chunk is malformed")
         return int(match[1], 16)
 
-    def _line(self) -> Reads[bytes]:
-        while (end := self._bytes.find(b"\n", 0, self._left)) < 0:
-            if len(self._bytes) >= self._left:
-                raise Garbled("its head is too large")
-            yield from self._more()
-        self._left -= end + 1
-        return (yield from self._exactly(end + 1))[:-1].removesuffix(b"\r")
+    def _read_line(self) -> ParseStep[bytes]:
+        while (end := self._buffer.find(b"\n", 0, self._remaining_head_bytes)) < 0:
+            if len(self._buffer) >= self._remaining_head_bytes:
+                raise MalformedResponse("its head is too large")
+            yield from self._wait_for_data()
+        self._remaining_head_bytes -= end + 1
+        return (yield from self._read_exactly(end + 1))[:-1].removesuffix(b"\r")
 
-    def _exactly(self, length: int) -> Reads[bytes]:
-        while len(self._bytes) < length:
-            yield from self._more()
-        taken = bytes(self._bytes[:length])
-        del self._bytes[:length]
+    def _read_exactly(self, length: int) -> ParseStep[bytes]:
+        while len(self._buffer) < length:
+            yield from self._wait_for_data()
+        taken = bytes(self._buffer[:length])
+        del self._buffer[:length]
         return taken
 
-    def _more(self) -> Reads[None]:
-        if self._ended:
-            raise Lost("the framework closed it")
+    def _wait_for_data(self) -> ParseStep[None]:
+        if self._eof:
+            raise IncompleteResponse("the framework closed it")
         yield
 
 
-def _add(headers: dict[str, str], line: bytes) -> None:
-    match = _FIELD.fullmatch(line)
+def _add_header(headers: dict[str, str], line: bytes) -> None:
+    match = _HEADER_LINE.fullmatch(line)
     if not match:
-        raise Garbled("a header is malformed")
+        raise MalformedResponse("a header is malformed")
     name, value = match[1].decode("ascii").lower(), match[2].strip(b" \t").decode(errors="surrogateescape")
-    if headers.setdefault(name, value) != value and name in _FRAMING:
-        raise Garbled("it says two things of its length")
+    if headers.setdefault(name, value) != value and name in _FRAMING_HEADERS:
+        raise MalformedResponse("it says two things of its length")
 
 
-def _closes(headers: dict[str, str]) -> bool:
+def _closes_connection(headers: dict[str, str]) -> bool:
     return any(option.strip().lower() == "close" for option in headers.get("connection", "").split(","))
 
 
-def _length(headers: dict[str, str]) -> int:
+def _body_length(headers: dict[str, str]) -> int:
     """Of the body. Two ways to say it, of which one is used: two opinions on where an answer ends are a fault."""
     length, coding = headers.get("content-length"), headers.get("transfer-encoding")
     if coding is not None:
         if length is not None or coding.lower() != "chunked":
-            raise Garbled("of Transfer-Encoding only 'chunked' is read, and without Content-Length")
+            raise MalformedResponse("of Transfer-Encoding only 'chunked' is read, and without Content-Length")
         return CHUNKED
     if length is None:
-        return UNTIL_THE_END
-    if not _LENGTH.fullmatch(length):
-        raise Garbled("Content-Length is not a number of bytes")
+        return UNTIL_EOF
+    if not _CONTENT_LENGTH.fullmatch(length):
+        raise MalformedResponse("Content-Length is not a number of bytes")
     return int(length)

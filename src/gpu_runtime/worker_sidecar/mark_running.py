@@ -3,36 +3,38 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpu_runtime.contract.messages.invocation_record import Known, Stage, advanced, read_record
+from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, RecordState, advance_record, decode_record
 from gpu_runtime.contract.messages.message_codec import encode
-from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.jetstream.kv import KeyValueBucket
 
 
 @dataclass(frozen=True)
-class Begun:
-    known: Known | None
+class MarkedRunning:
+    stored: RecordAtRevision | None
     """The record. None where it is no longer kept."""
 
 
 @dataclass(frozen=True)
-class Over:
+class NotRunnable:
     """There is nothing to do any more."""
 
     cancelled: bool
     """Taken back and not ended yet: whoever took it back may have died before the result was said."""
-    known: Known
+    stored: RecordAtRevision
 
 
-async def begin(bucket: Bucket, invocation_id: str, known: Known | None, worker: str, now: datetime) -> Begun | Over:
+async def mark_running(
+    bucket: KeyValueBucket, invocation_id: str, known: RecordAtRevision | None, worker: str, now: datetime
+) -> MarkedRunning | NotRunnable:
     """One conditional write where nothing happened since the dispatch. Where that is lost, the record says why."""
     while True:
         if known is not None:
-            running = advanced(known.record, Stage.RUNNING, now, worker)
+            running = advance_record(known.record, RecordState.RUNNING, now, worker)
             if (written := await bucket.update(invocation_id, encode(running), known.revision)) is not None:
-                return Begun(Known(running, written))
+                return MarkedRunning(RecordAtRevision(running, written))
         entry = await bucket.get(invocation_id)
         if entry is None:
-            return Begun(None)
-        known = read_record(entry.value, entry.revision)
-        if known.record.cancelled or known.record.stage is Stage.TERMINAL:
-            return Over(known.record.stage is not Stage.TERMINAL, known)
+            return MarkedRunning(None)
+        known = decode_record(entry.value, entry.revision)
+        if known.record.cancelled or known.record.state is RecordState.TERMINAL:
+            return NotRunnable(known.record.state is not RecordState.TERMINAL, known)

@@ -17,74 +17,78 @@ import msgspec
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import InvocationID
-from gpu_runtime.contract.messages.invocation_id import invocation_id_problems
-from gpu_runtime.contract.messages.limits import shortened
-from gpu_runtime.contract.messages.message_codec import NOT_JSON, Unreadable, decode
+from gpu_runtime.contract.messages.invocation_id import invocation_id_errors
+from gpu_runtime.contract.messages.limits import truncate_text
+from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS, MessageDecodeError, decode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
-from gpu_runtime.jetstream.delivery import Delivery, GiveUp
+from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
 from gpu_runtime.worker_sidecar.framework_response import (
-    Answered,
-    AskedToRetry,
-    Break,
-    Broken,
+    FrameworkFailed,
+    FrameworkFailureKind,
+    FrameworkOutcome,
     HandlerFailed,
     HandlerRejected,
-    Outcome,
+    HandlerSucceeded,
+    RetryRequested,
     TimedOut,
 )
 
-LONGEST_ASKED_WAIT = 3600.0
+MAX_RETRY_DELAY_SECONDS = 3600.0
 """Seconds. A framework that names a longer one is not believed: the invocation's own time matters more."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class FinishInvocation:
     state: ResultState
     failure: Failure | None = None
     status: int | None = None
-    answer: Answered | None = None
+    response: HandlerSucceeded | None = None
 
 
 @dataclass(frozen=True)
-class Again:
+class RetryInvocation:
     failure: Failure
-    after: float | None = None
+    delay: float | None = None
     """Seconds, where the framework named them."""
 
 
-Verdict: TypeAlias = Ended | Again
+Disposition: TypeAlias = FinishInvocation | RetryInvocation
 
 
-def verdict(outcome: Outcome) -> Verdict:
+def disposition_of(outcome: FrameworkOutcome) -> Disposition:
     match outcome:
-        case Answered(status=status):
-            return Ended(ResultState.SUCCEEDED, status=status, answer=outcome)
+        case HandlerSucceeded(status=status):
+            return FinishInvocation(ResultState.SUCCEEDED, status=status, response=outcome)
         case HandlerFailed(kind, message, status) | HandlerRejected(kind, message, status):
-            return Ended(ResultState.FAILED, _failure(FailureClass.FUNCTION_ERROR, f"{kind}: {message}"), status)
+            return FinishInvocation(
+                ResultState.FAILED, _failure(FailureClass.FUNCTION_ERROR, f"{kind}: {message}"), status
+            )
         case TimedOut(message):
             return expired(message)
-        case AskedToRetry(kind, message, after):
+        case RetryRequested(kind, message, after):
             failure = _failure(
                 FailureClass.FUNCTION_UNREACHABLE, f"the function asked for another try: {kind}: {message}"
             )
-            return Again(failure, None if after is None else min(after, LONGEST_ASKED_WAIT))
-        case Broken(Break.GARBLED, reason):
-            return Ended(ResultState.FAILED, _failure(FailureClass.FUNCTION_ERROR, reason))
-        case Broken(kind, reason):
-            lost = kind is Break.LOST
-            return Again(_failure(FailureClass.FUNCTION_CRASHED if lost else FailureClass.FUNCTION_UNREACHABLE, reason))
+            return RetryInvocation(failure, None if after is None else min(after, MAX_RETRY_DELAY_SECONDS))
+        case FrameworkFailed(FrameworkFailureKind.MALFORMED_RESPONSE, reason):
+            return FinishInvocation(ResultState.FAILED, _failure(FailureClass.FUNCTION_ERROR, reason))
+        case FrameworkFailed(kind, reason):
+            lost = kind is FrameworkFailureKind.CONNECTION_LOST
+            return RetryInvocation(
+                _failure(FailureClass.FUNCTION_CRASHED if lost else FailureClass.FUNCTION_UNREACHABLE, reason)
+            )
 
 
-def expired(message: str) -> Ended:
-    return Ended(ResultState.EXPIRED, _failure(FailureClass.TIMED_OUT, message))
+def expired(message: str) -> FinishInvocation:
+    return FinishInvocation(ResultState.EXPIRED, _failure(FailureClass.TIMED_OUT, message))
 
 
-def cancelled() -> Ended:
-    return Ended(ResultState.CANCELLED, _failure(FailureClass.CANCELLED, "the caller took it back"))
+def cancelled() -> FinishInvocation:
+    return FinishInvocation(ResultState.CANCELLED, _failure(FailureClass.CANCELLED, "the caller took it back"))
 
 
 @dataclass(frozen=True)
-class Run:
+class InvocationAttempt:
     """One try of an invocation by a worker."""
 
     worker: str
@@ -93,7 +97,9 @@ class Run:
     started_at: datetime | None = None
 
 
-def result_of(dispatch: Dispatch, ended: Ended, run: Run, now: datetime, body_limit: int) -> Result:
+def result_of(
+    dispatch: Dispatch, ended: FinishInvocation, run: InvocationAttempt, now: datetime, max_body_bytes: int
+) -> Result:
     invocation = dispatch.invocation
     result = Result(
         invocation_id=invocation.invocation_id,
@@ -110,27 +116,29 @@ def result_of(dispatch: Dispatch, ended: Ended, run: Run, now: datetime, body_li
         worker=run.worker,
         attempts=run.attempts,
     )
-    return _answered(result, ended.answer, body_limit) if ended.answer else result
+    return _with_response_body(result, ended.response, max_body_bytes) if ended.response else result
 
 
-def failure_of(delivery: Delivery, given_up: GiveUp, attempts: int) -> Failure:
+def dead_letter_failure(delivery: Delivery, given_up: DeadLetterDelivery, max_deliveries: int) -> Failure:
     """What was given up before it was tried: the last one who tried it never came back."""
-    untried = FailureClass.WORKER_LOST if delivery.attempt > attempts else FailureClass.INTERNAL
-    return _failure(FailureClass(given_up.kind or untried), given_up.reason)
+    untried = FailureClass.WORKER_LOST if delivery.delivery_count > max_deliveries else FailureClass.INTERNAL
+    return _failure(FailureClass(given_up.failure_class or untried), given_up.reason)
 
 
-def buried(data: bytes, request_id: str, failure: Failure, run: Run, now: datetime) -> Result | None:
+def dead_letter_result(
+    data: bytes, request_id: str, failure: Failure, run: InvocationAttempt, now: datetime
+) -> Result | None:
     """The result of a dispatch that was given up. Of one that cannot be read, as far as it says whose it is; of one
     that says it is another function's, none: nobody knows whose it is."""
-    ended = Ended(ResultState.DEAD_LETTERED, failure)
+    ended = FinishInvocation(ResultState.DEAD_LETTERED, failure)
     try:
-        result = result_of(decode(data, Dispatch), ended, run, now, body_limit=0)
-    except Unreadable:
-        invocation_id = _name(data)
+        result = result_of(decode(data, Dispatch), ended, run, now, max_body_bytes=0)
+    except MessageDecodeError:
+        invocation_id = _decode_invocation_id(data)
     else:
-        known = result.serverless_request_id == request_id and not any(invocation_id_problems(result.invocation_id))
+        known = result.serverless_request_id == request_id and not any(invocation_id_errors(result.invocation_id))
         return result if known else None
-    if any(invocation_id_problems(invocation_id)):
+    if any(invocation_id_errors(invocation_id)):
         return None
     return Result(
         invocation_id=invocation_id,
@@ -143,18 +151,18 @@ def buried(data: bytes, request_id: str, failure: Failure, run: Run, now: dateti
     )
 
 
-class _Named(msgspec.Struct):
+class _PartialInvocation(msgspec.Struct):
     invocation_id: InvocationID = msgspec.field(default="", name="invocationID")
 
 
-class _Naming(msgspec.Struct):
-    invocation: _Named = msgspec.field(default_factory=_Named)
+class _PartialDispatch(msgspec.Struct):
+    invocation: _PartialInvocation = msgspec.field(default_factory=_PartialInvocation)
 
 
-def _name(data: bytes) -> str:
+def _decode_invocation_id(data: bytes) -> str:
     try:
-        return msgspec.json.decode(data, type=_Naming).invocation.invocation_id
-    except NOT_JSON:
+        return msgspec.json.decode(data, type=_PartialDispatch).invocation.invocation_id
+    except JSON_DECODE_ERRORS:
         return ""
 
 
@@ -163,12 +171,12 @@ def without_body(result: Result) -> Result:
     return msgspec.structs.replace(result, body=b"", body_truncated=True)
 
 
-def _answered(result: Result, answer: Answered, limit: int) -> Result:
-    kept = with_body(result, shortened(answer.content_type, 256), answer.body, limit)
-    if answer.size is None:
+def _with_response_body(result: Result, answer: HandlerSucceeded, limit: int) -> Result:
+    kept = with_body(result, truncate_text(answer.content_type, 256), answer.body, limit)
+    if answer.full_body_bytes is None:
         return kept
-    return msgspec.structs.replace(kept, body_truncated=True, body_bytes=answer.size)
+    return msgspec.structs.replace(kept, body_truncated=True, body_bytes=answer.full_body_bytes)
 
 
 def _failure(kind: FailureClass, message: str) -> Failure:
-    return Failure(failure_class=kind, message=shortened(message))
+    return Failure(failure_class=kind, message=truncate_text(message))

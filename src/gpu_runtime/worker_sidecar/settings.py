@@ -4,41 +4,43 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from gpu_runtime.contract.crd.gpu_unit import SOCKET_PATH_LIMIT
+from gpu_runtime.contract.crd.gpu_unit import MAX_SOCKET_PATH_BYTES
 from gpu_runtime.contract.crd.well_known import REQUEST_ID_PATTERN
-from gpu_runtime.process.settings import Settings
-from gpu_runtime.process.shared_settings import Nats, ProcessSettings, Seconds
+from gpu_runtime.process.settings import BaseSettings
+from gpu_runtime.process.shared_settings import NatsSettings, PositiveSeconds, ProcessSettings
 
-Path = Annotated[str, Meta(pattern="^/")]
+HttpPath = Annotated[str, Meta(pattern="^/")]
 
 
-class Framework(Settings, frozen=True, kw_only=True):
-    socket_path: Annotated[str, Meta(pattern="^/", max_length=SOCKET_PATH_LIMIT)] = "/run/gpu-runtime/framework.sock"
+class FrameworkSettings(BaseSettings, frozen=True, kw_only=True):
+    socket_path: Annotated[str, Meta(pattern="^/", max_length=MAX_SOCKET_PATH_BYTES)] = (
+        "/run/gpu-runtime/framework.sock"
+    )
     """The unix socket that the user's framework listens on."""
 
-    invoke_path: Path = "/invoke"
+    invoke_path: HttpPath = "/invoke"
     """Where invocations are posted."""
 
-    health_path: Path = "/healthz"
+    health_path: HttpPath = "/healthz"
     """Where the framework answers 200 when it can take invocations."""
 
-    health_seconds: Seconds = 5
+    health_check_interval_seconds: PositiveSeconds = 5
     """How often an idle framework is asked whether it still can."""
 
 
-class Retries(Settings, frozen=True, kw_only=True):
-    attempts: Annotated[int, Meta(ge=1, le=100)] = 5
+class RetrySettings(BaseSettings, frozen=True, kw_only=True):
+    max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
     """How often an invocation is delivered to a worker. After that it becomes a dead letter."""
 
-    first_seconds: Seconds = 1
+    initial_backoff_seconds: PositiveSeconds = 1
     """How long the second try waits. Each further one waits twice as long as the one before."""
 
-    longest_seconds: Seconds = 60
+    max_backoff_seconds: PositiveSeconds = 60
     """The longest wait between two tries."""
 
 
 class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
-    nats: Nats = Nats()
+    nats: NatsSettings = NatsSettings()
     """How the queue is reached. The streams are made by others; only the function's consumer is made here."""
 
     request_id: Annotated[str, Meta(pattern=REQUEST_ID_PATTERN, max_length=63)] = field(name="requestID")
@@ -53,14 +55,14 @@ class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
     concurrency: Annotated[int, Meta(ge=1, le=1024)] = 1
     """How many invocations are taken at a time."""
 
-    framework: Framework = Framework()
+    framework: FrameworkSettings = FrameworkSettings()
     """Where the user's framework is."""
 
-    retries: Retries = Retries()
+    retries: RetrySettings = RetrySettings()
     """What happens to an invocation on which the framework broke off."""
 
-    heartbeat_seconds: Seconds = 5
+    heartbeat_seconds: PositiveSeconds = 5
     """How often the worker tells that it is there, and how much it has in hand."""
 
-    drain_seconds: Seconds = 300
+    drain_timeout_seconds: PositiveSeconds = 300
     """How long /drain waits for what is in hand. Keep it below the pod's termination grace period."""

@@ -10,15 +10,15 @@ from localcluster.node import Node
 from localcluster.supervisor_client import ProcessFailed, wait_until
 from tests.e2e.controller_manager.test_units_on_a_real_node import (
     GROUP,
-    apply,
+    apply_manifest,
     get,
-    gone,
-    holding,
-    installed,
+    is_deleted,
+    sleeping_unit,
+    platform_node,
     wait_ready,
 )
 
-__all__ = ["installed"]
+__all__ = ["platform_node"]
 NAMESPACE = "runtime-instance"
 
 
@@ -32,7 +32,7 @@ def storage(name: str, size: str = "1Gi", **spec: Any) -> dict[str, Any]:
 
 
 def mounting(name: str, of: str, *, read_only: bool = False) -> dict[str, Any]:
-    made = holding(name, {})
+    made = sleeping_unit(name, {})
     made["spec"]["storageMounts"] = [{"name": of, "mountPath": "/workspace", "readOnly": read_only}]
     return made
 
@@ -50,35 +50,35 @@ def end(node: Node, kind: str, name: str) -> None:
     node.kubectl("delete", kind, name, f"--namespace={NAMESPACE}", "--timeout=120s")
 
 
-def test_data_outlives_its_unit_and_goes_with_its_storage(installed: Node, kube: Client) -> None:
-    apply(installed, storage("kept"))
-    apply(installed, mounting("writer", "kept"))
-    wait_ready(installed, NAMESPACE, "writer")
-    assert status(installed, "kept")["mountedBy"] == "writer"
-    in_pod(installed, "writer", "echo precious > /workspace/file")
+def test_data_outlives_its_unit_and_is_deleted_with_its_storage(platform_node: Node, kube: Client) -> None:
+    apply_manifest(platform_node, storage("kept"))
+    apply_manifest(platform_node, mounting("writer", "kept"))
+    wait_ready(platform_node, NAMESPACE, "writer")
+    assert status(platform_node, "kept")["mountedBy"] == "writer"
+    in_pod(platform_node, "writer", "echo precious > /workspace/file")
 
-    apply(installed, storage("kept", size="2Gi"))
-    wait_until(lambda: status(installed, "kept").get("capacity") == "2Gi", 60, lambda: str(status(installed, "kept")))
-    assert wait_ready(installed, NAMESPACE, "kept", "gpustorage")["status"]["phase"] == "Ready"
-    assert in_pod(installed, "writer", "cat /workspace/file") == "precious", "a volume grows under what runs"
+    apply_manifest(platform_node, storage("kept", size="2Gi"))
+    wait_until(lambda: status(platform_node, "kept").get("capacity") == "2Gi", 60, lambda: str(status(platform_node, "kept")))
+    assert wait_ready(platform_node, NAMESPACE, "kept", "gpustorage")["status"]["phase"] == "Ready"
+    assert in_pod(platform_node, "writer", "cat /workspace/file") == "precious", "a volume grows under what runs"
 
     # The next one waits until the first one's pod is gone, and finds the data.
-    apply(installed, mounting("reader", "kept", read_only=True))
-    end(installed, "gpuunit", "writer")
-    wait_ready(installed, NAMESPACE, "reader")
+    apply_manifest(platform_node, mounting("reader", "kept", read_only=True))
+    end(platform_node, "gpuunit", "writer")
+    wait_ready(platform_node, NAMESPACE, "reader")
     assert not list(kube.list(Pod, namespace=NAMESPACE, labels={f"{GROUP}/unit": "writer"}))
-    assert in_pod(installed, "reader", "cat /workspace/file") == "precious"
+    assert in_pod(platform_node, "reader", "cat /workspace/file") == "precious"
     with pytest.raises(ProcessFailed, match="Read-only file system"):
-        in_pod(installed, "reader", "echo lost > /workspace/file")
+        in_pod(platform_node, "reader", "echo lost > /workspace/file")
 
-    installed.kubectl("delete", "gpustorage", "kept", f"--namespace={NAMESPACE}", "--wait=false")
-    assert in_pod(installed, "reader", "cat /workspace/file") == "precious", "mounted data stays"
-    end(installed, "gpuunit", "reader")
-    installed.kubectl("wait", "gpustorage/kept", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=120s")
-    assert gone(kube, PersistentVolumeClaim, NAMESPACE, "kept")
+    platform_node.kubectl("delete", "gpustorage", "kept", f"--namespace={NAMESPACE}", "--wait=false")
+    assert in_pod(platform_node, "reader", "cat /workspace/file") == "precious", "mounted data stays"
+    end(platform_node, "gpuunit", "reader")
+    platform_node.kubectl("wait", "gpustorage/kept", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=120s")
+    assert is_deleted(kube, PersistentVolumeClaim, NAMESPACE, "kept")
 
 
-def test_a_volume_that_waits_for_its_first_pod_can_be_mounted(installed: Node) -> None:
+def test_a_volume_that_waits_for_its_first_pod_can_be_mounted(platform_node: Node) -> None:
     lazy = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -86,17 +86,17 @@ def test_a_volume_that_waits_for_its_first_pod_can_be_mounted(installed: Node) -
         "provisioner": "localcluster/hostpath",
         "volumeBindingMode": "WaitForFirstConsumer",
     }
-    apply(installed, lazy)
-    apply(installed, storage("lazy", storageClassName="on-demand"))
+    apply_manifest(platform_node, lazy)
+    apply_manifest(platform_node, storage("lazy", storageClassName="on-demand"))
 
     def reason() -> str:
-        return str(next((each["reason"] for each in status(installed, "lazy").get("conditions", [])), ""))
+        return str(next((each["reason"] for each in status(platform_node, "lazy").get("conditions", [])), ""))
 
     wait_until(lambda: reason() == "WaitForFirstConsumer", 60, reason)
-    apply(installed, mounting("consumer", "lazy"))
-    wait_ready(installed, NAMESPACE, "consumer")
-    wait_ready(installed, NAMESPACE, "lazy", "gpustorage")
-    assert in_pod(installed, "consumer", "echo here > /workspace/file && cat /workspace/file") == "here"
-    end(installed, "gpuunit", "consumer")
-    end(installed, "gpustorage", "lazy")
-    installed.kubectl("delete", "storageclass", "on-demand")
+    apply_manifest(platform_node, mounting("consumer", "lazy"))
+    wait_ready(platform_node, NAMESPACE, "consumer")
+    wait_ready(platform_node, NAMESPACE, "lazy", "gpustorage")
+    assert in_pod(platform_node, "consumer", "echo here > /workspace/file && cat /workspace/file") == "here"
+    end(platform_node, "gpuunit", "consumer")
+    end(platform_node, "gpustorage", "lazy")
+    platform_node.kubectl("delete", "storageclass", "on-demand")

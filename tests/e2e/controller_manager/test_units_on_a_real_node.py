@@ -35,9 +35,9 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=8080, bind="0.0.0.0"
 
 
 @pytest.fixture(scope="module")
-def installed(node: Node) -> Node:
+def platform_node(node: Node) -> Node:
     """The node with the platform in it, by the same manifests that any cluster gets."""
-    dev_platform.install(node, CONFIG / "overlays" / "local")
+    dev_platform.apply_kustomizations(node, CONFIG / "overlays" / "local")
     node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     node.kubectl("rollout", "status", "deployment/controller-manager", "--namespace=runtime-system", "--timeout=120s")
     return node
@@ -61,14 +61,14 @@ def web(name: str, annotations: dict[str, str] | None = None, **spec: Any) -> di
     return unit(name, "runtime-instance", annotations, image="python:3.12", template=template, **spec)
 
 
-def holding(name: str, annotations: dict[str, str]) -> dict[str, Any]:
+def sleeping_unit(name: str, annotations: dict[str, str]) -> dict[str, Any]:
     """A unit that does nothing, and can be told to end from the first moment on."""
     command = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
     return unit(name, "runtime-instance", annotations, image="busybox:1.36", template={"command": command})
 
 
-def apply(node: Node, manifest: dict[str, Any]) -> None:
-    path = node.state / "applied.yaml"
+def apply_manifest(node: Node, manifest: dict[str, Any]) -> None:
+    path = node.state_dir / "applied.yaml"
     path.write_text(yaml.safe_dump(manifest))
     node.kubectl("apply", "-f", str(path))
 
@@ -85,7 +85,7 @@ def wait_ready(node: Node, namespace: str, name: str, kind: str = "gpuunit") -> 
     return found
 
 
-def gone(kube: Client, kind: Any, namespace: str, name: str) -> bool:
+def is_deleted(kube: Client, kind: Any, namespace: str, name: str) -> bool:
     try:
         kube.get(kind, name, namespace=namespace)
     except ApiError as error:
@@ -93,19 +93,19 @@ def gone(kube: Client, kind: Any, namespace: str, name: str) -> bool:
     return False
 
 
-def nothing_left(kube: Client, namespace: str, name: str) -> bool:
+def is_fully_deleted(kube: Client, namespace: str, name: str) -> bool:
     pods = list(kube.list(Pod, namespace=namespace, labels={f"{GROUP}/unit": name}))
-    return not pods and gone(kube, Deployment, namespace, name) and gone(kube, Service, namespace, name)
+    return not pods and is_deleted(kube, Deployment, namespace, name) and is_deleted(kube, Service, namespace, name)
 
 
-def test_stock_and_an_active_unit_become_ready_and_leave_nothing_behind(installed: Node, kube: Client) -> None:
-    apply(installed, unit("warm", "runtime-stock"))
-    stock = wait_ready(installed, "runtime-stock", "warm")
+def test_stock_and_active_unit_become_ready_and_are_deleted_completely(platform_node: Node, kube: Client) -> None:
+    apply_manifest(platform_node, unit("warm", "runtime-stock"))
+    stock = wait_ready(platform_node, "runtime-stock", "warm")
     assert "serviceName" not in stock["status"]
-    assert gone(kube, Service, "runtime-stock", "warm")
+    assert is_deleted(kube, Service, "runtime-stock", "warm")
 
-    apply(installed, web("demo", access={"primaryPort": "http"}))
-    active = wait_ready(installed, "runtime-instance", "demo")
+    apply_manifest(platform_node, web("demo", access={"primaryPort": "http"}))
+    active = wait_ready(platform_node, "runtime-instance", "demo")
     assert active["status"]["accessURL"] == "http://demo.runtime-instance.svc.cluster.local:8080"
     service = kube.get(Service, "demo", namespace="runtime-instance")
     assert service.spec
@@ -120,49 +120,49 @@ def test_stock_and_an_active_unit_become_ready_and_leave_nothing_behind(installe
 
     wait_until(answers, 60, lambda: f"{address} does not answer")
     for namespace, name in (("runtime-stock", "warm"), ("runtime-instance", "demo")):
-        installed.kubectl("delete", "gpuunit", name, f"--namespace={namespace}")
-        wait_until(functools.partial(nothing_left, kube, namespace, name), 60, lambda: "children are left")
+        platform_node.kubectl("delete", "gpuunit", name, f"--namespace={namespace}")
+        wait_until(functools.partial(is_fully_deleted, kube, namespace, name), 60, lambda: "children are left")
 
 
-def test_a_pool_runs_and_its_crash_is_explained(installed: Node) -> None:
+def test_a_pool_runs_and_its_crash_is_explained(platform_node: Node) -> None:
     pool = {
         "apiVersion": f"{GROUP}/v1alpha1",
         "kind": "StockPool",
         "metadata": {"name": "placeholder", "namespace": "default"},
         "spec": {"specName": "g1.1", "replicas": 1},
     }
-    apply(installed, pool)
-    assert wait_ready(installed, "default", "placeholder", "stockpool")["status"]["available"] == 1
+    apply_manifest(platform_node, pool)
+    assert wait_ready(platform_node, "default", "placeholder", "stockpool")["status"]["available"] == 1
     crash = ["python", "-c", "import sys; print('no such model: demo', file=sys.stderr); sys.exit(3)"]
-    apply(installed, pool | {"spec": pool["spec"] | {"image": "python:3.12", "template": {"command": crash}}})  # type: ignore[operator]
+    apply_manifest(platform_node, pool | {"spec": pool["spec"] | {"image": "python:3.12", "template": {"command": crash}}})  # type: ignore[operator]
 
     def message() -> str:
-        found = get(installed, "stockpool", "default", "placeholder") or {}
+        found = get(platform_node, "stockpool", "default", "placeholder") or {}
         conditions = found.get("status", {}).get("conditions", [])
         return next((each["message"] for each in conditions if each["reason"] == "PodStartupFailed"), "")
 
     wait_until(lambda: "code 3" in message() and "no such model: demo" in message(), 60, message)
-    installed.kubectl("delete", "stockpool", "placeholder", "--namespace=default")
+    platform_node.kubectl("delete", "stockpool", "placeholder", "--namespace=default")
 
 
-def test_an_update_on_a_full_node_comes_back_ready(installed: Node, last_gpu: None) -> None:
-    apply(installed, web("updated"))
-    before = wait_ready(installed, "runtime-instance", "updated")
+def test_update_on_a_full_real_node_becomes_ready_again(platform_node: Node, one_free_gpu: None) -> None:
+    apply_manifest(platform_node, web("updated"))
+    before = wait_ready(platform_node, "runtime-instance", "updated")
     changed = web("updated")
     changed["spec"]["template"]["envs"] = [{"name": "CHANGED", "value": "yes"}]
-    apply(installed, changed)
+    apply_manifest(platform_node, changed)
 
     def current() -> bool:
-        found = get(installed, "gpuunit", "runtime-instance", "updated") or {}
+        found = get(platform_node, "gpuunit", "runtime-instance", "updated") or {}
         status = found.get("status", {})
         return bool(status.get("phase") == "Ready" and status["observedGeneration"] > before["metadata"]["generation"])
 
     wait_until(current, 60, lambda: "the unit did not come back")
-    installed.kubectl("delete", "gpuunit", "updated", "--namespace=runtime-instance", "--cascade=foreground")
+    platform_node.kubectl("delete", "gpuunit", "updated", "--namespace=runtime-instance", "--cascade=foreground")
 
 
 @pytest.fixture
-def last_gpu(installed: Node) -> Iterator[None]:
+def one_free_gpu(platform_node: Node) -> Iterator[None]:
     """Somebody holds all GPUs of the node but one."""
     holder = {
         "apiVersion": "v1",
@@ -176,15 +176,15 @@ def last_gpu(installed: Node) -> Iterator[None]:
                     "name": "main",
                     "image": "busybox:1.36",
                     "command": ["sleep", "3600"],
-                    "resources": {"limits": {"nvidia.com/gpu": str(installed.gpus - 1)}},
+                    "resources": {"limits": {"nvidia.com/gpu": str(platform_node.gpus - 1)}},
                 }
             ],
         },
     }
-    apply(installed, holder)
-    installed.kubectl("wait", "pod/holder", "--namespace=default", "--for=condition=Ready", "--timeout=120s")
+    apply_manifest(platform_node, holder)
+    platform_node.kubectl("wait", "pod/holder", "--namespace=default", "--for=condition=Ready", "--timeout=120s")
     yield
-    installed.kubectl("delete", "pod", "holder", "--namespace=default")
+    platform_node.kubectl("delete", "pod", "holder", "--namespace=default")
 
 
 class Watch:
@@ -216,11 +216,11 @@ class Watch:
             self.overlaps.append(set(self.running.values()))
 
 
-def test_handovers_of_the_last_gpu_never_give_it_to_two_pods(installed: Node, kube: Client, last_gpu: None) -> None:
+def test_last_gpu_is_never_used_by_two_pods(platform_node: Node, kube: Client, one_free_gpu: None) -> None:
     """The stock goes and the unit is there, as the handoff does it; the controller has to wait. On real pods, a round
     takes four seconds; fifty of them are made on simulated ones."""
     rounds = 5
-    watching = installed.plane.client()
+    watching = platform_node.control_plane.client()
     watch = Watch(watching)
     for number in range(rounds):
         stock = create(kube, unit(f"stock-{number}", "runtime-stock"))
@@ -228,10 +228,10 @@ def test_handovers_of_the_last_gpu_never_give_it_to_two_pods(installed: Node, ku
         kube.delete(UNIT, f"stock-{number}", namespace="runtime-stock")
         provenance = {"name": f"stock-{number}", "namespace": "runtime-stock", "uid": stock, "node": "local"}
         annotations = {f"{GROUP}/source-stock-{key}": value for key, value in provenance.items()}
-        create(kube, holding(f"unit-{number}", annotations))
+        create(kube, sleeping_unit(f"unit-{number}", annotations))
         wait_until(functools.partial(is_ready, kube, "runtime-instance", f"unit-{number}"), 60, lambda: "not Ready")
         kube.delete(UNIT, f"unit-{number}", namespace="runtime-instance")
-        left = functools.partial(nothing_left, kube, "runtime-instance", f"unit-{number}")
+        left = functools.partial(is_fully_deleted, kube, "runtime-instance", f"unit-{number}")
         wait_until(left, 60, lambda: "children are left")
     wait_until(lambda: len(watch.seen) >= 2 * rounds, 60, lambda: f"{len(watch.seen)} pods were seen")
     watching.close()

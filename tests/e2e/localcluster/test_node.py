@@ -35,7 +35,7 @@ def with_volume(manifest: dict[str, Any], claim: str) -> dict[str, Any]:
     return manifest
 
 
-def claim(name: str, size: str) -> dict[str, Any]:
+def pvc(name: str, size: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -48,14 +48,14 @@ def claim(name: str, size: str) -> dict[str, Any]:
     }
 
 
-class World:
+class NodeNamespace:
     """One namespace of the node, driven as a user drives it: with kubectl."""
 
     def __init__(self, node: Node, namespace: str) -> None:
         self.node, self.namespace = node, namespace
 
     def apply(self, *manifests: dict[str, Any], folder: str) -> None:
-        path = self.node.state / f"{self.namespace}-{folder}.yaml"
+        path = self.node.state_dir / f"{self.namespace}-{folder}.yaml"
         path.write_text(yaml.safe_dump_all(manifests))
         self.kubectl("apply", "-f", str(path))
 
@@ -67,21 +67,21 @@ class World:
 
 
 @pytest.fixture
-def world(node: Node, namespace: str) -> World:
-    return World(node, namespace)
+def node_namespace(node: Node, namespace: str) -> NodeNamespace:
+    return NodeNamespace(node, namespace)
 
 
-def test_a_deployment_becomes_ready_on_the_real_node(world: World) -> None:
-    world.kubectl("create", "deployment", "web", "--image=nginx:1.27", "--replicas=2")
-    world.kubectl("rollout", "status", "deployment/web", "--timeout=120s")
-    assert "local" in world.kubectl("get", "pods", "--output=jsonpath={.items[*].spec.nodeName}")
+def test_a_deployment_becomes_ready_on_the_real_node(node_namespace: NodeNamespace) -> None:
+    node_namespace.kubectl("create", "deployment", "web", "--image=nginx:1.27", "--replicas=2")
+    node_namespace.kubectl("rollout", "status", "deployment/web", "--timeout=120s")
+    assert "local" in node_namespace.kubectl("get", "pods", "--output=jsonpath={.items[*].spec.nodeName}")
 
 
-def test_a_service_answers_from_the_host_and_from_a_pod_by_name(world: World, kube: Client) -> None:
-    world.apply(pod("web", WEB_SERVER), folder="web")
-    world.kubectl("expose", "pod", "web", "--port=80", "--target-port=8080")
-    world.wait("pod/web", "condition=Ready")
-    service = kube.get(Service, "web", namespace=world.namespace)
+def test_a_service_answers_from_the_host_and_from_a_pod_by_name(node_namespace: NodeNamespace, kube: Client) -> None:
+    node_namespace.apply(pod("web", WEB_SERVER), folder="web")
+    node_namespace.kubectl("expose", "pod", "web", "--port=80", "--target-port=8080")
+    node_namespace.wait("pod/web", "condition=Ready")
+    service = kube.get(Service, "web", namespace=node_namespace.namespace)
     assert service.spec
     address = f"http://{service.spec.clusterIP}/"
 
@@ -93,65 +93,65 @@ def test_a_service_answers_from_the_host_and_from_a_pod_by_name(world: World, ku
             return False
 
     wait_until(host_sees_it, 60, lambda: f"{address} does not answer on the host")
-    url = f"http://web.{world.namespace}.svc.cluster.local/"
-    world.apply(pod("visitor", ["curl", "--silent", "--retry", "5", "--retry-connrefused", url]), folder="visitor")
-    world.wait("pod/visitor", "jsonpath={.status.phase}=Succeeded")
-    assert "Directory listing" in world.kubectl("logs", "visitor")
+    url = f"http://web.{node_namespace.namespace}.svc.cluster.local/"
+    node_namespace.apply(pod("visitor", ["curl", "--silent", "--retry", "5", "--retry-connrefused", url]), folder="visitor")
+    node_namespace.wait("pod/visitor", "jsonpath={.status.phase}=Succeeded")
+    assert "Directory listing" in node_namespace.kubectl("logs", "visitor")
 
 
-def test_a_pod_reaches_its_own_service(world: World) -> None:
-    world.apply(pod("web", WEB_SERVER), folder="web")
-    world.kubectl("expose", "pod", "web", "--name=front", "--port=80", "--target-port=8080")
-    world.wait("pod/web", "condition=Ready")
+def test_a_pod_reaches_its_own_service(node_namespace: NodeNamespace) -> None:
+    node_namespace.apply(pod("web", WEB_SERVER), folder="web")
+    node_namespace.kubectl("expose", "pod", "web", "--name=front", "--port=80", "--target-port=8080")
+    node_namespace.wait("pod/web", "condition=Ready")
     visit = ["curl", "--silent", "--retry", "5", "--retry-connrefused", "http://front/"]
-    assert "Directory listing" in world.kubectl("exec", "web", "--", *visit)
+    assert "Directory listing" in node_namespace.kubectl("exec", "web", "--", *visit)
 
 
-def test_a_volume_keeps_data_across_pods_expands_and_goes_with_its_claim(
-    world: World, kube: Client, node: Node
+def test_volume_preserves_data_expands_and_is_deleted_with_its_pvc(
+    node_namespace: NodeNamespace, kube: Client, node: Node
 ) -> None:
     writer = with_volume(pod("writer", ["sh", "-c", "echo kept > /data/proof"]), "data")
-    world.apply(claim("data", "1Gi"), writer, folder="writer")
-    world.wait("pod/writer", "jsonpath={.status.phase}=Succeeded")
-    world.kubectl("delete", "pod", "writer")
+    node_namespace.apply(pvc("data", "1Gi"), writer, folder="writer")
+    node_namespace.wait("pod/writer", "jsonpath={.status.phase}=Succeeded")
+    node_namespace.kubectl("delete", "pod", "writer")
 
-    world.kubectl(
+    node_namespace.kubectl(
         "patch", "pvc", "data", "--patch", json.dumps({"spec": {"resources": {"requests": {"storage": "3Gi"}}}})
     )
-    world.wait("pvc/data", "jsonpath={.status.capacity.storage}=3Gi")
+    node_namespace.wait("pvc/data", "jsonpath={.status.capacity.storage}=3Gi")
 
-    world.apply(with_volume(pod("reader", ["cat", "/data/proof"]), "data"), folder="reader")
-    world.wait("pod/reader", "jsonpath={.status.phase}=Succeeded")
-    assert world.kubectl("logs", "reader").strip() == "kept"
-    world.kubectl("delete", "pod", "reader")
+    node_namespace.apply(with_volume(pod("reader", ["cat", "/data/proof"]), "data"), folder="reader")
+    node_namespace.wait("pod/reader", "jsonpath={.status.phase}=Succeeded")
+    assert node_namespace.kubectl("logs", "reader").strip() == "kept"
+    node_namespace.kubectl("delete", "pod", "reader")
 
-    bound = kube.get(PersistentVolumeClaim, "data", namespace=world.namespace)
+    bound = kube.get(PersistentVolumeClaim, "data", namespace=node_namespace.namespace)
     assert bound.spec
     volume = str(bound.spec.volumeName)
-    world.kubectl("delete", "pvc", "data")
+    node_namespace.kubectl("delete", "pvc", "data")
     wait_until(lambda: not _exists(kube, volume), 60, lambda: f"volume {volume} outlives its claim")
-    assert not (node.state / "volumes" / volume).exists()
+    assert not (node.state_dir / "volumes" / volume).exists()
 
 
 def _exists(kube: Client, volume: str) -> bool:
     return any(found.metadata and found.metadata.name == volume for found in kube.list(PersistentVolume))
 
 
-def test_a_volume_never_shrinks(world: World) -> None:
-    world.apply(claim("data", "2Gi"), folder="claim")
-    world.wait("pvc/data", "jsonpath={.status.phase}=Bound")
+def test_a_volume_never_shrinks(node_namespace: NodeNamespace) -> None:
+    node_namespace.apply(pvc("data", "2Gi"), folder="claim")
+    node_namespace.wait("pvc/data", "jsonpath={.status.phase}=Bound")
     smaller = json.dumps({"spec": {"resources": {"requests": {"storage": "1Gi"}}}})
     with pytest.raises(ProcessFailed, match="can not be less than"):
-        world.kubectl("patch", "pvc", "data", "--patch", smaller)
+        node_namespace.kubectl("patch", "pvc", "data", "--patch", smaller)
 
 
-def test_one_pod_more_than_there_are_gpus_waits_until_one_is_free(world: World, kube: Client, node: Node) -> None:
+def test_pod_beyond_the_gpu_capacity_waits_for_a_free_gpu(node_namespace: NodeNamespace, kube: Client, node: Node) -> None:
     limits = {"limits": {"nvidia.com/gpu": "1"}}
     names = [f"gpu-{number}" for number in range(node.gpus + 1)]
-    world.apply(*(pod(name, WEB_SERVER, resources=limits) for name in names), folder="gpus")
+    node_namespace.apply(*(pod(name, WEB_SERVER, resources=limits) for name in names), folder="gpus")
 
     def pods() -> list[Pod]:
-        return list(kube.list(Pod, namespace=world.namespace))
+        return list(kube.list(Pod, namespace=node_namespace.namespace))
 
     def running() -> list[str]:
         return [str(p.metadata and p.metadata.name) for p in pods() if p.status and p.status.phase == "Running"]
@@ -160,16 +160,16 @@ def test_one_pod_more_than_there_are_gpus_waits_until_one_is_free(world: World, 
     waiting = next(p for p in pods() if p.status and p.status.phase == "Pending")
     assert waiting.status
     assert any("Insufficient nvidia.com/gpu" in (c.message or "") for c in waiting.status.conditions or [])
-    given = {world.kubectl("exec", name, "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip() for name in running()}
+    given = {node_namespace.kubectl("exec", name, "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip() for name in running()}
     assert len(given) == node.gpus, "two pods were given the same GPU"
-    world.kubectl("delete", "pod", running()[0])
+    node_namespace.kubectl("delete", "pod", running()[0])
     assert waiting.metadata
-    world.wait(f"pod/{waiting.metadata.name}", "condition=Ready")
+    node_namespace.wait(f"pod/{waiting.metadata.name}", "condition=Ready")
 
 
-def test_more_memory_can_be_asked_for_than_this_machine_has(world: World) -> None:
-    world.apply(pod("large", WEB_SERVER, resources={"limits": {"memory": "256Gi"}}), folder="large")
-    world.wait("pod/large", "condition=Ready")
+def test_memory_request_may_exceed_the_machine(node_namespace: NodeNamespace) -> None:
+    node_namespace.apply(pod("large", WEB_SERVER, resources={"limits": {"memory": "256Gi"}}), folder="large")
+    node_namespace.wait("pod/large", "condition=Ready")
 
 
 @pytest.mark.parametrize(
@@ -183,25 +183,25 @@ def test_more_memory_can_be_asked_for_than_this_machine_has(world: World) -> Non
         ("gpu-runtime:local", ["python", "-c", "import gpu_runtime; print('imported')"], "imported"),
     ],
 )
-def test_an_image_stands_in_for_its_namesake(world: World, image: str, command: list[str], said: str) -> None:
-    world.apply(pod("main", command, image), folder="image")
-    world.wait("pod/main", "jsonpath={.status.phase}=Succeeded")
-    assert said in world.kubectl("logs", "main")
+def test_local_image_replaces_the_image_of_the_same_name(node_namespace: NodeNamespace, image: str, command: list[str], said: str) -> None:
+    node_namespace.apply(pod("main", command, image), folder="image")
+    node_namespace.wait("pod/main", "jsonpath={.status.phase}=Succeeded")
+    assert said in node_namespace.kubectl("logs", "main")
 
 
-def test_an_image_that_is_nowhere_is_reported_and_not_waited_for(world: World, kube: Client) -> None:
-    world.apply(pod("main", ["true"], "no-such-registry.invalid/none:1"), folder="image")
+def test_missing_image_is_reported_immediately(node_namespace: NodeNamespace, kube: Client) -> None:
+    node_namespace.apply(pod("main", ["true"], "no-such-registry.invalid/none:1"), folder="image")
 
     def reason() -> str:
-        status = kube.get(Pod, "main", namespace=world.namespace).status
+        status = kube.get(Pod, "main", namespace=node_namespace.namespace).status
         states = [s.state for s in (status and status.containerStatuses) or [] if s.state]
         return next((str(state.waiting.reason) for state in states if state.waiting), "")
 
     wait_until(lambda: reason() in ("ErrImagePull", "ImagePullBackOff"), 60, lambda: f"waiting reason: {reason()}")
 
 
-def test_a_restricted_pod_runs(world: World, node: Node) -> None:
-    node.kubectl("label", "namespace", world.namespace, "pod-security.kubernetes.io/enforce=restricted")
+def test_a_restricted_pod_runs(node_namespace: NodeNamespace, node: Node) -> None:
+    node.kubectl("label", "namespace", node_namespace.namespace, "pod-security.kubernetes.io/enforce=restricted")
     manifest = pod(
         "main",
         ["python", "-c", "import os; print(os.getuid())"],
@@ -216,6 +216,6 @@ def test_a_restricted_pod_runs(world: World, node: Node) -> None:
         "runAsUser": 10001,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    world.apply(manifest, folder="restricted")
-    world.wait("pod/main", "jsonpath={.status.phase}=Succeeded")
-    assert world.kubectl("logs", "main").strip() == "10001"
+    node_namespace.apply(manifest, folder="restricted")
+    node_namespace.wait("pod/main", "jsonpath={.status.phase}=Succeeded")
+    assert node_namespace.kubectl("logs", "main").strip() == "10001"

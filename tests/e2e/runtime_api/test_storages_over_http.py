@@ -6,19 +6,19 @@ import pytest
 
 from localcluster.node import Node
 from localcluster.supervisor_client import ProcessFailed, wait_until
-from tests.e2e.asking import ask
+from tests.e2e.asking import request_with_retry
 from tests.e2e.controller_manager.test_storages_on_a_real_node import in_pod
-from tests.e2e.controller_manager.test_units_on_a_real_node import installed
+from tests.e2e.controller_manager.test_units_on_a_real_node import platform_node
 
-__all__ = ["installed"]
+__all__ = ["platform_node"]
 
-STAYS = {"command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]}
+SLEEP_TEMPLATE = {"command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]}
 
 
 def unit(name: str, *, read_only: bool = False) -> dict[str, Any]:
     mount = {"name": "kept-data", "mountPath": "/workspace", "readOnly": read_only}
     named = {"operationID": f"make-{name}", "name": name, "specName": "e2e.1", "image": "busybox:1.36"}
-    return {**named, "template": STAYS, "storageMounts": [mount]}
+    return {**named, "template": SLEEP_TEMPLATE, "storageMounts": [mount]}
 
 
 def wait_answer(node: Node, path: str, **expected: Any) -> None:
@@ -27,7 +27,7 @@ def wait_answer(node: Node, path: str, **expected: Any) -> None:
 
     def says_so() -> bool:
         nonlocal last
-        last = ask(node, "GET", path)
+        last = request_with_retry(node, "GET", path)
         return all(last[1].get("data", {}).get(name) == value for name, value in expected.items())
 
     wait_until(says_so, 180, lambda: f"{path}: {last}")
@@ -39,7 +39,7 @@ def wait_created(node: Node, body: dict[str, Any]) -> None:
 
     def made() -> bool:
         nonlocal last
-        last = ask(node, "POST", "/gpu-units", body)
+        last = request_with_retry(node, "POST", "/gpu-units", body)
         assert last[0] in (200, 201, 409, 503), last
         return last[0] in (200, 201)
 
@@ -47,33 +47,33 @@ def wait_created(node: Node, body: dict[str, Any]) -> None:
     wait_answer(node, f"/gpu-units/{body['name']}", ready=True)
 
 
-def test_a_file_of_one_unit_is_read_by_the_next_one(installed: Node) -> None:
-    installed.kubectl("rollout", "status", "deployment/runtime-api", "--namespace=runtime-system", "--timeout=120s")
+def test_a_file_of_one_unit_is_read_by_the_next_one(platform_node: Node) -> None:
+    platform_node.kubectl("rollout", "status", "deployment/runtime-api", "--namespace=runtime-system", "--timeout=120s")
     seed = {"operationID": "seed-e2e", "specName": "e2e.1", "memory": "64Mi", "gpu": 1, "replicas": 2}
-    assert ask(installed, "POST", "/operator/stock-units", seed)[0] in (200, 202)
+    assert request_with_retry(platform_node, "POST", "/operator/stock-units", seed)[0] in (200, 202)
     storage = {"name": "kept-data", "size": "1Gi"}
-    assert ask(installed, "POST", "/gpu-storages", storage)[0] in (200, 201)
-    wait_answer(installed, "/gpu-storages/kept-data", phase="Ready")
-    wait_created(installed, unit("first"))
-    in_pod(installed, "first", "echo precious > /workspace/file")
+    assert request_with_retry(platform_node, "POST", "/gpu-storages", storage)[0] in (200, 201)
+    wait_answer(platform_node, "/gpu-storages/kept-data", phase="Ready")
+    wait_created(platform_node, unit("first"))
+    in_pod(platform_node, "first", "echo precious > /workspace/file")
 
-    assert ask(installed, "PUT", "/gpu-storages/kept-data", {"size": "2Gi"})[0] == 200
-    wait_answer(installed, "/gpu-storages/kept-data", capacity="2Gi", mountedBy="first")
-    status, said = ask(installed, "DELETE", "/gpu-storages/kept-data")
+    assert request_with_retry(platform_node, "PUT", "/gpu-storages/kept-data", {"size": "2Gi"})[0] == 200
+    wait_answer(platform_node, "/gpu-storages/kept-data", capacity="2Gi", mountedBy="first")
+    status, said = request_with_retry(platform_node, "DELETE", "/gpu-storages/kept-data")
     assert (status, said["error"]["code"]) == (409, "storage_in_use")
-    status, said = ask(installed, "POST", "/gpu-units", unit("second", read_only=True))
+    status, said = request_with_retry(platform_node, "POST", "/gpu-units", unit("second", read_only=True))
     assert (status, said["error"]["code"]) == (409, "storage_in_use")
 
-    assert ask(installed, "DELETE", "/gpu-units/first")[0] == 204
-    wait_created(installed, unit("second", read_only=True))
-    assert in_pod(installed, "second", "cat /workspace/file") == "precious"
+    assert request_with_retry(platform_node, "DELETE", "/gpu-units/first")[0] == 204
+    wait_created(platform_node, unit("second", read_only=True))
+    assert in_pod(platform_node, "second", "cat /workspace/file") == "precious"
     with pytest.raises(ProcessFailed, match="Read-only file system"):
-        in_pod(installed, "second", "echo lost > /workspace/file")
+        in_pod(platform_node, "second", "echo lost > /workspace/file")
 
-    assert ask(installed, "DELETE", "/gpu-units/second")[0] == 204
+    assert request_with_retry(platform_node, "DELETE", "/gpu-units/second")[0] == 204
 
     def deleted() -> bool:
-        return ask(installed, "DELETE", "/gpu-storages/kept-data")[0] in (204, 404)
+        return request_with_retry(platform_node, "DELETE", "/gpu-storages/kept-data")[0] in (204, 404)
 
     wait_until(deleted, 60, lambda: "the storage is still held")
-    wait_until(lambda: ask(installed, "GET", "/gpu-storages/kept-data")[0] == 404, 60, lambda: "it is still there")
+    wait_until(lambda: request_with_retry(platform_node, "GET", "/gpu-storages/kept-data")[0] == 404, 60, lambda: "it is still there")

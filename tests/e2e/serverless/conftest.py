@@ -7,9 +7,9 @@ from localcluster.node import Node
 
 
 @pytest.fixture(scope="package")
-def whole_platform(node: Node) -> Node:
+def deployed_platform(node: Node) -> Node:
     """The node with everything deployed into it, NATS included, by the manifests that any cluster gets."""
-    dev_platform.install(node, *dev_platform.DEPLOYMENTS)
+    dev_platform.apply_kustomizations(node, *dev_platform.KUSTOMIZATIONS)
     for namespace, workload in dev_platform.WORKLOADS:
         node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=180s")
     return node

@@ -7,8 +7,8 @@ import pytest
 
 from localcluster.node import Node
 from localcluster.supervisor_client import wait_until
-from tests.e2e.asking import ask
-from tests.e2e.serverless.calling import NAMESPACE, Function
+from tests.e2e.asking import request_with_retry
+from tests.e2e.serverless.calling import UNIT_NAMESPACE, DeployedFunction
 
 DOUBLING = """
 import time
@@ -29,11 +29,11 @@ serve()
 
 
 @pytest.fixture(scope="module")
-def doubling(whole_platform: Node) -> Iterator[Function]:
-    function = Function(whole_platform, "doubling")
-    function.define(DOUBLING, maxWorkers=3)
+def doubling(deployed_platform: Node) -> Iterator[DeployedFunction]:
+    function = DeployedFunction(deployed_platform, "doubling")
+    function.create(DOUBLING, maxWorkers=3)
     yield function
-    function.remove()
+    function.delete()
 
 
 def stock(node: Node) -> list[str]:
@@ -42,92 +42,92 @@ def stock(node: Node) -> list[str]:
     return [unit["metadata"]["name"] for unit in ready if unit["spec"]["specName"] == "e2e.functions"]
 
 
-def test_it_comes_from_zero_grows_under_a_burst_and_goes_back_to_zero_twice(doubling: Function) -> None:
+def test_function_scales_from_zero_to_a_burst_and_back_twice(doubling: DeployedFunction) -> None:
     for turn in ("first", "second"):
         assert doubling.workers() == []
-        status, said = doubling.answer({"n": 21})
+        status, said = doubling.invoke_sync({"n": 21})
         assert (status, said["data"]["state"], said["data"]["payload"]) == (200, "succeeded", {"n": 42}), said
 
         burst = [f"{turn}-{number}" for number in range(9)]
         for number, invocation_id in enumerate(burst):
-            status, said = doubling.call({"n": number, "seconds": 1.5}, invocationID=invocation_id)
+            status, said = doubling.invoke({"n": number, "seconds": 1.5}, invocationID=invocation_id)
             assert status == 202, said
-        wait_until(lambda: len(doubling.workers()) == 3, 60, lambda: f"{doubling.workers()}", every=0.2)
+        wait_until(lambda: len(doubling.workers()) == 3, 60, lambda: f"{doubling.workers()}", interval_seconds=0.2)
         for invocation_id in burst:
             doubling.wait_state(invocation_id, "succeeded")
         doubling.wait_no_workers()
 
 
-def test_a_worker_from_stock_goes_back_to_stock(doubling: Function) -> None:
+def test_worker_from_stock_is_returned_to_stock(doubling: DeployedFunction) -> None:
     node = doubling.node
     doubling.wait_no_workers()
     seed = {"operationID": "seed-functions", "specName": "e2e.functions", "memory": "128Mi", "gpu": 1, "replicas": 1}
-    assert ask(node, "POST", "/operator/stock-units", seed)[0] in (200, 202)
-    wait_until(lambda: len(stock(node)) == 1, 120, lambda: "no stock is Ready", every=0.2)
+    assert request_with_retry(node, "POST", "/operator/stock-units", seed)[0] in (200, 202)
+    wait_until(lambda: len(stock(node)) == 1, 120, lambda: "no stock is Ready", interval_seconds=0.2)
     seeded = stock(node)
 
-    status, said = doubling.answer({"n": 1})
+    status, said = doubling.invoke_sync({"n": 1})
     assert (status, said["data"]["payload"]) == (200, {"n": 2}), said
     assert stock(node) == []
     doubling.wait_no_workers()
-    wait_until(lambda: len(stock(node)) == 1, 60, lambda: "the stock did not come back", every=0.2)
+    wait_until(lambda: len(stock(node)) == 1, 60, lambda: "the stock did not come back", interval_seconds=0.2)
     assert stock(node) != seeded
     node.kubectl("delete", "gpuunit", *stock(node), "--namespace=runtime-stock")
 
 
-def test_errors_deadlines_and_cancels_end_as_they_should(doubling: Function) -> None:
-    status, said = doubling.answer({"n": 13})
+def test_errors_deadlines_and_cancels_have_their_results(doubling: DeployedFunction) -> None:
+    status, said = doubling.invoke_sync({"n": 13})
     assert (status, said["data"]["state"]) == (200, "failed"), said
     assert said["data"]["failure"]["class"] == "function_error"
     assert "not with me" in said["data"]["failure"]["message"]
 
-    status, said = doubling.call({"n": 1, "seconds": 20}, mode="sync", invocationID="late", timeoutSeconds=1)
+    status, said = doubling.invoke({"n": 1, "seconds": 20}, mode="sync", invocationID="late", timeoutSeconds=1)
     assert status in (200, 504), said
     doubling.wait_state("late", "expired")
 
-    assert doubling.call({"n": 1, "seconds": 60}, invocationID="unwanted", timeoutSeconds=240)[0] == 202
+    assert doubling.invoke({"n": 1, "seconds": 60}, invocationID="unwanted", timeoutSeconds=240)[0] == 202
     doubling.wait_state("unwanted", "running")
-    assert ask(doubling.node, "DELETE", "/serverless/invocations/unwanted")[0] == 202
+    assert request_with_retry(doubling.node, "DELETE", "/serverless/invocations/unwanted")[0] == 202
     doubling.wait_state("unwanted", "cancelled")
 
 
-def test_poison_is_a_dead_letter_after_its_tries_and_can_be_sent_again(doubling: Function) -> None:
+def test_poison_message_is_dead_lettered_and_can_be_redriven(doubling: DeployedFunction) -> None:
     node = doubling.node
-    status, said = doubling.answer({"n": 666}, invocationID="poison")
+    status, said = doubling.invoke_sync({"n": 666}, invocationID="poison")
     assert (status, said["data"]["state"], said["data"]["attempts"]) == (200, "dead_lettered", 5), said
-    status, said = ask(node, "GET", "/operator/dead-letters?serverlessRequestID=doubling")
+    status, said = request_with_retry(node, "GET", "/operator/dead-letters?serverlessRequestID=doubling")
     assert status == 200, said
     (letter,) = [each for each in said["data"] if each["invocationID"] == "poison"]
     assert "poison" in letter["reason"]
-    status, said = ask(node, "POST", f"/operator/dead-letters/{letter['id']}/redrive")
+    status, said = request_with_retry(node, "POST", f"/operator/dead-letters/{letter['id']}/redrive")
     assert status in (200, 202), said
     again = said["data"]["invocationID"]
     assert again != "poison"
     doubling.wait_state(again, "dead_lettered")
-    assert ask(node, "GET", f"/operator/dead-letters/{letter['id']}")[0] == 404
+    assert request_with_retry(node, "GET", f"/operator/dead-letters/{letter['id']}")[0] == 404
 
 
-def test_a_slow_function_at_its_limit_does_not_slow_another_one(doubling: Function) -> None:
-    slow = Function(doubling.node, "slow")
-    slow.define(DOUBLING, maxWorkers=1)
-    assert doubling.answer({"n": 1})[0] == 200
+def test_saturated_function_does_not_delay_another_one(doubling: DeployedFunction) -> None:
+    slow = DeployedFunction(doubling.node, "slow")
+    slow.create(DOUBLING, maxWorkers=1)
+    assert doubling.invoke_sync({"n": 1})[0] == 200
     for number in range(40):
-        assert slow.call({"n": number, "seconds": 5}, timeoutSeconds=600)[0] == 202
-    wait_until(lambda: len(slow.workers()) == 1, 60, lambda: "the slow function has no worker", every=0.2)
+        assert slow.invoke({"n": number, "seconds": 5}, timeoutSeconds=600)[0] == 202
+    wait_until(lambda: len(slow.workers()) == 1, 60, lambda: "the slow function has no worker", interval_seconds=0.2)
     for _ in range(20):
-        status, said = doubling.call({"n": 2}, mode="sync", timeoutSeconds=20)  # what waits takes ten times as long
+        status, said = doubling.invoke({"n": 2}, mode="sync", timeoutSeconds=20)  # what waits takes ten times as long
         assert (status, said["data"]["payload"]) == (200, {"n": 4}), said
-    status, said = ask(doubling.node, "GET", "/serverless/invocations?serverlessRequestID=slow&limit=100")
+    status, said = request_with_retry(doubling.node, "GET", "/serverless/invocations?serverlessRequestID=slow&limit=100")
     waiting = [each for each in said["data"] if each["state"] in ("dispatched", "running", "queued")]
     assert (status, len(waiting) > 10) == (200, True), said
-    slow.remove()
+    slow.delete()
 
 
-def test_the_users_container_has_no_way_into_the_queue(doubling: Function) -> None:
+def test_user_container_has_no_nats_credentials(doubling: DeployedFunction) -> None:
     """Neither the credentials nor the settings with the queue's address are in the user's container."""
-    status, _ = doubling.answer({"n": 1})
+    status, _ = doubling.invoke_sync({"n": 1})
     assert status == 200
-    pods = json.loads(doubling.node.kubectl("get", "pods", f"--namespace={NAMESPACE}", "-o=json"))["items"]
+    pods = json.loads(doubling.node.kubectl("get", "pods", f"--namespace={UNIT_NAMESPACE}", "-o=json"))["items"]
     serving = [pod for pod in pods if pod["spec"].get("initContainers")]
     assert serving
     for pod in serving:

@@ -19,15 +19,15 @@ import aiohttp
 import pytest
 
 from localcluster.node import Node
-from tests.e2e.asking import api_of
-from tests.e2e.serverless.calling import Function
+from tests.e2e.asking import api_url
+from tests.e2e.serverless.calling import DeployedFunction
 
-COUNT = int(os.environ.get("INVOCATIONS", "10000"))
-AT_A_TIME = 48
-PAUSE = 3.0
+INVOCATION_COUNT = int(os.environ.get("INVOCATIONS", "10000"))
+MAX_CONCURRENT_REQUESTS = 48
+KILL_INTERVAL_SECONDS = 3.0
 """Seconds between two kills."""
 
-VICTIMS = {
+KILLED_PROCESSES = {
     "a framework": r"GPU_RUNTIME_KILLED_FUNCTION",
     "a sidecar": r"gpu-runtime\0worker-sidecar\0",
     "an activator": r"gpu-runtime\0activator\0",
@@ -37,7 +37,7 @@ VICTIMS = {
 }
 """By what stands in their command lines."""
 
-COUNTED = """
+COUNTING_FUNCTION_SOURCE = """
 import socket  # GPU_RUNTIME_KILLED_FUNCTION
 from gpu_runtime.framework import handler, serve
 
@@ -53,7 +53,7 @@ serve()
 
 
 @dataclass
-class Executions:
+class ExecutionCounter:
     """Told by the function itself, by datagram: how often each invocation was run."""
 
     port: int
@@ -61,11 +61,11 @@ class Executions:
 
 
 @contextmanager
-def executions(node: Node) -> Iterator[Executions]:
+def execution_counter(node: Node) -> Iterator[ExecutionCounter]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-        listening.bind((node.network.host, 0))
-        told = Executions(listening.getsockname()[1])
+        listening.bind((node.network.host_ip, 0))
+        told = ExecutionCounter(listening.getsockname()[1])
 
         def listen() -> None:
             while said := listening.recv(1024):
@@ -81,7 +81,7 @@ def executions(node: Node) -> Iterator[Executions]:
             thread.join()
 
 
-def processes_of(node: Node, pattern: str) -> list[int]:
+def matching_pids(node: Node, pattern: str) -> list[int]:
     """Those in the node's own process namespace, by this machine's numbers."""
     supervisor, found = node.processes.supervisor_pid(), []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -103,22 +103,22 @@ def _ancestors(pid: int) -> set[int]:
     return seen
 
 
-async def kill_in_turn(node: Node, done: asyncio.Event, killed: Counter[str]) -> None:
+async def kill_round_robin(node: Node, done: asyncio.Event, killed: Counter[str]) -> None:
     """One process at a time, each kind in its turn, until all calls are accepted."""
-    for what, pattern in itertools.cycle(VICTIMS.items()):
+    for what, pattern in itertools.cycle(KILLED_PROCESSES.items()):
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(done.wait(), PAUSE)
+            await asyncio.wait_for(done.wait(), KILL_INTERVAL_SECONDS)
         if done.is_set():
             return
         # One that is on its way back from its last end has its turn next time.
-        for victim in (await asyncio.to_thread(processes_of, node, pattern))[:1]:
+        for victim in (await asyncio.to_thread(matching_pids, node, pattern))[:1]:
             os.kill(victim, signal.SIGKILL)
             killed[what] += 1
 
 
-async def call_all(node: Node, function: Function) -> Counter[int]:
+async def invoke_all(node: Node, function: DeployedFunction) -> Counter[int]:
     """Every call until it is accepted: the same request, sent again, is the same invocation."""
-    waiting = iter(range(COUNT))
+    waiting = iter(range(INVOCATION_COUNT))
     answers: Counter[int] = Counter()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
 
@@ -133,7 +133,7 @@ async def call_all(node: Node, function: Function) -> Counter[int]:
                     await asyncio.sleep(0.2)
 
         async with asyncio.TaskGroup() as callers:
-            for _ in range(AT_A_TIME):
+            for _ in range(MAX_CONCURRENT_REQUESTS):
                 callers.create_task(caller())
     return answers
 
@@ -143,7 +143,7 @@ async def _post(session: aiohttp.ClientSession, node: Node, function: str, numbe
     body = {"invocationID": f"kill-{number}", "serverlessRequestID": function, "payload": {"n": number}}
     try:
         async with session.post(
-            f"{api_of(node)}/serverless/invocations", json=body | {"timeoutSeconds": 600}
+            f"{api_url(node)}/serverless/invocations", json=body | {"timeoutSeconds": 600}
         ) as answer:
             return answer.status
     except (aiohttp.ClientError, TimeoutError):
@@ -151,29 +151,29 @@ async def _post(session: aiohttp.ClientSession, node: Node, function: str, numbe
 
 
 @pytest.mark.timeout(900)
-async def test_each_of_many_invocations_ends_in_one_result_whatever_is_killed(whole_platform: Node) -> None:
-    node, function = whole_platform, Function(whole_platform, "killed")
+async def test_every_invocation_has_one_result_while_processes_are_killed(deployed_platform: Node) -> None:
+    node, function = deployed_platform, DeployedFunction(deployed_platform, "killed")
     killed: Counter[str] = Counter()
-    with executions(node) as told:
-        source = COUNTED.format(host=node.network.host, port=told.port)
-        function.define(source, maxWorkers=2, concurrency=16, minAvailableCount=2, idleTimeoutSeconds=60)
+    with execution_counter(node) as told:
+        source = COUNTING_FUNCTION_SOURCE.format(host=node.network.host_ip, port=told.port)
+        function.create(source, maxWorkers=2, concurrency=16, minAvailableCount=2, idleTimeoutSeconds=60)
         done = asyncio.Event()
-        killing = asyncio.create_task(kill_in_turn(node, done, killed))
+        killing = asyncio.create_task(kill_round_robin(node, done, killed))
         started = time.monotonic()
-        answers = await call_all(node, function)
+        answers = await invoke_all(node, function)
         done.set()
         await killing
         accepted = time.monotonic() - started
-        results = await function.results(COUNT, 300)
+        results = await function.results(INVOCATION_COUNT, 300)
     states = Counter(result["state"] for result in results.values())
     attempts = Counter(result["attempts"] for result in results.values())
     again = sum(count - 1 for count in told.counted.values())
     print(
-        f"\n{COUNT} accepted in {accepted:.0f} s, answers {dict(answers)}; killed {dict(killed)};"
+        f"\n{INVOCATION_COUNT} accepted in {accepted:.0f} s, answers {dict(answers)}; killed {dict(killed)};"
         f" results {dict(states)}, by attempts {dict(attempts)};"
         f" run {told.counted.total()} times, {again} of them again"
     )
-    assert set(results) == {f"kill-{number}" for number in range(COUNT)}
-    assert states == {"succeeded": COUNT}, [each for each in results.values() if each["state"] != "succeeded"][:5]
-    assert set(VICTIMS) == set(killed)
-    function.remove()
+    assert set(results) == {f"kill-{number}" for number in range(INVOCATION_COUNT)}
+    assert states == {"succeeded": INVOCATION_COUNT}, [each for each in results.values() if each["state"] != "succeeded"][:5]
+    assert set(KILLED_PROCESSES) == set(killed)
+    function.delete()

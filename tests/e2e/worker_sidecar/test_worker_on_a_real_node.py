@@ -9,13 +9,13 @@ from lightkube import Client
 from lightkube.resources.core_v1 import Pod, Service
 
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.process.shared_settings import Nats
+from gpu_runtime.process.shared_settings import NatsSettings
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 from localcluster import dev_platform
 from localcluster.node import Node
 from localcluster.supervisor_client import wait_until
-from tests.integration.conftest import CONFIG
-from tests.integration.worker_sidecar.serving import FUNCTION, plane_of
+from tests.integration.conftest import CONFIG_DIR
+from tests.integration.worker_sidecar.serving import FUNCTION_ID, sidecar_harness
 
 # No Python helper: any program that speaks HTTP at the socket will do.
 FRAMEWORK = """
@@ -48,8 +48,8 @@ server.serve_forever()
 
 
 @pytest.fixture(scope="module")
-def installed(node: Node) -> Node:
-    dev_platform.install(node, CONFIG / "nats", CONFIG / "overlays" / "local")
+def platform_node(node: Node) -> Node:
+    dev_platform.apply_kustomizations(node, CONFIG_DIR / "nats", CONFIG_DIR / "overlays" / "local")
     node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     for namespace, workload in (("messaging", "statefulset/nats"), ("runtime-system", "deployment/controller-manager")):
         node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
@@ -66,7 +66,7 @@ def function(name: str) -> dict[str, Any]:
             "gpu": 1,
             "image": "python:3.12",
             "template": {"command": ["python", "-c"], "args": [FRAMEWORK]},
-            "serverless": {"enabled": True, "requestID": FUNCTION},
+            "serverless": {"enabled": True, "requestID": FUNCTION_ID},
         },
     }
 
@@ -74,21 +74,21 @@ def function(name: str) -> dict[str, Any]:
 def queue(kube: Client) -> WorkerSidecarSettings:
     service = kube.get(Service, "nats", namespace="messaging")
     assert service.spec
-    nats = Nats(urls=(f"nats://{service.spec.clusterIP}:4222",))
-    return WorkerSidecarSettings(nats=nats, request_id=FUNCTION, worker="test", namespace="test")
+    nats = NatsSettings(urls=(f"nats://{service.spec.clusterIP}:4222",))
+    return WorkerSidecarSettings(nats=nats, request_id=FUNCTION_ID, worker="test", namespace="test")
 
 
-async def test_a_worker_serves_its_queue_and_ends_what_it_has_in_hand(installed: Node, kube: Client) -> None:
-    path = installed.state / "function.yaml"
+async def test_worker_serves_invocations_and_finishes_them_on_shutdown(platform_node: Node, kube: Client) -> None:
+    path = platform_node.state_dir / "function.yaml"
     path.write_text(yaml.safe_dump(function("worker")))
-    async with plane_of(queue(kube)) as plane:
-        await asyncio.to_thread(installed.kubectl, "apply", "-f", str(path))
+    async with sidecar_harness(queue(kube)) as plane:
+        await asyncio.to_thread(platform_node.kubectl, "apply", "-f", str(path))
         ready = ("gpuunit/worker", "--namespace=runtime-instance", "--for=condition=Ready", "--timeout=120s")
-        await asyncio.to_thread(installed.kubectl, "wait", *ready)
-        await plane.dispatch("0", "first")
-        first = await plane.result("first")
+        await asyncio.to_thread(platform_node.kubectl, "wait", *ready)
+        await plane.publish_dispatch("0", "first")
+        first = await plane.wait_result("first")
         assert (first.state, first.body, first.worker) == (ResultState.SUCCEEDED, b'0 did "0"', "worker")
-        await plane.dispatch("3", "last")
+        await plane.publish_dispatch("3", "last")
         await asyncio.to_thread(
             wait_until,
             lambda: any(each.invocation_id == "last" for each in plane.events),
@@ -96,9 +96,9 @@ async def test_a_worker_serves_its_queue_and_ends_what_it_has_in_hand(installed:
             lambda: "it is not begun",
         )
         await asyncio.to_thread(
-            installed.kubectl, "delete", "gpuunit", "worker", "--namespace=runtime-instance", "--wait=false"
+            platform_node.kubectl, "delete", "gpuunit", "worker", "--namespace=runtime-instance", "--wait=false"
         )
-        last = await plane.result("last")
+        last = await plane.wait_result("last")
         assert (last.state, last.attempts) == (ResultState.SUCCEEDED, 1)
         await asyncio.to_thread(wait_until, lambda: pods(kube) == [], 60, lambda: f"there are still {pods(kube)}")
 

@@ -3,15 +3,17 @@
 from types import SimpleNamespace
 from typing import cast
 
-from gpu_runtime.activator.function_lister import Functions
+from gpu_runtime.activator.function_lister import FunctionLister
 
 
-async def _is_gone(_request_id: str) -> bool:
+async def _confirm_not_found(_request_id: str) -> bool:
     return True
 
 
-NONE = cast(Functions, SimpleNamespace(request_ids=set, serving=lambda _: None, certain=lambda: True, is_gone=_is_gone))
+NO_FUNCTIONS = cast(
+    FunctionLister, SimpleNamespace(request_ids=set, serving=lambda _: None, certain=lambda: True, is_gone=_confirm_not_found)
+)
 """There are no functions."""
 
-ONE = cast(Functions, SimpleNamespace(request_ids=lambda: {"f"}, serving=lambda _: object(), certain=lambda: True))
+ONE_FUNCTION = cast(FunctionLister, SimpleNamespace(request_ids=lambda: {"f"}, serving=lambda _: object(), certain=lambda: True))
 """There is `f`."""

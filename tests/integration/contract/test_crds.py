@@ -12,8 +12,8 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 
 from gpu_runtime.contract.crd.operation import UNFINISHED_SELECTOR
-from gpu_runtime.manifests.samples import samples
-from tests.integration.conftest import CONFIG, Kubectl
+from gpu_runtime.manifests.samples import sample_manifests
+from tests.integration.conftest import CONFIG_DIR, Kubectl
 
 Object = dict[str, Any]
 Apply = Callable[[Object], str]
@@ -47,15 +47,15 @@ def apply(kube: Client, namespace: str) -> Apply:
 
 
 def unit(name: str = "demo", **spec: Any) -> Object:
-    return made("GPUUnit", name, {"specName": "g1.1", "image": "python:3.12"} | spec)
+    return new_manifest("GPUUnit", name, {"specName": "g1.1", "image": "python:3.12"} | spec)
 
 
 def pool(name: str = "demo", **spec: Any) -> Object:
-    return made("StockPool", name, {"specName": "g1.1", "replicas": 1} | spec)
+    return new_manifest("StockPool", name, {"specName": "g1.1", "replicas": 1} | spec)
 
 
 def storage(name: str = "demo", **spec: Any) -> Object:
-    return made("GPUStorage", name, {"size": "20Gi"} | spec)
+    return new_manifest("GPUStorage", name, {"size": "20Gi"} | spec)
 
 
 def operation(name: str = "op-1", **spec: Any) -> Object:
@@ -66,10 +66,10 @@ def operation(name: str = "op-1", **spec: Any) -> Object:
         "request": '{"image":"python:3.12"}',
         "target": {"kind": "GPUUnit", "namespace": "runtime-instance", "name": "demo"},
     }
-    return made("Operation", name, asked | spec)
+    return new_manifest("Operation", name, asked | spec)
 
 
-def made(kind: str, name: str, spec: Object) -> Object:
+def new_manifest(kind: str, name: str, spec: Object) -> Object:
     without_unset = {field: value for field, value in spec.items() if value is not None}
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": without_unset}
 
@@ -218,23 +218,23 @@ CHANGES_ADMITTED = {
 
 
 @pytest.mark.parametrize("manifest", ADMITTED.values(), ids=ADMITTED)
-def test_admits(apply: Apply, manifest: Object) -> None:
+def test_valid_object_is_admitted(apply: Apply, manifest: Object) -> None:
     assert apply(manifest) == ACCEPTED
 
 
 @pytest.mark.parametrize(("manifest", "message"), REFUSED.values(), ids=REFUSED)
-def test_refuses(apply: Apply, manifest: Object, message: str) -> None:
+def test_invalid_object_is_rejected(apply: Apply, manifest: Object, message: str) -> None:
     assert message in apply(manifest)
 
 
 @pytest.mark.parametrize(("before", "after", "message"), CHANGES_REFUSED.values(), ids=CHANGES_REFUSED)
-def test_refuses_to_change(apply: Apply, before: Object, after: Object, message: str) -> None:
+def test_immutable_field_change_is_rejected(apply: Apply, before: Object, after: Object, message: str) -> None:
     assert apply(before) == ACCEPTED
     assert message in apply(after)
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES_ADMITTED.values(), ids=CHANGES_ADMITTED)
-def test_lets_change(apply: Apply, before: Object, after: Object) -> None:
+def test_mutable_field_change_is_admitted(apply: Apply, before: Object, after: Object) -> None:
     assert apply(before) == ACCEPTED
     assert apply(after) == ACCEPTED
 
@@ -247,14 +247,14 @@ def test_an_unknown_field_is_named(kubectl: Kubectl) -> None:
 def test_every_sample_is_accepted(kubectl: Kubectl, kube: Client) -> None:
     for name in ("runtime-stock", "runtime-instance"):
         kube.apply(Namespace(metadata=ObjectMeta(name=name)), field_manager="test")
-    done = kubectl("apply", "--server-side", "--validate=strict", "--dry-run=server", "-k", str(CONFIG / "samples"))
+    done = kubectl("apply", "--server-side", "--validate=strict", "--dry-run=server", "-k", str(CONFIG_DIR / "samples"))
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(samples())
+    assert len(done.stdout.splitlines()) == len(sample_manifests())
 
 
-def test_rbac_is_accepted_and_lets_the_controller_manager_do_its_work_and_no_more(kubectl: Kubectl) -> None:
+def test_controller_manager_rbac_allows_its_requests_and_no_others(kubectl: Kubectl) -> None:
     for part in ("namespace", "rbac"):
-        done = kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / part))
+        done = kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG_DIR / part))
         assert done.returncode == 0, done.stderr
 
     def may(*question: str) -> bool:
@@ -300,7 +300,7 @@ def test_kubectl_get_shows_columns(
     assert kubectl("get", kind, "-n", namespace).stdout.splitlines()[0].split() == columns
 
 
-def test_status_is_a_subresource_with_ready_made_zeros(kubectl: Kubectl, apply: Apply, namespace: str) -> None:
+def test_status_is_a_subresource_with_defaults(kubectl: Kubectl, apply: Apply, namespace: str) -> None:
     apply(pool())
     status = json.dumps({"status": {"phase": "Progressing"}})
     at = ("-n", namespace, "--type=merge", "-p", status)
@@ -324,7 +324,7 @@ def test_unfinished_operations_are_selected_by_their_state(kubectl: Kubectl, app
     ]
 
 
-def test_the_whole_platform_answers_to_one_word(kubectl: Kubectl, apply: Apply, namespace: str) -> None:
+def test_kubectl_get_gpu_runtime_lists_the_whole_category(kubectl: Kubectl, apply: Apply, namespace: str) -> None:
     apply(unit())
     apply(storage())
     listed = kubectl("get", "gpu-runtime", "-n", namespace, "-o", "name").stdout.split()
@@ -333,6 +333,6 @@ def test_the_whole_platform_answers_to_one_word(kubectl: Kubectl, apply: Apply, 
 
 def test_every_generated_file_belongs_to_a_kustomization() -> None:
     for folder in ("crd", "rbac", "samples"):
-        listed = (CONFIG / folder / "kustomization.yaml").read_text()
-        files = [path for path in Path(CONFIG / folder).rglob("*.yaml") if path.name != "kustomization.yaml"]
-        assert all(str(path.relative_to(CONFIG / folder)) in listed for path in files)
+        listed = (CONFIG_DIR / folder / "kustomization.yaml").read_text()
+        files = [path for path in Path(CONFIG_DIR / folder).rglob("*.yaml") if path.name != "kustomization.yaml"]
+        assert all(str(path.relative_to(CONFIG_DIR / folder)) in listed for path in files)

@@ -36,33 +36,33 @@ from lightkube.types import PatchType
 from localcluster import control_plane as control_planes
 from localcluster import simulated_nodes
 from localcluster.control_plane import ControlPlane, free_port
-from localcluster.supervisor_client import tail, wait_until
-from tests.conftest import available
-from tests.integration.conftest import CONFIG
+from localcluster.supervisor_client import tail_log, wait_until
+from tests.conftest import enter_or_skip
+from tests.integration.conftest import CONFIG_DIR
 
 GROUP = "runtime.lokiwager.io"
 UNIT = create_namespaced_resource(GROUP, "v1alpha1", "GPUUnit", "gpuunits")
 POOL = create_namespaced_resource(GROUP, "v1alpha1", "StockPool", "stockpools")
 STORAGE = create_namespaced_resource(GROUP, "v1alpha1", "GPUStorage", "gpustorages")
 
-IDENTITY = "system:serviceaccount:runtime-system:controller-manager"
-PROGRAM = Path(sys.executable).with_name("gpu-runtime")
+CONTROLLER_MANAGER_USER = "system:serviceaccount:runtime-system:controller-manager"
+GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 QUICK_ELECTION = {"leaseSeconds": 5, "renewDeadlineSeconds": 4, "retrySeconds": 0.5}
 """For tests that wait for the end of a lease. A busy machine may well miss deadlines that are much shorter."""
 
-CLASS = "rook-ceph-block"
+DEFAULT_STORAGE_CLASS = "rook-ceph-block"
 """The class of storages that name none."""
 
 Object = dict[str, Any]
 
-LABELS = re.compile(r'(\w+)="([^"]*)"')
-OWN = ("gpuunits", "gpustorages", "stockpools")
-MADE = ("deployments", "services", "networkpolicies", "persistentvolumeclaims")
-WRITTEN = (*OWN, *(f"{kind}/status" for kind in OWN), *MADE)
+METRIC_LABEL_PATTERN = re.compile(r'(\w+)="([^"]*)"')
+CRD_PLURALS = ("gpuunits", "gpustorages", "stockpools")
+CHILD_PLURALS = ("deployments", "services", "networkpolicies", "persistentvolumeclaims")
+WRITTEN_RESOURCES = (*CRD_PLURALS, *(f"{kind}/status" for kind in CRD_PLURALS), *CHILD_PLURALS)
 
 
 @dataclass
-class Manager:
+class ControllerManagerProcess:
     """A controller manager as a process of its own."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Manager:
     port: int = field(default_factory=free_port)
     process: "subprocess.Popen[bytes] | None" = None
 
-    def start(self) -> "Manager":
+    def start(self) -> "ControllerManagerProcess":
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "settings.yaml"
         settings = {
@@ -84,7 +84,7 @@ class Manager:
         config.write_text(yaml.safe_dump(settings | self.settings))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", PROGRAM, "controller-manager", "--config", config], stderr=log
+                ["setpriv", "--pdeathsig", "KILL", "--", GPU_RUNTIME_PROGRAM, "controller-manager", "--config", config], stderr=log
             )
         return self
 
@@ -92,15 +92,15 @@ class Manager:
     def log(self) -> Path:
         return self.folder / "log"
 
-    def wait_ready(self) -> "Manager":
-        wait_until(lambda: self.answer("/readyz") == 200, 180, lambda: f"not ready:\n{tail(self.log, 40)}")
+    def wait_ready(self) -> "ControllerManagerProcess":
+        wait_until(lambda: self.http_status("/readyz") == 200, 180, lambda: f"not ready:\n{tail_log(self.log, 40)}")
         return self
 
-    def wait_leading(self) -> "Manager":
-        wait_until(lambda: self.metric("kube_leading{") == 1, 60, lambda: f"not leading:\n{tail(self.log, 40)}")
+    def wait_leading(self) -> "ControllerManagerProcess":
+        wait_until(lambda: self.metric("kube_leading{") == 1, 60, lambda: f"not leading:\n{tail_log(self.log, 40)}")
         return self
 
-    def answer(self, path: str) -> int:
+    def http_status(self, path: str) -> int:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
                 return int(answer.status)
@@ -112,9 +112,9 @@ class Manager:
 
     def metric(self, prefix: str) -> float:
         """The sum of all samples whose line starts so; 0 where there is none or no answer."""
-        return self.sum(lambda line: line.startswith(prefix))
+        return self.sum_samples(lambda line: line.startswith(prefix))
 
-    def sum(self, counts: Callable[[str], bool]) -> float:
+    def sum_samples(self, counts: Callable[[str], bool]) -> float:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
                 lines = answer.read().decode().splitlines()
@@ -124,7 +124,7 @@ class Manager:
 
     @property
     def crashes(self) -> float:
-        return self.sum(lambda line: line.startswith("kube_reconciles_total{") and 'result="crash"' in line)
+        return self.sum_samples(lambda line: line.startswith("kube_reconciles_total{") and 'result="crash"' in line)
 
     @property
     def reconciles(self) -> float:
@@ -134,7 +134,7 @@ class Manager:
         assert self.process
         self.process.send_signal(number)
 
-    def end(self, number: Signals = Signals.SIGKILL) -> int:
+    def stop(self, number: Signals = Signals.SIGKILL) -> int:
         if self.process is None:
             return 0
         self.process.send_signal(Signals.SIGCONT)
@@ -145,48 +145,48 @@ class Manager:
 
 
 @dataclass
-class Cluster:
+class ControllerCluster:
     """A control plane with the platform installed, as tests drive it."""
 
-    plane: ControlPlane
+    control_plane: ControlPlane
     kube: Client
     folder: Path
-    managers: list[Manager] = field(default_factory=list)
+    managers: list[ControllerManagerProcess] = field(default_factory=list)
 
-    def manager(self, **settings: Any) -> Manager:
+    def start_manager(self, **settings: Any) -> ControllerManagerProcess:
         number = len(self.managers)
-        identity = self.plane.kubeconfig_for("manager", IDENTITY)
-        manager = Manager(self.folder / f"manager-{number}", identity, settings)
+        identity = self.control_plane.kubeconfig_for("manager", CONTROLLER_MANAGER_USER)
+        manager = ControllerManagerProcess(self.folder / f"manager-{number}", identity, settings)
         self.managers.append(manager)
         return manager.start()
 
-    def end_managers(self) -> None:
+    def stop_managers(self) -> None:
         for manager in self.managers:
-            manager.end()
+            manager.stop()
 
     @property
-    def leader(self) -> Manager:
+    def leader(self) -> ControllerManagerProcess:
         return next(manager for manager in self.managers if manager.metric("kube_leading{") == 1)
 
-    def writes(self) -> Counter[str]:
+    def write_counts(self) -> Counter[str]:
         """What the API server was asked to write of the kinds that the controller manager writes, whoever asked.
 
         Events and Leases aside, and the status of Deployments, which is Kubernetes' own business.
         """
         count: Counter[str] = Counter()
-        for line in self.plane.kubectl("get", "--raw", "/metrics").splitlines():
+        for line in self.control_plane.kubectl("get", "--raw", "/metrics").splitlines():
             if line.startswith("apiserver_request_total{"):
-                labels = dict(LABELS.findall(line))
+                labels = dict(METRIC_LABEL_PATTERN.findall(line))
                 what = "/".join(filter(None, (labels["resource"], labels["subresource"])))
-                if what in WRITTEN and labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE"):
+                if what in WRITTEN_RESOURCES and labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE"):
                     count[f"{labels['verb']} {what}"] += int(float(line.rpartition(" ")[2]))
         return count
 
-    def touch(self, kind: Any, namespace: str, name: str) -> None:
+    def trigger_reconcile(self, kind: Any, namespace: str, name: str) -> None:
         """Make the manager look at an object without changing anything that concerns it, and wait until it has."""
         manager = self.leader
         before = manager.reconciles
-        self.patch(kind, namespace, name, {"metadata": {"annotations": {"example.com/touched": uuid.uuid4().hex}}})
+        self.merge_patch(kind, namespace, name, {"metadata": {"annotations": {"example.com/touched": uuid.uuid4().hex}}})
         wait_until(lambda: manager.reconciles > before, 60, lambda: f"{name} was not looked at")
 
     def create(self, kind: Any, namespace: str, name: str, spec: Object, **metadata: Any) -> Object:
@@ -203,14 +203,14 @@ class Cluster:
                 return None
             raise
 
-    def patch(self, kind: Any, namespace: str, name: str, patch: Object) -> None:
+    def merge_patch(self, kind: Any, namespace: str, name: str, patch: Object) -> None:
         self.kube.patch(kind, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
 
-    def status(self, kind: Any, namespace: str, name: str, status: Object) -> None:
+    def patch_status(self, kind: Any, namespace: str, name: str, status: Object) -> None:
         """Write a status as whoever else is responsible for it would."""
         self.kube.patch(kind.Status, name, {"status": status}, namespace=namespace, patch_type=PatchType.MERGE)
 
-    def volume(self, namespace: str, name: str, size: str = "1Gi", storage_class: str = CLASS) -> str:
+    def create_volume(self, namespace: str, name: str, size: str = "1Gi", storage_class: str = DEFAULT_STORAGE_CLASS) -> str:
         """A volume that only the claim of that name can have: there is no provisioner that would make it."""
         source, claim = HostPathVolumeSource(path="/data"), ObjectReference(namespace=namespace, name=name)
         volume = PersistentVolumeSpec(
@@ -225,39 +225,39 @@ class Cluster:
         self.kube.create(PersistentVolume(metadata=ObjectMeta(name=made), spec=volume))
         return made
 
-    def storage(self, namespace: str, name: str, **spec: Any) -> Object:
+    def create_ready_storage(self, namespace: str, name: str, **spec: Any) -> Object:
         """A storage that is Ready."""
-        self.volume(namespace, name)
+        self.create_volume(namespace, name)
         self.create(STORAGE, namespace, name, {"size": "1Gi", **spec})
         return self.wait_reason(STORAGE, namespace, name, "StorageReady")
 
-    def storage_class(self, name: str, *, grows: bool = False, binding: str = "Immediate") -> None:
+    def create_storage_class(self, name: str, *, allow_expansion: bool = False, binding: str = "Immediate") -> None:
         """A class whose provisioner is nobody, unless it is there already."""
         if name not in [each["metadata"]["name"] for each in map(as_dict, self.kube.list(StorageClass))]:
             self.kube.create(
                 StorageClass(
                     metadata=ObjectMeta(name=name),
                     provisioner="example.com/nobody",
-                    allowVolumeExpansion=grows,
+                    allowVolumeExpansion=allow_expansion,
                     volumeBindingMode=binding,
                 )
             )
 
     def add_node(self, name: str, gpus: int) -> None:
         """One more simulated node."""
-        simulated_nodes.add_one(self.kube, name, gpus)
+        simulated_nodes.add_node(self.kube, name, gpus)
 
-    def uid_of_namespace(self, name: str) -> str:
+    def namespace_uid(self, name: str) -> str:
         metadata = self.kube.get(Namespace, name).metadata
         assert metadata
         assert metadata.uid
         return metadata.uid
 
-    def change(self, kind: Any, namespace: str, name: str, *operations: Object) -> None:
+    def json_patch(self, kind: Any, namespace: str, name: str, *operations: Object) -> None:
         """A JSON patch."""
         self.kube.patch(kind, name, list(operations), namespace=namespace, patch_type=PatchType.JSON)
 
-    def wait(
+    def wait_for(
         self, kind: Any, namespace: str, name: str, condition: Callable[[Object], bool], timeout: float = 60
     ) -> Object:
         """Wait until the object is as wanted, and give it."""
@@ -273,32 +273,32 @@ class Cluster:
         return last
 
     def wait_reason(self, kind: Any, namespace: str, name: str, reason: str, timeout: float = 60) -> Object:
-        return self.wait(kind, namespace, name, lambda found: ready(found).get("reason") == reason, timeout)
+        return self.wait_for(kind, namespace, name, lambda found: ready_condition(found).get("reason") == reason, timeout)
 
-    def all(self, kind: Any, namespace: str) -> list[Object]:
+    def list_objects(self, kind: Any, namespace: str) -> list[Object]:
         return [as_dict(found) for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
 
-    def wait_all_ready(self, namespace: str, count: int, timeout: float = 120, every: float = 0.1) -> None:
+    def wait_all_ready(self, namespace: str, count: int, timeout: float = 120, interval_seconds: float = 0.1) -> None:
         """Wait until there are so many units, all Ready. Looking at thousands all the time slows them down."""
         found: list[Object] = []
 
         def hold() -> bool:
-            found[:] = self.all(UNIT, namespace)
-            return len(found) == count and all(ready(unit).get("status") == "True" for unit in found)
+            found[:] = self.list_objects(UNIT, namespace)
+            return len(found) == count and all(ready_condition(unit).get("status") == "True" for unit in found)
 
-        wait_until(hold, timeout, lambda: f"of {count} units: {self._explain(namespace, found)}", every)
+        wait_until(hold, timeout, lambda: f"of {count} units: {self._describe_unready(namespace, found)}", interval_seconds)
 
-    def _explain(self, namespace: str, units: list[Object]) -> str:
+    def _describe_unready(self, namespace: str, units: list[Object]) -> str:
         """The reasons, and all that is known of the first unit that is not Ready."""
-        reasons = dict(Counter(ready(unit).get("reason") for unit in units))
-        waiting = next((unit["metadata"]["name"] for unit in units if ready(unit).get("status") != "True"), None)
+        reasons = dict(Counter(ready_condition(unit).get("reason") for unit in units))
+        waiting = next((unit["metadata"]["name"] for unit in units if ready_condition(unit).get("status") != "True"), None)
         if waiting is None:
             return str(reasons)
         selector = f"--selector={GROUP}/unit={waiting}"
-        known = self.plane.kubectl("get", "deployments,replicasets,pods", "-n", namespace, selector, "-o", "yaml")
+        known = self.control_plane.kubectl("get", "deployments,replicasets,pods", "-n", namespace, selector, "-o", "yaml")
         return f"{reasons}\n{known}"
 
-    def gone(self, kind: Any, namespace: str, name: str) -> bool:
+    def is_deleted(self, kind: Any, namespace: str, name: str) -> bool:
         return self.get(kind, namespace, name) is None
 
 
@@ -306,73 +306,73 @@ def as_dict(found: Any) -> Object:
     return dict(found.to_dict())
 
 
-def ready(found: Object) -> Object:
+def ready_condition(found: Object) -> Object:
     """The Ready condition."""
     conditions = found.get("status", {}).get("conditions", [])
     return next((dict(each) for each in conditions if each["type"] == "Ready"), {})
 
 
-def install(plane: ControlPlane) -> None:
+def install_manifests(plane: ControlPlane) -> None:
     for part in ("namespace", "priority", "crd", "rbac"):
-        plane.kubectl("apply", "--server-side", "--force-conflicts", "--validate=strict", "-k", str(CONFIG / part))
+        plane.kubectl("apply", "--server-side", "--force-conflicts", "--validate=strict", "-k", str(CONFIG_DIR / part))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerCluster]:
     """With one controller manager that leads."""
-    with available(control_planes.control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
-        install(plane)
-        made = Cluster(plane, kube, tmp_path_factory.mktemp("managers"))
-        made.manager().wait_ready().wait_leading()
+    with enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
+        install_manifests(plane)
+        made = ControllerCluster(plane, kube, tmp_path_factory.mktemp("managers"))
+        made.start_manager().wait_ready().wait_leading()
         yield made
-        made.end_managers()
+        made.stop_managers()
 
 
 @pytest.fixture(scope="package")
-def collecting(cluster: Cluster) -> None:
+def garbage_collector_ready(cluster: ControllerCluster) -> None:
     """Kubernetes' garbage collector learns of new kinds only every half minute; from here on it knows them."""
-    wait_collecting(cluster)
+    wait_garbage_collector(cluster)
 
 
-def wait_collecting(cluster: Cluster) -> None:
+def wait_garbage_collector(cluster: ControllerCluster) -> None:
     name = "collected"
     cluster.create(UNIT, "runtime-stock", name, {"specName": "g1.1"})
-    cluster.wait(Deployment, "runtime-stock", name, lambda _: True)
+    cluster.wait_for(Deployment, "runtime-stock", name, lambda _: True)
     cluster.kube.delete(UNIT, name, namespace="runtime-stock")
-    wait_until(lambda: cluster.gone(Deployment, "runtime-stock", name), 60, lambda: "nothing is collected")
+    wait_until(lambda: cluster.is_deleted(Deployment, "runtime-stock", name), 60, lambda: "nothing is collected")
 
 
 @pytest.fixture(scope="package")
-def spare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with available(control_planes.control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
-        install(plane)
-        yield Cluster(plane, kube, tmp_path_factory.mktemp("spare-managers"))
+def shared_unmanaged_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerCluster]:
+    with enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
+        install_manifests(plane)
+        yield ControllerCluster(plane, kube, tmp_path_factory.mktemp("spare-managers"))
 
 
 @pytest.fixture
-def spare(spare_cluster: Cluster) -> Iterator[Cluster]:
+def unmanaged_cluster(shared_unmanaged_cluster: ControllerCluster) -> Iterator[ControllerCluster]:
     """Without a controller manager, for tests that start, kill and count them, and break what they mend again."""
-    yield spare_cluster
-    spare_cluster.end_managers()
+    yield shared_unmanaged_cluster
+    shared_unmanaged_cluster.stop_managers()
     # They were killed: nobody gave the Lease back, and the next test need not wait for its end.
-    spare_cluster.plane.kubectl("delete", "lease", "controller-manager", "-n=runtime-system", "--ignore-not-found")
+    shared_unmanaged_cluster.control_plane.kubectl("delete", "lease", "controller-manager", "-n=runtime-system", "--ignore-not-found")
 
 
 @pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[str]:
-    with own_namespace(cluster) as name:
+def namespace(cluster: ControllerCluster) -> Iterator[str]:
+    with temporary_namespace(cluster) as name:
         yield name
 
 
 @pytest.fixture
-def spare_namespace(spare: Cluster) -> Iterator[str]:
-    with own_namespace(spare) as name:
+def unmanaged_namespace(unmanaged_cluster: ControllerCluster) -> Iterator[str]:
+    with temporary_namespace(unmanaged_cluster) as name:
         yield name
 
 
 @contextmanager
-def own_namespace(cluster: Cluster) -> Iterator[str]:
+def temporary_namespace(cluster: ControllerCluster) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:12]}"
     cluster.kube.create(Namespace(metadata=ObjectMeta(name=name)))
     yield name

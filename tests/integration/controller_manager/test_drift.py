@@ -15,13 +15,13 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.controller_manager.gpu_unit import children as unit_children
 from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings
 from gpu_runtime.controller_manager.stock_pool import children as pool_children
 from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
 from localcluster.supervisor_client import wait_until
-from tests.integration.controller_manager.conftest import GROUP, POOL, UNIT, Cluster, Object
+from tests.integration.controller_manager.conftest import GROUP, POOL, UNIT, ControllerCluster, Object
 
-SETTINGS = ControllerManagerSettings(images=Images(stock="gpu-runtime:local", placeholder="gpu-runtime:local"))
+SETTINGS = ControllerManagerSettings(images=ImageSettings(stock="gpu-runtime:local", placeholder="gpu-runtime:local"))
 TEMPLATE = {
     "args": ["-m", "http.server"],
     "envs": [{"name": "MODEL_ID", "value": "demo"}, {"name": "EMPTY", "value": ""}],
@@ -50,14 +50,14 @@ ADDED: Object = {
 Path = tuple[str | int, ...]
 
 
-def leaves(wanted: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaf_fields(wanted: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     match wanted:
         case dict() if wanted:
             for key, value in wanted.items():
-                yield from leaves(value, (*path, key))
+                yield from leaf_fields(value, (*path, key))
         case list() if wanted:
             for index, value in enumerate(wanted):
-                yield from leaves(value, (*path, index))
+                yield from leaf_fields(value, (*path, index))
         case _:
             yield path, wanted
 
@@ -75,7 +75,7 @@ def value_at(found: Any, path: Path) -> Any:
     return found
 
 
-def changes(path: Path, value: Any) -> Iterator[list[Object]]:
+def field_changes(path: Path, value: Any) -> Iterator[list[Object]]:
     """What somebody might do to a field: give it another value, or take it away."""
     name = path[-1]
     if name == "nvidia.com/gpu":
@@ -107,7 +107,7 @@ def changes(path: Path, value: Any) -> Iterator[list[Object]]:
         yield [{"op": "remove", "path": pointer(path)}]
 
 
-def correct_every_field(cluster: Cluster, kind: Any, namespace: str, wanted: Object) -> tuple[int, set[str]]:
+def correct_every_field(cluster: ControllerCluster, kind: Any, namespace: str, wanted: Object) -> tuple[int, set[str]]:
     """Change each field that is wanted of a child and wait for it to come back.
 
     Gives the number of changes, and the fields that the API server protects itself.
@@ -118,10 +118,10 @@ def correct_every_field(cluster: Cluster, kind: Any, namespace: str, wanted: Obj
         owned["metadata"].pop(fixed)
     # With another owner than this it is garbage, and Kubernetes collects it.
     owned["metadata"]["ownerReferences"] = [{"controller": True, "blockOwnerDeletion": True}]
-    for path, value in leaves(owned):
+    for path, value in leaf_fields(owned):
         was = value_at(cluster.get(kind, namespace, name), path)
-        for operations in changes(path, value):
-            if not allowed(lambda operations=operations: cluster.change(kind, namespace, name, *operations)):  # type: ignore[misc]
+        for operations in field_changes(path, value):
+            if not is_accepted(lambda operations=operations: cluster.json_patch(kind, namespace, name, *operations)):  # type: ignore[misc]
                 protected.add(pointer(path))
                 continue
             done += 1
@@ -133,7 +133,7 @@ def correct_every_field(cluster: Cluster, kind: Any, namespace: str, wanted: Obj
     return done, protected
 
 
-def allowed(write: Callable[[], None]) -> bool:
+def is_accepted(write: Callable[[], None]) -> bool:
     """Whether the API server takes it."""
     try:
         write()
@@ -145,19 +145,19 @@ def allowed(write: Callable[[], None]) -> bool:
 
 
 def unit_manifests(unit: Object) -> dict[str, Object]:
-    seen = unit_seen.Observed(unit=msgspec.convert(unit, GPUUnit), settings=SETTINGS)
-    return {child.resource.kind: child.wanted or {} for child in unit_children.desired_children(seen)}
+    seen = unit_seen.ObservedUnit(unit=msgspec.convert(unit, GPUUnit), settings=SETTINGS)
+    return {child.resource.kind: child.desired or {} for child in unit_children.desired_children(seen)}
 
 
 def pool_manifests(pool: Object) -> dict[str, Object]:
-    seen = pool_seen.Observed(pool=msgspec.convert(pool, StockPool), settings=SETTINGS)
-    return {child.resource.kind: child.wanted or {} for child in pool_children.desired_children(seen)}
+    seen = pool_seen.ObservedPool(pool=msgspec.convert(pool, StockPool), settings=SETTINGS)
+    return {child.resource.kind: child.desired or {} for child in pool_children.desired_children(seen)}
 
 
 @pytest.fixture
-def unit(cluster: Cluster, namespace: str) -> Object:
+def unit(cluster: ControllerCluster, namespace: str) -> Object:
     """With something in every field that a unit can have."""
-    cluster.storage(namespace, "data")
+    cluster.create_ready_storage(namespace, "data")
     mounts = [{"name": "data", "mountPath": "/data"}]
     spec = {"specName": "g1.1", "image": "python", "memory": "1Gi", "gpu": 1, "template": TEMPLATE}
     spec["serverless"] = {"enabled": True, "requestID": "web"}
@@ -167,62 +167,62 @@ def unit(cluster: Cluster, namespace: str) -> Object:
 
 
 @pytest.fixture
-def pool(cluster: Cluster, namespace: str) -> Object:
+def pool(cluster: ControllerCluster, namespace: str) -> Object:
     spec = {"specName": "g1.1", "memory": "1Gi", "gpu": 1, "replicas": 2, "template": TEMPLATE | {"args": []}}
     cluster.create(POOL, namespace, "warm", spec)
     return cluster.wait_reason(POOL, namespace, "warm", "DeploymentReady")
 
 
-def assert_quiet(cluster: Cluster, kind: Any, namespace: str, name: str) -> None:
+def assert_no_writes(cluster: ControllerCluster, kind: Any, namespace: str, name: str) -> None:
     """Looking at it again writes nothing but the touch itself. Other tests' remains may need a moment to be gone."""
     touches, written = f"PATCH {kind._api_info.plural}", Counter[str]()
 
     def is_quiet() -> bool:
         nonlocal written
-        before = cluster.writes()
+        before = cluster.write_counts()
         for _ in range(3):
-            cluster.touch(kind, namespace, name)
-        written = cluster.writes() - before
+            cluster.trigger_reconcile(kind, namespace, name)
+        written = cluster.write_counts() - before
         return written == {touches: 3}
 
     wait_until(is_quiet, 60, lambda: f"there are still writes: {written}")
 
 
-def test_every_owned_field_of_a_units_deployment_is_corrected(cluster: Cluster, namespace: str, unit: Object) -> None:
+def test_every_owned_field_of_a_units_deployment_is_corrected(cluster: ControllerCluster, namespace: str, unit: Object) -> None:
     done, protected = correct_every_field(cluster, Deployment, namespace, unit_manifests(unit)["Deployment"])
     print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
     assert done > 60
-    assert_quiet(cluster, UNIT, namespace, "web")
+    assert_no_writes(cluster, UNIT, namespace, "web")
 
 
-def test_every_owned_field_of_a_units_service_is_corrected(cluster: Cluster, namespace: str, unit: Object) -> None:
+def test_every_owned_field_of_a_units_service_is_corrected(cluster: ControllerCluster, namespace: str, unit: Object) -> None:
     done, protected = correct_every_field(cluster, Service, namespace, unit_manifests(unit)["Service"])
     print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
     assert done > 20
-    assert_quiet(cluster, UNIT, namespace, "web")
+    assert_no_writes(cluster, UNIT, namespace, "web")
 
 
 def test_every_owned_field_of_a_units_network_policy_is_corrected(
-    cluster: Cluster, namespace: str, unit: Object
+    cluster: ControllerCluster, namespace: str, unit: Object
 ) -> None:
     done, protected = correct_every_field(cluster, NetworkPolicy, namespace, unit_manifests(unit)["NetworkPolicy"])
     print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
     assert done > 20
-    assert_quiet(cluster, UNIT, namespace, "web")
+    assert_no_writes(cluster, UNIT, namespace, "web")
 
 
-def test_every_owned_field_of_a_pools_children_is_corrected(cluster: Cluster, namespace: str, pool: Object) -> None:
+def test_every_owned_field_of_a_pools_children_is_corrected(cluster: ControllerCluster, namespace: str, pool: Object) -> None:
     manifests = pool_manifests(pool)
     for kind in (Deployment, Service):
         done, protected = correct_every_field(cluster, kind, namespace, manifests[kind._api_info.resource.kind])
         print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
         assert done > 20
     cluster.wait_reason(POOL, namespace, "warm", "DeploymentReady")
-    assert_quiet(cluster, POOL, namespace, "warm")
+    assert_no_writes(cluster, POOL, namespace, "warm")
 
 
-def test_one_more_entry_in_a_selector_or_in_the_amounts_is_drift(
-    cluster: Cluster, namespace: str, unit: Object
+def test_additional_selector_or_resource_entry_is_drift(
+    cluster: ControllerCluster, namespace: str, unit: Object
 ) -> None:
     """A Service with one more label in its selector would select nothing."""
     container = "/spec/template/spec/containers/0"
@@ -238,17 +238,17 @@ def test_one_more_entry_in_a_selector_or_in_the_amounts_is_drift(
     for kind, path, value in additions:
         fine = cluster.get(kind, namespace, "web")
         assert fine
-        cluster.change(kind, namespace, "web", {"op": "add", "path": path, "value": value})
-        cluster.wait(kind, namespace, "web", lambda found, fine=fine: found["spec"] == fine["spec"])  # type: ignore[misc]
+        cluster.json_patch(kind, namespace, "web", {"op": "add", "path": path, "value": value})
+        cluster.wait_for(kind, namespace, "web", lambda found, fine=fine: found["spec"] == fine["spec"])  # type: ignore[misc]
 
 
-def test_deleted_children_come_back(cluster: Cluster, namespace: str, unit: Object, pool: Object) -> None:
+def test_deleted_children_are_recreated(cluster: ControllerCluster, namespace: str, unit: Object, pool: Object) -> None:
     own = (Deployment, Service, NetworkPolicy)
     for kind, name in (*((each, "web") for each in own), (Deployment, "pool-warm"), (Service, "pool-warm")):
         found = cluster.get(kind, namespace, name)
         assert found
         cluster.kube.delete(kind, name, namespace=namespace)
-        cluster.wait(
+        cluster.wait_for(
             kind,
             namespace,
             name,
@@ -256,15 +256,15 @@ def test_deleted_children_come_back(cluster: Cluster, namespace: str, unit: Obje
         )
 
 
-def test_a_child_that_lost_its_owner_and_its_labels_one_after_the_other_is_taken_back(
-    cluster: Cluster, namespace: str, unit: Object
+def test_child_without_owner_or_labels_is_adopted_again(
+    cluster: ControllerCluster, namespace: str, unit: Object
 ) -> None:
     for kind in (Deployment, Service, NetworkPolicy):
         for lost in ({"ownerReferences": None}, {"labels": {"app.kubernetes.io/managed-by": None}}):
             fine = cluster.get(kind, namespace, "web")
             assert fine
-            cluster.patch(kind, namespace, "web", {"metadata": lost})
-            back = cluster.wait(
+            cluster.merge_patch(kind, namespace, "web", {"metadata": lost})
+            back = cluster.wait_for(
                 kind,
                 namespace,
                 "web",
@@ -275,9 +275,9 @@ def test_a_child_that_lost_its_owner_and_its_labels_one_after_the_other_is_taken
             assert back["metadata"]["uid"] == fine["metadata"]["uid"], "it is the same object"
 
 
-def test_what_others_put_on_a_child_is_left_alone(cluster: Cluster, namespace: str, unit: Object) -> None:
+def test_foreign_metadata_of_a_child_is_preserved(cluster: ControllerCluster, namespace: str, unit: Object) -> None:
     """Even when something else about the child has to be corrected."""
-    owner = {"apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": cluster.uid_of_namespace(namespace)}
+    owner = {"apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": cluster.namespace_uid(namespace)}
     for kind, drift in ((Deployment, {"replicas": 3}), (Service, {"type": "NodePort"})):
         found = cluster.get(kind, namespace, "web")
         assert found
@@ -287,10 +287,10 @@ def test_what_others_put_on_a_child_is_left_alone(cluster: Cluster, namespace: s
             "finalizers": ["example.com/keep"],
             "ownerReferences": [*found["metadata"]["ownerReferences"], owner],
         }
-        cluster.patch(kind, namespace, "web", {"metadata": foreign})
-        assert_quiet(cluster, UNIT, namespace, "web")
-        cluster.patch(kind, namespace, "web", {"spec": drift})
-        corrected = cluster.wait(
+        cluster.merge_patch(kind, namespace, "web", {"metadata": foreign})
+        assert_no_writes(cluster, UNIT, namespace, "web")
+        cluster.merge_patch(kind, namespace, "web", {"spec": drift})
+        corrected = cluster.wait_for(
             kind,
             namespace,
             "web",
@@ -301,23 +301,23 @@ def test_what_others_put_on_a_child_is_left_alone(cluster: Cluster, namespace: s
         assert metadata["annotations"]["example.com/note"] == "b"
         assert metadata["finalizers"] == ["example.com/keep"]
         assert {each["kind"] for each in metadata["ownerReferences"]} == {"Namespace", "GPUUnit"}
-        cluster.patch(kind, namespace, "web", {"metadata": {"finalizers": None}})
+        cluster.merge_patch(kind, namespace, "web", {"metadata": {"finalizers": None}})
 
 
-def test_a_status_that_somebody_else_wrote_is_corrected(cluster: Cluster, namespace: str, pool: Object) -> None:
-    cluster.status(POOL, namespace, "warm", {"phase": "Failed", "available": 77, "conditions": None})
+def test_foreign_pool_status_is_corrected(cluster: ControllerCluster, namespace: str, pool: Object) -> None:
+    cluster.patch_status(POOL, namespace, "warm", {"phase": "Failed", "available": 77, "conditions": None})
     corrected = cluster.wait_reason(POOL, namespace, "warm", "DeploymentReady")
     assert (corrected["status"]["phase"], corrected["status"]["available"]) == ("Ready", 2)
 
 
-def test_a_field_that_is_no_longer_wanted_goes(cluster: Cluster, namespace: str, unit: Object) -> None:
-    cluster.patch(UNIT, namespace, "web", {"spec": {"template": {"ports": None, "args": None}, "memory": None}})
-    wait_until(lambda: cluster.gone(Service, namespace, "web"), 60, lambda: "the Service of no port is still there")
-    deployment = cluster.wait(
+def test_removed_spec_field_is_removed_from_the_children(cluster: ControllerCluster, namespace: str, unit: Object) -> None:
+    cluster.merge_patch(UNIT, namespace, "web", {"spec": {"template": {"ports": None, "args": None}, "memory": None}})
+    wait_until(lambda: cluster.is_deleted(Service, namespace, "web"), 60, lambda: "the Service of no port is still there")
+    deployment = cluster.wait_for(
         Deployment, namespace, "web", lambda found: "args" not in found["spec"]["template"]["spec"]["containers"][0]
     )
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert "ports" not in container
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    unit = cluster.wait(UNIT, namespace, "web", lambda found: "serviceName" not in found["status"])
+    unit = cluster.wait_for(UNIT, namespace, "web", lambda found: "serviceName" not in found["status"])
     assert "accessURL" not in unit["status"]

@@ -11,32 +11,32 @@ from lightkube.resources.core_v1 import Event, PersistentVolume, PersistentVolum
 from lightkube.resources.storage_v1 import StorageClass
 
 from localcluster.supervisor_client import wait_until
-from tests.integration.controller_manager.conftest import CLASS, GROUP, STORAGE, UNIT, Cluster, Object, as_dict, ready
-from tests.integration.controller_manager.test_drift import assert_quiet
+from tests.integration.controller_manager.conftest import DEFAULT_STORAGE_CLASS, GROUP, STORAGE, UNIT, ControllerCluster, Object, as_dict, ready_condition
+from tests.integration.controller_manager.test_drift import assert_no_writes
 
 CLAIM = PersistentVolumeClaim
 LABELS = {"app.kubernetes.io/managed-by": "gpu-runtime", f"{GROUP}/storage": "data"}
 SMALL = {"specName": "g1.1", "image": "python"}
 
 
-def claim(namespace: str, labels: dict[str, str], size: str = "1Gi", storage_class: str = CLASS) -> Any:
+def pvc(namespace: str, labels: dict[str, str], size: str = "1Gi", storage_class: str = DEFAULT_STORAGE_CLASS) -> Any:
     spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": storage_class}
     resources = {"requests": {"storage": size}}
     metadata = {"name": "data", "namespace": namespace, "labels": labels}
     return CLAIM.from_dict({"metadata": metadata, "spec": spec | {"resources": resources}})
 
 
-def verdict(found: Object) -> tuple[str, str, str]:
-    return found["status"]["phase"], ready(found)["status"], ready(found)["reason"]
+def readiness(found: Object) -> tuple[str, str, str]:
+    return found["status"]["phase"], ready_condition(found)["status"], ready_condition(found)["reason"]
 
 
-def found_claim(cluster: Cluster, namespace: str) -> Object:
+def get_pvc(cluster: ControllerCluster, namespace: str) -> Object:
     found = cluster.get(CLAIM, namespace, "data")
     assert found
     return found
 
 
-def complain(cluster: Cluster, claim: Object, note: str) -> None:
+def record_provisioner_warning(cluster: ControllerCluster, claim: Object, note: str) -> None:
     """As a provisioner does that cannot make a volume."""
     about = claim["metadata"]
     subject = {"kind": "PersistentVolumeClaim", "apiVersion": "v1"}
@@ -46,26 +46,26 @@ def complain(cluster: Cluster, claim: Object, note: str) -> None:
     cluster.kube.create(made, namespace=about["namespace"])
 
 
-def test_a_storage_gets_its_claim_and_becomes_ready(cluster: Cluster, namespace: str) -> None:
+def test_storage_gets_a_pvc_and_becomes_ready(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
     waiting = cluster.wait_reason(STORAGE, namespace, "data", "ClaimPending")
-    assert verdict(waiting) == ("Pending", "False", "ClaimPending")
-    assert "there is no StorageClass rook-ceph-block: create it" in ready(waiting)["message"]
+    assert readiness(waiting) == ("Pending", "False", "ClaimPending")
+    assert "there is no StorageClass rook-ceph-block: create it" in ready_condition(waiting)["message"]
     assert waiting["metadata"]["finalizers"] == [f"{GROUP}/storage-protection"]
-    made = found_claim(cluster, namespace)
+    made = get_pvc(cluster, namespace)
     assert made["metadata"]["labels"] == LABELS
     assert "ownerReferences" not in made["metadata"]
     assert made["spec"]["accessModes"] == ["ReadWriteOnce"]
-    assert made["spec"]["storageClassName"] == CLASS
+    assert made["spec"]["storageClassName"] == DEFAULT_STORAGE_CLASS
     assert made["spec"]["resources"] == {"requests": {"storage": "1Gi"}}
-    cluster.volume(namespace, "data")
+    cluster.create_volume(namespace, "data")
     done = cluster.wait_reason(STORAGE, namespace, "data", "StorageReady")
-    assert verdict(done) == ("Ready", "True", "StorageReady")
+    assert readiness(done) == ("Ready", "True", "StorageReady")
     status = done["status"]
     assert (status["claimName"], status["capacity"]) == ("data", "1Gi")
     assert status["observedGeneration"] == done["metadata"]["generation"]
     assert "mountedBy" not in status
-    assert_quiet(cluster, STORAGE, namespace, "data")
+    assert_no_writes(cluster, STORAGE, namespace, "data")
 
     def told() -> list[str]:
         events = [as_dict(each) for each in cluster.kube.list(Event, namespace=namespace)]
@@ -74,51 +74,51 @@ def test_a_storage_gets_its_claim_and_becomes_ready(cluster: Cluster, namespace:
     wait_until(lambda: {"ClaimPending", "StorageReady"} <= set(told()), 60, lambda: str(told()))
 
 
-def test_a_bad_size_is_explained_and_recovers_when_corrected(cluster: Cluster, namespace: str) -> None:
+def test_a_bad_size_is_explained_and_recovers_when_corrected(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create(STORAGE, namespace, "data", {"size": "many"})
     failed = cluster.wait_reason(STORAGE, namespace, "data", "InvalidSpec")
-    assert verdict(failed) == ("Failed", "False", "InvalidSpec")
-    assert "spec.size: 'many' is not a quantity" in ready(failed)["message"]
-    assert cluster.gone(CLAIM, namespace, "data")
-    cluster.volume(namespace, "data")
-    cluster.patch(STORAGE, namespace, "data", {"spec": {"size": "1Gi"}})
+    assert readiness(failed) == ("Failed", "False", "InvalidSpec")
+    assert "spec.size: 'many' is not a quantity" in ready_condition(failed)["message"]
+    assert cluster.is_deleted(CLAIM, namespace, "data")
+    cluster.create_volume(namespace, "data")
+    cluster.merge_patch(STORAGE, namespace, "data", {"spec": {"size": "1Gi"}})
     cluster.wait_reason(STORAGE, namespace, "data", "StorageReady")
 
 
-def test_a_claim_waits_for_its_provisioner_or_for_its_first_unit(cluster: Cluster, namespace: str) -> None:
-    cluster.storage_class("immediate")
-    cluster.storage_class("on-demand", binding="WaitForFirstConsumer")
+def test_pvc_waits_for_its_provisioner_or_first_consumer(cluster: ControllerCluster, namespace: str) -> None:
+    cluster.create_storage_class("immediate")
+    cluster.create_storage_class("on-demand", binding="WaitForFirstConsumer")
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi", "storageClassName": "immediate"})
     waiting = cluster.wait_reason(STORAGE, namespace, "data", "ClaimPending")
-    assert "provisioner example.com/nobody of StorageClass immediate" in ready(waiting)["message"]
-    complain(cluster, found_claim(cluster, namespace), "rpc error: no such pool")
-    cluster.touch(STORAGE, namespace, "data")
-    cluster.wait(
-        STORAGE, namespace, "data", lambda found: ready(found)["message"].endswith(": rpc error: no such pool")
+    assert "provisioner example.com/nobody of StorageClass immediate" in ready_condition(waiting)["message"]
+    record_provisioner_warning(cluster, get_pvc(cluster, namespace), "rpc error: no such pool")
+    cluster.trigger_reconcile(STORAGE, namespace, "data")
+    cluster.wait_for(
+        STORAGE, namespace, "data", lambda found: ready_condition(found)["message"].endswith(": rpc error: no such pool")
     )
     cluster.create(STORAGE, namespace, "lazy", {"size": "1Gi", "storageClassName": "on-demand"})
     lazy = cluster.wait_reason(STORAGE, namespace, "lazy", "WaitForFirstConsumer")
-    assert verdict(lazy) == ("Pending", "False", "WaitForFirstConsumer")
+    assert readiness(lazy) == ("Pending", "False", "WaitForFirstConsumer")
     cluster.create(UNIT, namespace, "a", SMALL | {"storageMounts": [{"name": "lazy", "mountPath": "/data"}]})
     # Its pod is what the volume waits for; here nobody makes one for it, so it is given one by hand.
-    chosen = cluster.wait(STORAGE, namespace, "lazy", lambda found: "for node" in ready(found)["message"])
+    chosen = cluster.wait_for(STORAGE, namespace, "lazy", lambda found: "for node" in ready_condition(found)["message"])
     assert chosen["status"]["mountedBy"] == "a"
-    cluster.volume(namespace, "lazy", storage_class="on-demand")
+    cluster.create_volume(namespace, "lazy", storage_class="on-demand")
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     cluster.wait_reason(STORAGE, namespace, "lazy", "StorageReady")
 
 
-def test_a_class_that_comes_late_is_noticed(cluster: Cluster, namespace: str) -> None:
+def test_storage_class_created_later_is_used(cluster: ControllerCluster, namespace: str) -> None:
     name = f"late-{namespace}"
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi", "storageClassName": name})
     cluster.wait_reason(STORAGE, namespace, "data", "ClaimPending")
-    cluster.storage_class(name, binding="WaitForFirstConsumer")
+    cluster.create_storage_class(name, binding="WaitForFirstConsumer")
     cluster.wait_reason(STORAGE, namespace, "data", "WaitForFirstConsumer")
 
 
-def test_what_others_change_about_a_claim_comes_back(cluster: Cluster, namespace: str) -> None:
-    storage = cluster.storage(namespace, "data")
-    fine = found_claim(cluster, namespace)
+def test_changed_pvc_metadata_is_corrected(cluster: ControllerCluster, namespace: str) -> None:
+    storage = cluster.create_ready_storage(namespace, "data")
+    fine = get_pvc(cluster, namespace)
     owner = {
         "apiVersion": f"{GROUP}/v1alpha1",
         "kind": "GPUStorage",
@@ -135,52 +135,52 @@ def test_what_others_change_about_a_claim_comes_back(cluster: Cluster, namespace
     ]
     parts = ("labels", "annotations", "ownerReferences", "uid")
     for change in changes:
-        cluster.patch(CLAIM, namespace, "data", {"metadata": change})
-        cluster.wait(
+        cluster.merge_patch(CLAIM, namespace, "data", {"metadata": change})
+        cluster.wait_for(
             CLAIM,
             namespace,
             "data",
             lambda found: all(found["metadata"].get(part) == fine["metadata"].get(part) for part in parts),
         )
-    cluster.patch(CLAIM, namespace, "data", {"metadata": {"labels": {"example.com/team": "a"}}})
-    assert_quiet(cluster, STORAGE, namespace, "data")
-    assert found_claim(cluster, namespace)["metadata"]["labels"]["example.com/team"] == "a"
+    cluster.merge_patch(CLAIM, namespace, "data", {"metadata": {"labels": {"example.com/team": "a"}}})
+    assert_no_writes(cluster, STORAGE, namespace, "data")
+    assert get_pvc(cluster, namespace)["metadata"]["labels"]["example.com/team"] == "a"
 
 
-def test_a_storage_grows_where_its_class_allows_it(cluster: Cluster, namespace: str) -> None:
-    cluster.storage_class("growing", grows=True)
-    cluster.volume(namespace, "data", storage_class="growing")
+def test_storage_grows_if_its_class_allows_expansion(cluster: ControllerCluster, namespace: str) -> None:
+    cluster.create_storage_class("growing", allow_expansion=True)
+    cluster.create_volume(namespace, "data", storage_class="growing")
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi", "storageClassName": "growing"})
     cluster.wait_reason(STORAGE, namespace, "data", "StorageReady")
-    cluster.patch(STORAGE, namespace, "data", {"spec": {"size": "2048Mi"}})
+    cluster.merge_patch(STORAGE, namespace, "data", {"spec": {"size": "2048Mi"}})
     growing = cluster.wait_reason(STORAGE, namespace, "data", "ResizePending")
-    assert verdict(growing) == ("Ready", "False", "ResizePending")
-    assert "the volume grows from 1Gi to 2Gi" in ready(growing)["message"]
+    assert readiness(growing) == ("Ready", "False", "ResizePending")
+    assert "the volume grows from 1Gi to 2Gi" in ready_condition(growing)["message"]
     assert growing["status"]["capacity"] == "1Gi"
-    assert found_claim(cluster, namespace)["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    assert get_pvc(cluster, namespace)["spec"]["resources"]["requests"]["storage"] == "2Gi"
     waits = {"type": "FileSystemResizePending", "status": "True", "message": "start a pod to finish"}
-    cluster.status(CLAIM, namespace, "data", {"conditions": [waits]})
-    cluster.wait(STORAGE, namespace, "data", lambda found: "start a pod to finish" in ready(found)["message"])
-    cluster.status(CLAIM, namespace, "data", {"conditions": None, "capacity": {"storage": "2Gi"}})
+    cluster.patch_status(CLAIM, namespace, "data", {"conditions": [waits]})
+    cluster.wait_for(STORAGE, namespace, "data", lambda found: "start a pod to finish" in ready_condition(found)["message"])
+    cluster.patch_status(CLAIM, namespace, "data", {"conditions": None, "capacity": {"storage": "2Gi"}})
     grown = cluster.wait_reason(STORAGE, namespace, "data", "StorageReady")
     assert grown["status"]["capacity"] == "2Gi"
-    assert_quiet(cluster, STORAGE, namespace, "data")
+    assert_no_writes(cluster, STORAGE, namespace, "data")
 
 
-def test_growth_that_the_class_or_a_quota_refuses_leaves_the_data_and_says_why(
-    cluster: Cluster, namespace: str
+def test_rejected_resize_preserves_the_data_and_reports_the_cause(
+    cluster: ControllerCluster, namespace: str
 ) -> None:
     name = f"fixed-{namespace}"
-    cluster.storage_class(name)
-    cluster.volume(namespace, "data", storage_class=name)
+    cluster.create_storage_class(name)
+    cluster.create_volume(namespace, "data", storage_class=name)
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi", "storageClassName": name})
     cluster.wait_reason(STORAGE, namespace, "data", "StorageReady")
-    cluster.patch(STORAGE, namespace, "data", {"spec": {"size": "2Gi"}})
+    cluster.merge_patch(STORAGE, namespace, "data", {"spec": {"size": "2Gi"}})
     refused = cluster.wait_reason(STORAGE, namespace, "data", "ResizeRefused")
-    assert verdict(refused) == ("Ready", "False", "ResizeRefused")
-    assert f"StorageClass {name} does not allow volumes to grow: set its allowVolumeExpansion" in str(ready(refused))
+    assert readiness(refused) == ("Ready", "False", "ResizeRefused")
+    assert f"StorageClass {name} does not allow volumes to grow: set its allowVolumeExpansion" in str(ready_condition(refused))
     assert refused["status"]["capacity"] == "1Gi"
-    assert found_claim(cluster, namespace)["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    assert get_pvc(cluster, namespace)["spec"]["resources"]["requests"]["storage"] == "1Gi"
     # It can still be mounted.
     cluster.create(UNIT, namespace, "a", SMALL | {"storageMounts": [{"name": "data", "mountPath": "/data"}]})
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
@@ -188,102 +188,102 @@ def test_growth_that_the_class_or_a_quota_refuses_leaves_the_data_and_says_why(
         metadata=ObjectMeta(name="little"), spec=ResourceQuotaSpec(hard={"requests.storage": "1536Mi"})
     )
     cluster.kube.create(quota, namespace=namespace)
-    cluster.wait(ResourceQuota, namespace, "little", lambda found: "used" in found.get("status", {}))
+    cluster.wait_for(ResourceQuota, namespace, "little", lambda found: "used" in found.get("status", {}))
     cluster.kube.patch(StorageClass, name, {"allowVolumeExpansion": True})
-    cluster.wait(STORAGE, namespace, "data", lambda found: "exceeded quota: little" in ready(found)["message"])
+    cluster.wait_for(STORAGE, namespace, "data", lambda found: "exceeded quota: little" in ready_condition(found)["message"])
     cluster.kube.delete(ResourceQuota, "little", namespace=namespace)
-    cluster.touch(STORAGE, namespace, "data")
+    cluster.trigger_reconcile(STORAGE, namespace, "data")
     cluster.wait_reason(STORAGE, namespace, "data", "ResizePending")
 
 
-def test_a_claim_of_somebody_else_is_never_touched(cluster: Cluster, namespace: str) -> None:
-    cluster.kube.create(claim(namespace, {"app": "stranger"}), namespace=namespace)
-    before = found_claim(cluster, namespace)
+def test_foreign_pvc_is_never_modified(cluster: ControllerCluster, namespace: str) -> None:
+    cluster.kube.create(pvc(namespace, {"app": "stranger"}), namespace=namespace)
+    before = get_pvc(cluster, namespace)
     cluster.create(STORAGE, namespace, "data", {"size": "2Gi"})
     failed = cluster.wait_reason(STORAGE, namespace, "data", "NameTaken")
-    assert verdict(failed) == ("Failed", "False", "NameTaken")
-    assert "belongs to somebody else: rename one of them" in ready(failed)["message"]
+    assert readiness(failed) == ("Failed", "False", "NameTaken")
+    assert "belongs to somebody else: rename one of them" in ready_condition(failed)["message"]
     assert "claimName" not in failed["status"]
     cluster.kube.delete(STORAGE, "data", namespace=namespace)
-    wait_until(lambda: cluster.gone(STORAGE, namespace, "data"), 60, lambda: "the storage is still there")
-    after = found_claim(cluster, namespace)
+    wait_until(lambda: cluster.is_deleted(STORAGE, namespace, "data"), 60, lambda: "the storage is still there")
+    after = get_pvc(cluster, namespace)
     assert "deletionTimestamp" not in after["metadata"]
     assert (after["spec"], after["metadata"]["labels"]) == (before["spec"], before["metadata"]["labels"])
 
 
-def test_a_claim_with_the_storages_label_is_adopted_with_its_data(cluster: Cluster, namespace: str) -> None:
+def test_pvc_with_the_storage_label_is_adopted(cluster: ControllerCluster, namespace: str) -> None:
     """As after a restore, in which objects come back in any order, with other UIDs and without a status."""
-    cluster.volume(namespace, "data", size="3Gi")
-    cluster.kube.create(claim(namespace, {f"{GROUP}/storage": "data"}, size="3Gi"), namespace=namespace)
-    before = cluster.wait(CLAIM, namespace, "data", lambda found: found["status"]["phase"] == "Bound")
+    cluster.create_volume(namespace, "data", size="3Gi")
+    cluster.kube.create(pvc(namespace, {f"{GROUP}/storage": "data"}, size="3Gi"), namespace=namespace)
+    before = cluster.wait_for(CLAIM, namespace, "data", lambda found: found["status"]["phase"] == "Bound")
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
     adopted = cluster.wait_reason(STORAGE, namespace, "data", "StorageReady")
     assert adopted["status"]["capacity"] == "3Gi"
-    after = found_claim(cluster, namespace)
+    after = get_pvc(cluster, namespace)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["metadata"]["labels"] == LABELS
     assert after["metadata"]["annotations"][f"{GROUP}/storage-uid"] == adopted["metadata"]["uid"]
-    assert_quiet(cluster, STORAGE, namespace, "data")
+    assert_no_writes(cluster, STORAGE, namespace, "data")
 
 
-def test_an_adopted_claim_of_another_class_is_explained(cluster: Cluster, namespace: str) -> None:
-    cluster.kube.create(claim(namespace, LABELS, storage_class="other"), namespace=namespace)
+def test_adopted_pvc_of_another_class_is_reported(cluster: ControllerCluster, namespace: str) -> None:
+    cluster.kube.create(pvc(namespace, LABELS, storage_class="other"), namespace=namespace)
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
     failed = cluster.wait_reason(STORAGE, namespace, "data", "ClaimSyncFailed")
-    assert "is of class other, and this storage of class rook-ceph-block" in ready(failed)["message"]
+    assert "is of class other, and this storage of class rook-ceph-block" in ready_condition(failed)["message"]
 
 
-def test_a_refused_claim_is_explained(cluster: Cluster, namespace: str) -> None:
+def test_rejected_pvc_is_reported(cluster: ControllerCluster, namespace: str) -> None:
     quota = ResourceQuota(
         metadata=ObjectMeta(name="nothing"), spec=ResourceQuotaSpec(hard={"persistentvolumeclaims": "0"})
     )
     cluster.kube.create(quota, namespace=namespace)
-    cluster.wait(ResourceQuota, namespace, "nothing", lambda found: "hard" in found.get("status", {}))
+    cluster.wait_for(ResourceQuota, namespace, "nothing", lambda found: "hard" in found.get("status", {}))
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
     failed = cluster.wait_reason(STORAGE, namespace, "data", "ClaimSyncFailed")
-    assert verdict(failed) == ("Failed", "False", "ClaimSyncFailed")
-    assert "PersistentVolumeClaim is refused: " in ready(failed)["message"]
-    assert "exceeded quota: nothing" in ready(failed)["message"]
+    assert readiness(failed) == ("Failed", "False", "ClaimSyncFailed")
+    assert "PersistentVolumeClaim is refused: " in ready_condition(failed)["message"]
+    assert "exceeded quota: nothing" in ready_condition(failed)["message"]
     cluster.kube.delete(ResourceQuota, "nothing", namespace=namespace)
-    cluster.touch(STORAGE, namespace, "data")
+    cluster.trigger_reconcile(STORAGE, namespace, "data")
     cluster.wait_reason(STORAGE, namespace, "data", "ClaimPending")
 
 
 @pytest.mark.parametrize("lost", ["volume", "claim"])
-def test_lost_data_is_said_and_never_replaced_by_nothing(cluster: Cluster, namespace: str, lost: str) -> None:
-    cluster.storage(namespace, "data")
+def test_lost_volume_or_pvc_is_reported_and_never_recreated(cluster: ControllerCluster, namespace: str, lost: str) -> None:
+    cluster.create_ready_storage(namespace, "data")
     if lost == "volume":
         volume = f"{namespace}-data"
-        lose_volume(cluster, volume)
+        delete_volume(cluster, volume)
         said = f"PersistentVolume {volume} is gone"
     else:
         cluster.kube.delete(CLAIM, "data", namespace=namespace)
         said = "was deleted by somebody else, and the data with it: restore the claim"
-    failed = cluster.wait(STORAGE, namespace, "data", lambda found: said in ready(found)["message"])
-    assert verdict(failed) == ("Failed", "False", "ClaimLost")
-    cluster.touch(STORAGE, namespace, "data")
-    assert cluster.gone(CLAIM, namespace, "data") == (lost == "claim")
+    failed = cluster.wait_for(STORAGE, namespace, "data", lambda found: said in ready_condition(found)["message"])
+    assert readiness(failed) == ("Failed", "False", "ClaimLost")
+    cluster.trigger_reconcile(STORAGE, namespace, "data")
+    assert cluster.is_deleted(CLAIM, namespace, "data") == (lost == "claim")
     cluster.kube.delete(STORAGE, "data", namespace=namespace)
-    wait_until(lambda: cluster.gone(STORAGE, namespace, "data"), 60, lambda: "a lost claim holds the storage")
+    wait_until(lambda: cluster.is_deleted(STORAGE, namespace, "data"), 60, lambda: "a lost claim holds the storage")
 
 
-def lose_volume(cluster: Cluster, name: str) -> None:
+def delete_volume(cluster: ControllerCluster, name: str) -> None:
     """Kubernetes puts its protection back onto a volume that is not being deleted, so that goes first."""
     cluster.kube.delete(PersistentVolume, name)
     with contextlib.suppress(ApiError):  # it was without protection, and is gone
         cluster.kube.patch(PersistentVolume, name, {"metadata": {"finalizers": None}})
 
 
-def test_a_claim_that_never_held_data_is_made_again(cluster: Cluster, namespace: str) -> None:
+def test_pvc_that_never_had_data_is_recreated(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
     cluster.wait_reason(STORAGE, namespace, "data", "ClaimPending")
-    first = found_claim(cluster, namespace)
+    first = get_pvc(cluster, namespace)
     cluster.kube.delete(CLAIM, "data", namespace=namespace)
-    cluster.wait(CLAIM, namespace, "data", lambda found: found["metadata"]["uid"] != first["metadata"]["uid"])
+    cluster.wait_for(CLAIM, namespace, "data", lambda found: found["metadata"]["uid"] != first["metadata"]["uid"])
 
 
-def test_a_status_that_somebody_else_wrote_is_corrected(cluster: Cluster, namespace: str) -> None:
-    fine = cluster.storage(namespace, "data")["status"]
-    cluster.status(STORAGE, namespace, "data", {"phase": "Failed", "mountedBy": "nobody", "conditions": None})
+def test_foreign_storage_status_is_corrected(cluster: ControllerCluster, namespace: str) -> None:
+    fine = cluster.create_ready_storage(namespace, "data")["status"]
+    cluster.patch_status(STORAGE, namespace, "data", {"phase": "Failed", "mountedBy": "nobody", "conditions": None})
     corrected = cluster.wait_reason(STORAGE, namespace, "data", "StorageReady")["status"]
     assert (corrected["phase"], corrected.get("mountedBy")) == (fine["phase"], None)

@@ -3,7 +3,7 @@
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Service
 
-from tests.integration.controller_manager.conftest import UNIT, Cluster, ready
+from tests.integration.controller_manager.conftest import UNIT, ControllerCluster, ready_condition
 
 WEB = {
     "specName": "g1.1",
@@ -20,7 +20,7 @@ WEB = {
 }
 
 
-def test_an_active_unit_becomes_ready_and_reachable(cluster: Cluster, namespace: str) -> None:
+def test_an_active_unit_becomes_ready_and_reachable(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create(UNIT, namespace, "web", WEB)
     unit = cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     assert unit["status"]["phase"] == "Ready"
@@ -28,7 +28,7 @@ def test_an_active_unit_becomes_ready_and_reachable(cluster: Cluster, namespace:
     assert unit["status"]["serviceName"] == "web"
     assert unit["status"]["accessURL"] == f"http://web.{namespace}.svc.cluster.local:8080"
     assert unit["status"]["observedGeneration"] == unit["metadata"]["generation"]
-    assert ready(unit)["status"] == "True"
+    assert ready_condition(unit)["status"] == "True"
     deployment = cluster.get(Deployment, namespace, "web")
     assert deployment
     assert deployment["spec"]["strategy"]["type"] == "Recreate"
@@ -44,12 +44,12 @@ def test_an_active_unit_becomes_ready_and_reachable(cluster: Cluster, namespace:
     assert [port["port"] for port in service["spec"]["ports"]] == [8080]
 
 
-def test_stock_is_only_an_envelope(cluster: Cluster) -> None:
+def test_stock_unit_reserves_resources_without_a_service(cluster: ControllerCluster) -> None:
     cluster.create(UNIT, "runtime-stock", "envelope", {"specName": "g1.1", "memory": "1Gi", "gpu": 1})
     unit = cluster.wait_reason(UNIT, "runtime-stock", "envelope", "UnitReady")
     assert "serviceName" not in unit["status"]
     assert "accessURL" not in unit["status"]
-    assert cluster.gone(Service, "runtime-stock", "envelope")
+    assert cluster.is_deleted(Service, "runtime-stock", "envelope")
     deployment = cluster.get(Deployment, "runtime-stock", "envelope")
     assert deployment
     pod = deployment["spec"]["template"]["spec"]

@@ -11,20 +11,20 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from localcluster.control_plane import ControlPlane
 from localcluster.supervisor_client import wait_until
-from tests.integration.controller_manager.conftest import GROUP, UNIT, Cluster, Object, as_dict
+from tests.integration.controller_manager.conftest import GROUP, UNIT, ControllerCluster, Object, as_dict
 
 ROUNDS = 50
 ALL_GPUS = 37
 """As many as the one node has, and no other: who holds them holds the last GPU."""
 
 
-class Holders:
+class GpuUsageWatch:
     """Watches every pod of the cluster that asks for those GPUs, with other eyes than the product's."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._pods: dict[str, Object] = {}
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.events = 0
         self.most = 0
@@ -37,7 +37,7 @@ class Holders:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
 
     def none(self) -> bool:
         return not self._pods
@@ -46,11 +46,11 @@ class Holders:
         with self._plane.client() as kube:
             try:
                 for event, found in kube.watch(Pod, namespace="*"):
-                    if self._over.is_set():
+                    if self._stopped.is_set():
                         return
                     self._note(event, as_dict(found))
             except httpx2.HTTPError:
-                assert self._over.is_set()
+                assert self._stopped.is_set()
 
     def _note(self, event: str, pod: Object) -> None:
         limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
@@ -67,16 +67,16 @@ class Holders:
 
 
 @pytest.fixture
-def full_node(cluster: Cluster, collecting: None) -> Iterator[str]:
+def full_node(cluster: ControllerCluster, garbage_collector_ready: None) -> Iterator[str]:
     name = f"last-{uuid.uuid4().hex[:6]}"
     cluster.add_node(name, ALL_GPUS)
     yield name
     cluster.kube.delete(Node, name)
 
 
-def test_fifty_handovers_of_the_last_gpu(cluster: Cluster, namespace: str, full_node: str) -> None:
+def test_fifty_gpu_handovers_never_overlap(cluster: ControllerCluster, namespace: str, full_node: str) -> None:
     envelope = {"specName": "g1.1", "gpu": ALL_GPUS}
-    with Holders(cluster.plane) as holders:
+    with GpuUsageWatch(cluster.control_plane) as holders:
         for number in range(ROUNDS):
             stock = f"last-{number}"
             made = cluster.create(UNIT, "runtime-stock", stock, envelope)

@@ -5,10 +5,10 @@ from typing import Any
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod, Service
 
-from tests.integration.controller_manager.conftest import GROUP, POOL, UNIT, Cluster, Object, ready
+from tests.integration.controller_manager.conftest import GROUP, POOL, UNIT, ControllerCluster, Object, ready_condition
 
 BASE: Object = {"specName": "g1.1", "image": "python"}
-ODD: dict[str, Object] = {
+UNUSUAL_SPECS: dict[str, Object] = {
     "letters-of-the-world": {
         "template": {"envs": [{"name": "GREETING", "value": "grüße 你好 🚀 \t\n $(HOME) \\u0000 \u202e \x7f"}]}
     },
@@ -41,44 +41,44 @@ ODD: dict[str, Object] = {
 """Specs that the schema admits; whether they can run is another question."""
 
 
-def test_odd_units_get_a_verdict_and_what_is_made_of_them_fits(cluster: Cluster, namespace: str) -> None:
+def test_unusual_units_get_a_condition_and_cause_no_drift(cluster: ControllerCluster, namespace: str) -> None:
     noise = {"example.com/huge": "n" * 200_000, f"{GROUP}/unknown": "", f"{GROUP}/source-stock-uid": "🤷 not a uid"}
-    for name, odd in ODD.items():
+    for name, odd in UNUSUAL_SPECS.items():
         cluster.create(UNIT, namespace, name, BASE | odd, annotations=noise)
-    for name in ODD:
-        said = verdict(cluster, UNIT, namespace, name)
+    for name in UNUSUAL_SPECS:
+        said = wait_reason(cluster, UNIT, namespace, name)
         assert said in ("UnitReady", "PodStartupFailed"), name
-        cluster.touch(UNIT, namespace, name)
+        cluster.trigger_reconcile(UNIT, namespace, name)
         deployment = cluster.get(Deployment, namespace, name)
         assert deployment
         assert deployment["metadata"]["generation"] == 1, f"{name} was written twice"
     assert cluster.leader.crashes == 0
 
 
-def test_odd_pools_get_a_verdict(cluster: Cluster, namespace: str) -> None:
-    of_pools = {name[:58]: odd for name, odd in ODD.items() if not odd.keys() & {"access", "serverless"}}
+def test_unusual_pools_get_a_condition(cluster: ControllerCluster, namespace: str) -> None:
+    of_pools = {name[:58]: odd for name, odd in UNUSUAL_SPECS.items() if not odd.keys() & {"access", "serverless"}}
     for name, odd in of_pools.items():
         cluster.create(POOL, namespace, name, BASE | {"replicas": 1} | odd)
     for name in of_pools:
-        assert verdict(cluster, POOL, namespace, name) in ("DeploymentReady", "PodStartupFailed"), name
+        assert wait_reason(cluster, POOL, namespace, name) in ("DeploymentReady", "PodStartupFailed"), name
     assert cluster.leader.crashes == 0
 
 
-def verdict(cluster: Cluster, kind: Any, namespace: str, name: str) -> str:
+def wait_reason(cluster: ControllerCluster, kind: Any, namespace: str, name: str) -> str:
     open_still = (None, "UnitProgressing", "DeploymentProgressing")
-    found = cluster.wait(kind, namespace, name, lambda found: ready(found).get("reason") not in open_still)
-    return str(ready(found)["reason"])
+    found = cluster.wait_for(kind, namespace, name, lambda found: ready_condition(found).get("reason") not in open_still)
+    return str(ready_condition(found)["reason"])
 
 
-def test_an_endless_message_becomes_a_status_all_the_same(cluster: Cluster, namespace: str) -> None:
+def test_oversized_message_is_written_to_the_status_truncated(cluster: ControllerCluster, namespace: str) -> None:
     """256 bad variables make a sentence each, and a kubelet may say what it wants."""
     ports = [{"name": f"a--{number}", "port": number + 1} for number in range(32)]
     bad = [{"name": f"..{number}" + "v" * 240} for number in range(256)]
     cluster.create(UNIT, namespace, "wordy", BASE | {"template": {"envs": bad, "ports": ports}})
-    assert len(ready(cluster.wait_reason(UNIT, namespace, "wordy", "InvalidSpec"))["message"]) == 4096
+    assert len(ready_condition(cluster.wait_reason(UNIT, namespace, "wordy", "InvalidSpec"))["message"]) == 4096
     cluster.create(UNIT, namespace, "loud", BASE)
     cluster.wait_reason(UNIT, namespace, "loud", "UnitReady")
-    pod = next(each for each in cluster.all(Pod, namespace) if each["metadata"]["labels"][f"{GROUP}/unit"] == "loud")
+    pod = next(each for each in cluster.list_objects(Pod, namespace) if each["metadata"]["labels"][f"{GROUP}/unit"] == "loud")
     ended = {"exitCode": -1, "reason": "🔥" * 500, "message": "no line break " * 3000}
     status = {
         "containerStatuses": [
@@ -96,14 +96,14 @@ def test_an_endless_message_becomes_a_status_all_the_same(cluster: Cluster, name
             {"type": "Odd", "status": "Unknown", "message": "m" * 30000},
         ],
     }
-    cluster.status(Pod, namespace, pod["metadata"]["name"], status)
+    cluster.patch_status(Pod, namespace, pod["metadata"]["name"], status)
     failed = cluster.wait_reason(UNIT, namespace, "loud", "PodStartupFailed")
-    assert ready(failed)["message"].startswith("container main exited with code -1, 🔥")
+    assert ready_condition(failed)["message"].startswith("container main exited with code -1, 🔥")
     assert cluster.leader.crashes == 0
 
 
-def test_objects_with_the_platforms_labels_that_are_none_of_its_own_harm_nobody(
-    cluster: Cluster, namespace: str
+def test_foreign_objects_with_platform_labels_cause_no_failure(
+    cluster: ControllerCluster, namespace: str
 ) -> None:
     labels = {"app.kubernetes.io/managed-by": "gpu-runtime", f"{GROUP}/unit": "nobody", f"{GROUP}/pool": "none"}
     for number, more in enumerate(({}, {f"{GROUP}/unit-uid": "x"}, {f"{GROUP}/pool-uid": "y"})):
@@ -117,16 +117,16 @@ def test_objects_with_the_platforms_labels_that_are_none_of_its_own_harm_nobody(
     assert cluster.leader.crashes == 0
 
 
-def test_a_unit_that_is_deleted_while_it_is_worked_on_leaves_nothing(cluster: Cluster, namespace: str) -> None:
+def test_unit_deleted_during_reconcile_leaves_no_children(cluster: ControllerCluster, namespace: str) -> None:
     for number in range(20):
         cluster.create(UNIT, namespace, f"brief-{number}", BASE)
         cluster.kube.delete(UNIT, f"brief-{number}", namespace=namespace)
     cluster.create(UNIT, namespace, "last", BASE)
     cluster.wait_reason(UNIT, namespace, "last", "UnitReady")
-    cluster.wait(
+    cluster.wait_for(
         UNIT,
         namespace,
         "last",
-        lambda _: [each["metadata"]["name"] for each in cluster.all(Deployment, namespace)] == ["last"],
+        lambda _: [each["metadata"]["name"] for each in cluster.list_objects(Deployment, namespace)] == ["last"],
     )
     assert cluster.leader.crashes == 0

@@ -15,60 +15,60 @@ from tests.integration.controller_manager.conftest import (
     QUICK_ELECTION,
     STORAGE,
     UNIT,
-    Cluster,
+    ControllerCluster,
     Object,
-    own_namespace,
-    ready,
+    temporary_namespace,
+    ready_condition,
 )
 from tests.integration.controller_manager.test_storage_attachment import (
     MOUNTING,
-    attach,
-    hold_pod,
-    operation,
-    wait_holder,
+    attach_storage,
+    block_pod_deletion,
+    record_operation,
+    wait_attached_to,
 )
 
 CLAIM = PersistentVolumeClaim
 PROTECTED = {"metadata": {"finalizers": [f"{GROUP}/storage-protection"]}}
 
 
-def delete(cluster: Cluster, namespace: str, cascade: str = "background") -> None:
-    cluster.plane.kubectl("delete", "gpustorage", "data", "-n", namespace, f"--cascade={cascade}", "--wait=false")
+def delete(cluster: ControllerCluster, namespace: str, cascade: str = "background") -> None:
+    cluster.control_plane.kubectl("delete", "gpustorage", "data", "-n", namespace, f"--cascade={cascade}", "--wait=false")
 
 
-def wait_gone(cluster: Cluster, namespace: str, timeout: float = 60) -> None:
+def wait_storage_deleted(cluster: ControllerCluster, namespace: str, timeout: float = 60) -> None:
     """The storage is gone, and its claim was gone before."""
     wait_until(
-        lambda: cluster.gone(STORAGE, namespace, "data"),
+        lambda: cluster.is_deleted(STORAGE, namespace, "data"),
         timeout,
         lambda: f"still there: {cluster.get(STORAGE, namespace, 'data')}",
     )
-    assert cluster.gone(CLAIM, namespace, "data")
+    assert cluster.is_deleted(CLAIM, namespace, "data")
 
 
-def wait_deleting(cluster: Cluster, namespace: str, said: str) -> Object:
-    return cluster.wait(
+def wait_deleting(cluster: ControllerCluster, namespace: str, said: str) -> Object:
+    return cluster.wait_for(
         STORAGE,
         namespace,
         "data",
-        lambda found: ready(found).get("reason") == "Deleting" and said in ready(found)["message"],
+        lambda found: ready_condition(found).get("reason") == "Deleting" and said in ready_condition(found)["message"],
     )
 
 
 @pytest.mark.parametrize("cascade", ["background", "foreground", "orphan"])
-def test_a_storage_that_nobody_mounts_goes_with_its_claim(
-    cluster: Cluster, collecting: None, namespace: str, cascade: str
+def test_unmounted_storage_is_deleted_with_its_pvc(
+    cluster: ControllerCluster, garbage_collector_ready: None, namespace: str, cascade: str
 ) -> None:
-    cluster.storage(namespace, "data")
+    cluster.create_ready_storage(namespace, "data")
     delete(cluster, namespace, cascade)
-    wait_gone(cluster, namespace)
+    wait_storage_deleted(cluster, namespace)
 
 
 @pytest.mark.parametrize("cascade", ["background", "foreground", "orphan"])
-def test_a_mounted_storage_goes_only_after_its_last_pod(
-    cluster: Cluster, collecting: None, namespace: str, cascade: str
+def test_mounted_storage_is_deleted_after_its_last_pod(
+    cluster: ControllerCluster, garbage_collector_ready: None, namespace: str, cascade: str
 ) -> None:
-    cluster.storage(namespace, "data")
+    cluster.create_ready_storage(namespace, "data")
     cluster.create(UNIT, namespace, "web", MOUNTING)
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     delete(cluster, namespace, cascade)
@@ -76,29 +76,29 @@ def test_a_mounted_storage_goes_only_after_its_last_pod(
     claim = cluster.get(CLAIM, namespace, "data")
     assert claim
     assert "deletionTimestamp" not in claim["metadata"]
-    assert ready(cluster.get(UNIT, namespace, "web") or {})["reason"] == "UnitReady", "the unit does not mind"
-    let_go = hold_pod(cluster, namespace, "web")
+    assert ready_condition(cluster.get(UNIT, namespace, "web") or {})["reason"] == "UnitReady", "the unit does not mind"
+    let_go = block_pod_deletion(cluster, namespace, "web")
     cluster.kube.delete(UNIT, "web", namespace=namespace)
     waiting = wait_deleting(cluster, namespace, "the deletion waits for Pod web-")
     assert waiting["status"]["phase"] == "Ready"
     assert "deletionTimestamp" not in (cluster.get(CLAIM, namespace, "data") or {})["metadata"]
     let_go()
-    wait_gone(cluster, namespace)
+    wait_storage_deleted(cluster, namespace)
 
 
-def test_a_unit_deleted_in_any_manner_leaves_the_data(cluster: Cluster, collecting: None, namespace: str) -> None:
-    cluster.storage(namespace, "data")
+def test_deletion_of_a_unit_preserves_the_data(cluster: ControllerCluster, garbage_collector_ready: None, namespace: str) -> None:
+    cluster.create_ready_storage(namespace, "data")
     before = cluster.get(CLAIM, namespace, "data")
     assert before
     cluster.create(UNIT, namespace, "web", MOUNTING)
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
-    cluster.plane.kubectl("delete", "gpuunit", "web", "-n", namespace, "--cascade=foreground")
-    wait_holder(cluster, namespace, None)
+    cluster.control_plane.kubectl("delete", "gpuunit", "web", "-n", namespace, "--cascade=foreground")
+    wait_attached_to(cluster, namespace, None)
     cluster.create(UNIT, namespace, "web", MOUNTING)
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
-    cluster.plane.kubectl("delete", "gpuunit", "web", "-n", namespace, "--cascade=orphan")
-    cluster.touch(STORAGE, namespace, "data")
-    wait_holder(cluster, namespace, "web")  # its pod runs on
+    cluster.control_plane.kubectl("delete", "gpuunit", "web", "-n", namespace, "--cascade=orphan")
+    cluster.trigger_reconcile(STORAGE, namespace, "data")
+    wait_attached_to(cluster, namespace, "web")  # its pod runs on
     cluster.create(UNIT, namespace, "web", MOUNTING)  # and is taken over
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     after = cluster.get(CLAIM, namespace, "data")
@@ -106,63 +106,63 @@ def test_a_unit_deleted_in_any_manner_leaves_the_data(cluster: Cluster, collecti
     assert (after["metadata"]["uid"], after["spec"]) == (before["metadata"]["uid"], before["spec"])
 
 
-def test_a_claim_that_somebody_else_holds_holds_the_storage(cluster: Cluster, namespace: str) -> None:
-    cluster.storage(namespace, "data")
+def test_pvc_in_use_by_a_foreign_pod_blocks_the_deletion(cluster: ControllerCluster, namespace: str) -> None:
+    cluster.create_ready_storage(namespace, "data")
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
     spec = {"containers": [container], "volumes": [volume]}
     stranger: Any = Pod.from_dict({"metadata": {"name": "stranger"}, "spec": spec})
     cluster.kube.create(stranger, namespace=namespace)
-    cluster.wait(Pod, namespace, "stranger", lambda found: found["status"]["phase"] == "Running")
+    cluster.wait_for(Pod, namespace, "stranger", lambda found: found["status"]["phase"] == "Running")
     delete(cluster, namespace)
     wait_deleting(cluster, namespace, "PersistentVolumeClaim data, which kubernetes.io/pvc-protection holds")
     cluster.kube.delete(Pod, "stranger", namespace=namespace)
-    wait_gone(cluster, namespace)
+    wait_storage_deleted(cluster, namespace)
 
 
-def test_an_operation_that_made_no_unit_does_not_hold_a_storage_that_is_deleted(
-    cluster: Cluster, namespace: str
+def test_attachment_without_a_unit_does_not_block_the_deletion(
+    cluster: ControllerCluster, namespace: str
 ) -> None:
-    cluster.storage(namespace, "data")
-    operation(cluster, f"{namespace}-slow", namespace, "Running")
-    attach(cluster, namespace, f"{namespace}-slow")
+    cluster.create_ready_storage(namespace, "data")
+    record_operation(cluster, f"{namespace}-slow", namespace, "Running")
+    attach_storage(cluster, namespace, f"{namespace}-slow")
     delete(cluster, namespace)
-    wait_gone(cluster, namespace)
+    wait_storage_deleted(cluster, namespace)
 
 
-def test_a_namespace_with_units_and_storages_in_every_state_ends(cluster: Cluster, collecting: None) -> None:
-    with own_namespace(cluster) as namespace:
-        cluster.storage(namespace, "data")
+def test_namespace_with_units_and_storages_in_every_state_is_deleted(cluster: ControllerCluster, garbage_collector_ready: None) -> None:
+    with temporary_namespace(cluster) as namespace:
+        cluster.create_ready_storage(namespace, "data")
         cluster.create(UNIT, namespace, "web", MOUNTING)
         cluster.create(STORAGE, namespace, "without-class", {"size": "1Gi", "storageClassName": "nowhere"})
         cluster.create(STORAGE, namespace, "bad", {"size": "many"})
         cluster.create(STORAGE, namespace, "reserved", {"size": "1Gi", "attachedTo": {"unit": "x", "operationID": "y"}})
-        cluster.storage(namespace, "lost")
+        cluster.create_ready_storage(namespace, "lost")
         cluster.kube.delete(CLAIM, "lost", namespace=namespace)
         cluster.wait_reason(STORAGE, namespace, "lost", "ClaimLost")
         cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
         cluster.wait_reason(STORAGE, namespace, "without-class", "ClaimPending")
-    wait_until(lambda: is_gone(cluster, namespace), 180, lambda: f"{cluster.all(STORAGE, namespace)}")
+    wait_until(lambda: is_namespace_deleted(cluster, namespace), 180, lambda: f"{cluster.list_objects(STORAGE, namespace)}")
 
 
-def test_namespaces_deleted_in_any_manner_end_with_their_mounted_storages(cluster: Cluster, collecting: None) -> None:
+def test_namespace_with_mounted_storages_is_deleted(cluster: ControllerCluster, garbage_collector_ready: None) -> None:
     """All at once, since Kubernetes takes its time for each of them."""
     manners = [(cascade, first) for cascade in ("background", "foreground", "orphan") for first in ("storage", "space")]
     namespaces = [f"end-{cascade}-{first}-first" for cascade, first in manners]
     for namespace in namespaces:
         cluster.kube.create(Namespace(metadata=ObjectMeta(name=namespace)))
-        cluster.storage(namespace, "data")
+        cluster.create_ready_storage(namespace, "data")
         cluster.create(UNIT, namespace, "web", MOUNTING)
         cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     for namespace, (cascade, first) in zip(namespaces, manners, strict=True):
         storage = ("gpustorage", "data", f"--namespace={namespace}", "--ignore-not-found")
         both = (storage, ("namespace", namespace))
         for what in both if first == "storage" else reversed(both):
-            cluster.plane.kubectl("delete", *what, f"--cascade={cascade}", "--wait=false")
-    wait_until(lambda: all(is_gone(cluster, each) for each in namespaces), 180, lambda: f"not all of {namespaces} end")
+            cluster.control_plane.kubectl("delete", *what, f"--cascade={cascade}", "--wait=false")
+    wait_until(lambda: all(is_namespace_deleted(cluster, each) for each in namespaces), 180, lambda: f"not all of {namespaces} end")
 
 
-def is_gone(cluster: Cluster, namespace: str) -> bool:
+def is_namespace_deleted(cluster: ControllerCluster, namespace: str) -> bool:
     try:
         cluster.kube.get(Namespace, namespace)
     except ApiError as error:
@@ -170,57 +170,57 @@ def is_gone(cluster: Cluster, namespace: str) -> bool:
     return False
 
 
-def unit_gone(cluster: Cluster, namespace: str) -> None:
+def delete_unit(cluster: ControllerCluster, namespace: str) -> None:
     cluster.kube.delete(UNIT, "web", namespace=namespace)
 
 
-def mount_dropped(cluster: Cluster, namespace: str) -> None:
-    cluster.patch(UNIT, namespace, "web", {"spec": {"storageMounts": None}})
+def drop_mount(cluster: ControllerCluster, namespace: str) -> None:
+    cluster.merge_patch(UNIT, namespace, "web", {"spec": {"storageMounts": None}})
 
 
-def deleted(cluster: Cluster, namespace: str) -> None:
-    unit_gone(cluster, namespace)
+def delete_storage(cluster: ControllerCluster, namespace: str) -> None:
+    delete_unit(cluster, namespace)
     delete(cluster, namespace)
 
 
-def claim_deleted(cluster: Cluster, namespace: str) -> None:
-    deleted(cluster, namespace)
+def delete_pvc(cluster: ControllerCluster, namespace: str) -> None:
+    delete_storage(cluster, namespace)
     cluster.kube.delete(CLAIM, "data", namespace=namespace)
 
 
-def claim_gone(cluster: Cluster, namespace: str) -> None:
-    claim_deleted(cluster, namespace)
-    wait_until(lambda: cluster.gone(CLAIM, namespace, "data"), 60, lambda: "the claim is still mounted")
+def delete_pvc_and_wait(cluster: ControllerCluster, namespace: str) -> None:
+    delete_pvc(cluster, namespace)
+    wait_until(lambda: cluster.is_deleted(CLAIM, namespace, "data"), 60, lambda: "the claim is still mounted")
 
 
-RELEASES = (unit_gone, mount_dropped)
-ENDS = (deleted, claim_deleted, claim_gone)
+RELEASE_STEPS = (delete_unit, drop_mount)
+DELETION_STEPS = (delete_storage, delete_pvc, delete_pvc_and_wait)
 
 
-def test_whatever_a_killed_manager_left_is_finished_by_the_next(spare: Cluster) -> None:
+def test_deletion_interrupted_by_a_kill_is_finished_by_the_next_manager(unmanaged_cluster: ControllerCluster) -> None:
     """Every step of a release and of an end is made without a manager, as if it had been killed right then."""
-    steps: tuple[Callable[[Cluster, str], None], ...] = (*RELEASES, *ENDS)
-    manager = spare.manager(leaderElection=QUICK_ELECTION).wait_leading()
+    steps: tuple[Callable[[ControllerCluster, str], None], ...] = (*RELEASE_STEPS, *DELETION_STEPS)
+    manager = unmanaged_cluster.start_manager(leaderElection=QUICK_ELECTION).wait_leading()
     namespaces = {step: f"killed-{step.__name__.replace('_', '-')}" for step in steps}
     for namespace in namespaces.values():
-        spare.plane.kubectl("create", "namespace", namespace)
-        spare.storage(namespace, "data")
-        spare.create(UNIT, namespace, "web", MOUNTING)
+        unmanaged_cluster.control_plane.kubectl("create", "namespace", namespace)
+        unmanaged_cluster.create_ready_storage(namespace, "data")
+        unmanaged_cluster.create(UNIT, namespace, "web", MOUNTING)
     for namespace in namespaces.values():
-        spare.wait_reason(UNIT, namespace, "web", "UnitReady")
-    manager.end(Signals.SIGKILL)
+        unmanaged_cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
+    manager.stop(Signals.SIGKILL)
     for step, namespace in namespaces.items():
-        step(spare, namespace)
+        step(unmanaged_cluster, namespace)
     # Before its claim is made, a storage is protected; before a pod mounts it, it is attached.
-    spare.plane.kubectl("create", "namespace", "killed-early")
-    spare.volume("killed-early", "data")
-    spare.create(STORAGE, "killed-early", "data", {"size": "1Gi"}, **PROTECTED["metadata"])
-    spare.create(UNIT, "killed-early", "web", MOUNTING)
-    spare.manager(leaderElection=QUICK_ELECTION).wait_leading()
-    spare.wait_reason(UNIT, "killed-early", "web", "UnitReady")
-    for release in RELEASES:
-        wait_holder(spare, namespaces[release], None)
-    for end in ENDS:
-        wait_gone(spare, namespaces[end])
+    unmanaged_cluster.control_plane.kubectl("create", "namespace", "killed-early")
+    unmanaged_cluster.create_volume("killed-early", "data")
+    unmanaged_cluster.create(STORAGE, "killed-early", "data", {"size": "1Gi"}, **PROTECTED["metadata"])
+    unmanaged_cluster.create(UNIT, "killed-early", "web", MOUNTING)
+    unmanaged_cluster.start_manager(leaderElection=QUICK_ELECTION).wait_leading()
+    unmanaged_cluster.wait_reason(UNIT, "killed-early", "web", "UnitReady")
+    for release in RELEASE_STEPS:
+        wait_attached_to(unmanaged_cluster, namespaces[release], None)
+    for end in DELETION_STEPS:
+        wait_storage_deleted(unmanaged_cluster, namespaces[end])
     for namespace in (*namespaces.values(), "killed-early"):
-        spare.kube.delete(Namespace, namespace)
+        unmanaged_cluster.kube.delete(Namespace, namespace)

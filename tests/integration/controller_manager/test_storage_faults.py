@@ -10,25 +10,25 @@ from signal import Signals
 
 from lightkube.resources.core_v1 import PersistentVolumeClaim
 
-from tests.integration.controller_manager.conftest import GROUP, UNIT, Cluster, wait_collecting
-from tests.integration.controller_manager.test_storage_attachment import MOUNTING, pods, wait_holder
+from tests.integration.controller_manager.conftest import GROUP, UNIT, ControllerCluster, wait_garbage_collector
+from tests.integration.controller_manager.test_storage_attachment import MOUNTING, pods, wait_attached_to
 
 ROUNDS = 3
-ALONE = {"enabled": False}
+NO_LEADER_ELECTION = {"enabled": False}
 """No Lease to wait for: there is never more than one."""
 
 
 @contextlib.contextmanager
-def watched(cluster: Cluster, namespace: str, told: Path) -> Iterator[None]:
+def recording_pod_events(cluster: ControllerCluster, namespace: str, told: Path) -> Iterator[None]:
     """Writes down everything that happens to pods of the namespace, by a process of its own."""
-    program = [str(cluster.plane.programs["kubectl"]), f"--kubeconfig={cluster.plane.kubeconfig}"]
+    program = [str(cluster.control_plane.binary_paths["kubectl"]), f"--kubeconfig={cluster.control_plane.kubeconfig}"]
     arguments = ["get", "pods", f"--namespace={namespace}", "--watch", "--output-watch-events", "--output=json"]
     with told.open("wb") as output, subprocess.Popen([*program, *arguments], stdout=output) as watching:
         yield
         watching.terminate()
 
 
-def mounts(told: Path) -> Iterator[dict[str, str]]:
+def mounting_units(told: Path) -> Iterator[dict[str, str]]:
     """After every event: the pods that mount the claim, with the UIDs of their units."""
     decoder, text, there = json.JSONDecoder(), told.read_text().strip(), dict[str, str]()
     while text:
@@ -41,38 +41,38 @@ def mounts(told: Path) -> Iterator[dict[str, str]]:
         yield dict(there)
 
 
-def turns(cluster: Cluster, namespace: str) -> Iterator[None]:
+def alternate_units(cluster: ControllerCluster, namespace: str) -> Iterator[None]:
     """Units of two names take turns with one storage, each made before the last one's pod is gone."""
     for name in itertools.cycle(("web", "other")):
         if cluster.get(UNIT, namespace, name) is None:
             cluster.create(UNIT, namespace, name, MOUNTING)
         yield
-        cluster.wait(UNIT, namespace, name, lambda _, name=name: bool(pods(cluster, namespace, name)))  # type: ignore[misc]
+        cluster.wait_for(UNIT, namespace, name, lambda _, name=name: bool(pods(cluster, namespace, name)))  # type: ignore[misc]
         cluster.kube.delete(UNIT, name, namespace=namespace)
         cluster.create(UNIT, namespace, name, MOUNTING)  # a namesake, at once
         yield
         cluster.kube.delete(UNIT, name, namespace=namespace)
 
 
-def test_a_storage_is_never_mounted_twice_and_is_free_in_the_end(
-    spare: Cluster, spare_namespace: str, tmp_path: Path
+def test_storage_is_never_mounted_twice_and_is_released(
+    unmanaged_cluster: ControllerCluster, unmanaged_namespace: str, tmp_path: Path
 ) -> None:
-    manager = spare.manager(leaderElection=ALONE).wait_ready()
-    wait_collecting(spare)
-    spare.storage(spare_namespace, "data")
-    claim = spare.get(PersistentVolumeClaim, spare_namespace, "data")
-    with watched(spare, spare_namespace, tmp_path / "told"):
-        for _ in itertools.islice(turns(spare, spare_namespace), 2 * ROUNDS):
-            manager.end(Signals.SIGKILL)
-            manager = spare.manager(leaderElection=ALONE).wait_ready()
+    manager = unmanaged_cluster.start_manager(leaderElection=NO_LEADER_ELECTION).wait_ready()
+    wait_garbage_collector(unmanaged_cluster)
+    unmanaged_cluster.create_ready_storage(unmanaged_namespace, "data")
+    claim = unmanaged_cluster.get(PersistentVolumeClaim, unmanaged_namespace, "data")
+    with recording_pod_events(unmanaged_cluster, unmanaged_namespace, tmp_path / "told"):
+        for _ in itertools.islice(alternate_units(unmanaged_cluster, unmanaged_namespace), 2 * ROUNDS):
+            manager.stop(Signals.SIGKILL)
+            manager = unmanaged_cluster.start_manager(leaderElection=NO_LEADER_ELECTION).wait_ready()
         for name in ("web", "other"):
-            if spare.get(UNIT, spare_namespace, name):
-                spare.kube.delete(UNIT, name, namespace=spare_namespace)
-        wait_holder(spare, spare_namespace, None)
-    seen = list(mounts(tmp_path / "told"))
+            if unmanaged_cluster.get(UNIT, unmanaged_namespace, name):
+                unmanaged_cluster.kube.delete(UNIT, name, namespace=unmanaged_namespace)
+        wait_attached_to(unmanaged_cluster, unmanaged_namespace, None)
+    seen = list(mounting_units(tmp_path / "told"))
     assert len({pod for there in seen for pod in there}) >= ROUNDS
     assert [there for there in seen if len(set(there.values())) > 1] == []
-    after = spare.get(PersistentVolumeClaim, spare_namespace, "data")
+    after = unmanaged_cluster.get(PersistentVolumeClaim, unmanaged_namespace, "data")
     assert claim
     assert after
     assert after["metadata"]["uid"] == claim["metadata"]["uid"]

@@ -11,14 +11,14 @@ from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import Pod, ServiceAccount
 
 from gpu_runtime.contract.crd.well_known import Label
-from gpu_runtime.controller_manager.controller_informers import open_caches
-from gpu_runtime.controller_manager.orphan_collector import Strays
-from gpu_runtime.kube.client import connect
-from gpu_runtime.kube.config import load_config
+from gpu_runtime.controller_manager.controller_informers import new_informers
+from gpu_runtime.controller_manager.orphan_collector import OrphanCollector
+from gpu_runtime.kube.client import open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
 from localcluster.supervisor_client import wait_until
-from tests.integration.controller_manager.conftest import IDENTITY, UNIT, Cluster, Object
+from tests.integration.controller_manager.conftest import CONTROLLER_MANAGER_USER, UNIT, ControllerCluster, Object
 from tests.integration.kube.waiting import eventually
 
 SMALL = {"specName": "g1.1", "image": "python", "template": {"ports": [{"name": "http", "port": 80}]}}
@@ -30,61 +30,61 @@ SELECTED = {"matchLabels": {"app": "a"}}
 
 
 @pytest.fixture
-def uncollected(spare: Cluster, spare_namespace: str) -> Iterator[Cluster]:
-    wait_until(lambda: not spare.gone(ServiceAccount, spare_namespace, "default"), 60, lambda: "pods need an account")
-    spare.plane.processes.stop("kube-controller-manager")
-    yield spare
-    spare.plane.start_controller_manager()
+def cluster_without_gc(unmanaged_cluster: ControllerCluster, unmanaged_namespace: str) -> Iterator[ControllerCluster]:
+    wait_until(lambda: not unmanaged_cluster.is_deleted(ServiceAccount, unmanaged_namespace, "default"), 60, lambda: "pods need an account")
+    unmanaged_cluster.control_plane.processes.stop("kube-controller-manager")
+    yield unmanaged_cluster
+    unmanaged_cluster.control_plane.start_controller_manager()
 
 
-def test_a_unit_is_not_kept_from_its_name_by_what_an_earlier_one_left(
-    uncollected: Cluster, spare_namespace: str
+def test_unit_replaces_orphaned_children_of_its_predecessor(
+    cluster_without_gc: ControllerCluster, unmanaged_namespace: str
 ) -> None:
-    uncollected.manager().wait_leading()
-    first = uncollected.create(UNIT, spare_namespace, "a", SMALL)["metadata"]["uid"]
-    uncollected.wait(Deployment, spare_namespace, "a", lambda found: owner_of(found) == first)
-    uncollected.kube.delete(UNIT, "a", namespace=spare_namespace)
-    second = uncollected.create(UNIT, spare_namespace, "a", SMALL)["metadata"]["uid"]
-    uncollected.wait(Deployment, spare_namespace, "a", lambda found: owner_of(found) == second)
+    cluster_without_gc.start_manager().wait_leading()
+    first = cluster_without_gc.create(UNIT, unmanaged_namespace, "a", SMALL)["metadata"]["uid"]
+    cluster_without_gc.wait_for(Deployment, unmanaged_namespace, "a", lambda found: owner_of(found) == first)
+    cluster_without_gc.kube.delete(UNIT, "a", namespace=unmanaged_namespace)
+    second = cluster_without_gc.create(UNIT, unmanaged_namespace, "a", SMALL)["metadata"]["uid"]
+    cluster_without_gc.wait_for(Deployment, unmanaged_namespace, "a", lambda found: owner_of(found) == second)
 
 
-async def test_a_pod_whose_deployment_and_unit_are_gone_goes_and_no_other(
-    uncollected: Cluster, spare_namespace: str
+async def test_only_replica_sets_without_deployment_and_unit_are_deleted(
+    cluster_without_gc: ControllerCluster, unmanaged_namespace: str
 ) -> None:
-    here = uncollected, spare_namespace
-    unit = uncollected.create(UNIT, spare_namespace, "there", SMALL)["metadata"]["uid"]
-    kept = deployment(*here, "kept")
-    pod(*here, "stray", replica_set(*here, "stray", "kept", str(uuid.uuid4())), "gone")
-    pod(*here, "left-on-purpose", replica_set(*here, "left-on-purpose", "kept", kept), "gone")
-    pod(*here, "let-go", replica_set(*here, "let-go", "", ""), "gone")
-    pod(*here, "wanted", replica_set(*here, "wanted", "kept", str(uuid.uuid4())), unit)
+    here = cluster_without_gc, unmanaged_namespace
+    unit = cluster_without_gc.create(UNIT, unmanaged_namespace, "there", SMALL)["metadata"]["uid"]
+    kept = create_deployment(*here, "kept")
+    create_pod(*here, "stray", create_replica_set(*here, "stray", "kept", str(uuid.uuid4())), "gone")
+    create_pod(*here, "left-on-purpose", create_replica_set(*here, "left-on-purpose", "kept", kept), "gone")
+    create_pod(*here, "let-go", create_replica_set(*here, "let-go", "", ""), "gone")
+    create_pod(*here, "wanted", create_replica_set(*here, "wanted", "kept", str(uuid.uuid4())), unit)
     now = [0.0]
-    async with strays(uncollected, lambda: now[0]) as looking:
+    async with running_orphan_collector(cluster_without_gc, lambda: now[0]) as looking:
 
         async def left() -> set[str]:
-            await looking.once()
-            found = uncollected.kube.list(ReplicaSet, namespace=spare_namespace)
+            await looking.collect()
+            found = cluster_without_gc.kube.list(ReplicaSet, namespace=unmanaged_namespace)
             return {str(each.metadata and each.metadata.name) for each in found}
 
         everything = {"stray", "left-on-purpose", "let-go", "wanted"}
-        await eventually(lambda: len(looking.caches.pods.store) == 4, "all are known")
+        await eventually(lambda: len(looking.informers.pods.store) == 4, "all are known")
         assert await left() == everything
-        now[0] = looking.patience - 1
+        now[0] = looking.grace_seconds - 1
         assert await left() == everything, "Kubernetes has its time"
-        now[0] = looking.patience
+        now[0] = looking.grace_seconds
         assert await left() == everything - {"stray"}
 
 
 @asynccontextmanager
-async def strays(cluster: Cluster, clock: Any) -> AsyncIterator[Strays]:
+async def running_orphan_collector(cluster: ControllerCluster, clock: Any) -> AsyncIterator[OrphanCollector]:
     """Under the rights that the manifests give."""
-    metrics, kubeconfig = KubeMetrics(new_registry("test")), cluster.plane.kubeconfig_for("strays", IDENTITY)
-    async with connect(load_config(kubeconfig, None), field_manager="test", metrics=metrics) as client:
-        caches = open_caches(client, metrics, 600)
+    metrics, kubeconfig = KubeMetrics(new_registry("test")), cluster.control_plane.kubeconfig_for("strays", CONTROLLER_MANAGER_USER)
+    async with open_kube_client(load_cluster_config(kubeconfig, None), field_manager="test", metrics=metrics) as client:
+        caches = new_informers(client, metrics, 600)
         running = [asyncio.create_task(each.run()) for each in caches.all]
         for cache in caches.all:
-            await cache.synced()
-        yield Strays(client, caches, clock)
+            await cache.wait_for_sync()
+        yield OrphanCollector(client, caches, clock)
         for task in running:
             task.cancel()
         await asyncio.wait(running)
@@ -94,29 +94,29 @@ def owner_of(found: dict[str, Any]) -> str:
     return str(found["metadata"]["ownerReferences"][0]["uid"])
 
 
-def deployment(cluster: Cluster, namespace: str, name: str) -> str:
+def create_deployment(cluster: ControllerCluster, namespace: str, name: str) -> str:
     """Gives the UID."""
-    return made(cluster, namespace, Deployment, {"name": name}, {"selector": SELECTED, "template": PODS})
+    return create_object(cluster, namespace, Deployment, {"name": name}, {"selector": SELECTED, "template": PODS})
 
 
-def replica_set(cluster: Cluster, namespace: str, name: str, owner: str, owner_uid: str) -> Object:
+def create_replica_set(cluster: ControllerCluster, namespace: str, name: str, owner: str, owner_uid: str) -> Object:
     """Of a Deployment with that UID, or of none. Gives the reference for its pods."""
-    owners = [reference("Deployment", owner, owner_uid)] if owner else []
+    owners = [owner_reference("Deployment", owner, owner_uid)] if owner else []
     spec = {"replicas": 1, "selector": SELECTED, "template": PODS}
-    uid = made(cluster, namespace, ReplicaSet, {"name": name, "ownerReferences": owners}, spec)
-    return reference("ReplicaSet", name, uid)
+    uid = create_object(cluster, namespace, ReplicaSet, {"name": name, "ownerReferences": owners}, spec)
+    return owner_reference("ReplicaSet", name, uid)
 
 
-def pod(cluster: Cluster, namespace: str, name: str, owner: Object, unit: str) -> None:
+def create_pod(cluster: ControllerCluster, namespace: str, name: str, owner: Object, unit: str) -> None:
     labels = {Label.MANAGED_BY: "gpu-runtime", Label.UNIT_UID: unit}
     metadata = {"name": name, "labels": labels, "ownerReferences": [owner]}
-    made(cluster, namespace, Pod, metadata, PODS["spec"])
+    create_object(cluster, namespace, Pod, metadata, PODS["spec"])
 
 
-def made(cluster: Cluster, namespace: str, kind: Any, metadata: Object, spec: Object) -> str:
+def create_object(cluster: ControllerCluster, namespace: str, kind: Any, metadata: Object, spec: Object) -> str:
     created = cluster.kube.create(kind.from_dict({"metadata": metadata, "spec": spec}), namespace=namespace)
     return str(created.metadata.uid)
 
 
-def reference(kind: str, name: str, uid: str) -> Object:
+def owner_reference(kind: str, name: str, uid: str) -> Object:
     return {"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": uid, "controller": True}

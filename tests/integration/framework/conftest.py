@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.framework.worker import socket_place
+from tests.integration.framework.worker import temporary_socket_dir
 
 
 @pytest.fixture(scope="module")
-def module_place() -> Iterator[Path]:
-    with socket_place() as place:
+def module_socket_dir() -> Iterator[Path]:
+    with temporary_socket_dir() as place:
         yield place
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    with socket_place() as place:
+def socket_dir() -> Iterator[Path]:
+    with temporary_socket_dir() as place:
         yield place

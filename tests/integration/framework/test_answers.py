@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.framework.worker import Worker, worker
+from tests.integration.framework.worker import FrameworkProcess, running_framework
 
 SOURCE = """
 import dataclasses, hashlib, math, sys, time
@@ -86,8 +86,8 @@ serve()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "async"])
-def asked(request: pytest.FixtureRequest, module_place: Path) -> Iterator[Worker]:
-    with worker(f"IS_ASYNC = {request.param}\n{SOURCE}", module_place) as running:
+def framework(request: pytest.FixtureRequest, module_socket_dir: Path) -> Iterator[FrameworkProcess]:
+    with running_framework(f"IS_ASYNC = {request.param}\n{SOURCE}", module_socket_dir) as running:
         yield running
 
 
@@ -105,10 +105,10 @@ RETURNED: list[tuple[str, int, str | None, bytes]] = [
 
 
 @pytest.mark.parametrize(("do", "status", "content_type", "body"), RETURNED, ids=[row[0] for row in RETURNED])
-def test_a_return_value_has_one_form(
-    asked: Worker, do: str, status: int, content_type: str | None, body: bytes
+def test_return_value_becomes_a_response(
+    framework: FrameworkProcess, do: str, status: int, content_type: str | None, body: bytes
 ) -> None:
-    reply = asked.ask({"do": do})
+    reply = framework.invoke({"do": do})
     assert (reply.status, reply.headers.get("Content-Type"), reply.body) == (status, content_type, body)
 
 
@@ -133,33 +133,33 @@ def test_a_return_value_has_one_form(
         ("reject", 422, "Reject", "never"),
     ],
 )
-def test_a_failure_is_a_sentence(asked: Worker, do: str, status: int, kind: str, part: str) -> None:
-    reply = asked.ask({"do": do})
+def test_exception_becomes_an_error_response(framework: FrameworkProcess, do: str, status: int, kind: str, part: str) -> None:
+    reply = framework.invoke({"do": do})
     assert reply.status == status
     assert reply.error[0] == kind
     assert part in reply.error[1]
     assert len(reply.body) < 10_000
 
 
-def test_the_traceback_is_in_the_log_alone(asked: Worker) -> None:
-    reply = asked.ask({"do": "fail"}, {"Gpu-Runtime-Invocation-Id": "inv-traced"})
+def test_traceback_is_only_in_the_log(framework: FrameworkProcess) -> None:
+    reply = framework.invoke({"do": "fail"}, {"Gpu-Runtime-Invocation-Id": "inv-traced"})
     assert reply.error == ("Sensitive", "the sentence")
-    told = asked.log.partition("'inv-traced'")[2]
+    told = framework.log.partition("'inv-traced'")[2]
     assert "Traceback (most recent call last)" in told
     assert "in fail" in told
     assert "Sensitive: the sentence" in told
 
 
-def test_a_plain_handler_that_returns_a_coroutine_is_told_so(asked: Worker) -> None:
-    assert asked.ask({"do": "coroutine"}).status == 500
+def test_sync_handler_that_returns_a_coroutine_fails(framework: FrameworkProcess) -> None:
+    assert framework.invoke({"do": "coroutine"}).status == 500
 
 
-def test_asking_to_retry_may_say_when(asked: Worker) -> None:
-    assert asked.ask({"do": "retry after"}).headers["Retry-After"] == "2"
-    assert "Retry-After" not in asked.ask({"do": "retry"}).headers
+def test_retry_error_sets_retry_after(framework: FrameworkProcess) -> None:
+    assert framework.invoke({"do": "retry after"}).headers["Retry-After"] == "2"
+    assert "Retry-After" not in framework.invoke({"do": "retry"}).headers
 
 
-def test_the_context_comes_in_headers(asked: Worker) -> None:
+def test_request_context_is_read_from_headers(framework: FrameworkProcess) -> None:
     context = {
         "Gpu-Runtime-Invocation-Id": "inv-1",
         "Gpu-Runtime-Attempt": "3",
@@ -168,7 +168,7 @@ def test_the_context_comes_in_headers(asked: Worker) -> None:
         "Gpu-Runtime-Header-Do": "seen",
         "Gpu-Runtime-Header-X-Trace": "a%20%C3%BC",
     }
-    seen = asked.ask({"n": 1}, context).json
+    seen = framework.invoke({"n": 1}, context).json
     assert seen == {
         "payload": {"n": 1},
         "id": "inv-1",
@@ -197,14 +197,14 @@ DO_SEE = {"Gpu-Runtime-Header-Do": "seen"}
     ],
 )
 def test_json_is_decoded_and_the_rest_stays_bytes(
-    asked: Worker, content_type: str, body: bytes, payload: object
+    framework: FrameworkProcess, content_type: str, body: bytes, payload: object
 ) -> None:
-    reply = asked.request("POST", "/invoke", body, {**DO_SEE, "Content-Type": content_type})
+    reply = framework.request("POST", "/invoke", body, {**DO_SEE, "Content-Type": content_type})
     assert reply.json["payload"] == payload
 
 
-def test_nothing_sent_is_nothing(asked: Worker) -> None:
-    seen = asked.request("POST", "/invoke", None, DO_SEE).json
+def test_empty_body_is_none(framework: FrameworkProcess) -> None:
+    seen = framework.request("POST", "/invoke", None, DO_SEE).json
     assert (seen["payload"], seen["attempt"], seen["deadline"], seen["bounded"]) == (None, 1, None, False)
 
 
@@ -221,33 +221,33 @@ def test_nothing_sent_is_nothing(asked: Worker) -> None:
         ({"Gpu-Runtime-Attributes": "[]"}, b"{}", "Gpu-Runtime-Attributes is not a JSON object"),
     ],
 )
-def test_what_the_caller_got_wrong_is_not_the_handlers_failure(
-    asked: Worker, headers: dict[str, str], body: bytes, part: str
+def test_invalid_request_is_answered_400(
+    framework: FrameworkProcess, headers: dict[str, str], body: bytes, part: str
 ) -> None:
-    reply = asked.request("POST", "/invoke", body, {"Content-Type": "application/json", **DO_SEE, **headers})
+    reply = framework.request("POST", "/invoke", body, {"Content-Type": "application/json", **DO_SEE, **headers})
     assert reply.status == 400
     assert part in reply.error[1]
 
 
-def test_large_bodies_go_both_ways(asked: Worker) -> None:
+def test_large_request_and_response_bodies(framework: FrameworkProcess) -> None:
     large = bytes(range(256)) * 40_000
     headers = {"Content-Type": "application/x-blob"}
-    assert asked.ask(large, {**headers, "Gpu-Runtime-Header-Do": "digest"}).body.decode() == (
+    assert framework.invoke(large, {**headers, "Gpu-Runtime-Header-Do": "digest"}).body.decode() == (
         hashlib.sha256(large).hexdigest()
     )
-    echoed = asked.ask(large, {**headers, "Gpu-Runtime-Header-Do": "echo"})
+    echoed = framework.invoke(large, {**headers, "Gpu-Runtime-Header-Do": "echo"})
     assert echoed.body == large
     assert echoed.headers["Content-Type"] == "application/x-blob"
-    assert len(asked.ask({"do": "zeros"}).body) == 10_000_000
+    assert len(framework.invoke({"do": "zeros"}).body) == 10_000_000
 
 
-def test_a_body_may_come_in_chunks(asked: Worker) -> None:
+def test_a_body_may_come_in_chunks(framework: FrameworkProcess) -> None:
     headers = {"Content-Type": "x/y", "Gpu-Runtime-Header-Do": "digest"}
-    reply = asked.request("POST", "/invoke", iter([b"ab", b"c" * 300_000, b"d"]), headers)
+    reply = framework.request("POST", "/invoke", iter([b"ab", b"c" * 300_000, b"d"]), headers)
     assert reply.body.decode() == hashlib.sha256(b"ab" + b"c" * 300_000 + b"d").hexdigest()
 
 
-def test_health_is_answered_to_get_and_head(asked: Worker) -> None:
-    assert asked.request("GET", "/healthz").json == {"status": "ok"}
-    head = asked.request("HEAD", "/healthz")
+def test_health_is_answered_to_get_and_head(framework: FrameworkProcess) -> None:
+    assert framework.request("GET", "/healthz").json == {"status": "ok"}
+    head = framework.request("HEAD", "/healthz")
     assert (head.status, head.body, head.headers["Content-Length"]) == (200, b"", "15")

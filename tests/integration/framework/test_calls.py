@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from localcluster.supervisor_client import wait_until
-from tests.integration.framework.worker import Worker, dialled, worker
+from tests.integration.framework.worker import FrameworkProcess, connect_unix, running_framework
 
 MEETING = """
 import socket
@@ -100,96 +100,96 @@ serve()
 """
 
 
-def in_(seconds: float) -> dict[str, str]:
+def deadline_header(seconds: float) -> dict[str, str]:
     return {"Gpu-Runtime-Deadline": (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()}
 
 
-def appears(path: Path) -> None:
+def wait_file(path: Path) -> None:
     wait_until(path.exists, 60, lambda: f"no {path}")
 
 
-def is_healthy(asked: Worker) -> bool:
+def is_healthy(asked: FrameworkProcess) -> bool:
     return asked.request("GET", "/healthz").status == 200
 
 
 @pytest.mark.parametrize("source", [MEETING, ASYNC_MEETING], ids=["threads", "async"])
-def test_calls_run_at_the_same_time(source: str, place: Path) -> None:
+def test_calls_run_at_the_same_time(source: str, socket_dir: Path) -> None:
     """Each of the four returns only when all four have begun."""
-    with worker(source, place, GPU_RUNTIME_CONCURRENCY="4") as asked, ThreadPoolExecutor(4) as pool:
-        replies = list(pool.map(lambda _: asked.ask(), range(4)))
+    with running_framework(source, socket_dir, GPU_RUNTIME_CONCURRENCY="4") as asked, ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: asked.invoke(), range(4)))
     assert [reply.status for reply in replies] == [200] * 4
 
 
-def test_no_more_than_so_many_run_at_a_time_and_the_others_wait(place: Path) -> None:
-    with worker(TWO_AT_A_TIME, place, GPU_RUNTIME_CONCURRENCY="2") as asked, ThreadPoolExecutor(12) as pool:
-        names = {reply.body.decode() for reply in pool.map(lambda _: asked.ask(), range(60))}
+def test_calls_above_the_concurrency_wait(socket_dir: Path) -> None:
+    with running_framework(TWO_AT_A_TIME, socket_dir, GPU_RUNTIME_CONCURRENCY="2") as asked, ThreadPoolExecutor(12) as pool:
+        names = {reply.body.decode() for reply in pool.map(lambda _: asked.invoke(), range(60))}
     assert names <= {"handler-1", "handler-2"}
 
 
-def test_a_deadline_that_has_passed_calls_nobody(place: Path) -> None:
-    with worker(f"PLACE = {str(place)!r}\n{HANGING}", place) as asked:
-        reply = asked.ask("hang", in_(-1))
+def test_expired_deadline_does_not_call_the_handler(socket_dir: Path) -> None:
+    with running_framework(f"PLACE = {str(socket_dir)!r}\n{HANGING}", socket_dir) as asked:
+        reply = asked.invoke("hang", deadline_header(-1))
         assert (reply.status, reply.error[0]) == (504, "DeadlineExceeded")
-        assert asked.ask("x", in_(60)).status == 200
-        assert not (place / "began").exists()
+        assert asked.invoke("x", deadline_header(60)).status == 200
+        assert not (socket_dir / "began").exists()
 
 
-def test_a_thread_past_its_deadline_is_answered_for_and_holds_its_slot(place: Path) -> None:
-    with worker(f"PLACE = {str(place)!r}\n{HANGING}", place) as asked:
-        reply = asked.ask("hang", in_(2))
+def test_thread_past_its_deadline_is_answered_504_and_occupies_its_slot(socket_dir: Path) -> None:
+    with running_framework(f"PLACE = {str(socket_dir)!r}\n{HANGING}", socket_dir) as asked:
+        reply = asked.invoke("hang", deadline_header(2))
         assert (reply.status, reply.error[0]) == (504, "DeadlineExceeded")
-        busy = asked.ask("x", in_(60))
+        busy = asked.invoke("x", deadline_header(60))
         assert (busy.status, busy.error[0]) == (503, "Busy")
         stuck = asked.request("GET", "/healthz")
         assert (stuck.status, stuck.error[0]) == (503, "Stuck")
-        (place / "let go").touch()
+        (socket_dir / "let go").touch()
         wait_until(lambda: is_healthy(asked), 60, lambda: asked.log)
-        assert asked.ask("x", in_(60)).status == 200
+        assert asked.invoke("x", deadline_header(60)).status == 200
         assert "its thread holds a slot" in asked.log
 
 
-def test_waiting_for_a_slot_ends_at_the_deadline(place: Path) -> None:
-    with worker(f"PLACE = {str(place)!r}\n{HANGING}", place) as asked:
-        first = threading.Thread(target=lambda: asked.ask("hang"))
+def test_waiting_for_a_slot_ends_at_the_deadline(socket_dir: Path) -> None:
+    with running_framework(f"PLACE = {str(socket_dir)!r}\n{HANGING}", socket_dir) as asked:
+        first = threading.Thread(target=lambda: asked.invoke("hang"))
         first.start()
-        appears(place / "began")
-        reply = asked.ask("x", in_(1))
+        wait_file(socket_dir / "began")
+        reply = asked.invoke("x", deadline_header(1))
         assert (reply.status, reply.error[0]) == (503, "Busy")
-        (place / "let go").touch()
+        (socket_dir / "let go").touch()
         first.join()
-        assert asked.ask("x", in_(60)).status == 200
+        assert asked.invoke("x", deadline_header(60)).status == 200
 
 
-def test_an_async_handler_is_cancelled_at_its_deadline(place: Path) -> None:
-    with worker(f"PLACE = {str(place)!r}\n{ASYNC_HANGING}", place) as asked:
-        assert asked.ask("hang", in_(2)).status == 504
-        appears(place / "ended")
-        assert asked.ask("x", in_(60)).status == 200
+def test_an_async_handler_is_cancelled_at_its_deadline(socket_dir: Path) -> None:
+    with running_framework(f"PLACE = {str(socket_dir)!r}\n{ASYNC_HANGING}", socket_dir) as asked:
+        assert asked.invoke("hang", deadline_header(2)).status == 504
+        wait_file(socket_dir / "ended")
+        assert asked.invoke("x", deadline_header(60)).status == 200
 
 
-def test_an_async_handler_is_cancelled_when_its_caller_hangs_up(place: Path) -> None:
-    with worker(f"PLACE = {str(place)!r}\n{ASYNC_HANGING}", place) as asked:
-        with dialled(asked.socket) as caller:
+def test_an_async_handler_is_cancelled_when_its_caller_hangs_up(socket_dir: Path) -> None:
+    with running_framework(f"PLACE = {str(socket_dir)!r}\n{ASYNC_HANGING}", socket_dir) as asked:
+        with connect_unix(asked.socket) as caller:
             caller.sendall(
                 b'POST /invoke HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 6\r\n\r\n"hang"'
             )
-            appears(place / "began")
-            assert not (place / "ended").exists()
-        appears(place / "ended")
-        assert asked.ask("x").status == 200
+            wait_file(socket_dir / "began")
+            assert not (socket_dir / "ended").exists()
+        wait_file(socket_dir / "ended")
+        assert asked.invoke("x").status == 200
 
 
-def test_a_caller_that_sends_no_more_still_gets_its_answer(place: Path) -> None:
-    with worker(f"PLACE = {str(place)!r}\n{HANGING}", place) as asked, dialled(asked.socket) as caller:
+def test_half_closed_caller_gets_its_response(socket_dir: Path) -> None:
+    with running_framework(f"PLACE = {str(socket_dir)!r}\n{HANGING}", socket_dir) as asked, connect_unix(asked.socket) as caller:
         caller.sendall(b'POST /invoke HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 6\r\n\r\n"hang"')
-        appears(place / "began")
+        wait_file(socket_dir / "began")
         caller.shutdown(socket.SHUT_WR)
         assert is_healthy(asked)  # so it has seen that the caller sends no more
-        (place / "let go").touch()
+        (socket_dir / "let go").touch()
         assert caller.recv(100).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_handler_that_cancels_itself_has_failed(place: Path) -> None:
-    with worker(f"PLACE = {str(place)!r}\n{ASYNC_HANGING}", place) as asked:
-        assert asked.ask("cancel").error[0] == "CancelledError"
-        assert asked.ask("x").status == 200
+def test_a_handler_that_cancels_itself_has_failed(socket_dir: Path) -> None:
+    with running_framework(f"PLACE = {str(socket_dir)!r}\n{ASYNC_HANGING}", socket_dir) as asked:
+        assert asked.invoke("cancel").error[0] == "CancelledError"
+        assert asked.invoke("x").status == 200

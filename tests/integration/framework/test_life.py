@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.manifests.samples import DOUBLING
+from gpu_runtime.manifests.samples import DOUBLING_PROGRAM
 from localcluster.supervisor_client import wait_until
-from tests.integration.framework.worker import Reply, Worker, dialled, takes_connections, worker
+from tests.integration.framework.worker import FrameworkReply, FrameworkProcess, connect_unix, is_listening, running_framework
 
-WAITING = """
+WAITING_SOURCE = """
 import pathlib, time
 from gpu_runtime.framework import handler, serve
 
@@ -33,24 +33,24 @@ serve()
 """
 
 
-def ran(source: str, *options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run_source(source: str, *options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, *options, "-c", source]
     return subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
     )
 
 
-def ended(running: Worker) -> int:
+def wait_exit(running: FrameworkProcess) -> int:
     return running.process.wait(60)
 
 
-def test_the_snippet_of_the_sample_runs(place: Path) -> None:
-    with worker(DOUBLING, place) as asked:
-        assert asked.ask({"n": 21}).json == {"n": 42}
+def test_sample_function_runs(socket_dir: Path) -> None:
+    with running_framework(DOUBLING_PROGRAM, socket_dir) as asked:
+        assert asked.invoke({"n": 21}).json == {"n": 42}
 
 
-def test_everybody_may_connect_whatever_the_umask(place: Path) -> None:
-    with worker(f"import os; os.umask(0o077)\n{DOUBLING}", place) as asked:
+def test_socket_mode_is_666_for_any_umask(socket_dir: Path) -> None:
+    with running_framework(f"import os; os.umask(0o077)\n{DOUBLING_PROGRAM}", socket_dir) as asked:
         assert stat.S_IMODE(Path(asked.socket).stat().st_mode) == 0o666
 
 
@@ -58,12 +58,12 @@ def test_everybody_may_connect_whatever_the_umask(place: Path) -> None:
     os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("curl"),
     reason="LEFT OUT: other users need root",
 )
-def test_the_sidecar_is_another_user(place: Path) -> None:
+def test_caller_with_another_uid_can_connect(socket_dir: Path) -> None:
     """The framework runs as one user, its caller as another, in a directory that both may enter."""
-    place.chmod(0o777)
+    socket_dir.chmod(0o777)
     framework = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
     caller = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "curl", "--silent", "--show-error"]
-    with worker(DOUBLING, place, wrap=framework) as asked:
+    with running_framework(DOUBLING_PROGRAM, socket_dir, wrap=framework) as asked:
         assert Path(asked.socket).stat().st_uid == 12345
         answer = subprocess.run(
             [*caller, "--unix-socket", asked.socket, "--json", '{"n": 2}', "http://framework/invoke"],
@@ -75,42 +75,42 @@ def test_the_sidecar_is_another_user(place: Path) -> None:
     assert (answer.stdout, answer.stderr) == ('{"n":4}', "")
 
 
-def test_a_killed_predecessor_leaves_nothing_in_the_way(place: Path) -> None:
+def test_socket_of_a_killed_process_is_replaced(socket_dir: Path) -> None:
     for _ in range(3):
-        with worker(DOUBLING, place) as asked:
-            assert asked.ask({"n": 1}).json == {"n": 2}
+        with running_framework(DOUBLING_PROGRAM, socket_dir) as asked:
+            assert asked.invoke({"n": 1}).json == {"n": 2}
             asked.process.send_signal(signal.SIGKILL)
-            ended(asked)
+            wait_exit(asked)
             assert Path(asked.socket).is_socket()
 
 
-def test_a_living_predecessor_is_not_replaced(place: Path) -> None:
-    with worker(DOUBLING, place) as asked:
-        second = ran(DOUBLING, GPU_RUNTIME_SOCKET=asked.socket)
+def test_socket_of_a_running_process_is_not_replaced(socket_dir: Path) -> None:
+    with running_framework(DOUBLING_PROGRAM, socket_dir) as asked:
+        second = run_source(DOUBLING_PROGRAM, GPU_RUNTIME_SOCKET=asked.socket)
         assert second.returncode == 1
         assert "another process serves at" in second.stderr.splitlines()[-1]
-        assert asked.ask({"n": 1}).json == {"n": 2}
+        assert asked.invoke({"n": 1}).json == {"n": 2}
 
 
-def test_sigterm_finishes_what_runs(place: Path) -> None:
+def test_sigterm_finishes_running_calls(socket_dir: Path) -> None:
     """The call in progress gets its whole answer, nobody new gets in, idle connections do not hold it up."""
-    replies: list[Reply] = []
-    with worker(WAITING, place) as asked, dialled(asked.socket):
-        call = threading.Thread(target=lambda: replies.append(asked.ask(str(place))))
+    replies: list[FrameworkReply] = []
+    with running_framework(WAITING_SOURCE, socket_dir) as asked, connect_unix(asked.socket):
+        call = threading.Thread(target=lambda: replies.append(asked.invoke(str(socket_dir))))
         call.start()
-        wait_until((place / "began").exists, 60, lambda: asked.log)
+        wait_until((socket_dir / "began").exists, 60, lambda: asked.log)
         asked.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not takes_connections(asked.socket), 60, lambda: "it still takes connections")
+        wait_until(lambda: not is_listening(asked.socket), 60, lambda: "it still takes connections")
         assert asked.process.poll() is None
-        (place / "let go").touch()
-        assert ended(asked) == 0
+        (socket_dir / "let go").touch()
+        assert wait_exit(asked) == 0
         call.join()
         assert not Path(asked.socket).exists()
     assert (replies[0].status, replies[0].body) == (200, b"finished" * 100_000)
     assert replies[0].headers["Connection"] == "close"
 
 
-def accepted_unread() -> int:
+def socket_buffer_bytes() -> int:
     """How much the kernel takes for somebody who does not read."""
     writing, unread = socket.socketpair()
     with writing, unread:
@@ -118,66 +118,70 @@ def accepted_unread() -> int:
         return writing.send(bytes(10_000_000))
 
 
-def test_sigterm_waits_until_the_answer_is_read(place: Path) -> None:
+def test_sigterm_waits_until_the_response_is_sent(socket_dir: Path) -> None:
     """What the kernel did not take yet is still in the process."""
-    size = accepted_unread() + 20_000
+    size = socket_buffer_bytes() + 20_000
     source = f"from gpu_runtime.framework import handler, serve\nhandler(lambda request: bytes({size}))\nserve()"
-    with worker(source, place) as asked, dialled(asked.socket) as caller:
+    with running_framework(source, socket_dir) as asked, connect_unix(asked.socket) as caller:
         caller.sendall(b"POST /invoke HTTP/1.1\r\n\r\n")
         assert select.select([caller], [], [], 60)[0]
         asked.process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             asked.process.wait(1)
         answer = b"".join(iter(lambda: caller.recv(65536), b""))
-        assert ended(asked) == 0
+        assert wait_exit(asked) == 0
     assert len(answer.partition(b"\r\n\r\n")[2]) == size
 
 
-def test_sigterm_does_not_wait_for_a_handler_that_nobody_waits_for(place: Path) -> None:
-    with worker(WAITING, place) as asked:
-        with dialled(asked.socket) as caller:
-            body = f'"{place}"'.encode()
+def test_sigterm_does_not_wait_for_a_handler_without_caller(socket_dir: Path) -> None:
+    with running_framework(WAITING_SOURCE, socket_dir) as asked:
+        with connect_unix(asked.socket) as caller:
+            body = f'"{socket_dir}"'.encode()
             caller.sendall(b"POST /invoke HTTP/1.1\r\nContent-Type: application/json\r\n")
             caller.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-            wait_until((place / "began").exists, 60, lambda: asked.log)
+            wait_until((socket_dir / "began").exists, 60, lambda: asked.log)
         wait_until(lambda: "its caller hung up" in asked.log, 60, lambda: asked.log)
         asked.process.send_signal(signal.SIGTERM)
-        assert ended(asked) == 0
+        assert wait_exit(asked) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="LEFT OUT: a process namespace needs root")
-def test_the_first_process_of_a_container_ends_on_sigterm(place: Path) -> None:
-    with worker(DOUBLING, place, wrap=["unshare", "--pid", "--fork", "--kill-child"]) as asked:
+def test_the_first_process_of_a_container_ends_on_sigterm(socket_dir: Path) -> None:
+    with running_framework(DOUBLING_PROGRAM, socket_dir, wrap=["unshare", "--pid", "--fork", "--kill-child"]) as asked:
         child = Path(f"/proc/{asked.process.pid}/task/{asked.process.pid}/children").read_text()
         os.kill(int(child), signal.SIGTERM)
-        assert ended(asked) == 0
+        assert wait_exit(asked) == 0
 
 
 @pytest.mark.parametrize(
     ("source", "environment", "part"),
     [
         ("from gpu_runtime.framework import serve; serve()", {}, "there is no handler"),
-        (DOUBLING, {"GPU_RUNTIME_CONCURRENCY": "many"}, "GPU_RUNTIME_CONCURRENCY is 'many'"),
-        (DOUBLING, {"GPU_RUNTIME_INVOKE_PATH": "invoke"}, "GPU_RUNTIME_INVOKE_PATH is 'invoke'"),
-        (DOUBLING, {"GPU_RUNTIME_SOCKET": "/" + "a" * 200}, "longer than Linux allows"),
+        (DOUBLING_PROGRAM, {"GPU_RUNTIME_CONCURRENCY": "many"}, "GPU_RUNTIME_CONCURRENCY is 'many'"),
+        (DOUBLING_PROGRAM, {"GPU_RUNTIME_INVOKE_PATH": "invoke"}, "GPU_RUNTIME_INVOKE_PATH is 'invoke'"),
+        (DOUBLING_PROGRAM, {"GPU_RUNTIME_SOCKET": "/" + "a" * 200}, "longer than Linux allows"),
         (
-            DOUBLING,
+            DOUBLING_PROGRAM,
             {"GPU_RUNTIME_SOCKET": "/nowhere/at/all.sock"},
             "cannot listen at /nowhere/at/all.sock: No such",
         ),
-        (DOUBLING, {"GPU_RUNTIME_SOCKET": sys.executable}, "no socket"),
-        (DOUBLING.replace("serve()", "handler(run)"), {}, "there is a handler already, run; run needs a process"),
-        (DOUBLING.replace("@handler", "@handler(3)"), {}, "@handler takes no arguments"),
+        (DOUBLING_PROGRAM, {"GPU_RUNTIME_SOCKET": sys.executable}, "no socket"),
+        (
+            DOUBLING_PROGRAM.replace("serve()", "handler(run)"),
+            {},
+            "there is a handler already, run; run needs a process",
+        ),
+        (DOUBLING_PROGRAM.replace("@handler", "@handler(3)"), {}, "@handler takes no arguments"),
     ],
 )
-def test_what_keeps_it_from_serving_is_the_last_line(source: str, environment: dict[str, str], part: str) -> None:
+def test_startup_failure_is_the_last_log_line(source: str, environment: dict[str, str], part: str) -> None:
     """The last line of the log is what an operator sees in the unit's condition."""
-    failed = ran(source, **environment)
+    failed = run_source(source, **environment)
     assert failed.returncode == 1
     assert part in failed.stderr.splitlines()[-1]
 
 
-def test_importing_it_imports_the_standard_library_alone() -> None:
+def test_framework_imports_only_the_standard_library() -> None:
     source = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[3] / "src")!r})
@@ -186,13 +190,13 @@ names = {{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_modu
 ours = {{name for name in sys.modules if name.startswith("gpu_runtime.")}}
 print(sorted(names), all(name.startswith("gpu_runtime.framework") for name in ours))
 """
-    assert ran(source, "-I", "-S").stdout == "['gpu_runtime'] True\n"
+    assert run_source(source, "-I", "-S").stdout == "['gpu_runtime'] True\n"
 
 
-def test_it_works_where_it_was_merely_copied(place: Path) -> None:
+def test_framework_works_when_copied(socket_dir: Path) -> None:
     source = Path(__file__).parents[3] / "src" / "gpu_runtime"
-    (place / "gpu_runtime").mkdir()
-    shutil.copytree(source / "framework", place / "gpu_runtime" / "framework")
-    copied = f"import sys; sys.path.insert(0, {str(place)!r})\n{DOUBLING}"
-    with worker(copied, place, LC_ALL="C", TZ="Asia/Kathmandu", PYTHONSAFEPATH="1") as asked:
-        assert asked.ask({"n": 1}, {"Gpu-Runtime-Deadline": "2999-01-01T00:00:00Z"}).json == {"n": 2}
+    (socket_dir / "gpu_runtime").mkdir()
+    shutil.copytree(source / "framework", socket_dir / "gpu_runtime" / "framework")
+    copied = f"import sys; sys.path.insert(0, {str(socket_dir)!r})\n{DOUBLING_PROGRAM}"
+    with running_framework(copied, socket_dir, LC_ALL="C", TZ="Asia/Kathmandu", PYTHONSAFEPATH="1") as asked:
+        assert asked.invoke({"n": 1}, {"Gpu-Runtime-Deadline": "2999-01-01T00:00:00Z"}).json == {"n": 2}

@@ -18,18 +18,18 @@ from localcluster.supervisor_client import wait_until
 
 JSON = {"Content-Type": "application/json"}
 
-ECHO = """
+ECHO_SOURCE = """
 from gpu_runtime.framework import handler, serve
 handler(lambda request: request.payload)
 serve()
 """
-GOOD = b'POST /invoke HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"n":1}'
-CHUNKED = (
+VALID_REQUEST = b'POST /invoke HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"n":1}'
+CHUNKED_REQUEST = (
     b"POST /invoke HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Type: a/b\r\n\r\n"
     b"3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n"
 )
-CLOSE = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"
-STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
+CLOSING_REQUEST = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"
+STATUS_LINE_PATTERN = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -38,11 +38,11 @@ class UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = dialled(self._path)
+        self.sock = connect_unix(self._path)
 
 
 @dataclass(frozen=True)
-class Reply:
+class FrameworkReply:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -60,7 +60,7 @@ class Reply:
 
 
 @dataclass
-class Worker:
+class FrameworkProcess:
     process: "subprocess.Popen[bytes]"
     socket: str
     log_file: Path
@@ -69,22 +69,22 @@ class Worker:
     def log(self) -> str:
         return self.log_file.read_text()
 
-    def ask(self, body: Any = None, headers: dict[str, str] | None = None, method: str = "POST") -> Reply:
+    def invoke(self, body: Any = None, headers: dict[str, str] | None = None, method: str = "POST") -> FrameworkReply:
         """Send JSON, or what other headers say."""
         data = body if headers is not None and "Content-Type" in headers else json.dumps(body).encode()
         return self.request(method, "/invoke", data, {**JSON, **(headers or {})})
 
-    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> FrameworkReply:
         connection = UnixConnection(self.socket)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
-            return Reply(answer.status, dict(answer.headers), answer.read())
+            return FrameworkReply(answer.status, dict(answer.headers), answer.read())
         finally:
             connection.close()
 
 
-def dialled(path: str) -> socket.socket:
+def connect_unix(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(60)
     try:
@@ -96,43 +96,43 @@ def dialled(path: str) -> socket.socket:
 
 
 @contextmanager
-def socket_place() -> Iterator[Path]:
+def temporary_socket_dir() -> Iterator[Path]:
     """A directory for sockets: pytest's own ones may be too deep for a socket's path."""
     with tempfile.TemporaryDirectory(prefix="fw-") as place:
         yield Path(place)
 
 
 @contextmanager
-def worker(source: str, place: Path, wrap: Sequence[str] = (), **environment: str) -> Iterator[Worker]:
+def running_framework(source: str, place: Path, wrap: Sequence[str] = (), **environment: str) -> Iterator[FrameworkProcess]:
     """Run the source until the block ends. The block begins when its socket takes connections."""
-    with started([*wrap, sys.executable, "-c", source], place, **environment) as running:
+    with running_command([*wrap, sys.executable, "-c", source], place, **environment) as running:
         yield running
 
 
 @contextmanager
-def started(command: Sequence[str], place: Path, **environment: str) -> Iterator[Worker]:
+def running_command(command: Sequence[str], place: Path, **environment: str) -> Iterator[FrameworkProcess]:
     path = environment.setdefault("GPU_RUNTIME_SOCKET", str(place / "framework.sock"))
     log = place / "log"
     with log.open("ab") as to, subprocess.Popen(command, env={**os.environ, **environment}, stderr=to) as process:
-        running = Worker(process, path, log)
+        running = FrameworkProcess(process, path, log)
         try:
-            wait_until(lambda: process.poll() is not None or takes_connections(path), 60, lambda: running.log)
+            wait_until(lambda: process.poll() is not None or is_listening(path), 60, lambda: running.log)
             yield running
         finally:
             process.kill()
 
 
-def takes_connections(path: str) -> bool:
+def is_listening(path: str) -> bool:
     try:
-        dialled(path).close()
+        connect_unix(path).close()
     except OSError:
         return False
     return True
 
 
-def exchanged(path: str, data: bytes, half_close: bool = False) -> bytes:
+def exchange(path: str, data: bytes, half_close: bool = False) -> bytes:
     """Send these bytes and give all that comes back until the framework closes the connection."""
-    with dialled(path) as connection:
+    with connect_unix(path) as connection:
         try:
             connection.sendall(data)
             if half_close:

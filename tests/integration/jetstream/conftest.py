@@ -5,33 +5,33 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.jetstream.connection import Connection, connection
-from gpu_runtime.jetstream.connection_options import Options
+from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.publisher import Publisher
-from localcluster.nats_server import Account, NatsServer, nats_server
-from tests.conftest import available
+from localcluster.nats_server import NatsAccount, NatsServer, temporary_nats_server
+from tests.conftest import enter_or_skip
 
-QUICK = Backoff(first=0.05, longest=0.2)
+QUICK_BACKOFF = Backoff(initial_seconds=0.05, max_seconds=0.2)
 
 
-def options(account: Account) -> Options:
-    return Options((account.url,), request_timeout=5, backoff=QUICK)
+def account_options(account: NatsAccount) -> ConnectionOptions:
+    return ConnectionOptions((account.url,), request_timeout=5, backoff=QUICK_BACKOFF)
 
 
 @pytest.fixture
-async def connected(nats_account: Account) -> AsyncIterator[Connection]:
-    async with connection(options(nats_account)) as made:
-        await made.wait(60)
+async def nats_connection(nats_account: NatsAccount) -> AsyncIterator[NatsConnection]:
+    async with connect_nats(account_options(nats_account)) as made:
+        await made.wait_connected(60)
         yield made
 
 
 @pytest.fixture
-def publisher(connected: Connection) -> Publisher:
-    return Publisher(connected)
+def publisher(nats_connection: NatsConnection) -> Publisher:
+    return Publisher(nats_connection)
 
 
 @pytest.fixture
-def mortal() -> Iterator[NatsServer]:
+def own_nats_server() -> Iterator[NatsServer]:
     """A server that nobody else uses."""
-    with available(nats_server()) as server:
+    with enter_or_skip(temporary_nats_server()) as server:
         yield server

@@ -12,14 +12,14 @@ SEED, OPERATOR, ACCOUNT, USER = 18 << 3, 14 << 3, 0, 20 << 3
 
 
 @dataclass(frozen=True)
-class Operator:
-    access: str
+class OperatorCredentials:
+    server_config: str
     """The server's configuration."""
     credentials: str
     """The user's file."""
 
 
-def operator() -> Operator:
+def operator() -> OperatorCredentials:
     root, user = _pair(OPERATOR), _pair(USER)
     account, system = _pair(ACCOUNT), _pair(ACCOUNT)
     limits = {"subs": -1, "data": -1, "payload": -1, "conn": -1, "leaf": -1, "imports": -1, "exports": -1}
@@ -40,11 +40,11 @@ def operator() -> Operator:
         f"-----BEGIN NATS USER JWT-----\n{user_token}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
     )
-    return Operator(access, credentials)
+    return OperatorCredentials(access, credentials)
 
 
 @dataclass(frozen=True)
-class Pair:
+class NkeyPair:
     kind: int
     key: SigningKey
 
@@ -53,11 +53,11 @@ class Pair:
         return _encoded(bytes([SEED | self.kind >> 5, (self.kind & 31) << 3]) + bytes(self.key))
 
 
-def _pair(kind: int) -> Pair:
-    return Pair(kind, SigningKey.generate())
+def _pair(kind: int) -> NkeyPair:
+    return NkeyPair(kind, SigningKey.generate())
 
 
-def _name(pair: Pair) -> str:
+def _name(pair: NkeyPair) -> str:
     return _encoded(bytes([pair.kind]) + bytes(pair.key.verify_key))
 
 
@@ -66,7 +66,7 @@ def _encoded(data: bytes) -> str:
     return base64.b32encode(checked).decode().rstrip("=")
 
 
-def _token(signer: Pair, subject: str, claims: dict[str, object]) -> str:
+def _token(signer: NkeyPair, subject: str, claims: dict[str, object]) -> str:
     head = _part({"typ": "JWT", "alg": "ed25519-nkey"})
     body = _part({"jti": subject, "iat": 1, "iss": _name(signer), "name": subject, "sub": subject, "nats": claims})
     signature = base64.urlsafe_b64encode(signer.key.sign(f"{head}.{body}".encode()).signature).rstrip(b"=").decode()

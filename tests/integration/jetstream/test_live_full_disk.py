@@ -7,29 +7,31 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_runtime.jetstream.connection import connection
-from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.errors import StreamError
+from gpu_runtime.jetstream.connection import connect_nats
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.publisher import Publisher
-from localcluster.nats_server import NatsServer, nats_server
-from localcluster.tmpfs_disk import Disk, on_a_disk
-from tests.conftest import available
-from tests.integration.conftest import nats_liveness
-from tests.integration.jetstream.conftest import options
-from tests.integration.jetstream.streams import Seen, consuming, make_streams
+from localcluster.nats_server import NatsServer, temporary_nats_server
+from localcluster.tmpfs_disk import TmpfsDisk, tmpfs_command
+from tests.conftest import enter_or_skip
+from tests.integration.conftest import nats_liveness_path
+from tests.integration.jetstream.conftest import account_options
+from tests.integration.jetstream.streams import RecordingHandler, running_consumer, create_streams
 from tests.integration.kube.waiting import eventually
 
 
 @pytest.fixture
-def cramped() -> Iterator[NatsServer]:
-    with available(nats_server(wrap=lambda state: on_a_disk(state / "jetstream", "16m"))) as server:
+def nats_on_small_disk() -> Iterator[NatsServer]:
+    with enter_or_skip(
+        temporary_nats_server(supervisor_wrapper=lambda state: tmpfs_command(state / "jetstream", "16m"))
+    ) as server:
         yield server
 
 
-async def lives(server: NatsServer) -> bool:
+async def passes_liveness_probe(server: NatsServer) -> bool:
     def ask() -> bool:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{server.monitor}{nats_liveness()}", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{server.monitor_port}{nats_liveness_path()}", timeout=5).close()
         except urllib.error.HTTPError as refusal:
             refusal.close()
             return False
@@ -38,39 +40,43 @@ async def lives(server: NatsServer) -> bool:
     return await asyncio.to_thread(ask)
 
 
-async def test_a_server_that_met_a_full_disk_fails_its_probe_and_starts_anew_with_all_it_had(
-    cramped: NatsServer,
+async def test_server_with_a_full_disk_fails_its_probe_and_restarts_without_loss(
+    nats_on_small_disk: NatsServer,
 ) -> None:
-    disk = Disk(cramped.processes, cramped.state / "jetstream")
-    async with connection(options(cramped.account())) as connected:
-        await connected.wait(10)
-        await make_streams(connected)
-        publisher, stored, number = Publisher(connected, patience=1, attempt_seconds=0.5), set[bytes](), 0
+    disk = TmpfsDisk(nats_on_small_disk.processes, nats_on_small_disk.state_dir / "jetstream")
+    async with connect_nats(account_options(nats_on_small_disk.create_account())) as connected:
+        await connected.wait_connected(10)
+        await create_streams(connected)
+        publisher, stored, number = (
+            Publisher(connected, timeout_seconds=1, attempt_timeout_seconds=0.5),
+            set[bytes](),
+            0,
+        )
 
         async def publish() -> bool:
             nonlocal number
             number += 1
             data = b"%d" % number + bytes(5000)
             try:
-                await publisher.publish(Outgoing("work.a", data))
-            except StreamError:
+                await publisher.publish(OutgoingMessage("work.a", data))
+            except JetStreamError:
                 return False
             stored.add(data)
             return True
 
         assert await publish()
-        assert await lives(cramped)
+        assert await passes_liveness_probe(nats_on_small_disk)
         await asyncio.to_thread(disk.fill)
         while await publish():
             pass
         await asyncio.to_thread(disk.free)
         assert not await publish(), "the server has learned to go on by itself: the probe may be gentler"
-        assert not await lives(cramped)
-        await asyncio.to_thread(cramped.processes.stop, "nats")
-        await asyncio.to_thread(cramped.start)
-        await connected.wait(20)
-        assert await lives(cramped)
+        assert not await passes_liveness_probe(nats_on_small_disk)
+        await asyncio.to_thread(nats_on_small_disk.processes.stop, "nats")
+        await asyncio.to_thread(nats_on_small_disk.start)
+        await connected.wait_connected(20)
+        assert await passes_liveness_probe(nats_on_small_disk)
         assert await publish()
-        seen = Seen()
-        async with consuming(publisher, seen):
-            await eventually(lambda: stored <= set(seen.data), "everything that was acknowledged is there")
+        seen = RecordingHandler()
+        async with running_consumer(publisher, seen):
+            await eventually(lambda: stored <= set(seen.delivery_counts), "everything that was acknowledged is there")

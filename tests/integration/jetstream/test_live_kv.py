@@ -4,47 +4,47 @@ import asyncio
 
 import pytest
 
-from gpu_runtime.jetstream.connection import Connection
-from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.kv import Bucket, Entry
-from gpu_runtime.jetstream.publisher import Publisher, Stored
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.kv import KeyValueBucket, KeyValueEntry
+from gpu_runtime.jetstream.publisher import PubAck, Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_bucket
 from gpu_runtime.jetstream.stream_specs import BucketSpec
 from tests.integration.kube.waiting import eventually
 
-SPEC = BucketSpec(name="STATE", ttl_seconds=60, told_on="told")
+SPEC = BucketSpec(name="STATE", ttl_seconds=60, republish_to="told")
 
 
 @pytest.fixture
-async def bucket(connected: Connection, publisher: Publisher) -> Bucket:
-    await ensure_bucket(connected, SPEC)
-    return Bucket(connected, publisher, SPEC)
+async def bucket(nats_connection: NatsConnection, publisher: Publisher) -> KeyValueBucket:
+    await ensure_bucket(nats_connection, SPEC)
+    return KeyValueBucket(nats_connection, publisher, SPEC)
 
 
-async def test_of_twenty_creators_one_wins(bucket: Bucket) -> None:
+async def test_one_of_twenty_concurrent_creates_wins(bucket: KeyValueBucket) -> None:
     revisions = await asyncio.gather(*(bucket.create("key", b"%d" % each) for each in range(20)))
     winners = [each for each, revision in enumerate(revisions) if revision is not None]
     assert len(winners) == 1
-    assert await bucket.get("key") == Entry("key", b"%d" % winners[0], revisions[winners[0]] or 0)
+    assert await bucket.get("key") == KeyValueEntry("key", b"%d" % winners[0], revisions[winners[0]] or 0)
 
 
-async def test_a_write_on_an_old_revision_is_lost_and_says_so(bucket: Bucket) -> None:
+async def test_update_with_an_old_revision_is_rejected(bucket: KeyValueBucket) -> None:
     first = await bucket.create("key", b"1")
     assert first is not None
     second = await bucket.update("key", b"2", first)
     assert second is not None
     assert await bucket.update("key", b"3", first) is None
-    assert await bucket.get("key") == Entry("key", b"2", second)
+    assert await bucket.get("key") == KeyValueEntry("key", b"2", second)
 
 
-async def test_of_twenty_writers_of_one_revision_one_wins(bucket: Bucket) -> None:
+async def test_one_of_twenty_concurrent_updates_wins(bucket: KeyValueBucket) -> None:
     first = await bucket.create("key", b"")
     assert first is not None
     revisions = await asyncio.gather(*(bucket.update("key", b"%d" % each, first) for each in range(20)))
     assert len([each for each in revisions if each is not None]) == 1
 
 
-async def test_a_purged_key_is_absent_and_can_be_created_by_one(bucket: Bucket) -> None:
+async def test_a_purged_key_is_absent_and_can_be_created_by_one(bucket: KeyValueBucket) -> None:
     first = await bucket.create("key", b"1")
     assert first is not None
     last = await bucket.update("key", b"2", first)
@@ -57,27 +57,29 @@ async def test_a_purged_key_is_absent_and_can_be_created_by_one(bucket: Bucket) 
     assert len([each for each in revisions if each is not None]) == 1
 
 
-class Doubtful(Publisher):
+class DuplicatingPublisher(Publisher):
     """Sends everything twice, as after an acknowledgement that was lost."""
 
-    async def publish(self, message: Outgoing) -> Stored:
+    async def publish(self, message: OutgoingMessage) -> PubAck:
         await super().publish(message)
         return await super().publish(message)
 
 
-async def test_a_write_that_is_sent_again_is_still_its_writers_own(connected: Connection, bucket: Bucket) -> None:
+async def test_resent_write_is_recognized_as_its_own(
+    nats_connection: NatsConnection, bucket: KeyValueBucket
+) -> None:
     """An acknowledgement that was lost makes nobody lose against himself."""
-    doubtful = Bucket(connected, Doubtful(connected), SPEC)
+    doubtful = KeyValueBucket(nats_connection, DuplicatingPublisher(nats_connection), SPEC)
     created = await doubtful.create("key", b"1")
     assert created == 1
     assert await doubtful.update("key", b"2", created) == 2
-    assert await bucket.get("key") == Entry("key", b"2", 2)
+    assert await bucket.get("key") == KeyValueEntry("key", b"2", 2)
 
 
-async def test_a_key_is_forgotten_when_its_time_is_over(connected: Connection, publisher: Publisher) -> None:
+async def test_key_expires_after_its_ttl(nats_connection: NatsConnection, publisher: Publisher) -> None:
     spec = BucketSpec(name="SHORT", ttl_seconds=0.5)
-    await ensure_bucket(connected, spec)
-    bucket = Bucket(connected, publisher, spec)
+    await ensure_bucket(nats_connection, spec)
+    bucket = KeyValueBucket(nats_connection, publisher, spec)
     await bucket.create("key", b"1")
     async with asyncio.timeout(60):
         while await bucket.get("key") is not None:  # noqa: ASYNC110 - the server tells nobody
@@ -85,7 +87,7 @@ async def test_a_key_is_forgotten_when_its_time_is_over(connected: Connection, p
     assert await bucket.create("key", b"2") is not None
 
 
-async def test_a_watch_sees_what_is_there_and_what_comes(bucket: Bucket) -> None:
+async def test_watch_returns_existing_and_new_values(bucket: KeyValueBucket) -> None:
     async with bucket.watch("key") as watch:
         assert await anext(watch) is None
         revision = await bucket.create("key", b"1")
@@ -102,7 +104,7 @@ async def test_a_watch_sees_what_is_there_and_what_comes(bucket: Bucket) -> None
         assert await anext(watch) is None
 
 
-async def test_a_watch_always_comes_to_the_last_value(bucket: Bucket) -> None:
+async def test_watch_always_reaches_the_last_value(bucket: KeyValueBucket) -> None:
     values: list[bytes] = []
 
     async def follow() -> None:

@@ -6,24 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_runtime.jetstream.connection import Connection, connection
-from gpu_runtime.jetstream.delivery import Delivery, Done, Outcome, Outgoing
-from gpu_runtime.jetstream.errors import StreamError, Unreachable
-from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publisher import Publisher, Stored
-from gpu_runtime.jetstream.request_reply import Replies, answering, ask, reply
+from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
+from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
+from gpu_runtime.jetstream.errors import JetStreamError, NatsUnreachable
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import PubAck, Publisher
+from gpu_runtime.jetstream.request_reply import ReplyInbox, send_request, serve_requests, wait_for_reply
 from gpu_runtime.jetstream.stream_admin import ensure_bucket
 from gpu_runtime.jetstream.stream_specs import BucketSpec
 from localcluster.nats_server import NatsServer
-from tests.integration.jetstream.conftest import options
-from tests.integration.jetstream.streams import BRIEF, QUICK, Seen, consuming, make_streams
+from tests.integration.jetstream.conftest import account_options
+from tests.integration.jetstream.streams import SHORT_ACK_WAIT_CONSUMER, QUICK_POLICY, RecordingHandler, running_consumer, create_streams
 from tests.integration.kube.waiting import eventually
 
 
 @pytest.fixture
-async def shaky(mortal: NatsServer) -> AsyncIterator[Connection]:
-    async with connection(options(mortal.account())) as made:
-        await made.wait(60)
+async def restartable_connection(own_nats_server: NatsServer) -> AsyncIterator[NatsConnection]:
+    async with connect_nats(account_options(own_nats_server.create_account())) as made:
+        await made.wait_connected(60)
         yield made
 
 
@@ -36,10 +36,10 @@ async def restart(server: NatsServer) -> None:
     await asyncio.to_thread(server.start)
 
 
-async def test_nothing_acknowledged_is_lost_and_all_is_handled(mortal: NatsServer, shaky: Connection) -> None:
-    await make_streams(shaky)
-    publisher = Publisher(shaky, patience=60)
-    seen, stored, number = Seen(), set[bytes](), 0
+async def test_restart_loses_no_acknowledged_message(own_nats_server: NatsServer, restartable_connection: NatsConnection) -> None:
+    await create_streams(restartable_connection)
+    publisher = Publisher(restartable_connection, timeout_seconds=60)
+    seen, stored, number = RecordingHandler(), set[bytes](), 0
     publishing = asyncio.Event()
 
     async def publish(who: int) -> None:
@@ -47,52 +47,56 @@ async def test_nothing_acknowledged_is_lost_and_all_is_handled(mortal: NatsServe
         while not publishing.is_set():
             number += 1
             data = b"%d-%d" % (who, number)
-            await publisher.publish(Outgoing("work.a", data, data.decode()))
+            await publisher.publish(OutgoingMessage("work.a", data, data.decode()))
             stored.add(data)
 
     writers = [asyncio.create_task(publish(who)) for who in range(4)]
-    async with consuming(publisher, seen, spec=BRIEF):
+    async with running_consumer(publisher, seen, spec=SHORT_ACK_WAIT_CONSUMER):
         for _ in range(3):
             before = len(seen.deliveries)
             await eventually(lambda: len(seen.deliveries) > before + 200, "messages flow")  # noqa: B023
-            await restart(mortal)
+            await restart(own_nats_server)
         publishing.set()
         await asyncio.gather(*writers)
-        await eventually(lambda: stored <= set(seen.data), "every stored message is handled")
-    assert shaky.problem() is None
+        await eventually(lambda: stored <= set(seen.delivery_counts), "every stored message is handled")
+    assert restartable_connection.problem() is None
 
 
-async def test_many_in_flight_survive_the_restart(mortal: NatsServer, shaky: Connection) -> None:
-    await make_streams(shaky)
-    publisher = Publisher(shaky, patience=60)
-    messages = [Outgoing("work.a", b"%d" % number * 200, f"m{number}") for number in range(20_000)]
+async def test_in_flight_publishes_survive_a_restart(own_nats_server: NatsServer, restartable_connection: NatsConnection) -> None:
+    await create_streams(restartable_connection)
+    publisher = Publisher(restartable_connection, timeout_seconds=60)
+    messages = [OutgoingMessage("work.a", b"%d" % number * 200, f"m{number}") for number in range(20_000)]
     publishing = asyncio.create_task(publisher.publish_many(messages))
-    restarting = asyncio.create_task(restart(mortal))
+    restarting = asyncio.create_task(restart(own_nats_server))
     outcomes = await publishing
     await restarting
-    assert all(isinstance(each, Stored) for each in outcomes)
-    seen = Seen()
-    async with consuming(publisher, seen, replace(QUICK, at_once=256), BRIEF):
+    assert all(isinstance(each, PubAck) for each in outcomes)
+    seen = RecordingHandler()
+    async with running_consumer(publisher, seen, replace(QUICK_POLICY, max_in_flight=256), SHORT_ACK_WAIT_CONSUMER):
         # Some may come twice, so their number alone does not tell.
-        await eventually(lambda: len(set(seen.data)) >= len(messages), "all are there")
-    assert set(seen.data) == {message.data for message in messages}
+        await eventually(lambda: len(set(seen.delivery_counts)) >= len(messages), "all are there")
+    assert set(seen.delivery_counts) == {message.data for message in messages}
 
 
-async def test_an_impatient_publisher_says_that_it_could_not(mortal: NatsServer, shaky: Connection) -> None:
-    await make_streams(shaky)
-    await asyncio.to_thread(kill, mortal)
-    await eventually(lambda: not shaky.connected, "the loss is noticed")
-    assert "not connected to NATS" in (shaky.problem() or "")
-    publisher = Publisher(shaky, patience=0.3, attempt_seconds=0.2)
-    with pytest.raises(Unreachable) as raised:
-        await publisher.publish(Outgoing("work.a", b"late", "late"))
+async def test_publish_times_out_while_the_server_is_down(own_nats_server: NatsServer, restartable_connection: NatsConnection) -> None:
+    await create_streams(restartable_connection)
+    await asyncio.to_thread(kill, own_nats_server)
+    await eventually(lambda: not restartable_connection.connected, "the loss is noticed")
+    assert "not connected to NATS" in (restartable_connection.problem() or "")
+    publisher = Publisher(restartable_connection, timeout_seconds=0.3, attempt_timeout_seconds=0.2)
+    with pytest.raises(NatsUnreachable) as raised:
+        await publisher.publish(OutgoingMessage("work.a", b"late", "late"))
     assert not raised.value.sent
-    assert all(isinstance(each, StreamError) for each in await publisher.publish_many([Outgoing("work.a", b"late")]))
-    await asyncio.to_thread(mortal.start)
-    assert (await Publisher(shaky, patience=60).publish(Outgoing("work.a", b"1", "1"))).seq == 1  # nothing came late
+    assert all(
+        isinstance(each, JetStreamError) for each in await publisher.publish_many([OutgoingMessage("work.a", b"late")])
+    )
+    await asyncio.to_thread(own_nats_server.start)
+    assert (
+        await Publisher(restartable_connection, timeout_seconds=60).publish(OutgoingMessage("work.a", b"1", "1"))
+    ).seq == 1  # nothing came late
 
 
-async def test_an_answer_that_was_under_way_is_known_to_be_lost(mortal: NatsServer, shaky: Connection) -> None:
+async def test_pending_request_fails_when_the_connection_is_lost(own_nats_server: NatsServer, restartable_connection: NatsConnection) -> None:
     asked, never = asyncio.Event(), asyncio.Event()
 
     async def silent(_data: bytes) -> bytes:
@@ -100,37 +104,37 @@ async def test_an_answer_that_was_under_way_is_known_to_be_lost(mortal: NatsServ
         await never.wait()
         return b""
 
-    async with answering(shaky, "q", silent):
-        asking = asyncio.create_task(ask(shaky, "q", b"", 60))
+    async with serve_requests(restartable_connection, "q", silent):
+        asking = asyncio.create_task(send_request(restartable_connection, "q", b"", 60))
         await asked.wait()
-        await asyncio.to_thread(kill, mortal)
+        await asyncio.to_thread(kill, own_nats_server)
         async with asyncio.timeout(60):
-            with pytest.raises(Unreachable, match="the connection was lost") as raised:
+            with pytest.raises(NatsUnreachable, match="the connection was lost") as raised:
                 await asking
         never.set()
     assert raised.value.sent
 
 
-async def test_what_was_subscribed_is_subscribed_again(mortal: NatsServer, shaky: Connection) -> None:
+async def test_subscriptions_are_restored_after_a_restart(own_nats_server: NatsServer, restartable_connection: NatsConnection) -> None:
     async def echo(data: bytes) -> bytes:
         return data
 
-    async with answering(shaky, "q", echo), Replies().listening(shaky) as replies:
+    async with serve_requests(restartable_connection, "q", echo), ReplyInbox().subscribed(restartable_connection) as replies:
         with replies.expect() as expected:
-            await restart(mortal)
-            await shaky.wait(60)
-            assert await ask(shaky, "q", b"hello", 30) == b"hello"
-            await shaky.publish(expected.subject, b"late but there")
-            assert await reply(expected, 30) == b"late but there"
+            await restart(own_nats_server)
+            await restartable_connection.wait_connected(60)
+            assert await send_request(restartable_connection, "q", b"hello", 30) == b"hello"
+            await restartable_connection.publish(expected.subject, b"late but there")
+            assert await wait_for_reply(expected, 30) == b"late but there"
 
 
-async def test_a_watch_sees_what_was_written_after_the_restart(mortal: NatsServer, shaky: Connection) -> None:
-    spec = BucketSpec(name="STATE", told_on="told")
-    await ensure_bucket(shaky, spec)
-    bucket = Bucket(shaky, Publisher(shaky, patience=60), spec)
+async def test_a_watch_sees_what_was_written_after_the_restart(own_nats_server: NatsServer, restartable_connection: NatsConnection) -> None:
+    spec = BucketSpec(name="STATE", republish_to="told")
+    await ensure_bucket(restartable_connection, spec)
+    bucket = KeyValueBucket(restartable_connection, Publisher(restartable_connection, timeout_seconds=60), spec)
     async with bucket.watch("key") as watch:
         assert await anext(watch) is None
-        await restart(mortal)
+        await restart(own_nats_server)
         assert await bucket.create("key", b"1") is not None
         async with asyncio.timeout(60):
             seen = await anext(watch)
@@ -138,47 +142,49 @@ async def test_a_watch_sees_what_was_written_after_the_restart(mortal: NatsServe
         assert seen.value == b"1"
 
 
-async def test_a_handler_that_outlives_the_server_is_not_run_a_second_time_here(
-    mortal: NatsServer, shaky: Connection
+async def test_redelivery_to_the_consumer_that_still_handles_it_is_ignored(
+    own_nats_server: NatsServer, restartable_connection: NatsConnection
 ) -> None:
     """Its lease ends while nobody can extend it, and the message comes again to the one that has it in hand."""
-    await make_streams(shaky)
-    publisher, gate = Publisher(shaky, patience=60), asyncio.Event()
+    await create_streams(restartable_connection)
+    publisher, gate = Publisher(restartable_connection, timeout_seconds=60), asyncio.Event()
 
-    async def long(_delivery: Delivery) -> Outcome:
+    async def long(_delivery: Delivery) -> DeliveryOutcome:
         await gate.wait()
-        return Done()
+        return AckDelivery()
 
-    seen = Seen(long)
-    await publisher.publish(Outgoing("work.a", b"1", "1"))
-    async with consuming(publisher, seen, spec=BRIEF) as consumption:
+    seen = RecordingHandler(long)
+    await publisher.publish(OutgoingMessage("work.a", b"1", "1"))
+    async with running_consumer(publisher, seen, spec=SHORT_ACK_WAIT_CONSUMER) as consumption:
         await eventually(lambda: consumption.in_flight == 1, "it is in hand")
-        await asyncio.to_thread(kill, mortal)
-        await asyncio.sleep(1.5 * BRIEF.ack_wait)
-        await asyncio.to_thread(mortal.start)
-        await shaky.wait(60)
-        await asyncio.sleep(1.5 * BRIEF.ack_wait)
+        await asyncio.to_thread(kill, own_nats_server)
+        await asyncio.sleep(1.5 * SHORT_ACK_WAIT_CONSUMER.ack_wait_seconds)
+        await asyncio.to_thread(own_nats_server.start)
+        await restartable_connection.wait_connected(60)
+        await asyncio.sleep(1.5 * SHORT_ACK_WAIT_CONSUMER.ack_wait_seconds)
         gate.set()
         await eventually(lambda: consumption.in_flight == 0, "it is done")
     assert len(seen.deliveries) == 1
 
 
-async def test_an_id_is_forgotten_by_a_restart_once_its_message_is_taken(mortal: NatsServer, shaky: Connection) -> None:
+async def test_message_id_of_an_acknowledged_message_is_lost_by_a_restart(
+    own_nats_server: NatsServer, restartable_connection: NatsConnection
+) -> None:
     """Why no promise rests on message IDs. Should this ever fail, the server has learned something."""
-    await make_streams(shaky)
-    publisher, message = Publisher(shaky, patience=60), Outgoing("work.a", b"1", "id")
-    seen = Seen()
-    async with consuming(publisher, seen, spec=BRIEF):
+    await create_streams(restartable_connection)
+    publisher, message = Publisher(restartable_connection, timeout_seconds=60), OutgoingMessage("work.a", b"1", "id")
+    seen = RecordingHandler()
+    async with running_consumer(publisher, seen, spec=SHORT_ACK_WAIT_CONSUMER):
         await publisher.publish(message)
         await eventually(lambda: len(seen.deliveries) == 1, "it is taken")
     assert (await publisher.publish(message)).duplicate
-    await restart(mortal)
+    await restart(own_nats_server)
     assert not (await publisher.publish(message)).duplicate
 
 
-async def test_a_stop_while_the_server_is_away_is_quick(mortal: NatsServer, shaky: Connection) -> None:
-    await make_streams(shaky)
+async def test_stop_is_fast_while_the_server_is_down(own_nats_server: NatsServer, restartable_connection: NatsConnection) -> None:
+    await create_streams(restartable_connection)
     async with asyncio.timeout(30):
-        async with consuming(Publisher(shaky), Seen()):
-            await asyncio.to_thread(kill, mortal)
-            await eventually(lambda: not shaky.connected, "the loss is noticed")
+        async with running_consumer(Publisher(restartable_connection), RecordingHandler()):
+            await asyncio.to_thread(kill, own_nats_server)
+            await eventually(lambda: not restartable_connection.connected, "the loss is noticed")

@@ -11,20 +11,20 @@ import itertools
 import sys
 from pathlib import Path
 
-from gpu_runtime.kube.client import connect
-from gpu_runtime.kube.config import load_config
-from gpu_runtime.kube.election import Elector, Timing
-from gpu_runtime.kube.errors import Conflict, NotLeading, Unreachable
-from gpu_runtime.kube.meta import Key, Object, Resource
+from gpu_runtime.kube.client import open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.election import LeaderElectionConfig, LeaderElector
+from gpu_runtime.kube.errors import KubeConflict, KubeNotLeader, KubeUnreachable
+from gpu_runtime.kube.meta import ApiResource, KubeObject, ObjectKey
 
-CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
+CONFIG_MAPS = ApiResource("", "v1", "ConfigMap", "configmaps", KubeObject)
 WRITERS = 24
-TIMING = Timing(lease=5, renew_deadline=4, retry=0.5)
+TIMING = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
 
 
 async def main(kubeconfig: Path, namespace: str, name: str) -> None:
-    async with connect(load_config(kubeconfig), field_manager=name, connections=8) as client:
-        elector = Elector(client, Key(namespace, "lead"), name, TIMING)
+    async with open_kube_client(load_cluster_config(kubeconfig), field_manager=name, max_connections=8) as client:
+        elector = LeaderElector(client, ObjectKey(namespace, "lead"), name, TIMING)
         writer = client.fenced(elector.leadership)
 
         async def work() -> None:
@@ -36,14 +36,14 @@ async def main(kubeconfig: Path, namespace: str, name: str) -> None:
         async def write(number: int) -> None:
             for count in itertools.count():
                 patch = {"data": {"writer": name, f"count-{number}": str(count)}}
-                with contextlib.suppress(Unreachable, Conflict):  # an answer may have come while it was paused
-                    await writer.merge_patch(CONFIG_MAPS, Key(namespace, "work"), patch)
+                with contextlib.suppress(KubeUnreachable, KubeConflict):  # an answer may have come while it was paused
+                    await writer.merge_patch(CONFIG_MAPS, ObjectKey(namespace, "work"), patch)
 
         await client.server_version()
         print("candidate", flush=True)
         try:
-            await elector.lead(work)
-        except NotLeading as lost:
+            await elector.run(work)
+        except KubeNotLeader as lost:
             print(f"lost: {lost}", flush=True)
 
 

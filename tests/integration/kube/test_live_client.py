@@ -9,18 +9,18 @@ from lightkube.resources.apps_v1 import Deployment as LightDeployment
 from lightkube.resources.core_v1 import ConfigMap
 
 from gpu_runtime.kube.builtin_kinds import DEPLOYMENTS, NODES, PODS
-from gpu_runtime.kube.client import Client, connect
-from gpu_runtime.kube.codec import Selection
-from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.client import KubeClient, open_kube_client
+from gpu_runtime.kube.codec import ListOptions
+from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.errors import (
-    AlreadyExists,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    NotServed,
+    KubeAlreadyExists,
+    KubeConflict,
+    KubeForbidden,
+    KubeInvalid,
+    KubeNoKindMatch,
+    KubeNotFound,
 )
-from gpu_runtime.kube.meta import Key, Manifest, Object, Resource
+from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from localcluster.control_plane import ControlPlane
 from tests.integration.kube.waiting import CONFIG_MAPS
@@ -36,61 +36,61 @@ def deployment(namespace: str, name: str, replicas: int = 0, image: str = "anyth
     return {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
 
 
-async def test_an_object_lives_and_dies(client: Client, kube: OtherEyes, namespace: str) -> None:
-    key = Key(namespace, "a")
+async def test_object_create_read_update_delete(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+    key = ObjectKey(namespace, "a")
     created = await client.create(CONFIG_MAPS, config_map(namespace, "a", n="1"))
     assert await client.get(CONFIG_MAPS, key) == created
     await client.merge_patch(CONFIG_MAPS, key, {"data": {"m": "2"}})
     await client.json_patch(CONFIG_MAPS, key, [{"op": "replace", "path": "/data/n", "value": "3"}])
     assert kube.get(ConfigMap, "a", namespace=namespace).data == {"n": "3", "m": "2"}
     await client.delete(CONFIG_MAPS, key, uid=created.metadata.uid)
-    with pytest.raises(NotFound):
+    with pytest.raises(KubeNotFound):
         await client.get(CONFIG_MAPS, key)
 
 
-async def test_the_second_writer_loses(client: Client, kube: OtherEyes, namespace: str) -> None:
-    key = Key(namespace, "a")
+async def test_write_with_an_old_version_is_a_conflict(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+    key = ObjectKey(namespace, "a")
     first = await client.create(CONFIG_MAPS, config_map(namespace, "a"))
     version = first.metadata.resource_version
-    with pytest.raises(AlreadyExists):
+    with pytest.raises(KubeAlreadyExists):
         await client.create(CONFIG_MAPS, config_map(namespace, "a"))
     manifest = config_map(namespace, "a", by="us")
     manifest["metadata"]["resourceVersion"] = version
     second = await client.replace(CONFIG_MAPS, manifest)
-    with pytest.raises(Conflict):
+    with pytest.raises(KubeConflict):
         await client.replace(CONFIG_MAPS, manifest)
-    with pytest.raises(Conflict):
+    with pytest.raises(KubeConflict):
         await client.merge_patch(CONFIG_MAPS, key, {"data": {"by": "them"}}, resource_version=version)
-    with pytest.raises(Conflict):
+    with pytest.raises(KubeConflict):
         await client.apply(CONFIG_MAPS, manifest)
     test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
-    with pytest.raises(Invalid):
+    with pytest.raises(KubeInvalid):
         await client.json_patch(CONFIG_MAPS, key, [test])
-    with pytest.raises(Conflict):
+    with pytest.raises(KubeConflict):
         await client.delete(CONFIG_MAPS, key, resource_version=version)
-    with pytest.raises(Conflict):
+    with pytest.raises(KubeConflict):
         await client.delete(CONFIG_MAPS, key, uid="00000000-0000-0000-0000-000000000000")
     assert kube.get(ConfigMap, "a", namespace=namespace).data == {"by": "us"}
     await client.delete(CONFIG_MAPS, key, uid=second.metadata.uid, resource_version=second.metadata.resource_version)
 
 
-async def test_unknown_fields_and_bad_values_are_refused_by_name(client: Client, namespace: str) -> None:
+async def test_unknown_fields_and_bad_values_are_refused_by_name(client: KubeClient, namespace: str) -> None:
     typo = deployment(namespace, "web")
     typo["spec"]["replicsa"] = 3
-    with pytest.raises(Invalid, match=r'unknown field "spec\.replicsa"'):
+    with pytest.raises(KubeInvalid, match=r'unknown field "spec\.replicsa"'):
         await client.create(DEPLOYMENTS, typo)
-    with pytest.raises(Invalid, match="replicsa"):
+    with pytest.raises(KubeInvalid, match="replicsa"):
         await client.apply(DEPLOYMENTS, typo)
     await client.create(DEPLOYMENTS, deployment(namespace, "web"))
-    with pytest.raises(Invalid, match=r'unknown field "spec\.replicsa"'):
-        await client.merge_patch(DEPLOYMENTS, Key(namespace, "web"), {"spec": {"replicsa": 3}})
-    with pytest.raises(Invalid) as refusal:
-        await client.merge_patch(DEPLOYMENTS, Key(namespace, "web"), {"spec": {"replicas": -1}})
+    with pytest.raises(KubeInvalid, match=r'unknown field "spec\.replicsa"'):
+        await client.merge_patch(DEPLOYMENTS, ObjectKey(namespace, "web"), {"spec": {"replicsa": 3}})
+    with pytest.raises(KubeInvalid) as refusal:
+        await client.merge_patch(DEPLOYMENTS, ObjectKey(namespace, "web"), {"spec": {"replicas": -1}})
     assert [cause.field for cause in refusal.value.causes] == ["spec.replicas"]
 
 
-async def test_server_side_apply_owns_its_fields(client: Client, kube: OtherEyes, namespace: str) -> None:
-    key = Key(namespace, "web")
+async def test_server_side_apply_owns_its_fields(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+    key = ObjectKey(namespace, "web")
     with_label = deployment(namespace, "web", replicas=2)
     with_label["metadata"]["labels"] = {"ours": "yes"}
     applied = await client.apply(DEPLOYMENTS, with_label)
@@ -99,14 +99,14 @@ async def test_server_side_apply_owns_its_fields(client: Client, kube: OtherEyes
 
     kube.patch(LightDeployment, "web", {"spec": {"replicas": 5}}, namespace=namespace)
     assert (await client.get(DEPLOYMENTS, key)).spec.replicas == 5
-    with pytest.raises(Conflict, match="replicas"):
+    with pytest.raises(KubeConflict, match="replicas"):
         await client.apply(DEPLOYMENTS, with_label, force=False)
     assert (await client.apply(DEPLOYMENTS, with_label)).spec.replicas == 2
 
     assert (await client.apply(DEPLOYMENTS, deployment(namespace, "web", 2))).metadata.labels == {}
 
 
-async def test_the_status_is_written_apart_from_the_rest(client: Client, namespace: str) -> None:
+async def test_status_subresource_changes_only_the_status(client: KubeClient, namespace: str) -> None:
     created = await client.create(DEPLOYMENTS, deployment(namespace, "web"))
     manifest = deployment(namespace, "web", replicas=7)
     patched = await client.merge_patch(
@@ -118,7 +118,7 @@ async def test_the_status_is_written_apart_from_the_rest(client: Client, namespa
     while replaced is None:  # the Deployment's own controller writes its status, too
         latest = await client.get(DEPLOYMENTS, created.metadata.key)
         manifest["metadata"]["resourceVersion"] = latest.metadata.resource_version
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(KubeConflict):
             replaced = await client.replace(DEPLOYMENTS, manifest, subresource="status")
     assert (replaced.spec.replicas, replaced.status.observed_generation) == (0, 9)
     applied = await client.apply(
@@ -129,41 +129,48 @@ async def test_the_status_is_written_apart_from_the_rest(client: Client, namespa
     assert applied.status.updated_replicas == 1
 
 
-async def test_lists_come_in_pages_and_are_whole(control_plane: ControlPlane, namespace: str) -> None:
+async def test_list_reads_all_pages(control_plane: ControlPlane, namespace: str) -> None:
     metrics = KubeMetrics()
-    async with connect(load_config(control_plane.kubeconfig), field_manager="test", metrics=metrics) as client:
+    async with open_kube_client(
+        load_cluster_config(control_plane.kubeconfig), field_manager="test", metrics=metrics
+    ) as client:
         for number in range(7):
             await client.create(CONFIG_MAPS, config_map(namespace, f"m-{number}"))
-        found = await client.list(CONFIG_MAPS, Selection(namespace, labels="made=here"), page=3)
+        found = await client.list(CONFIG_MAPS, ListOptions(namespace, label_selector="made=here"), page_size=3)
         assert [item.metadata.name for item in found.items] == [f"m-{number}" for number in range(7)]
         assert metrics.registry.get_sample_value("kube_client_requests_total", {"method": "GET", "code": "200"}) == 3
-        sizes = [len(page.items) async for page in client.pages(CONFIG_MAPS, Selection(namespace, "made=here"), page=4)]
+        sizes = [
+            len(page.items)
+            async for page in client.pages(CONFIG_MAPS, ListOptions(namespace, "made=here"), page_size=4)
+        ]
         assert sizes == [4, 3]
-        named = await client.list(CONFIG_MAPS, Selection(namespace, fields="metadata.name=m-5"))
+        named = await client.list(CONFIG_MAPS, ListOptions(namespace, field_selector="metadata.name=m-5"))
         assert [item.metadata.name for item in named.items] == ["m-5"]
 
 
-async def test_without_rights_and_without_kinds_the_errors_say_so(control_plane: ControlPlane, client: Client) -> None:
-    nobody = load_config(control_plane.kubeconfig_for("nobody", "nobody"))
-    async with connect(nobody, field_manager="test") as stranger:
-        with pytest.raises(Forbidden, match='User "nobody" cannot list resource "pods"'):
+async def test_forbidden_and_unserved_kinds_have_their_own_errors(
+    control_plane: ControlPlane, client: KubeClient
+) -> None:
+    nobody = load_cluster_config(control_plane.kubeconfig_for("nobody", "nobody"))
+    async with open_kube_client(nobody, field_manager="test") as stranger:
+        with pytest.raises(KubeForbidden, match='User "nobody" cannot list resource "pods"'):
             await stranger.list(PODS)
-    unknown = Resource("example.org", "v1", "Thing", "things", Object)
-    with pytest.raises(NotServed):
-        await client.get(unknown, Key("default", "a"))
-    with pytest.raises(NotServed):
+    unknown = ApiResource("example.org", "v1", "Thing", "things", KubeObject)
+    with pytest.raises(KubeNoKindMatch):
+        await client.get(unknown, ObjectKey("default", "a"))
+    with pytest.raises(KubeNoKindMatch):
         await client.list(unknown)
 
 
-async def test_cluster_scoped_kinds_need_no_namespace(client: Client) -> None:
+async def test_cluster_scoped_kinds_need_no_namespace(client: KubeClient) -> None:
     nodes = await client.list(NODES)
     assert nodes.items[0].status.allocatable["nvidia.com/gpu"] == "8"
     assert (await client.get(NODES, nodes.items[0].metadata.key)).metadata.uid == nodes.items[0].metadata.uid
     assert (await client.server_version()).startswith("v1.")
 
 
-async def test_models_keep_only_what_they_name(client: Client, kube: OtherEyes, namespace: str) -> None:
+async def test_models_decode_only_declared_fields(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
     await client.create(DEPLOYMENTS, deployment(namespace, "web"))
-    found = await client.get(DEPLOYMENTS, Key(namespace, "web"))
+    found = await client.get(DEPLOYMENTS, ObjectKey(namespace, "web"))
     assert kube.get(LightDeployment, "web", namespace=namespace).metadata.managedFields  # type: ignore[union-attr]
     assert b"managedFields" not in msgspec.json.encode(found)

@@ -15,32 +15,32 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap
 
-from gpu_runtime.kube.client import Client, connect
-from gpu_runtime.kube.config import load_config
-from gpu_runtime.kube.election import Elector, Timing
-from gpu_runtime.kube.errors import NotLeading
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.client import KubeClient, open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.election import LeaderElectionConfig, LeaderElector
+from gpu_runtime.kube.errors import KubeNotLeader
+from gpu_runtime.kube.meta import ObjectKey
 from localcluster.control_plane import ControlPlane
 from tests.integration.kube.waiting import CONFIG_MAPS, eventually
 
-CANDIDATE = Path(__file__).parent / "candidate.py"
-TIMING = Timing(lease=5, renew_deadline=4, retry=0.5)
+CANDIDATE_PROGRAM = Path(__file__).parent / "candidate.py"
+TIMING = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
 """A busy machine may well miss deadlines that are much shorter."""
 
 
-def holder(kube: OtherEyes, namespace: str) -> str:
+def lease_holder(kube: OtherEyes, namespace: str) -> str:
     spec = kube.get(Lease, "lead", namespace=namespace).spec
     return (spec and spec.holderIdentity) or ""
 
 
-def work(kube: OtherEyes, namespace: str) -> dict[str, str]:
+def written_data(kube: OtherEyes, namespace: str) -> dict[str, str]:
     return kube.get(ConfigMap, "work", namespace=namespace).data or {}
 
 
 @asynccontextmanager
 async def candidate(plane: ControlPlane, namespace: str, name: str) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(CANDIDATE), str(plane.kubeconfig), namespace, name, stdout=PIPE
+        sys.executable, str(CANDIDATE_PROGRAM), str(plane.kubeconfig), namespace, name, stdout=PIPE
     )
     try:
         yield process
@@ -50,89 +50,91 @@ async def candidate(plane: ControlPlane, namespace: str, name: str) -> AsyncIter
         await process.wait()
 
 
-async def says(process: Process, timeout: float = 60) -> str:  # noqa: ASYNC109
+async def read_line(process: Process, timeout: float = 60) -> str:  # noqa: ASYNC109
     assert process.stdout
     async with asyncio.timeout(timeout):
         return (await process.stdout.readline()).decode().strip()
 
 
 @pytest.fixture
-def to_be_written(kube: OtherEyes, namespace: str) -> None:
+def shared_config_map(kube: OtherEyes, namespace: str) -> None:
     kube.create(ConfigMap(metadata=ObjectMeta(name="work", namespace=namespace)))
 
 
-async def test_a_leader_that_ends_gives_the_lead_back(client: Client, kube: OtherEyes, namespace: str) -> None:
-    first, second = (Elector(client, Key(namespace, "lead"), name, TIMING) for name in ("first", "second"))
+async def test_stopped_leader_releases_the_lease(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+    first, second = (LeaderElector(client, ObjectKey(namespace, "lead"), name, TIMING) for name in ("first", "second"))
     leading, enough, followed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def lead_first() -> None:
         leading.set()
         await enough.wait()
-        assert not second.leadership.still_leading()
+        assert not second.leadership.is_leader()
 
     async def lead_second() -> None:
         followed.set()
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        tasks.create_task(first.lead(lead_first))
+        tasks.create_task(first.run(lead_first))
         await leading.wait()
-        tasks.create_task(second.lead(lead_second))
+        tasks.create_task(second.run(lead_second))
         started = asyncio.get_running_loop().time()
         # The first one renews in time, so nobody takes over.
-        await eventually(lambda: asyncio.get_running_loop().time() - started > TIMING.lease, "a lease time passed")
-        assert holder(kube, namespace).startswith("first_")
-        assert first.leadership.still_leading()
+        await eventually(
+            lambda: asyncio.get_running_loop().time() - started > TIMING.lease_duration, "a lease time passed"
+        )
+        assert lease_holder(kube, namespace).startswith("first_")
+        assert first.leadership.is_leader()
         enough.set()
         ended = asyncio.get_running_loop().time()
         await followed.wait()
-        assert asyncio.get_running_loop().time() - ended < TIMING.lease, "before the lease has run out"
-    assert holder(kube, namespace) == ""
-    assert not first.leadership.still_leading()
+        assert asyncio.get_running_loop().time() - ended < TIMING.lease_duration, "before the lease has run out"
+    assert lease_holder(kube, namespace) == ""
+    assert not first.leadership.is_leader()
 
 
-async def test_a_killed_leader_is_followed_within_the_lease_time(
-    control_plane: ControlPlane, kube: OtherEyes, namespace: str, to_be_written: None
+async def test_killed_elector_is_replaced_within_the_lease_duration(
+    control_plane: ControlPlane, kube: OtherEyes, namespace: str, shared_config_map: None
 ) -> None:
     async with candidate(control_plane, namespace, "first") as first:
-        assert [await says(first), await says(first)] == ["candidate", "leading"]
+        assert [await read_line(first), await read_line(first)] == ["candidate", "leading"]
         async with candidate(control_plane, namespace, "second") as second:
-            assert await says(second) == "candidate"
-            await eventually(lambda: "count-0" in work(kube, namespace), "the first one writes")
+            assert await read_line(second) == "candidate"
+            await eventually(lambda: "count-0" in written_data(kube, namespace), "the first one writes")
             first.kill()
             killed = asyncio.get_running_loop().time()
-            assert await says(second) == "leading"
+            assert await read_line(second) == "leading"
             took = asyncio.get_running_loop().time() - killed
-            assert took < 4 * TIMING.lease, f"took over after {took:.1f} s"
-            await eventually(lambda: work(kube, namespace)["writer"] == "second", "the second one writes")
+            assert took < 4 * TIMING.lease_duration, f"took over after {took:.1f} s"
+            await eventually(lambda: written_data(kube, namespace)["writer"] == "second", "the second one writes")
 
 
-async def test_a_leader_that_was_paused_writes_nothing_when_it_wakes(
-    control_plane: ControlPlane, kube: OtherEyes, namespace: str, to_be_written: None
+async def test_paused_leader_writes_nothing_after_resume(
+    control_plane: ControlPlane, kube: OtherEyes, namespace: str, shared_config_map: None
 ) -> None:
     async with candidate(control_plane, namespace, "first") as first:
-        assert [await says(first), await says(first)] == ["candidate", "leading"]
-        await eventually(lambda: "count-0" in work(kube, namespace), "the first one writes")
+        assert [await read_line(first), await read_line(first)] == ["candidate", "leading"]
+        await eventually(lambda: "count-0" in written_data(kube, namespace), "the first one writes")
         async with candidate(control_plane, namespace, "second") as second:
-            assert await says(second) == "candidate"
+            assert await read_line(second) == "candidate"
             first.send_signal(signal.SIGSTOP)
-            assert await says(second) == "leading"
-            await eventually(lambda: work(kube, namespace).get("writer") == "second", "the second one writes")
+            assert await read_line(second) == "leading"
+            await eventually(lambda: written_data(kube, namespace).get("writer") == "second", "the second one writes")
             second.kill()
             await second.wait()
-        last = work(kube, namespace)
+        last = written_data(kube, namespace)
         first.send_signal(signal.SIGCONT)
-        assert (await says(first)).startswith("lost: first_")
+        assert (await read_line(first)).startswith("lost: first_")
         await first.wait()
-    assert work(kube, namespace) == last
+    assert written_data(kube, namespace) == last
     assert last["writer"] == "second"
 
 
-async def test_a_leader_that_cannot_reach_the_server_stops_its_work_at_the_deadline(
+async def test_unreachable_leader_stops_at_the_renew_deadline(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    async with connect(load_config(control_plane.kubeconfig), field_manager="first") as client:
-        timing = replace(TIMING, lease=20)
-        elector = Elector(client, Key(namespace, "lead"), "first", timing)
+    async with open_kube_client(load_cluster_config(control_plane.kubeconfig), field_manager="first") as client:
+        timing = replace(TIMING, lease_duration=20)
+        elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", timing)
         leading, loop = asyncio.Event(), asyncio.get_running_loop()
         stopped_at = 0.0
 
@@ -156,30 +158,30 @@ async def test_a_leader_that_cannot_reach_the_server_stops_its_work_at_the_deadl
 
         async with asyncio.TaskGroup() as tasks:
             cut = tasks.create_task(cut_off())
-            with pytest.raises(NotLeading):
-                await elector.lead(work)
-        assert stopped_at - cut.result() < timing.lease, "another may lead by now"
-        with pytest.raises(NotLeading):
+            with pytest.raises(KubeNotLeader):
+                await elector.run(work)
+        assert stopped_at - cut.result() < timing.lease_duration, "another may lead by now"
+        with pytest.raises(KubeNotLeader):
             await client.fenced(elector.leadership).create(
                 CONFIG_MAPS, {"metadata": {"namespace": namespace, "name": "too-late"}}
             )
 
 
-async def test_a_stolen_lease_ends_the_work(client: Client, kube: OtherEyes, namespace: str) -> None:
-    elector = Elector(client, Key(namespace, "lead"), "first", TIMING)
+async def test_lease_acquired_by_another_holder_stops_the_leader(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", TIMING)
 
     async def work() -> None:
         kube.patch(Lease, "lead", {"spec": {"holderIdentity": "thief"}}, namespace=namespace)
         await asyncio.Event().wait()
 
-    with pytest.raises(NotLeading):
+    with pytest.raises(KubeNotLeader):
         async with asyncio.timeout(60):
-            await elector.lead(work)
-    assert holder(kube, namespace) == "thief", "a lease that is lost is not given back"
+            await elector.run(work)
+    assert lease_holder(kube, namespace) == "thief", "a lease that is lost is not given back"
 
 
-async def test_a_cancelled_leader_gives_the_lead_back(client: Client, kube: OtherEyes, namespace: str) -> None:
-    elector = Elector(client, Key(namespace, "lead"), "first", TIMING)
+async def test_cancelled_leader_releases_the_lease(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", TIMING)
     leading = asyncio.Event()
 
     async def work() -> None:
@@ -187,21 +189,21 @@ async def test_a_cancelled_leader_gives_the_lead_back(client: Client, kube: Othe
         await asyncio.Event().wait()
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(elector.lead(work))
+        task = tasks.create_task(elector.run(work))
         await leading.wait()
         task.cancel()
-    assert holder(kube, namespace) == ""
+    assert lease_holder(kube, namespace) == ""
 
 
-async def test_a_leader_whose_last_renewal_was_not_heard_of_gives_the_lead_back(
-    client: Client, kube: OtherEyes, namespace: str
+async def test_leader_with_an_unconfirmed_renewal_releases_the_lease(
+    client: KubeClient, kube: OtherEyes, namespace: str
 ) -> None:
     """It was told to end while it renewed: nobody waited for the answer, and the Lease is newer than it knows."""
-    elector = Elector(client, Key(namespace, "lead"), "first", TIMING)
+    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", TIMING)
 
     async def work() -> None:
         kube.patch(Lease, "lead", {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}, namespace=namespace)
 
     async with asyncio.timeout(60):
-        await elector.lead(work)
-    assert holder(kube, namespace) == ""
+        await elector.run(work)
+    assert lease_holder(kube, namespace) == ""

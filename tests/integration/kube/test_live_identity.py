@@ -14,16 +14,22 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Secret, ServiceAccount, ServiceAccountToken
 
 from gpu_runtime.kube.builtin_kinds import NODES
-from gpu_runtime.kube.client import Client, connect
-from gpu_runtime.kube.config import ClusterConfig, Trust, from_kubeconfig, in_cluster, load_config
-from gpu_runtime.kube.errors import Forbidden, Unauthorized, Unreachable
-from gpu_runtime.kube.kube_credentials import Fixed, Identity
+from gpu_runtime.kube.client import KubeClient, open_kube_client
+from gpu_runtime.kube.config import (
+    ClusterConfig,
+    KubeTLSConfig,
+    from_kubeconfig,
+    in_cluster_config,
+    load_cluster_config,
+)
+from gpu_runtime.kube.errors import KubeForbidden, KubeUnauthorized, KubeUnreachable
+from gpu_runtime.kube.kube_credentials import ClientIdentity, StaticCredentials
 from gpu_runtime.kube.metrics import KubeMetrics
 from localcluster.control_plane import ControlPlane
-from localcluster.pki import Authority
+from localcluster.pki import CertificateAuthority
 
 
-def token_of(kube: OtherEyes, namespace: str, account: str, bound_to: str) -> str:
+def service_account_token(kube: OtherEyes, namespace: str, account: str, bound_to: str) -> str:
     """A token of a ServiceAccount that lives as long as a Secret does."""
     kube.create(Secret(metadata=ObjectMeta(name=bound_to, namespace=namespace)))
     secret = kube.get(Secret, bound_to, namespace=namespace)
@@ -36,7 +42,7 @@ def token_of(kube: OtherEyes, namespace: str, account: str, bound_to: str) -> st
     return answer.status.token
 
 
-def kubeconfig(path: Path, plane: ControlPlane, user: dict[str, Any], **cluster: Any) -> Path:
+def write_kubeconfig(path: Path, plane: ControlPlane, user: dict[str, Any], **cluster: Any) -> Path:
     seen = {"server": plane.url, "certificate-authority": str(plane.authority.certificate), **cluster}
     config = {
         "current-context": "x",
@@ -48,20 +54,20 @@ def kubeconfig(path: Path, plane: ControlPlane, user: dict[str, Any], **cluster:
     return path
 
 
-def in_pod(folder: Path, plane: ControlPlane) -> ClusterConfig:
+def pod_config(folder: Path, plane: ControlPlane) -> ClusterConfig:
     """The configuration of a pod with its service account in this folder."""
     (folder / "ca.crt").write_bytes(plane.authority.certificate.read_bytes())
     environment = {"KUBERNETES_SERVICE_HOST": plane.address, "KUBERNETES_SERVICE_PORT": str(plane.port)}
-    return in_cluster(environment, folder)
+    return in_cluster_config(environment, folder)
 
 
-def answers(metrics: KubeMetrics, code: int) -> float:
+def response_count(metrics: KubeMetrics, code: int) -> float:
     return metrics.registry.get_sample_value("kube_client_requests_total", {"method": "GET", "code": str(code)}) or 0
 
 
-async def until_refused(client: Client, metrics: KubeMetrics) -> None:
+async def wait_rejected(client: KubeClient, metrics: KubeMetrics) -> None:
     """Ask until the server has refused once. It believes in a token for ten seconds after its end."""
-    while not answers(metrics, 401):
+    while not response_count(metrics, 401):
         await client.server_version()
 
 
@@ -69,24 +75,24 @@ async def test_a_rotated_token_is_used_without_a_failed_request(
     control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
 ) -> None:
     kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
-    (tmp_path / "token").write_text(token_of(kube, namespace, "worker", "first"))
+    (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "first"))
     metrics = KubeMetrics()
-    async with connect(in_pod(tmp_path, control_plane), field_manager="test", metrics=metrics) as client:
+    async with open_kube_client(pod_config(tmp_path, control_plane), field_manager="test", metrics=metrics) as client:
         assert (await client.server_version()).startswith("v1.")
-        with pytest.raises(Forbidden, match=f"system:serviceaccount:{namespace}:worker"):
+        with pytest.raises(KubeForbidden, match=f"system:serviceaccount:{namespace}:worker"):
             await client.list(NODES)
-        (tmp_path / "token").write_text(token_of(kube, namespace, "worker", "second"))
+        (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "second"))
         kube.delete(Secret, "first", namespace=namespace)
-        await until_refused(client, metrics)
+        await wait_rejected(client, metrics)
         await client.server_version()
-    assert answers(metrics, 401) == 1, "the new token was read when the old one was refused"
+    assert response_count(metrics, 401) == 1, "the new token was read when the old one was refused"
 
 
-async def test_a_plugin_is_asked_again_when_its_token_is_refused(
+async def test_exec_plugin_is_called_again_after_a_401(
     control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
 ) -> None:
     kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
-    tokens = [f"{token_of(kube, namespace, 'worker', 'only')}x", token_of(kube, namespace, "worker", "good")]
+    tokens = [f"{service_account_token(kube, namespace, 'worker', 'only')}x", service_account_token(kube, namespace, "worker", "good")]
     program = tmp_path / "plugin"
     program.write_text(
         f"#!{sys.executable}\n"
@@ -104,16 +110,16 @@ async def test_a_plugin_is_asked_again_when_its_token_is_refused(
         "args": [str(tmp_path / "tokens")],
         "apiVersion": "client.authentication.k8s.io/v1",
     }
-    config = from_kubeconfig([kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
+    config = from_kubeconfig([write_kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
     metrics = KubeMetrics()
-    async with connect(config, field_manager="test", metrics=metrics) as client:
+    async with open_kube_client(config, field_manager="test", metrics=metrics) as client:
         await client.server_version()
         await client.server_version()
-    assert (answers(metrics, 401), answers(metrics, 200)) == (1, 2)
+    assert (response_count(metrics, 401), response_count(metrics, 200)) == (1, 2)
     assert json.loads((tmp_path / "tokens").read_text()) == [], "asked twice, not three times"
 
 
-async def test_a_plugin_may_hand_out_certificates(control_plane: ControlPlane, tmp_path: Path) -> None:
+async def test_exec_plugin_may_return_certificates(control_plane: ControlPlane, tmp_path: Path) -> None:
     issued = control_plane.authority.issue("plugged", "plugged", ["system:masters"])
     status = {
         "clientCertificateData": issued.certificate.read_text(),
@@ -123,47 +129,49 @@ async def test_a_plugin_may_hand_out_certificates(control_plane: ControlPlane, t
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
     (tmp_path / "answer").write_text(json.dumps(answer))
     spec = {"command": "cat", "args": [str(tmp_path / "answer")], "apiVersion": "client.authentication.k8s.io/v1"}
-    config = from_kubeconfig([kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
-    async with connect(config, field_manager="test") as client:
+    config = from_kubeconfig([write_kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
+    async with open_kube_client(config, field_manager="test") as client:
         assert (await client.list(NODES)).items
 
 
-async def test_certificates_may_lie_in_files(control_plane: ControlPlane, tmp_path: Path) -> None:
+async def test_client_certificates_are_read_from_files(control_plane: ControlPlane, tmp_path: Path) -> None:
     admin = control_plane.authority.issue("admin", "admin", ["system:masters"])
     user = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
-    path = kubeconfig(tmp_path / "config", control_plane, user, **{"tls-server-name": "kubernetes.default"})
-    async with connect(load_config(path), field_manager="test") as client:
+    path = write_kubeconfig(tmp_path / "config", control_plane, user, **{"tls-server-name": "kubernetes.default"})
+    async with open_kube_client(load_cluster_config(path), field_manager="test") as client:
         assert (await client.list(NODES)).items
 
 
-async def test_only_the_right_server_is_believed(control_plane: ControlPlane, tmp_path: Path) -> None:
-    system = Trust(authority=_other_authority(tmp_path))
-    for trust in (system, Trust(control_plane.authority.certificate, server_name="elsewhere.example")):
-        config = ClusterConfig(control_plane.url, Fixed(Identity("Bearer x")), trust)
-        async with connect(config, field_manager="test") as client:
-            with pytest.raises(Unreachable, match=r"(?i)certificate") as failure:
+async def test_server_certificate_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
+    system = KubeTLSConfig(ca_certificate=_other_authority(tmp_path))
+    for trust in (system, KubeTLSConfig(control_plane.authority.certificate, server_name="elsewhere.example")):
+        config = ClusterConfig(control_plane.url, StaticCredentials(ClientIdentity("Bearer x")), trust)
+        async with open_kube_client(config, field_manager="test") as client:
+            with pytest.raises(KubeUnreachable, match=r"(?i)certificate") as failure:
                 await client.server_version()
         assert not failure.value.sent
-    unchecked = ClusterConfig(control_plane.url, Fixed(Identity("Bearer x")), Trust(insecure=True))
-    async with connect(unchecked, field_manager="test") as client:
-        with pytest.raises(Unauthorized):
+    unchecked = ClusterConfig(
+        control_plane.url, StaticCredentials(ClientIdentity("Bearer x")), KubeTLSConfig(insecure_skip_verify=True)
+    )
+    async with open_kube_client(unchecked, field_manager="test") as client:
+        with pytest.raises(KubeUnauthorized):
             await client.server_version()
 
 
-async def test_an_authority_renewed_on_disk_is_read_when_the_server_shows_its_new_certificate(
+async def test_rotated_ca_file_is_reloaded(
     control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
 ) -> None:
     kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
-    (tmp_path / "token").write_text(token_of(kube, namespace, "worker", "first"))
-    config = in_pod(tmp_path, control_plane)
+    (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "first"))
+    config = pod_config(tmp_path, control_plane)
     right = (tmp_path / "ca.crt").read_bytes()
     (tmp_path / "ca.crt").write_bytes(_other_authority(tmp_path))
-    async with connect(config, field_manager="test") as client:
-        with pytest.raises(Unreachable, match=r"(?i)certificate"):
+    async with open_kube_client(config, field_manager="test") as client:
+        with pytest.raises(KubeUnreachable, match=r"(?i)certificate"):
             await client.server_version()
         (tmp_path / "ca.crt").write_bytes(right)
         assert (await client.server_version()).startswith("v1.")
 
 
 def _other_authority(folder: Path) -> bytes:
-    return Authority(folder / "other").certificate.read_bytes()
+    return CertificateAuthority(folder / "other").certificate.read_bytes()

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from gpu_runtime.kube.meta import Object, Resource
+from gpu_runtime.kube.meta import ApiResource, KubeObject
 
-CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps", Object)
+CONFIG_MAPS = ApiResource("", "v1", "ConfigMap", "configmaps", KubeObject)
 
 
 async def eventually(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:  # noqa: ASYNC109

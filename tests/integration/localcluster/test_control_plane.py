@@ -21,7 +21,7 @@ from lightkube.resources.core_v1 import Namespace, Pod
 from localcluster import control_plane as control_planes
 from localcluster import simulated_nodes
 from localcluster.control_plane import ControlPlane
-from localcluster.supervisor_client import exists, wait_until
+from localcluster.supervisor_client import process_exists, wait_until
 
 
 def deployment(name: str, replicas: int = 1, gpus: int = 0, node: dict[str, str] | None = None) -> Deployment:
@@ -50,8 +50,8 @@ def test_a_deployment_becomes_ready_on_simulated_nodes(kube: Client, namespace: 
     wait_until(lambda: ready_replicas(kube, "web", namespace) == 5, 60, lambda: "the Deployment is not Ready")
 
 
-def test_one_pod_more_than_there_are_gpus_waits(kube: Client, namespace: str) -> None:
-    simulated_nodes.add(kube, 1, gpus=2, prefix=namespace)
+def test_pod_beyond_the_gpu_capacity_is_pending(kube: Client, namespace: str) -> None:
+    simulated_nodes.add_nodes(kube, 1, gpus=2, prefix=namespace)
     node = {"kubernetes.io/hostname": f"{namespace}-0"}
     kube.create(deployment("full", replicas=3, gpus=1, node=node), namespace=namespace)
 
@@ -65,7 +65,7 @@ def test_one_pod_more_than_there_are_gpus_waits(kube: Client, namespace: str) ->
     assert "Insufficient nvidia.com/gpu" in refusals()[0]
 
 
-def test_strangers_are_refused_and_users_have_no_rights_of_their_own(control_plane: ControlPlane) -> None:
+def test_anonymous_is_401_and_users_have_no_default_rights(control_plane: ControlPlane) -> None:
     anonymous = ssl.create_default_context(cafile=str(control_plane.authority.certificate))
     with pytest.raises(urllib.error.HTTPError, match="Unauthorized") as refusal:
         urllib.request.urlopen(f"{control_plane.url}/api/v1/namespaces", timeout=60, context=anonymous)  # noqa: S310
@@ -75,7 +75,7 @@ def test_strangers_are_refused_and_users_have_no_rights_of_their_own(control_pla
         list(nobody.list(Pod))
 
 
-def test_pod_security_is_enforced_where_a_namespace_asks_for_it(kube: Client, namespace: str) -> None:
+def test_pod_security_label_is_enforced(kube: Client, namespace: str) -> None:
     patch = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     kube.patch(Namespace, namespace, patch)
     container = Container(name="main", image="anything:1", securityContext=SecurityContext(privileged=True))
@@ -83,17 +83,17 @@ def test_pod_security_is_enforced_where_a_namespace_asks_for_it(kube: Client, na
         kube.create(Pod(metadata=ObjectMeta(name="root"), spec=PodSpec(containers=[container])), namespace=namespace)
 
 
-def test_control_planes_run_side_by_side_and_leave_nothing_behind(control_plane: ControlPlane) -> None:
-    with control_planes.control_plane(nodes=1) as other:
+def test_control_planes_run_side_by_side_and_clean_up(control_plane: ControlPlane) -> None:
+    with control_planes.temporary_control_plane(nodes=1) as other:
         assert other.url != control_plane.url
-        assert other.ready()
-        assert control_plane.ready()
+        assert other.is_ready()
+        assert control_plane.is_ready()
         pids = [process.pid for process in other.processes.list()]
-    assert not other.state.exists()
+    assert not other.state_dir.exists()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_killed_owner_takes_its_control_plane_along() -> None:
+def test_killed_owner_ends_its_control_plane() -> None:
     """The kernel ends every process of a cluster whose owner was killed, however that one died."""
     program = (
         "import json, time\n"
@@ -107,7 +107,7 @@ def test_a_killed_owner_takes_its_control_plane_along() -> None:
         pids = json.loads(owner.stdout.readline())
         owner.send_signal(signal.SIGKILL)
     assert len(pids) == 5, pids
-    wait_until(lambda: not any(exists(pid) for pid in pids), 60, lambda: f"still running: {pids}")
+    wait_until(lambda: not any(process_exists(pid) for pid in pids), 60, lambda: f"still running: {pids}")
 
 
 def test_a_process_that_dies_is_started_again(control_plane: ControlPlane) -> None:
@@ -120,7 +120,7 @@ def test_a_process_that_dies_is_started_again(control_plane: ControlPlane) -> No
     )
 
 
-def test_an_own_namespace_costs_little(kube: Client, namespace: str) -> None:
+def test_namespace_creation_is_fast(kube: Client, namespace: str) -> None:
     """A guard against a set-up that waits for something: the order of magnitude, not a measurement."""
     started = time.monotonic()
     kube.create(Namespace(metadata=ObjectMeta(name=f"{namespace}-b")))

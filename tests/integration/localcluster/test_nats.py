@@ -5,16 +5,16 @@ import asyncio
 from nats.aio.client import Client as Nats
 from nats.js.errors import NotFoundError
 
-from localcluster.nats_server import Account, NatsServer
+from localcluster.nats_server import NatsAccount, NatsServer
 
 
-async def connected(account: Account) -> Nats:
+async def connected(account: NatsAccount) -> Nats:
     client = Nats()
     await client.connect(account.url)
     return client
 
 
-def test_a_stream_keeps_messages(nats_account: Account) -> None:
+def test_a_stream_keeps_messages(nats_account: NatsAccount) -> None:
     async def scenario() -> int:
         client = await connected(nats_account)
         jetstream = client.jetstream()
@@ -28,9 +28,9 @@ def test_a_stream_keeps_messages(nats_account: Account) -> None:
     assert asyncio.run(scenario()) == 3
 
 
-def test_accounts_do_not_see_each_other(nats: NatsServer, nats_account: Account) -> None:
+def test_accounts_do_not_see_each_other(nats: NatsServer, nats_account: NatsAccount) -> None:
     async def scenario() -> bool:
-        mine, theirs = await connected(nats_account), await connected(nats.account())
+        mine, theirs = await connected(nats_account), await connected(nats.create_account())
         await mine.jetstream().add_stream(name="mine", subjects=["x"])
         try:
             await theirs.jetstream().stream_info("mine")

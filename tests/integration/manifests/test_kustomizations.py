@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.conftest import CONFIG, Kubectl
+from tests.integration.conftest import CONFIG_DIR, Kubectl
 
 Object = dict[str, Any]
 
-KUSTOMIZATIONS = sorted(path.parent.relative_to(CONFIG) for path in CONFIG.rglob("kustomization.yaml"))
+KUSTOMIZATIONS = sorted(path.parent.relative_to(CONFIG_DIR) for path in CONFIG_DIR.rglob("kustomization.yaml"))
 FOREIGN = {Path("prometheus")}  # kinds of the Prometheus operator, which this cluster does not have
 WHOLE = (Path("nats"), Path("overlays/local"), Path("overlays/production"))
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("platform_crds")
 
 
 def rendered(kubectl: Kubectl, folder: Path) -> list[Object]:
-    done = kubectl("kustomize", str(CONFIG / folder))
+    done = kubectl("kustomize", str(CONFIG_DIR / folder))
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 

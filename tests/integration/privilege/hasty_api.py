@@ -12,5 +12,5 @@ from gpu_runtime.runtime_api.operations import operation_retention
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 if __name__ == "__main__":
-    operation_retention.PAUSE = 1.0
+    operation_retention.EVICTION_INTERVAL_SECONDS = 1.0
     sys.exit(run_process(Path(sys.argv[1]), RuntimeAPISettings, main.serve))

@@ -18,42 +18,42 @@ from typing import Any
 import yaml
 
 from gpu_runtime.contract.crd.well_known import SYSTEM_NAMESPACE
-from tests.integration.privilege.rights import Right, question
+from tests.integration.privilege.rights import Right, reviewed_right
 
-PLATFORM = f"system:serviceaccount:{SYSTEM_NAMESPACE}:"
+PLATFORM_USER_PREFIX = f"system:serviceaccount:{SYSTEM_NAMESPACE}:"
 NO_OPINION = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "status": {"allowed": False}}
 
 
 @dataclass
-class Overheard:
+class AuthorizationRecorder:
     folder: Path
     port: int = 0
-    asked: defaultdict[str, set[Right]] = field(default_factory=lambda: defaultdict(set))
+    requested: defaultdict[str, set[Right]] = field(default_factory=lambda: defaultdict(set))
     """By account."""
-    refused: defaultdict[str, set[Right]] = field(default_factory=lambda: defaultdict(set))
+    denied: defaultdict[str, set[Right]] = field(default_factory=lambda: defaultdict(set))
 
-    def flags(self) -> dict[str, object]:
+    def apiserver_flags(self) -> dict[str, object]:
         """Of an API server that is to be overheard."""
-        authorizers = [self._ear("asked"), {"type": "Node", "name": "node"}, {"type": "RBAC", "name": "rbac"}]
+        authorizers = [self._webhook("asked"), {"type": "Node", "name": "node"}, {"type": "RBAC", "name": "rbac"}]
         config = {
             "apiVersion": "apiserver.config.k8s.io/v1",
             "kind": "AuthorizationConfiguration",
-            "authorizers": [*authorizers, self._ear("refused")],
+            "authorizers": [*authorizers, self._webhook("refused")],
         }
         path = self.folder / "authorization.yaml"
         path.write_text(yaml.safe_dump(config))
         return {"authorization-mode": None, "authorization-config": path}
 
-    def note(self, ear: str, review: Any) -> None:
+    def record(self, ear: str, review: Any) -> None:
         if review["spec"].get("resourceAttributes", {}).get("resource") == "*":
             return  # admission's shortcut: who may do everything need not be asked about each thing
         heard: defaultdict[str, set[Right]] = getattr(self, ear)
-        heard[review["spec"]["user"].removeprefix(PLATFORM)].add(question(review))
+        heard[review["spec"]["user"].removeprefix(PLATFORM_USER_PREFIX)].add(reviewed_right(review))
 
-    def refusals(self) -> list[str]:
-        return [f"{account} may not {each}" for account, what in self.refused.items() for each in sorted(what)]
+    def denials(self) -> list[str]:
+        return [f"{account} may not {each}" for account, what in self.denied.items() for each in sorted(what)]
 
-    def _ear(self, name: str) -> dict[str, Any]:
+    def _webhook(self, name: str) -> dict[str, Any]:
         webhook = {
             "timeout": "30s",
             # What was once heard need not be heard again at once.
@@ -63,7 +63,7 @@ class Overheard:
             "matchConditionSubjectAccessReviewVersion": "v1",
             "failurePolicy": "NoOpinion",
             "connectionInfo": {"type": "KubeConfigFile", "kubeConfigFile": str(self._kubeconfig(name))},
-            "matchConditions": [{"expression": f"request.user.startsWith('{PLATFORM}')"}],
+            "matchConditions": [{"expression": f"request.user.startsWith('{PLATFORM_USER_PREFIX}')"}],
         }
         return {"type": "Webhook", "name": name, "webhook": webhook}
 
@@ -82,16 +82,16 @@ class Overheard:
 
 
 @contextmanager
-def overhearing(folder: Path) -> Iterator[Overheard]:
+def authorization_recorder(folder: Path) -> Iterator[AuthorizationRecorder]:
     """Whatever fails meanwhile may have failed for a right that is missing, so that is told with it."""
-    heard = Overheard(folder)
+    heard = AuthorizationRecorder(folder)
 
     class Ear(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            heard.note(self.path.partition("?")[0].strip("/"), review)
+            heard.record(self.path.partition("?")[0].strip("/"), review)
             answer = json.dumps(NO_OPINION).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -109,7 +109,7 @@ def overhearing(folder: Path) -> Iterator[Overheard]:
     try:
         yield heard
     except Exception as failure:
-        failure.add_note("\n".join(["What RBAC refused:", *heard.refusals()]))
+        failure.add_note("\n".join(["What RBAC refused:", *heard.denials()]))
         raise
     finally:
         server.shutdown()

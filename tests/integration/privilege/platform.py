@@ -13,63 +13,63 @@ from lightkube.resources.core_v1 import Namespace
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
-from localcluster.nats_server import Account
-from tests.conftest import available
+from localcluster.nats_server import NatsAccount
+from tests.conftest import enter_or_skip
 from tests.integration.activator.plane import ActivatorProcess
-from tests.integration.conftest import CONFIG
-from tests.integration.controller_manager.conftest import Cluster, Manager, Object
-from tests.integration.kube.test_live_identity import kubeconfig
-from tests.integration.privilege.overhearing import Overheard, overhearing
-from tests.integration.runtime_api.edge.conftest import Reply
-from tests.integration.runtime_api.live import LiveReplica
+from tests.integration.conftest import CONFIG_DIR
+from tests.integration.controller_manager.conftest import ControllerCluster, ControllerManagerProcess, Object
+from tests.integration.kube.test_live_identity import write_kubeconfig
+from tests.integration.privilege.overhearing import AuthorizationRecorder, authorization_recorder
+from tests.integration.runtime_api.edge.conftest import HttpReply
+from tests.integration.runtime_api.live import LiveApiProcess
 
-SYSTEM = "runtime-system"
-ELSEWHERE = "elsewhere"
+SYSTEM_NAMESPACE = "runtime-system"
+OTHER_NAMESPACE = "elsewhere"
 """A namespace of units and pools whose name nobody knew when the platform was installed."""
-ADMISSION = "NodeRestriction,PodSecurity,OwnerReferencesPermissionEnforcement"
+ADMISSION_PLUGINS = "NodeRestriction,PodSecurity,OwnerReferencesPermissionEnforcement"
 """As in clusters that ask whether whoever makes somebody the owner of an object could finalize the owner."""
 TOKEN = "one-token-with-both-scopes"  # noqa: S105 - of these tests only
 
 
-class HastyReplica(LiveReplica):
+class FastRetentionApiProcess(LiveApiProcess):
     def command(self, config: Path) -> list[str]:
         program, *_ = super().command(config)
         return [str(Path(program).with_name("python")), "-m", "tests.integration.privilege.hasty_api", str(config)]
 
 
 @dataclass
-class Platform:
-    cluster: Cluster
-    heard: Overheard
-    nats: Account
-    api: HastyReplica
-    manager: Manager
+class AuditedPlatform:
+    cluster: ControllerCluster
+    authorization: AuthorizationRecorder
+    nats_account: NatsAccount
+    api: FastRetentionApiProcess
+    manager: ControllerManagerProcess
     activator: ActivatorProcess
 
     @property
-    def plane(self) -> ControlPlane:
-        return self.cluster.plane
+    def control_plane(self) -> ControlPlane:
+        return self.cluster.control_plane
 
-    def ask(self, method: str, path: str, body: Any = None) -> Reply:
-        return self.api.ask(f"/api/v1/{path}", method, body, TOKEN)
+    def request(self, method: str, path: str, body: Any = None) -> HttpReply:
+        return self.api.request(f"/api/v1/{path}", method, body, TOKEN)
 
-    def all(self, kinds: str) -> list[Object]:
+    def list_objects(self, kinds: str) -> list[Object]:
         """Every object of these kinds in the cluster, as the API server has them."""
-        found: list[Object] = json.loads(self.plane.kubectl("get", kinds, "-A", "-o", "json"))["items"]
+        found: list[Object] = json.loads(self.control_plane.kubectl("get", kinds, "-A", "-o", "json"))["items"]
         return found
 
 
 @contextmanager
-def running_platform(folder: Path, nats: Account) -> Iterator[Platform]:
-    with overhearing(folder) as heard:
-        flags = heard.flags() | {"enable-admission-plugins": ADMISSION}
+def running_audited_platform(folder: Path, nats: NatsAccount) -> Iterator[AuditedPlatform]:
+    with authorization_recorder(folder) as heard:
+        flags = heard.apiserver_flags() | {"enable-admission-plugins": ADMISSION_PLUGINS}
         with (
-            available(control_planes.control_plane(nodes=2, gpus_per_node=8, apiserver_flags=flags)) as plane,
+            enter_or_skip(control_planes.temporary_control_plane(nodes=2, gpus_per_node=8, apiserver_flags=flags)) as plane,
             plane.client() as kube,
         ):
             _install(plane)
-            kube.create(Namespace(metadata=ObjectMeta(name=ELSEWHERE)))
-            made = _processes(Cluster(plane, kube, folder), heard, nats)
+            kube.create(Namespace(metadata=ObjectMeta(name=OTHER_NAMESPACE)))
+            made = _create_processes(ControllerCluster(plane, kube, folder), heard, nats)
             processes = (made.api, made.manager, made.activator)
             try:
                 for process in processes:
@@ -80,56 +80,56 @@ def running_platform(folder: Path, nats: Account) -> Iterator[Platform]:
                 yield made
             finally:
                 for process in processes:
-                    process.end()
+                    process.stop()
 
 
 def _install(plane: ControlPlane) -> None:
     """All of it: its pods run on simulated nodes, where they do nothing."""
     apply = ("apply", "--server-side", "--validate=strict")
-    plane.kubectl(*apply, "-k", str(CONFIG / "crd"))
+    plane.kubectl(*apply, "-k", str(CONFIG_DIR / "crd"))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
-    plane.kubectl(*apply, "-k", str(CONFIG / "default"))
+    plane.kubectl(*apply, "-k", str(CONFIG_DIR / "default"))
 
 
-def _processes(cluster: Cluster, heard: Overheard, nats: Account) -> Platform:
-    folder, plane = cluster.folder, cluster.plane
+def _create_processes(cluster: ControllerCluster, heard: AuthorizationRecorder, nats: NatsAccount) -> AuditedPlatform:
+    folder, plane = cluster.folder, cluster.control_plane
     queue = {"urls": [nats.url], "streams": {"queueBytes": 8 * 1024**2, "deadLetterBytes": 1024**2}}
     tokens, own_token = folder / "tokens.yaml", folder / "activator.token"
     tokens.write_text(
         yaml.safe_dump({"tokens": [{"name": "tests", "token": TOKEN, "scopes": ["operator", "runtime"]}]})
     )
-    own_token.write_text(_token(plane, "activator", "--audience=gpu-runtime"))
-    shipped = _shipped("api")
-    api = HastyReplica(
+    own_token.write_text(_service_account_token(plane, "activator", "--audience=gpu-runtime"))
+    shipped = _installed_settings("api")
+    api = FastRetentionApiProcess(
         folder / "api",
-        _identity(plane, folder, "runtime-api"),
+        _token_kubeconfig(plane, folder, "runtime-api"),
         shipped
         | {
             "nats": queue,
             "authentication": shipped["authentication"] | {"tokenFile": str(tokens)},
-            "namespaces": {"units": ["runtime-instance", ELSEWHERE], "pools": ["default", ELSEWHERE]},
+            "namespaces": {"units": ["runtime-instance", OTHER_NAMESPACE], "pools": ["default", OTHER_NAMESPACE]},
         },
     )
-    manager = Manager(folder / "manager", _identity(plane, folder, "controller-manager"), _shipped("manager"))
+    manager = ControllerManagerProcess(folder / "manager", _token_kubeconfig(plane, folder, "controller-manager"), _installed_settings("manager"))
     impatient = {"passSeconds": 0.2, "drainSeconds": 1, "failedSeconds": 0.1, "retryFirstSeconds": 0.1}
     calling = {"url": api.url(""), "tokenFile": str(own_token)}
     activator = ActivatorProcess(
         folder / "activator",
-        _identity(plane, folder, "activator"),
-        _shipped("activator") | {"nats": queue, "api": calling, "scaling": impatient},
+        _token_kubeconfig(plane, folder, "activator"),
+        _installed_settings("activator") | {"nats": queue, "api": calling, "scaling": impatient},
     )
-    return Platform(cluster, heard, nats, api, manager, activator)
+    return AuditedPlatform(cluster, heard, nats, api, manager, activator)
 
 
-def _shipped(folder: str) -> Object:
+def _installed_settings(folder: str) -> Object:
     """The settings of a process in the cluster, except where it listens."""
-    settings: Object = yaml.safe_load((CONFIG / folder / "settings.yaml").read_text())
+    settings: Object = yaml.safe_load((CONFIG_DIR / folder / "settings.yaml").read_text())
     return {name: value for name, value in settings.items() if name not in ("endpoints", "api")}
 
 
-def _identity(plane: ControlPlane, folder: Path, account: str) -> Path:
-    return kubeconfig(folder / f"{account}.kubeconfig", plane, {"token": _token(plane, account)})
+def _token_kubeconfig(plane: ControlPlane, folder: Path, account: str) -> Path:
+    return write_kubeconfig(folder / f"{account}.kubeconfig", plane, {"token": _service_account_token(plane, account)})
 
 
-def _token(plane: ControlPlane, account: str, *more: str) -> str:
-    return plane.kubectl("create", "token", account, f"--namespace={SYSTEM}", "--duration=1h", *more).strip()
+def _service_account_token(plane: ControlPlane, account: str, *more: str) -> str:
+    return plane.kubectl("create", "token", account, f"--namespace={SYSTEM_NAMESPACE}", "--duration=1h", *more).strip()

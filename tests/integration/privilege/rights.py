@@ -12,10 +12,10 @@ from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, STOCK_NAMESP
 
 Object = Mapping[str, Any]
 
-EVERYWHERE = ""
-INSTALLED = frozenset({SYSTEM_NAMESPACE, STOCK_NAMESPACE, INSTANCE_NAMESPACE, "default"})
+ALL_NAMESPACES = ""
+PLATFORM_NAMESPACES = frozenset({SYSTEM_NAMESPACE, STOCK_NAMESPACE, INSTANCE_NAMESPACE, "default"})
 """Namespaces whose names are known when the platform is installed: for these, Roles would do."""
-BUILT_IN = "kubernetes.io/bootstrapping"
+BOOTSTRAPPING_LABEL = "kubernetes.io/bootstrapping"
 
 
 @dataclass(frozen=True, order=True)
@@ -25,14 +25,14 @@ class Right:
     resource: str
     """With its subresource and its group, as in `deployments/status.apps`; or a path that is no resource's."""
     verb: str
-    namespace: str = EVERYWHERE
+    namespace: str = ALL_NAMESPACES
     name: str = ""
     """Empty: whatever its name is."""
 
     def covers(self, question: "Right") -> bool:
         return (
             (self.resource, self.verb) == (question.resource, question.verb)
-            and self.namespace in (EVERYWHERE, question.namespace)
+            and self.namespace in (ALL_NAMESPACES, question.namespace)
             and self.name in ("", question.name)
         )
 
@@ -41,7 +41,7 @@ class Right:
         return f"{self.verb} {self.resource}{named} {f'in {self.namespace}' if self.namespace else 'everywhere'}"
 
 
-def question(review: Object) -> Right:
+def reviewed_right(review: Object) -> Right:
     """What a SubjectAccessReview asks."""
     about = review["spec"].get("resourceAttributes")
     if about is None:
@@ -49,32 +49,32 @@ def question(review: Object) -> Right:
         return Right(path["path"], path["verb"])
     resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
     name = _in_group(resource, about.get("group", ""))
-    return Right(name, about["verb"], about.get("namespace", EVERYWHERE), about.get("name", ""))
+    return Right(name, about["verb"], about.get("namespace", ALL_NAMESPACES), about.get("name", ""))
 
 
-def granted(roles: Iterable[Object], account: str, namespace: str = SYSTEM_NAMESPACE) -> set[Right]:
+def granted_rights(roles: Iterable[Object], account: str, namespace: str = SYSTEM_NAMESPACE) -> set[Right]:
     """The rights that bindings to this very account give it. What every account has is not among them."""
     found = list(roles)
     rules = {_key(each["kind"], each["metadata"]): each.get("rules") or () for each in found if "roleRef" not in each}
     rights: set[Right] = set()
     for binding in (each for each in found if "roleRef" in each and _binds(each, account, namespace)):
-        where = binding["metadata"].get("namespace", EVERYWHERE)
+        where = binding["metadata"].get("namespace", ALL_NAMESPACES)
         role = {"name": binding["roleRef"]["name"], "namespace": where}
         for rule in rules[_key(binding["roleRef"]["kind"], role)]:
             rights.update(_rights(rule, where))
     return rights
 
 
-def bound(roles: Iterable[Object]) -> set[str]:
+def bound_subjects(roles: Iterable[Object]) -> set[str]:
     """Everybody to whom a binding gives anything, except for those that come with Kubernetes."""
-    bindings = [each for each in roles if "roleRef" in each and BUILT_IN not in each["metadata"].get("labels", {})]
+    bindings = [each for each in roles if "roleRef" in each and BOOTSTRAPPING_LABEL not in each["metadata"].get("labels", {})]
     subjects = [subject for each in bindings for subject in each.get("subjects") or ()]
     return {"/".join(filter(None, (each["kind"], each.get("namespace"), each["name"]))) for each in subjects}
 
 
-def complaints(rights: Collection[Right], asked: Collection[Right]) -> list[str]:
+def right_findings(rights: Collection[Right], asked: Collection[Right]) -> list[str]:
     """A line for each right that is missing, that nobody used, and that reaches further than it was used."""
-    return [*_missing(rights, asked), *_unused(rights, asked), *_too_wide(rights, asked)]
+    return [*_missing(rights, asked), *_unused(rights, asked), *_cluster_wide(rights, asked)]
 
 
 def _missing(rights: Collection[Right], asked: Collection[Right]) -> Iterator[str]:
@@ -90,10 +90,10 @@ def _unused(rights: Collection[Right], asked: Collection[Right]) -> Iterator[str
             yield f"unused: {right}"
 
 
-def _too_wide(rights: Collection[Right], asked: Collection[Right]) -> Iterator[str]:
-    for right in sorted(each for each in rights if each.namespace == EVERYWHERE):
+def _cluster_wide(rights: Collection[Right], asked: Collection[Right]) -> Iterator[str]:
+    for right in sorted(each for each in rights if each.namespace == ALL_NAMESPACES):
         used = {each.namespace for each in asked if right.covers(each)}
-        if used and used <= INSTALLED:
+        if used and used <= PLATFORM_NAMESPACES:
             yield f"too wide: {right}, used only in {', '.join(sorted(used))}"
 
 

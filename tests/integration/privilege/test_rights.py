@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.privilege.rights import Right, bound, complaints, granted, question
+from tests.integration.privilege.rights import Right, bound_subjects, right_findings, granted_rights, reviewed_right
 
 RBAC = "rbac.authorization.k8s.io"
 HOME, ELSEWHERE = "runtime-system", "elsewhere"
@@ -35,8 +35,8 @@ UNITS = rule("apps", "deployments", "list", "create")
 STATUS = rule("apps", "deployments/status", "patch")
 LEASE = rule("coordination.k8s.io", "leases", "get", resourceNames=["manager"])
 ROLES = [*role([UNITS, STATUS]), *role([LEASE], HOME)]
-ASKED = {
-    question(each)
+REQUESTED_RIGHTS = {
+    reviewed_right(each)
     for each in (
         review("list", "deployments", group="apps", version="v1"),
         review("create", "deployments", group="apps", namespace=ELSEWHERE),
@@ -47,8 +47,8 @@ ASKED = {
 }
 
 
-def test_rights_that_are_all_used_and_suffice_are_fine() -> None:
-    assert complaints(granted(ROLES, "manager"), ASKED) == []
+def test_used_and_sufficient_rights_have_no_findings() -> None:
+    assert right_findings(granted_rights(ROLES, "manager"), REQUESTED_RIGHTS) == []
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_rights_that_are_all_used_and_suffice_are_fine() -> None:
         ([rule("apps", "deployments", "create"), STATUS], "missing: list deployments.apps everywhere"),
     ],
 )
-def test_a_rule_that_is_taken_away_is_missing(left: list[Rule], line: str) -> None:
-    assert complaints(granted([*role(left), *role([LEASE], HOME)], "manager"), ASKED) == [line]
+def test_missing_rule_is_reported(left: list[Rule], line: str) -> None:
+    assert right_findings(granted_rights([*role(left), *role([LEASE], HOME)], "manager"), REQUESTED_RIGHTS) == [line]
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_a_rule_that_is_taken_away_is_missing(left: list[Rule], line: str) -> No
         (rule("apps", "deployments", "get", resourceNames=["a"]), ["unused: get deployments.apps named a everywhere"]),
     ],
 )
-def test_a_rule_that_is_added_is_unused(added: Rule, lines: list[str]) -> None:
-    assert complaints(granted([*role([UNITS, STATUS, added]), *role([LEASE], HOME)], "manager"), ASKED) == lines
+def test_unused_rule_is_reported(added: Rule, lines: list[str]) -> None:
+    assert right_findings(granted_rights([*role([UNITS, STATUS, added]), *role([LEASE], HOME)], "manager"), REQUESTED_RIGHTS) == lines
 
 
-def test_a_role_does_not_reach_beyond_its_namespace_and_its_names() -> None:
+def test_role_covers_only_its_namespace_and_names() -> None:
     other = rule("coordination.k8s.io", "leases", "get", resourceNames=["activator"])
-    found = complaints(
-        granted([*role([UNITS, STATUS]), *role([LEASE], ELSEWHERE), *role([other], HOME)], "manager"), ASKED
+    found = right_findings(
+        granted_rights([*role([UNITS, STATUS]), *role([LEASE], ELSEWHERE), *role([other], HOME)], "manager"), REQUESTED_RIGHTS
     )
     assert found == [
         "missing: get leases.coordination.k8s.io named manager in runtime-system",
@@ -89,8 +89,8 @@ def test_a_role_does_not_reach_beyond_its_namespace_and_its_names() -> None:
     ]
 
 
-def test_a_right_everywhere_that_is_used_only_where_the_platform_is_installed_is_too_wide() -> None:
-    found = complaints(granted(role([UNITS, STATUS, LEASE | {"resourceNames": []}]), "manager"), ASKED)
+def test_cluster_wide_right_used_in_platform_namespaces_is_reported() -> None:
+    found = right_findings(granted_rights(role([UNITS, STATUS, LEASE | {"resourceNames": []}]), "manager"), REQUESTED_RIGHTS)
     assert found == ["too wide: get leases.coordination.k8s.io everywhere, used only in runtime-system"]
 
 
@@ -98,15 +98,15 @@ def test_a_cluster_role_may_be_bound_in_one_namespace() -> None:
     cluster_role, _ = role([UNITS])
     _, binding = role([], ELSEWHERE)
     bound_here = binding | {"roleRef": {"kind": "ClusterRole", "name": "manager"}}
-    assert granted([cluster_role, bound_here], "manager") == {
+    assert granted_rights([cluster_role, bound_here], "manager") == {
         Right("deployments.apps", "list", ELSEWHERE),
         Right("deployments.apps", "create", ELSEWHERE),
     }
 
 
-def test_the_rights_of_others_are_not_ones_own() -> None:
-    assert granted(ROLES, "activator") == set()
-    assert bound([*ROLES, *role([UNITS], account="other")]) == {
+def test_bindings_of_other_accounts_are_ignored() -> None:
+    assert granted_rights(ROLES, "activator") == set()
+    assert bound_subjects([*ROLES, *role([UNITS], account="other")]) == {
         "ServiceAccount/runtime-system/manager",
         "ServiceAccount/runtime-system/other",
     }

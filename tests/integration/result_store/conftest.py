@@ -17,44 +17,46 @@ import pytest
 import yaml
 from aiohttp import ClientError, ClientSession
 
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Known, headers_of
-from gpu_runtime.contract.messages.message_codec import Message, decode, encode, utc
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordAtRevision, record_headers
+from gpu_runtime.contract.messages.message_codec import Message, decode, encode, to_utc_milliseconds
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.result_query import (
-    RESULT,
-    RESULTS,
-    FindResult,
-    FoundResult,
-    ListedResults,
-    ListResults,
+    RESULT_QUERY,
+    RESULTS_QUERY,
+    GetResultRequest,
+    GetResultResponse,
+    ListResultsRequest,
+    ListResultsResponse,
 )
-from gpu_runtime.contract.messages.streams import Keeping, Topology
-from gpu_runtime.jetstream.api import call
-from gpu_runtime.jetstream.connection import Connection, connection
-from gpu_runtime.jetstream.connection_options import Options
-from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.kv import Bucket
-from gpu_runtime.jetstream.publisher import Publisher, Stored
-from gpu_runtime.jetstream.request_reply import ask
-from gpu_runtime.jetstream.stream_admin import ensure_until_done
-from gpu_runtime.process.settings import parse
-from gpu_runtime.result_store.main import keep
+from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
+from gpu_runtime.jetstream.api import api_request
+from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import PubAck, Publisher
+from gpu_runtime.jetstream.request_reply import send_request
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry
+from gpu_runtime.process.settings import parse_settings
+from gpu_runtime.result_store.main import run_result_store
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from localcluster.control_plane import free_port
-from localcluster.nats_server import Account
+from localcluster.nats_server import NatsAccount
 
-PROGRAM = Path(sys.executable).with_name("gpu-runtime")
-NOW = utc(datetime.now(UTC))
+GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
+NOW = to_utc_milliseconds(datetime.now(UTC))
 MIB = 1024**2
 STREAMS: dict[str, int | str] = {"resultAckWaitSeconds": 3, "queueBytes": 256 * MIB, "deadLetterBytes": 64 * MIB}
 """Small: what a stream may hold, its server sets aside."""
-TOPOLOGY = Topology(keeping=Keeping(result_ack_wait=3, queue_bytes=256 * MIB, dead_letter_bytes=64 * MIB))
+TOPOLOGY = StreamTopology(
+    limits=StreamLimits(result_ack_wait_seconds=3, max_bytes=256 * MIB, dead_letter_max_bytes=64 * MIB)
+)
 
 M = TypeVar("M", bound=Message)
 
 
 @dataclass
-class Store:
+class InProcessResultStore:
     """A result store in the test's own process, which is quickly there."""
 
     folder: Path
@@ -81,20 +83,22 @@ class Store:
         )
 
     def start(self) -> None:
-        self._running = asyncio.create_task(keep(parse(self.settings, ResultStoreSettings), self._stopping))
+        self._running = asyncio.create_task(
+            run_result_store(parse_settings(self.settings, ResultStoreSettings), self._stopping)
+        )
 
     async def stop(self) -> None:
         self._stopping.set()
-        await self.ended()
+        await self.wait_stopped()
 
-    async def ended(self) -> None:
+    async def wait_stopped(self) -> None:
         """Wait for its end, and raise what it ended with."""
         if self._running is not None:
             running, self._running = self._running, None
             async with asyncio.timeout(60):
                 await running
 
-    async def ask(self, path: str) -> tuple[int, str]:
+    async def request(self, path: str) -> tuple[int, str]:
         """The answer of an endpoint; 0 where none comes."""
         try:
             async with ClientSession() as client, client.get(f"http://127.0.0.1:{self.port}{path}") as answer:
@@ -103,15 +107,15 @@ class Store:
             return 0, ""
 
     async def is_ready(self) -> bool:
-        return (await self.ask("/readyz"))[0] == 200
+        return (await self.request("/readyz"))[0] == 200
 
-    async def count(self, metric: str) -> float:
-        lines = (await self.ask("/metrics"))[1].splitlines()
+    async def metric_value(self, metric: str) -> float:
+        lines = (await self.request("/metrics"))[1].splitlines()
         return sum(float(line.split()[-1]) for line in lines if re.match(rf"{metric}[ {{]", line))
 
 
 @dataclass
-class MortalStore(Store):
+class ResultStoreProcess(InProcessResultStore):
     """A result store as a process of its own, which can be killed and started again on the same file."""
 
     process: "subprocess.Popen[bytes] | None" = None
@@ -120,12 +124,12 @@ class MortalStore(Store):
         config = self.folder / "result-store.yaml"
         config.write_text(self.settings)
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen([PROGRAM, "result-store", "--config", config], stderr=log)
+            self.process = subprocess.Popen([GPU_RUNTIME_PROGRAM, "result-store", "--config", config], stderr=log)
 
     async def stop(self) -> None:
-        assert await self.end(signal.SIGTERM) == 0
+        assert await self.stop_with(signal.SIGTERM) == 0
 
-    async def end(self, number: signal.Signals) -> int:
+    async def stop_with(self, number: signal.Signals) -> int:
         assert self.process is not None
         self.process.send_signal(number)
         status = await asyncio.to_thread(self.process.wait, 60)
@@ -144,20 +148,20 @@ class MortalStore(Store):
 
 
 @pytest.fixture
-async def store(tmp_path: Path, nats_account: Account) -> AsyncIterator[Store]:
+async def store(tmp_path: Path, nats_account: NatsAccount) -> AsyncIterator[InProcessResultStore]:
     """Not started yet."""
-    made = Store(tmp_path, nats_account.url)
+    made = InProcessResultStore(tmp_path, nats_account.url)
     yield made
     await made.stop()
 
 
 @pytest.fixture
-async def mortal(tmp_path: Path, nats_account: Account) -> AsyncIterator[MortalStore]:
+async def store_process(tmp_path: Path, nats_account: NatsAccount) -> AsyncIterator[ResultStoreProcess]:
     """Not started yet."""
-    made = MortalStore(tmp_path, nats_account.url)
+    made = ResultStoreProcess(tmp_path, nats_account.url)
     yield made
     if made.process is not None:
-        await made.end(signal.SIGKILL)
+        await made.stop_with(signal.SIGKILL)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, within: float = 60) -> None:
@@ -170,21 +174,21 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, within: flo
 
 
 @dataclass(frozen=True)
-class Plane:
+class ResultStoreHarness:
     """What stands around the result store: whoever sends results, keeps records, and looks results up."""
 
-    nats: Connection
-    topology: Topology = TOPOLOGY
+    nats: NatsConnection
+    topology: StreamTopology = TOPOLOGY
 
     @property
     def publisher(self) -> Publisher:
         return Publisher(self.nats)
 
     @property
-    def records(self) -> Bucket:
-        return Bucket(self.nats, self.publisher, self.topology.state)
+    def records(self) -> KeyValueBucket:
+        return KeyValueBucket(self.nats, self.publisher, self.topology.record_bucket)
 
-    async def accept(self, invocation_id: str) -> Known:
+    async def create_record(self, invocation_id: str) -> RecordAtRevision:
         """The record of an invocation that a worker runs."""
         record = InvocationRecord(
             request_hash="hash",
@@ -195,59 +199,63 @@ class Plane:
         )
         revision = await self.records.create(invocation_id, encode(record))
         assert revision is not None
-        return Known(record, revision)
+        return RecordAtRevision(record, revision)
 
     async def record(self, invocation_id: str) -> InvocationRecord | None:
         entry = await self.records.get(invocation_id)
         return decode(entry.value, InvocationRecord) if entry else None
 
-    async def send(self, results: Iterable[Result], known: Known | None = None) -> None:
+    async def publish_results(self, results: Iterable[Result], known: RecordAtRevision | None = None) -> None:
         subject = self.topology.subjects.result("thumbs")
-        headers = headers_of(known) if known else {}
-        outcomes = await self.publisher.publish_many(Outgoing(subject, encode(each), "", headers) for each in results)
-        assert all(isinstance(each, Stored) for each in outcomes)
+        headers = record_headers(known) if known else {}
+        outcomes = await self.publisher.publish_many(
+            OutgoingMessage(subject, encode(each), "", headers) for each in results
+        )
+        assert all(isinstance(each, PubAck) for each in outcomes)
 
-    async def waiting(self) -> int:
+    async def backlog(self) -> int:
         """How many results are not acknowledged yet."""
-        info = await call(self.nats, f"STREAM.INFO.{self.topology.storing.stream}")
+        info = await api_request(self.nats, f"STREAM.INFO.{self.topology.result_consumer.stream}")
         count: int = info["state"]["messages"]
         return count
 
-    async def until_empty(self, within: float = 60) -> None:
+    async def wait_empty(self, within: float = 60) -> None:
         async def is_empty() -> bool:
-            return await self.waiting() == 0
+            return await self.backlog() == 0
 
         await until(is_empty, "every result is acknowledged", within)
 
-    async def find(self, invocation_id: str) -> Result | None:
-        found = await self._ask(RESULT, FindResult(invocation_id=invocation_id), FoundResult)
-        assert not found.problem
+    async def get_result(self, invocation_id: str) -> Result | None:
+        found = await self._ask(RESULT_QUERY, GetResultRequest(invocation_id=invocation_id), GetResultResponse)
+        assert not found.error
         return found.result
 
-    async def listed(self, **asked: Any) -> ListedResults:
-        return await self._ask(RESULTS, ListResults(serverless_request_id="thumbs", **asked), ListedResults)
+    async def list_page(self, **asked: Any) -> ListResultsResponse:
+        return await self._ask(
+            RESULTS_QUERY, ListResultsRequest(serverless_request_id="thumbs", **asked), ListResultsResponse
+        )
 
-    async def every(self) -> list[Result]:
+    async def list_all(self) -> list[Result]:
         """Page by page."""
-        page = await self.listed(limit=500)
+        page = await self.list_page(limit=500)
         found = list(page.results)
-        while page.after:
-            page = await self.listed(limit=500, after=page.after)
+        while page.continue_token:
+            page = await self.list_page(limit=500, after=page.continue_token)
             found += page.results
         return found
 
     async def _ask(self, what: str, question: Message, model: type[M]) -> M:
-        answer = await ask(self.nats, self.topology.subjects.query(what), encode(question), within=60)
+        answer = await send_request(self.nats, self.topology.subjects.query(what), encode(question), timeout_seconds=60)
         return decode(answer, model)
 
 
 @pytest.fixture
-async def plane(nats_account: Account) -> AsyncIterator[Plane]:
-    async with connection(Options((nats_account.url,), request_timeout=30)) as nats:
-        await nats.wait(60)
-        plane = Plane(nats)
+async def harness(nats_account: NatsAccount) -> AsyncIterator[ResultStoreHarness]:
+    async with connect_nats(ConnectionOptions((nats_account.url,), request_timeout=30)) as nats:
+        await nats.wait_connected(60)
+        plane = ResultStoreHarness(nats)
         topology = plane.topology
-        await ensure_until_done(nats, topology.streams, [topology.state], tuple(topology.consumers()))
+        await ensure_with_retry(nats, topology.streams, [topology.record_bucket], tuple(topology.shared_consumers()))
         yield plane
 
 

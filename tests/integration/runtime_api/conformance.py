@@ -10,28 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # What the document cannot say (rules across fields, names that must exist) may refuse what the document allows.
-NOT_PROMISED = "positive_data_acceptance"
+EXCLUDED_CHECK = "positive_data_acceptance"
 
 # 413 is a refusal, too: what is wrong may also be too large. Which statuses are right, other checks know.
-CONFIG = """
+SCHEMATHESIS_CONFIG = """
 [checks.negative_data_rejection]
 expected-statuses = ["4XX"]
 """
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConformanceReport:
     failures: frozenset[str]
     """What was found, by schemathesis' names for it."""
-    untested: int
+    untested_count: int
     """Operations of the document that were not tried."""
-    story: str
+    output: str
     """What was sent and answered, for the reader of a failed test."""
 
 
-def examine(base_url: str, token: str, scratch: Path, phases: str = "examples,coverage,fuzzing,stateful") -> Verdict:
+def run_schemathesis(base_url: str, token: str, scratch: Path, phases: str = "examples,coverage,fuzzing,stateful") -> ConformanceReport:
     """The verdict on an API that serves its own document. The same API gets the same requests every time."""
-    (scratch / "schemathesis.toml").write_text(CONFIG, encoding="utf-8")
+    (scratch / "schemathesis.toml").write_text(SCHEMATHESIS_CONFIG, encoding="utf-8")
     report = scratch / "report.json"
     done = subprocess.run(
         _command(base_url, token, phases, report), cwd=scratch, capture_output=True, text=True, timeout=480, check=False
@@ -43,7 +43,7 @@ def examine(base_url: str, token: str, scratch: Path, phases: str = "examples,co
     assert not found["errors"], story
     operations = found["operations"]
     failures = frozenset(failure["type"] for failure in found["failures"])
-    return Verdict(failures, operations["total"] - operations["tested"], story)
+    return ConformanceReport(failures, operations["total"] - operations["tested"], story)
 
 
 def _command(base_url: str, token: str, phases: str, report: Path) -> list[str]:
@@ -53,7 +53,7 @@ def _command(base_url: str, token: str, phases: str, report: Path) -> list[str]:
         f"--header=Authorization: Bearer {token}",
         f"--phases={phases}",
         "--checks=all",
-        f"--exclude-checks={NOT_PROMISED}",
+        f"--exclude-checks={EXCLUDED_CHECK}",
         "--mode=all",
         "--max-examples=25",
         "--generation-deterministic",

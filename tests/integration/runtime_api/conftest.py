@@ -5,16 +5,16 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from localcluster.nats_server import NatsServer
-from tests.integration.runtime_api.live import Caller, Platform, caller, running_platform
+from tests.integration.runtime_api.live import ApiCaller, LivePlatform, api_caller, running_live_platform
 
 
 @pytest.fixture(scope="package")
-def platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[Platform]:
-    with running_platform(tmp_path_factory.mktemp("platform"), nats.account()) as running:
+def platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[LivePlatform]:
+    with running_live_platform(tmp_path_factory.mktemp("platform"), nats.create_account()) as running:
         yield running
 
 
 @pytest.fixture
-async def client(platform: Platform) -> AsyncIterator[Caller]:
-    async with caller(platform) as asking:
+async def api_client(platform: LivePlatform) -> AsyncIterator[ApiCaller]:
+    async with api_caller(platform) as asking:
         yield asking

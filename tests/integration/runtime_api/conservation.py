@@ -5,30 +5,30 @@ from collections.abc import Collection, Iterator, Mapping
 
 from gpu_runtime.contract.crd.well_known import Annotation
 from tests.integration.controller_manager.conftest import Object
-from tests.integration.runtime_api.live import Caller, Seen, state_of, until
+from tests.integration.runtime_api.live import ApiCaller, ClusterSnapshot, operation_state, until
 
 
-def disorder(seen: Seen, seeded: Mapping[str, int], deleted: Collection[str] = ()) -> list[str]:
+def conservation_errors(seen: ClusterSnapshot, seeded: Mapping[str, int], deleted: Collection[str] = ()) -> list[str]:
     """All that is not as it must be. Of each flavour so much was seeded; units of these names were deleted."""
-    return [f"{flavour}: {found}" for flavour, count in seeded.items() for found in _of(seen, flavour, count, deleted)]
+    return [f"{flavour}: {found}" for flavour, count in seeded.items() for found in _flavor_errors(seen, flavour, count, deleted)]
 
 
-def _of(seen: Seen, flavour: str, seeded: int, deleted: Collection[str]) -> Iterator[str]:
+def _flavor_errors(seen: ClusterSnapshot, flavour: str, seeded: int, deleted: Collection[str]) -> Iterator[str]:
     left, made = seen.stock_of(flavour), seen.operations_of("CreateUnit", flavour)
-    succeeded = [each for each in made if state_of(each) == "Succeeded"]
+    succeeded = [each for each in made if operation_state(each) == "Succeeded"]
     consumed = Counter(each["status"]["stock"]["uid"] for each in succeeded)
     if claimed := [_name(each) for each in left if Annotation.CLAIMED_BY in _annotations(each)]:
         yield f"claimed: {claimed}"
-    if half_done := [each["spec"]["operationID"] for each in made if _is_half_done(each)]:
+    if half_done := [each["spec"]["operationID"] for each in made if _is_unfinished(each)]:
         yield f"half-done: {half_done}"
     if twice := [uid for uid, times in consumed.items() if times > 1]:
         yield f"given out twice: {twice}"
     if len(left) + len(consumed) != seeded:
         yield f"{seeded} seeded, but {len(left)} are left and {len(consumed)} were consumed"
-    yield from _units(seen.units_of(flavour), succeeded, deleted)
+    yield from _unit_errors(seen.units_of(flavour), succeeded, deleted)
 
 
-def _units(units: list[Object], succeeded: list[Object], deleted: Collection[str]) -> Iterator[str]:
+def _unit_errors(units: list[Object], succeeded: list[Object], deleted: Collection[str]) -> Iterator[str]:
     committed = {each["status"]["targetUID"]: each for each in succeeded}
     there = {each["metadata"]["uid"]: each for each in units}
     if strangers := [_name(unit) for uid, unit in there.items() if uid not in committed]:
@@ -41,14 +41,14 @@ def _units(units: list[Object], succeeded: list[Object], deleted: Collection[str
             yield f"{_name(there[uid])} says that it comes from other stock than its operation"
 
 
-async def settled(
-    caller: Caller, seeded: Mapping[str, int], deleted: Collection[str] = (), seconds: float = 10
+async def wait_conserved(
+    caller: ApiCaller, seeded: Mapping[str, int], deleted: Collection[str] = (), seconds: float = 10
 ) -> float:
     """Wait until everything is in order, and tell how long that took."""
     found: list[str] = []
 
     async def in_order() -> bool:
-        found[:] = disorder(await caller.look(), seeded, deleted)
+        found[:] = conservation_errors(await caller.snapshot(), seeded, deleted)
         return not found
 
     try:
@@ -57,10 +57,10 @@ async def settled(
         raise AssertionError(f"{error}: {found}") from None
 
 
-def _is_half_done(operation: Object) -> bool:
+def _is_unfinished(operation: Object) -> bool:
     status = operation.get("status", {})
     chosen = status if status.get("attempt") else operation["spec"]
-    return state_of(operation) == "GivingUp" or (state_of(operation) == "Running" and bool(chosen.get("stock")))
+    return operation_state(operation) == "GivingUp" or (operation_state(operation) == "Running" and bool(chosen.get("stock")))
 
 
 def _annotations(found: Object) -> dict[str, str]:

@@ -21,54 +21,54 @@ from lightkube.generic_resource import create_namespaced_resource
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
-from localcluster.nats_server import Account
-from tests.conftest import available
-from tests.integration.controller_manager.conftest import IDENTITY as MANAGER
-from tests.integration.controller_manager.conftest import PROGRAM, UNIT, Manager, Object, install
-from tests.integration.runtime_api.edge.conftest import IDENTITY, Replica, nats_settings
+from localcluster.nats_server import NatsAccount
+from tests.conftest import enter_or_skip
+from tests.integration.controller_manager.conftest import CONTROLLER_MANAGER_USER as MANAGER
+from tests.integration.controller_manager.conftest import GPU_RUNTIME_PROGRAM, UNIT, ControllerManagerProcess, Object, install_manifests
+from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER, ApiProcess, nats_settings
 
-STOCK, UNITS = "runtime-stock", "runtime-instance"
+STOCK_NAMESPACE, UNIT_NAMESPACE = "runtime-stock", "runtime-instance"
 OPERATION = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "Operation", "operations")
 TOKEN = "one-token-with-both-scopes"  # noqa: S105 - of these tests only
 
 
-class LiveReplica(Replica):
+class LiveApiProcess(ApiProcess):
     """The real program, with authentication, and without limits on how much a caller may ask for."""
 
     def command(self, config: Path) -> list[str]:
-        return [str(PROGRAM), "runtime-api", "--config", str(config)]
+        return [str(GPU_RUNTIME_PROGRAM), "runtime-api", "--config", str(config)]
 
     def kill(self) -> None:
         assert self.process
         self.process.kill()
         self.process.wait(60)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         if self.process is not None:
             self.process.send_signal(Signals.SIGCONT)
             self.kill()
 
 
 @dataclass
-class Platform:
-    plane: ControlPlane
+class LivePlatform:
+    control_plane: ControlPlane
     folder: Path
-    nats: Account
-    manager: Manager
+    nats_account: NatsAccount
+    manager: ControllerManagerProcess
     """The controller manager, which leads. Who kills it starts it again."""
-    standing: list[LiveReplica] = field(default_factory=list)
+    shared_replicas: list[LiveApiProcess] = field(default_factory=list)
     """Replicas that all tests share. Who kills one starts it again."""
 
-    def replica(self, name: str, kubeconfig: Path | None = None, **settings: Any) -> LiveReplica:
+    def new_replica(self, name: str, kubeconfig: Path | None = None, **settings: Any) -> LiveApiProcess:
         """One more, not yet started; by default it is connected to the API server directly."""
-        identity = kubeconfig or self.plane.kubeconfig_for("runtime-api", IDENTITY)
+        identity = kubeconfig or self.control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER)
         authentication = {"mode": "required", "tokenFile": str(self._token_file())}
         limits = {"requestsPerSecond": 0, "requestSeconds": 240, "drainSeconds": 0.3}
         # On a busy machine Kubernetes takes its time, and a 503 would be the truth: here it is waited for.
         kubernetes = {"kubeconfig": str(identity), "requestTimeoutSeconds": 60}
         own = {"authentication": authentication, "limits": limits, "kubernetes": kubernetes}
-        own |= {"nats": nats_settings(self.nats), **settings}
-        return LiveReplica(self.folder / name, identity, own)
+        own |= {"nats": nats_settings(self.nats_account), **settings}
+        return LiveApiProcess(self.folder / name, identity, own)
 
     def _token_file(self) -> Path:
         path = self.folder / "tokens.yaml"
@@ -79,28 +79,28 @@ class Platform:
 
 
 @contextmanager
-def running_platform(folder: Path, nats: Account, replicas: int = 3) -> Iterator[Platform]:
-    with available(control_planes.control_plane(nodes=4, gpus_per_node=1000)) as plane:
-        install(plane)
-        manager = Manager(folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}})
-        platform = Platform(plane, folder, nats, manager)
-        platform.standing += [platform.replica(f"standing-{number}") for number in range(replicas)]
+def running_live_platform(folder: Path, nats: NatsAccount, replicas: int = 3) -> Iterator[LivePlatform]:
+    with enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=1000)) as plane:
+        install_manifests(plane)
+        manager = ControllerManagerProcess(folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}})
+        platform = LivePlatform(plane, folder, nats, manager)
+        platform.shared_replicas += [platform.new_replica(f"standing-{number}") for number in range(replicas)]
         try:
             manager.start()
-            for replica in platform.standing:
+            for replica in platform.shared_replicas:
                 replica.start()
-            for replica in platform.standing:
+            for replica in platform.shared_replicas:
                 replica.wait_ready()
             manager.wait_ready().wait_leading()
             yield platform
         finally:
-            for replica in platform.standing:
-                replica.end()
-            manager.end()
+            for replica in platform.shared_replicas:
+                replica.stop()
+            manager.stop()
 
 
 @dataclass(frozen=True)
-class Answer:
+class ApiResponse:
     status: int
     """0 where there was none."""
     body: Any = None
@@ -111,7 +111,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClusterSnapshot:
     """What lies in the cluster, seen with other eyes than the product's."""
 
     stock: list[Object]
@@ -126,95 +126,95 @@ class Seen:
 
     def operations_of(self, kind: str, flavour: str) -> list[Object]:
         ours = [each for each in self.operations.values() if each["spec"]["type"] == kind]
-        return [each for each in ours if request_of(each)["specName"] == flavour]
+        return [each for each in ours if recorded_request(each)["specName"] == flavour]
 
 
 @dataclass(frozen=True)
-class Eyes:
+class ClusterReader:
     """Of somebody who looks at the cluster without asking the product."""
 
     kube: AsyncClient
 
-    async def look(self) -> Seen:
+    async def snapshot(self) -> ClusterSnapshot:
         stock, units, operations = await asyncio.gather(
-            self.all(UNIT, STOCK), self.all(UNIT, UNITS), self.all(OPERATION, "runtime-system")
+            self.list_objects(UNIT, STOCK_NAMESPACE), self.list_objects(UNIT, UNIT_NAMESPACE), self.list_objects(OPERATION, "runtime-system")
         )
-        return Seen(stock, units, {each["spec"]["operationID"]: each for each in operations})
+        return ClusterSnapshot(stock, units, {each["spec"]["operationID"]: each for each in operations})
 
-    async def all(self, kind: Any, namespace: str) -> list[Object]:
+    async def list_objects(self, kind: Any, namespace: str) -> list[Object]:
         return [dict(found.to_dict()) async for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
 
 
 @dataclass(frozen=True)
-class Caller(Eyes):
+class ApiCaller(ClusterReader):
     """Somebody who uses the API, and can look behind it."""
 
-    platform: Platform
+    platform: LivePlatform
     http: aiohttp.ClientSession
 
-    async def ask(self, replica: Replica, method: str, path: str, body: Any = None) -> Answer:
-        return await ask(self.http, method, replica.url(path), body)
+    async def request(self, replica: ApiProcess, method: str, path: str, body: Any = None) -> ApiResponse:
+        return await send_request(self.http, method, replica.url(path), body)
 
-    async def create(self, replica: Replica, flavour: str, name: str) -> Answer:
-        return await self.ask(replica, "POST", "/api/v1/gpu-units", unit_request(flavour, name))
+    async def create_unit(self, replica: ApiProcess, flavour: str, name: str) -> ApiResponse:
+        return await self.request(replica, "POST", "/api/v1/gpu-units", unit_request(flavour, name))
 
-    async def delete(self, replica: Replica, name: str) -> Answer:
-        return await self.ask(replica, "DELETE", f"/api/v1/gpu-units/{name}")
+    async def delete_unit(self, replica: ApiProcess, name: str) -> ApiResponse:
+        return await self.request(replica, "DELETE", f"/api/v1/gpu-units/{name}")
 
-    async def seed(self, replica: Replica, flavour: str, count: int, operation: str = "") -> Answer:
-        return await self.ask(replica, "POST", "/api/v1/operator/stock-units", seed_request(flavour, count, operation))
+    async def seed_stock(self, replica: ApiProcess, flavour: str, count: int, operation_id: str = "") -> ApiResponse:
+        return await self.request(replica, "POST", "/api/v1/operator/stock-units", seed_request(flavour, count, operation_id))
 
-    async def stocked(self, flavours: Mapping[str, int]) -> None:
+    async def seed_and_wait(self, flavours: Mapping[str, int]) -> None:
         """Seed so much of each, and wait until all of it is Ready, as every standing replica sees it, too."""
         answers = await asyncio.gather(
-            *(self.seed(self.platform.standing[0], each, count) for each, count in flavours.items())
+            *(self.seed_stock(self.platform.shared_replicas[0], each, count) for each, count in flavours.items())
         )
         assert {answer.status for answer in answers} == {202}, answers
-        await until(partial(self._is_seeded, flavours), "the seedings have ended")
-        await asyncio.gather(*(self.sees(replica, flavours) for replica in self.platform.standing))
+        await until(partial(self._seeding_is_finished, flavours), "the seedings have ended")
+        await asyncio.gather(*(self.wait_stock_visible(replica, flavours) for replica in self.platform.shared_replicas))
 
-    async def _is_seeded(self, flavours: Mapping[str, int]) -> bool:
-        seen = await self.look()
+    async def _seeding_is_finished(self, flavours: Mapping[str, int]) -> bool:
+        seen = await self.snapshot()
         ended = [each for flavour in flavours for each in seen.operations_of("SeedStock", flavour)]
-        return all(state_of(each) == "Succeeded" for each in ended)
+        return all(operation_state(each) == "Succeeded" for each in ended)
 
-    async def sees(self, replica: Replica, flavours: Mapping[str, int]) -> None:
+    async def wait_stock_visible(self, replica: ApiProcess, flavours: Mapping[str, int]) -> None:
         async def complete() -> bool:
-            answer = await self.ask(replica, "GET", "/api/v1/operator/inventory")
+            answer = await self.request(replica, "GET", "/api/v1/operator/inventory")
             ready = Counter({each["specName"]: each["stock"]["ready"] for each in answer.body["data"]["flavours"]})
             return all(ready[flavour] == count for flavour, count in flavours.items())
 
         await until(complete, "stock is Ready")
 
-    async def started(self, *replicas: LiveReplica) -> None:
+    async def start_replicas(self, *replicas: LiveApiProcess) -> None:
         for replica in replicas:
             replica.start()
-        await asyncio.gather(*(self.ready(replica) for replica in replicas))
+        await asyncio.gather(*(self.wait_ready(replica) for replica in replicas))
 
-    async def ready(self, replica: Replica) -> None:
+    async def wait_ready(self, replica: ApiProcess) -> None:
         async def is_ready() -> bool:
-            return (await self.ask(replica, "GET", "/readyz")).status == 200
+            return (await self.request(replica, "GET", "/readyz")).status == 200
 
         await until(is_ready, f"{replica.folder} is ready", 180)
 
 
 @asynccontextmanager
-async def caller(platform: Platform) -> AsyncIterator[Caller]:
+async def api_caller(platform: LivePlatform) -> AsyncIterator[ApiCaller]:
     connector = aiohttp.TCPConnector(limit=0)
     headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=240)
-    kube = AsyncClient(config=KubeConfig.from_file(platform.plane.kubeconfig))
+    kube = AsyncClient(config=KubeConfig.from_file(platform.control_plane.kubeconfig))
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=patience) as http:
-        yield Caller(kube, platform, http)
+        yield ApiCaller(kube, platform, http)
     await kube.close()
 
 
-async def ask(http: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> Answer:
+async def send_request(http: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> ApiResponse:
     try:
         async with http.request(method, url, json=body) as response:
             is_json = response.content_type == "application/json"
-            return Answer(response.status, await response.json() if is_json else await response.text())
+            return ApiResponse(response.status, await response.json() if is_json else await response.text())
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return Answer(0)
+        return ApiResponse(0)
 
 
 def unit_request(flavour: str, name: str) -> Object:
@@ -226,11 +226,11 @@ def seed_request(flavour: str, count: int, operation: str = "") -> Object:
     return {**named, "memory": "1Gi", "gpu": 1, "replicas": count}
 
 
-def request_of(operation: Object) -> Object:
+def recorded_request(operation: Object) -> Object:
     return dict(json.loads(operation["spec"]["request"]))
 
 
-def state_of(operation: Object) -> str:
+def operation_state(operation: Object) -> str:
     """What is recorded with stock to take is under way from the beginning."""
     begun = "Running" if operation.get("spec", {}).get("stock") else "Accepted"
     return str(operation.get("status", {}).get("state", begun))

@@ -12,22 +12,22 @@ import msgspec
 from aiohttp import web
 
 from gpu_runtime.contract.errors import Invalid, RuntimeFault, Unauthenticated
-from gpu_runtime.contract.validation.field_error import Problem
-from gpu_runtime.runtime_api.http.envelope import status_of
-from gpu_runtime.runtime_api.http.openapi import document, written
-from gpu_runtime.runtime_api.http.route import Answer, Call, Route
+from gpu_runtime.contract.validation.field_error import FieldError
+from gpu_runtime.runtime_api.http.envelope import http_status
+from gpu_runtime.runtime_api.http.openapi import openapi_document, serialize_document
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route
 from gpu_runtime.runtime_api.http.swagger import add_swagger
-from tests.unit.runtime_api.http.sample_routes import ShelfService, sample_routes
+from tests.unit.runtime_api.http.sample_routes import WidgetService, sample_routes
 
-TOKEN = "shelf-token"  # noqa: S105 - of this test only
-DOCUMENT = document(sample_routes(ShelfService()))
+SAMPLE_TOKEN = "shelf-token"  # noqa: S105 - of this test only
+DOCUMENT = openapi_document(sample_routes(WidgetService()))
 
-Wrong = Callable[[web.Request, web.Response], web.Response]
+ResponseFault = Callable[[web.Request, web.Response], web.Response]
 """What is done wrong, to an answer that was right."""
 
 
 @contextmanager
-def shelf_api(wrong: Wrong | None = None, careless: bool = False) -> Iterator[str]:
+def sample_api(wrong: ResponseFault | None = None, careless: bool = False) -> Iterator[str]:
     """Serve in a thread until the block ends; gives the base URL. A careless one takes anything from anybody."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -49,7 +49,7 @@ async def _start(runner: web.AppRunner) -> int:
     return int(runner.addresses[0][1])
 
 
-def _app(wrong: Wrong | None, careless: bool) -> web.Application:
+def _app(wrong: ResponseFault | None, careless: bool) -> web.Application:
     numbers = itertools.count(1)
 
     @web.middleware
@@ -58,26 +58,26 @@ def _app(wrong: Wrong | None, careless: bool) -> web.Application:
         try:
             response = await handler(request)
         except RuntimeFault as fault:
-            response = _refused(status_of(type(fault)), fault.code, fault.message, name)
+            response = _error_response(http_status(type(fault)), fault.code, fault.message, name)
         except web.HTTPException as error:
-            response = _refused(error.status, "not_found", error.reason, name)
+            response = _error_response(error.status, "not_found", error.reason, name)
             response.headers.update({"Allow": error.headers["Allow"]} if "Allow" in error.headers else {})
         response.headers["X-Request-ID"] = name
         return wrong(request, response) if wrong else response
 
     app = web.Application(middlewares=[edge])
-    add_swagger(app, written(DOCUMENT))
-    for route in sample_routes(ShelfService()):
+    add_swagger(app, serialize_document(DOCUMENT))
+    for route in sample_routes(WidgetService()):
         app.router.add_route(route.method, route.path, _handler(route, careless))
     return app
 
 
 def _handler(route: Route, careless: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(request: web.Request) -> web.Response:
-        if route.scope and not careless and request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if route.scope and not careless and request.headers.get("Authorization") != f"Bearer {SAMPLE_TOKEN}":
             raise Unauthenticated("say who you are")
-        call = Call(await _body(route, request, careless), _query(route, request), request.match_info)
-        return _answered(await route.handler(call))
+        call = APIRequest(await _body(route, request, careless), _query(route, request), request.match_info)
+        return _data_response(await route.handler(call))
 
     return answer
 
@@ -91,7 +91,7 @@ async def _body(route: Route, request: web.Request, careless: bool) -> Any:
             jsonschema_rs.validator_for(_schema(route.body)).validate(sent)
         return msgspec.convert(sent, route.body)
     except (ValueError, jsonschema_rs.ValidationError) as error:
-        raise Invalid([Problem("body", str(error))]) from error
+        raise Invalid([FieldError("body", str(error))]) from error
 
 
 def _schema(body: type) -> dict[str, Any]:
@@ -101,23 +101,23 @@ def _schema(body: type) -> dict[str, Any]:
 def _query(route: Route, request: web.Request) -> Any:
     known = set(route.query.__struct_encode_fields__)
     if strange := [key for key in request.query if key not in known or len(request.query.getall(key)) > 1]:
-        raise Invalid([Problem(strange[0], "is not a parameter, or is there twice")])
+        raise Invalid([FieldError(strange[0], "is not a parameter, or is there twice")])
     try:
         return msgspec.convert(dict(request.query), route.query, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid([Problem("query", str(error))]) from error
+        raise Invalid([FieldError("query", str(error))]) from error
 
 
-def _answered(answer: Answer) -> web.Response:
+def _data_response(answer: APIResponse) -> web.Response:
     if answer.data is None:
         return web.Response(status=answer.status)
     envelope = {"data": answer.data} | ({"continue": answer.continuation} if answer.continuation else {})
     return _json(answer.status, envelope)
 
 
-def _refused(status: int, code: str, message: str, name: str) -> web.Response:
+def _error_response(status: int, code: str, message: str, name: str) -> web.Response:
     response = _json(status, {"error": {"code": code, "message": message, "requestID": name}})
-    if status == status_of(Unauthenticated):
+    if status == http_status(Unauthenticated):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
 

@@ -11,19 +11,19 @@ import pytest
 from aiohttp import web
 
 from gpu_runtime.contract.messages.message_codec import encode
-from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.jetstream.connection_options import Options
-from gpu_runtime.runtime_api.invocations.routes import EXAMPLES
-from tests.integration.jetstream.conftest import options
-from tests.integration.runtime_api.conformance import examine
-from tests.integration.runtime_api.edge.conftest import Replica
-from tests.integration.runtime_api.invocations.conftest import other_side_of
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
+from gpu_runtime.runtime_api.invocations.routes import INVOKE_EXAMPLES
+from tests.integration.jetstream.conftest import account_options
+from tests.integration.runtime_api.conformance import run_schemathesis
+from tests.integration.runtime_api.edge.conftest import ApiProcess
+from tests.integration.runtime_api.invocations.conftest import serverless_backend
 from tests.integration.runtime_api.invocations.test_live_lives import invocation
-from tests.integration.runtime_api.live import TOKEN, Platform, seed_request
-from tests.integration.runtime_api.shelf_api import TOKEN as SHELF_TOKEN
-from tests.integration.runtime_api.shelf_api import shelf_api
+from tests.integration.runtime_api.live import TOKEN, LivePlatform, seed_request
+from tests.integration.runtime_api.shelf_api import SAMPLE_TOKEN as SHELF_TOKEN
+from tests.integration.runtime_api.shelf_api import sample_api
 
-ROOM = """
+POD_LIMIT_MANIFESTS = """
 apiVersion: v1
 kind: ResourceQuota
 metadata: {name: conformance, namespace: default}
@@ -57,26 +57,26 @@ spec: {{specName: g1.1, image: i, running: false, serverless: {{enabled: true, r
 
 
 @pytest.fixture
-def functions(platform: Platform, tmp_path: Path) -> Iterator[None]:
+def functions(platform: LivePlatform, tmp_path: Path) -> Iterator[None]:
     """The functions of the examples, and somebody who answers for them; and a dead letter."""
-    names = [example["serverlessRequestID"] for example in EXAMPLES.values()]
+    names = [example["serverlessRequestID"] for example in INVOKE_EXAMPLES.values()]
     manifest = tmp_path / "functions.yaml"
     manifest.write_text("---".join(map(FUNCTIONS.format, names)))
-    platform.plane.kubectl("apply", "--server-side", f"--filename={manifest}")
-    with running_elsewhere(partial(other_side_at_work, options(platform.nats))):
+    platform.control_plane.kubectl("apply", "--server-side", f"--filename={manifest}")
+    with running_in_thread(partial(other_side_at_work, account_options(platform.nats_account))):
         yield
-    platform.plane.kubectl("delete", f"--filename={manifest}", "--wait=false", "--ignore-not-found")
+    platform.control_plane.kubectl("delete", f"--filename={manifest}", "--wait=false", "--ignore-not-found")
 
 
-async def other_side_at_work(how: Options, there: threading.Event, stopping: asyncio.Event) -> None:
-    async with other_side_of(how) as side, side.working(), side.storing():
-        await side.bury(Queue.INVOKE, encode(invocation("double", "dead")), 1)
+async def other_side_at_work(how: ConnectionOptions, there: threading.Event, stopping: asyncio.Event) -> None:
+    async with serverless_backend(how) as side, side.running_workers(), side.running_result_store():
+        await side.publish_dead_letter(Stream.INVOKE, encode(invocation("double", "dead")), 1)
         there.set()
         await stopping.wait()
 
 
 @contextmanager
-def running_elsewhere(work: Callable[[threading.Event, asyncio.Event], Awaitable[None]]) -> Iterator[None]:
+def running_in_thread(work: Callable[[threading.Event, asyncio.Event], Awaitable[None]]) -> Iterator[None]:
     """Beside the test, which waits for another program."""
     there, stopping = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -92,13 +92,13 @@ def running_elsewhere(work: Callable[[threading.Event, asyncio.Event], Awaitable
 
 
 @pytest.fixture
-def api_base_url(platform: Platform, tmp_path: Path, functions: None) -> Iterator[str]:
+def api_base_url(platform: LivePlatform, tmp_path: Path, functions: None) -> Iterator[str]:
     """A real replica, with a little stock and a few functions."""
-    kubectl, replica = platform.plane.kubectl, platform.standing[0]
+    kubectl, replica = platform.control_plane.kubectl, platform.shared_replicas[0]
     room = tmp_path / "room.yaml"
-    room.write_text(ROOM)
+    room.write_text(POD_LIMIT_MANIFESTS)
     kubectl("apply", "--server-side", f"--filename={room}")
-    seeded = replica.ask(
+    seeded = replica.request(
         "/api/v1/operator/stock-units", "POST", seed_request("g1.1", 10, "stock-for-conformance"), TOKEN
     )
     assert seeded.status == 202, seeded
@@ -117,7 +117,7 @@ def api_token() -> str:
     return TOKEN
 
 
-DONE = {
+REQUIRED_RESPONSES = {
     *(("createStockPool", 202), ("deleteStockPool", 204), ("seedStock", 202), ("seedStock", 200)),
     *(("invoke", 202), ("invoke", 200)),
     *(("createUnit", 201), ("createUnit", 200), ("updateUnit", 200), ("stopUnit", 200), ("deleteUnit", 204)),
@@ -125,21 +125,21 @@ DONE = {
 """What must have succeeded now and then. An API that refuses everything would keep every promise, too."""
 
 
-def test_the_api_does_what_its_document_says(
-    platform: Platform, api_base_url: str, api_token: str, tmp_path: Path
+def test_running_api_conforms_to_its_openapi_document(
+    platform: LivePlatform, api_base_url: str, api_token: str, tmp_path: Path
 ) -> None:
-    verdict = examine(api_base_url, api_token, tmp_path)
-    assert not verdict.failures, verdict.story
-    assert verdict.untested == 0, verdict.story
-    assert DONE - answers_of(platform.standing[0]) == set()
+    verdict = run_schemathesis(api_base_url, api_token, tmp_path)
+    assert not verdict.failures, verdict.output
+    assert verdict.untested_count == 0, verdict.output
+    assert REQUIRED_RESPONSES - audited_responses(platform.shared_replicas[0]) == set()
 
 
-def answers_of(replica: Replica) -> set[tuple[str, int]]:
+def audited_responses(replica: ApiProcess) -> set[tuple[str, int]]:
     """The writes it was asked for, each with a status that it answered."""
-    return {(line["route"], line["status"]) for line in replica.lines if line["logger"] == "gpu_runtime.audit"}
+    return {(line["route"], line["status"]) for line in replica.log_lines if line["logger"] == "gpu_runtime.audit"}
 
 
-def wrong(request: web.Request, response: web.Response) -> web.Response:
+def break_response(request: web.Request, response: web.Response) -> web.Response:
     """Each operation does another thing wrong."""
     match request.method, response.status:
         case "GET", 200 if request.path == "/api/v1/health":
@@ -155,9 +155,9 @@ def wrong(request: web.Request, response: web.Response) -> web.Response:
     return response
 
 
-def test_an_api_that_does_something_else_is_found_out(tmp_path: Path) -> None:
-    with shelf_api(wrong, careless=True) as base_url:
-        verdict = examine(base_url, SHELF_TOKEN, tmp_path, phases="examples,coverage")
+def test_nonconforming_api_is_detected(tmp_path: Path) -> None:
+    with sample_api(break_response, careless=True) as base_url:
+        verdict = run_schemathesis(base_url, SHELF_TOKEN, tmp_path, phases="examples,coverage")
     assert verdict.failures >= {
         "UndefinedStatusCode",
         "UndefinedContentType",
@@ -166,4 +166,4 @@ def test_an_api_that_does_something_else_is_found_out(tmp_path: Path) -> None:
         "AcceptedNegativeData",
         "IgnoredAuth",
         "ServerError",
-    }, verdict.story
+    }, verdict.output

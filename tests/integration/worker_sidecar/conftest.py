@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.framework.worker import socket_place
+from tests.integration.framework.worker import temporary_socket_dir
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    with socket_place() as place:
+def socket_dir() -> Iterator[Path]:
+    with temporary_socket_dir() as place:
         yield place

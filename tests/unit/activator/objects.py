@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpu_runtime.activator.autoscaler import Observed, Worker, WorkerState
+from gpu_runtime.activator.autoscaler import ObservedFunction, Worker, WorkerState
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, GPUUnitStatus, Serverless, StorageMount
 from gpu_runtime.kube.meta import ObjectMeta
 
@@ -21,6 +21,6 @@ def worker(slot: int, state: WorkerState = WorkerState.SERVING, idle: float | No
     return Worker(unit(f"f-w{slot}", worker_of="f"), state, idle, **about)
 
 
-def observed(outstanding: int | None, *workers: Worker, mounts: bool = False, **wants: Any) -> Observed:
+def observed(outstanding: int | None, *workers: Worker, mounts: bool = False, **wants: Any) -> ObservedFunction:
     may_create, phase = wants.pop("may_create", True), wants.pop("phase", None)
-    return Observed(unit("f", mounts=mounts, phase=phase, serverless=wants), workers, outstanding, may_create)
+    return ObservedFunction(unit("f", mounts=mounts, phase=phase, serverless=wants), workers, outstanding, may_create)

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.plots import Axis, bounds, svg, ticks
+from bench.plots import LogAxis, bounds, render_svg, ticks
 from bench.report import Chart, Row, print_table
 
 CHART = Chart(
@@ -12,27 +12,27 @@ CHART = Chart(
 )
 
 
-def test_a_picture_has_a_point_for_every_figure_and_is_well_formed_whatever_the_words_are() -> None:
-    drawn = ElementTree.fromstring(svg(CHART))  # noqa: S314 - our own
+def test_svg_has_a_point_per_value_and_escapes_text() -> None:
+    drawn = ElementTree.fromstring(render_svg(CHART))  # noqa: S314 - our own
     words = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 6
     assert "units < 5,000" in words
     assert "target 12" in words
 
 
-def test_as_many_times_as_much_is_as_far_away_everywhere() -> None:
-    axis = Axis(1, 10_000, 0, 400)
-    assert [axis.at(value) for value in (1, 10, 100, 10_000)] == pytest.approx([0, 100, 200, 400])
+def test_axis_is_logarithmic() -> None:
+    axis = LogAxis(1, 10_000, 0, 400)
+    assert [axis.position(value) for value in (1, 10, 100, 10_000)] == pytest.approx([0, 100, 200, 400])
 
 
 @pytest.mark.parametrize(("values", "enclosed"), [([3, 8], (2, 10)), ([9.5, 120], (5, 200)), ([0.3], (0.2, 0.5))])
-def test_all_figures_lie_within_round_numbers(values: list[float], enclosed: tuple[float, float]) -> None:
+def test_axis_limits_are_round_and_include_all_values(values: list[float], enclosed: tuple[float, float]) -> None:
     assert bounds(values) == pytest.approx(enclosed)
     assert ticks(*bounds(values))[0] == pytest.approx(enclosed[0])
     assert ticks(*bounds(values))[-1] == pytest.approx(enclosed[1])
 
 
-def test_a_table_says_what_holds_and_what_is_missed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_marks_met_and_missed_targets(capsys: pytest.CaptureFixture[str]) -> None:
     print_table([Row("writes", 4.03, "", 5, "6"), Row("p50", 31, "ms", 20, "30 ms", missed=True), Row("reads", 100)])
     _, writes, p50, reads = capsys.readouterr().out.splitlines()
     assert writes.split() == ["writes", "4.03", "5", "0.81", "6", "holds"]

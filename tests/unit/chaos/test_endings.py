@@ -2,16 +2,16 @@
 
 import pytest
 
-from tests.chaos.__main__ import what_was_wrong
-from tests.chaos.rounds import Violated
+from tests.chaos.__main__ import failure_text
+from tests.chaos.rounds import InvariantViolated
 
 
-def test_a_violation_is_told_alone_whatever_ends_with_it() -> None:
-    within = ExceptionGroup("callers", [Violated("two units of one stock")])
-    assert what_was_wrong(ExceptionGroup("all", [within, ConnectionError("broken off")])) == "two units of one stock"
+def test_report_of_a_violation_omits_other_errors() -> None:
+    within = ExceptionGroup("callers", [InvariantViolated("two units of one stock")])
+    assert failure_text(ExceptionGroup("all", [within, ConnectionError("broken off")])) == "two units of one stock"
 
 
-def test_what_is_no_violation_is_told_with_its_place() -> None:
+def test_report_of_another_error_includes_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         _ = 1 / 0
-    assert "_ = 1 / 0" in what_was_wrong(raised.value)
+    assert "_ = 1 / 0" in failure_text(raised.value)

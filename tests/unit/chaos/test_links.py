@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.links import Link, link
+from tests.chaos.links import TcpProxy, running_proxy
 
 
 @asynccontextmanager
-async def echoing() -> AsyncIterator[int]:
+async def echo_server() -> AsyncIterator[int]:
     echoes: list[asyncio.Task[None]] = []
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -32,13 +32,13 @@ async def echoing() -> AsyncIterator[int]:
 
 
 @pytest.fixture
-async def carried() -> AsyncIterator[Link]:
-    async with echoing() as port, link(port) as made:
+async def proxy() -> AsyncIterator[TcpProxy]:
+    async with echo_server() as port, running_proxy(port) as made:
         yield made
 
 
 @asynccontextmanager
-async def dialled(carried: Link) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected_client(carried: TcpProxy) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", carried.port)
     try:
         yield reader, writer
@@ -46,7 +46,7 @@ async def dialled(carried: Link) -> AsyncIterator[tuple[asyncio.StreamReader, as
         writer.close()
 
 
-async def heard(reader: asyncio.StreamReader, within: float = 30) -> bytes:
+async def receive(reader: asyncio.StreamReader, within: float = 30) -> bytes:
     """Nothing, also where the connection was reset."""
     try:
         return await asyncio.wait_for(reader.read(1), within)
@@ -54,41 +54,41 @@ async def heard(reader: asyncio.StreamReader, within: float = 30) -> bytes:
         return b""
 
 
-async def test_what_is_sent_arrives_and_so_does_the_end(carried: Link) -> None:
-    async with dialled(carried) as (reader, writer):
+async def test_proxy_forwards_data_and_eof(proxy: TcpProxy) -> None:
+    async with connected_client(proxy) as (reader, writer):
         writer.write(b"hello")
         writer.write_eof()
         assert await asyncio.wait_for(reader.read(), 30) == b"hello"
 
 
-async def test_what_is_sent_into_silence_arrives_when_it_is_over(carried: Link) -> None:
-    async with dialled(carried) as (reader, writer):
+async def test_data_sent_during_a_stall_arrives_afterwards(proxy: TcpProxy) -> None:
+    async with connected_client(proxy) as (reader, writer):
         writer.write(b"a")
-        assert await heard(reader) == b"a"
-        with carried.silent():
-            with carried.silent():
+        assert await receive(reader) == b"a"
+        with proxy.stalled():
+            with proxy.stalled():
                 writer.write(b"b")
             with pytest.raises(TimeoutError):
-                await heard(reader, 0.2)
-        assert await heard(reader) == b"b"
+                await receive(reader, 0.2)
+        assert await receive(reader) == b"b"
 
 
-async def test_who_connects_into_silence_hears_nothing_until_it_is_over(carried: Link) -> None:
-    with carried.silent():
-        async with dialled(carried) as (reader, writer):
+async def test_connection_opened_during_a_stall_receives_nothing(proxy: TcpProxy) -> None:
+    with proxy.stalled():
+        async with connected_client(proxy) as (reader, writer):
             writer.write(b"a")
             with pytest.raises(TimeoutError):
-                await heard(reader, 0.2)
+                await receive(reader, 0.2)
 
 
-async def test_a_cut_ends_connections_and_lets_nobody_in_until_it_is_over(carried: Link) -> None:
-    async with dialled(carried) as (reader, writer):
+async def test_disconnect_closes_connections_and_refuses_new_ones(proxy: TcpProxy) -> None:
+    async with connected_client(proxy) as (reader, writer):
         writer.write(b"a")
-        assert await heard(reader) == b"a"
-        with carried.cut():
-            assert await heard(reader) == b""
-            async with dialled(carried) as (refused, _):
-                assert await heard(refused) == b""
-    async with dialled(carried) as (reader, writer):
+        assert await receive(reader) == b"a"
+        with proxy.disconnected():
+            assert await receive(reader) == b""
+            async with connected_client(proxy) as (refused, _):
+                assert await receive(refused) == b""
+    async with connected_client(proxy) as (reader, writer):
         writer.write(b"b")
-        assert await heard(reader) == b"b"
+        assert await receive(reader) == b"b"

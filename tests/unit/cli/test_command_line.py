@@ -6,7 +6,7 @@ from gpu_runtime.cli.main import main
 
 
 @pytest.mark.parametrize("options", [[], ["--config", "x.yaml"], ["--metrics-bind-address=:8080", "-v"]])
-def test_the_manager_of_the_first_days_names_what_replaced_it(
+def test_removed_manager_command_names_its_replacement(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["manager", *options]) == 2

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.contract.validation.unknown_fields import is_complete, missing_fields, unknown_fields, value_at
+from gpu_runtime.contract.validation.unknown_fields import has_exact_fields, missing_fields, unknown_fields, value_at
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
 WHOLE: dict[str, Any] = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}
@@ -30,15 +30,15 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("document", "path", "remedy"), UNKNOWN.values(), ids=UNKNOWN)
-def test_an_unknown_field_is_named_with_what_may_have_been_meant(
+def test_unknown_field_error_suggests_the_closest_field(
     document: dict[str, Any], path: str, remedy: str
 ) -> None:
     [found] = unknown_fields(WHOLE | document, CreateUnit)
     assert found.path == path
-    assert remedy in found.remedy
+    assert remedy in found.hint
 
 
-def test_everything_that_is_missing_is_named_at_once() -> None:
+def test_all_missing_fields_are_reported_together() -> None:
     document = {"name": "web", "template": {"ports": [{"port": 80}, {"name": "a"}]}}
     assert list(missing_fields(document, CreateUnit)) == [
         "operationID",
@@ -50,11 +50,11 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, 3, "text", [], [1], {"template": 3}, {"template": {"ports": {"a": 1}}}])
-def test_a_document_of_another_shape_is_left_to_the_decoder(odd: Any) -> None:
+def test_document_of_another_type_reports_no_unknown_fields(odd: Any) -> None:
     assert list(unknown_fields(odd, CreateUnit)) == []
 
 
-def test_mappings_are_looked_into_and_their_keys_are_free() -> None:
+def test_mapping_keys_are_free_and_mapping_values_are_checked() -> None:
     class Inner(msgspec.Struct):
         a: int = 0
 
@@ -82,6 +82,6 @@ COMPLETE: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize(("document", "complete"), COMPLETE.values(), ids=COMPLETE)
-def test_the_quick_answer_and_the_long_one_agree(document: dict[str, Any], complete: bool) -> None:
-    assert is_complete(document, CreateUnit) == complete
+def test_completeness_check_agrees_with_missing_fields(document: dict[str, Any], complete: bool) -> None:
+    assert has_exact_fields(document, CreateUnit) == complete
     assert complete == (not [*unknown_fields(document, CreateUnit), *missing_fields(document, CreateUnit)])

@@ -9,12 +9,12 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
-from gpu_runtime.contract.validation import normalised_storage, normalised_unit
+from gpu_runtime.contract.validation import normalize_storage, normalize_unit
 
 
 def canonical(**spec: Any) -> str:
     unit = msgspec.convert({"specName": "g1.1", "image": "python:3.12"} | spec, GPUUnitSpec)
-    return canonical_request(normalised_unit(unit))
+    return canonical_request(normalize_unit(unit))
 
 
 PLAIN = canonical()
@@ -43,20 +43,20 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
-def test_one_meaning_has_one_form(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_equivalent_requests_have_one_canonical_form(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert canonical(**one) == canonical(**other)
 
 
 @pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
-def test_another_meaning_has_another_form(change: dict[str, Any]) -> None:
+def test_different_requests_have_different_canonical_forms(change: dict[str, Any]) -> None:
     assert canonical(**change) != PLAIN
 
 
-def test_order_matters_where_it_means_something() -> None:
+def test_order_of_lists_is_part_of_the_canonical_form() -> None:
     assert canonical(template={"args": ["a", "b"]}) != canonical(template={"args": ["b", "a"]})
 
 
-def test_the_form_is_readable_and_reads_back() -> None:
+def test_canonical_form_decodes_to_the_request() -> None:
     assert PLAIN == '{"image":"python:3.12","specName":"g1.1"}'
     assert msgspec.json.decode(PLAIN, type=GPUUnitSpec).image == "python:3.12"
 
@@ -68,6 +68,6 @@ def test_the_hash_never_changes_between_versions() -> None:
     assert request_hash(OperationType.SEED_STOCK, PLAIN) != request_hash(OperationType.CREATE_UNIT, PLAIN)
 
 
-def test_a_storage_without_class_is_one_with_the_default_class() -> None:
+def test_storage_without_class_equals_storage_with_the_default_class() -> None:
     one, other = GPUStorageSpec(size="1Gi", storage_class_name=""), GPUStorageSpec(size="1024Mi")
-    assert canonical_request(normalised_storage(one)) == canonical_request(normalised_storage(other))
+    assert canonical_request(normalize_storage(one)) == canonical_request(normalize_storage(other))

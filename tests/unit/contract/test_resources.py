@@ -4,12 +4,18 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd import DEFINITIONS, well_known
-from gpu_runtime.contract.crd.conditions import READY, Reason, find, ready, with_condition
+from gpu_runtime.contract.crd.conditions import (
+    READY_CONDITION,
+    ReadyReason,
+    find_condition,
+    ready_condition,
+    set_condition,
+)
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, GPUUnitSpec, GPUUnitStatus
 from gpu_runtime.contract.crd.operation import Operation, OperationState
 from gpu_runtime.contract.crd.template import Port, Template
-from gpu_runtime.contract.crd.well_known import Role
-from gpu_runtime.kube.quantity import canonical
+from gpu_runtime.contract.crd.well_known import UnitRole
+from gpu_runtime.kube.quantity import canonical_quantity
 
 
 def test_acronyms_keep_their_case_on_the_wire() -> None:
@@ -21,7 +27,7 @@ def test_acronyms_keep_their_case_on_the_wire() -> None:
     assert unit.spec.serverless.request_id == "f"
 
 
-def test_an_object_of_another_version_can_still_be_read() -> None:
+def test_object_with_unknown_fields_and_values_is_decoded() -> None:
     """One object with a phase, a protocol or a field from tomorrow must not blind a whole cache."""
     text = b'{"spec":{"specName":"","gpu":-1,"new":1},"status":{"phase":"Hibernating"}}'
     assert msgspec.json.decode(text, type=GPUUnit).status.phase == "Hibernating"
@@ -36,24 +42,24 @@ def test_an_operation_without_status_is_accepted_and_unfinished() -> None:
     assert [each for each in OperationState if each.finished] == [OperationState.SUCCEEDED, OperationState.FAILED]
 
 
-def test_placement_decides_the_role() -> None:
-    assert well_known.role_of("runtime-stock") is Role.STOCK
-    assert well_known.role_of("runtime-instance") is Role.ACTIVE
-    assert well_known.role_of("default") is Role.ACTIVE
-    assert well_known.role_of("warm", stock_namespace="warm") is Role.STOCK
+def test_namespace_decides_the_role() -> None:
+    assert well_known.role_of("runtime-stock") is UnitRole.STOCK
+    assert well_known.role_of("runtime-instance") is UnitRole.ACTIVE
+    assert well_known.role_of("default") is UnitRole.ACTIVE
+    assert well_known.role_of("warm", stock_namespace="warm") is UnitRole.STOCK
 
 
 def test_every_owned_object_can_be_selected() -> None:
-    selector = well_known.OWNED_SELECTOR.split("=")
+    selector = well_known.MANAGED_BY_SELECTOR.split("=")
     for labels in (
-        well_known.unit_labels("demo", "g1.1", Role.ACTIVE),
+        well_known.unit_labels("demo", "g1.1", UnitRole.ACTIVE),
         well_known.pool_labels("demo", "g1.1"),
         well_known.storage_labels("demo"),
     ):
         assert labels[selector[0]] == selector[1]
 
 
-def test_derived_names_are_names_whatever_the_operation_id() -> None:
+def test_derived_names_are_valid_for_any_operation_id() -> None:
     for operation_id in ("unit-demo-001", "Ä" * 256, "a/b c"):
         derived = (
             well_known.operation_name(operation_id),
@@ -85,11 +91,15 @@ def test_the_access_url_points_to_the_named_port_or_the_first(
     assert (port.port if port else None) == primary
 
 
-def test_a_conditions_time_moves_only_with_its_status() -> None:
-    first = with_condition((), ready(False, Reason.UNIT_PROGRESSING, "starting", 1), "10:00")
-    same = with_condition(first, ready(False, Reason.POD_STARTUP_FAILED, "no such image", 1), "10:01")
-    changed = with_condition(same, ready(True, Reason.UNIT_READY, "", 2), "10:02")
-    times = [found.last_transition_time for each in (first, same, changed) if (found := find(each, READY))]
+def test_last_transition_time_changes_only_with_the_status() -> None:
+    first = set_condition((), ready_condition(False, ReadyReason.UNIT_PROGRESSING, "starting", 1), "10:00")
+    same = set_condition(first, ready_condition(False, ReadyReason.POD_STARTUP_FAILED, "no such image", 1), "10:01")
+    changed = set_condition(same, ready_condition(True, ReadyReason.UNIT_READY, "", 2), "10:02")
+    times = [
+        found.last_transition_time
+        for each in (first, same, changed)
+        if (found := find_condition(each, READY_CONDITION))
+    ]
     assert times == ["10:00", "10:00", "10:02"]
     assert len(changed) == 1
     assert changed[0].reason == "UnitReady"
@@ -106,7 +116,7 @@ def test_the_reasons_of_the_series_are_all_there() -> None:
         "ServiceSyncFailed",
         "DeploymentSyncFailed",
     }
-    assert series <= {reason.value for reason in Reason}
+    assert series <= {reason.value for reason in ReadyReason}
 
 
 def test_kinds_and_short_names_are_unique() -> None:
@@ -137,5 +147,5 @@ def test_kinds_and_short_names_are_unique() -> None:
         ("lots", "lots"),
     ],
 )
-def test_a_quantity_has_one_spelling(written: str, spelled: str) -> None:
-    assert canonical(written) == spelled
+def test_quantity_has_one_canonical_form(written: str, spelled: str) -> None:
+    assert canonical_quantity(written) == spelled

@@ -8,16 +8,16 @@ import pytest
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.crd.well_known import POOL_NAME_LIMIT, Role
+from gpu_runtime.contract.crd.well_known import MAX_POOL_NAME_LENGTH, UnitRole
 from gpu_runtime.contract.validation import (
-    growth_problems,
-    name_problems,
-    operation_id_problems,
-    pool_problems,
-    storage_problems,
-    unit_problems,
+    growth_errors,
+    name_errors,
+    operation_id_errors,
+    pool_errors,
+    storage_errors,
+    unit_errors,
 )
-from gpu_runtime.manifests.samples import FUNCTION, POOL, STOCK_UNIT, STORAGE, STORING_UNIT
+from gpu_runtime.manifests.samples import FUNCTION, POOL, STOCK_UNIT, STORAGE, UNIT_WITH_STORAGE
 
 HTTP = {"ports": [{"name": "http", "port": 8080}]}
 
@@ -46,14 +46,14 @@ def function(**block: Any) -> dict[str, Any]:
     return {"enabled": True, "requestID": "f"} | block
 
 
-def test_what_is_right_has_no_problems() -> None:
-    assert unit_problems(STORING_UNIT.spec, Role.ACTIVE) == ()
-    assert unit_problems(FUNCTION.spec, Role.ACTIVE) == ()
-    assert unit_problems(STOCK_UNIT.spec, Role.STOCK) == ()
-    assert pool_problems(POOL.spec) == ()
-    assert pool_problems(pool(replicas=0)) == ()
-    assert storage_problems(STORAGE.spec) == ()
-    assert unit_problems(unit(template=ports(("a", 53), ("b", 53, "UDP"))), Role.ACTIVE) == ()
+def test_valid_specs_have_no_errors() -> None:
+    assert unit_errors(UNIT_WITH_STORAGE.spec, UnitRole.ACTIVE) == ()
+    assert unit_errors(FUNCTION.spec, UnitRole.ACTIVE) == ()
+    assert unit_errors(STOCK_UNIT.spec, UnitRole.STOCK) == ()
+    assert pool_errors(POOL.spec) == ()
+    assert pool_errors(pool(replicas=0)) == ()
+    assert storage_errors(STORAGE.spec) == ()
+    assert unit_errors(unit(template=ports(("a", 53), ("b", 53, "UDP"))), UnitRole.ACTIVE) == ()
 
 
 UNITS = {
@@ -178,54 +178,54 @@ UNITS = {
 
 @pytest.mark.parametrize(("spec", "message"), UNITS.values(), ids=UNITS)
 def test_an_active_unit_is_refused_with_path_and_remedy(spec: GPUUnitSpec, message: str) -> None:
-    (problem,) = unit_problems(spec, Role.ACTIVE)
+    (problem,) = unit_errors(spec, UnitRole.ACTIVE)
     assert str(problem).startswith(message)
 
 
 @pytest.mark.parametrize("name", ["1 bad", "", "A=B", "1A", "..", ".", "..A", "A\n", "Ä"])
-def test_what_kubernetes_takes_for_no_variable_is_refused(name: str) -> None:
-    (problem,) = pool_problems(pool(template={"envs": [{"name": name}]}))
+def test_invalid_environment_variable_name_is_rejected(name: str) -> None:
+    (problem,) = pool_errors(pool(template={"envs": [{"name": name}]}))
     assert problem.path == "template.envs[0].name"
 
 
 @pytest.mark.parametrize("name", ["MODEL_ID", "a.b-c", "_", ".hidden"])
-def test_what_kubernetes_takes_for_a_variable_is_accepted(name: str) -> None:
-    assert pool_problems(pool(template={"envs": [{"name": name}]})) == ()
+def test_valid_environment_variable_name_is_accepted(name: str) -> None:
+    assert pool_errors(pool(template={"envs": [{"name": name}]})) == ()
 
 
 @pytest.mark.parametrize("name", ["", "HTTP", "a" * 16, "8080", "a--b", "-a", "a-", "a_b"])
-def test_what_is_no_service_name_is_no_port_name(name: str) -> None:
-    (problem,) = unit_problems(unit(template=ports((name, 80))), Role.ACTIVE)
+def test_port_name_that_is_no_service_name_is_rejected(name: str) -> None:
+    (problem,) = unit_errors(unit(template=ports((name, 80))), UnitRole.ACTIVE)
     assert problem.path == "template.ports[0].name"
 
 
-def test_stock_is_only_an_envelope() -> None:
-    assert unit_problems(unit(image="", template=ports(("a", 70000))), Role.STOCK) == ()
-    (problem,) = unit_problems(unit(memory="x"), Role.STOCK)
+def test_only_the_reservation_of_a_stock_unit_is_validated() -> None:
+    assert unit_errors(unit(image="", template=ports(("a", 70000))), UnitRole.STOCK) == ()
+    (problem,) = unit_errors(unit(memory="x"), UnitRole.STOCK)
     assert problem.path == "memory"
-    (problem,) = unit_problems(unit(storageMounts=mounts(x="/a")), Role.STOCK)
+    (problem,) = unit_errors(unit(storageMounts=mounts(x="/a")), UnitRole.STOCK)
     assert problem.path == "storageMounts"
 
 
-def test_all_problems_are_told_at_once_with_paths_in_the_callers_document() -> None:
+def test_all_errors_are_reported_together_with_document_paths() -> None:
     spec = unit(memory="x", gpu=-1, image="", template=ports(("a", 0)))
-    paths = [problem.path for problem in unit_problems(spec, Role.ACTIVE, at="spec")]
+    paths = [problem.path for problem in unit_errors(spec, UnitRole.ACTIVE, path="spec")]
     assert paths == ["spec.memory", "spec.gpu", "spec.image", "spec.template.ports[0].port"]
-    (problem,) = unit_problems(
-        unit(serverless=function(maxWorkers=2), storageMounts=mounts(x="/a")), Role.ACTIVE, at="spec"
+    (problem,) = unit_errors(
+        unit(serverless=function(maxWorkers=2), storageMounts=mounts(x="/a")), UnitRole.ACTIVE, path="spec"
     )
     assert problem.path == "spec.storageMounts"
 
 
-def test_pools_and_storages_are_refused_likewise() -> None:
-    assert [str(problem) for problem in pool_problems(pool(replicas=-1))] == [
+def test_invalid_pool_and_storage_are_rejected_with_path_and_remedy() -> None:
+    assert [str(problem) for problem in pool_errors(pool(replicas=-1))] == [
         "replicas: -1 is not between 0 and 2147483647"
     ]
-    assert [str(problem) for problem in storage_problems(storage(size=""))] == [
+    assert [str(problem) for problem in storage_errors(storage(size=""))] == [
         "size: is required; write for example 20Gi"
     ]
-    assert [problem.path for problem in storage_problems(storage(size="lots"))] == ["size"]
-    assert [problem.path for problem in storage_problems(storage(storageClassName="a b"))] == ["storageClassName"]
+    assert [problem.path for problem in storage_errors(storage(size="lots"))] == ["size"]
+    assert [problem.path for problem in storage_errors(storage(storageClassName="a b"))] == ["storageClassName"]
 
 
 @pytest.mark.parametrize(
@@ -240,27 +240,27 @@ def test_pools_and_storages_are_refused_likewise() -> None:
     ],
 )
 def test_a_storage_only_grows(current: str, wanted: str, message: str | None) -> None:
-    assert [str(problem) for problem in growth_problems(current, wanted)] == ([message] if message else [])
+    assert [str(problem) for problem in growth_errors(current, wanted)] == ([message] if message else [])
 
 
 @pytest.mark.parametrize("name", ["demo", "a", "a-1", "a" * 63])
-def test_names_that_a_service_can_carry(name: str) -> None:
-    assert list(name_problems(name)) == []
+def test_valid_unit_names_are_accepted(name: str) -> None:
+    assert list(name_errors(name)) == []
 
 
 @pytest.mark.parametrize("name", ["", "Not_A_Name", "1a", "-a", "a-", "a.b", "a" * 64, "a\n"])
-def test_names_that_no_service_can_carry(name: str) -> None:
-    (problem,) = name_problems(name)
+def test_invalid_unit_names_are_rejected(name: str) -> None:
+    (problem,) = name_errors(name)
     assert problem.path == "name"
 
 
-def test_a_pool_name_leaves_room_for_its_prefix() -> None:
-    assert POOL_NAME_LIMIT == 58
-    (problem,) = name_problems("p" * 59, limit=POOL_NAME_LIMIT)
-    assert "use at most 58" in problem.text
+def test_pool_name_limit_includes_the_child_prefix() -> None:
+    assert MAX_POOL_NAME_LENGTH == 58
+    (problem,) = name_errors("p" * 59, max_length=MAX_POOL_NAME_LENGTH)
+    assert "use at most 58" in problem.message
 
 
 @pytest.mark.parametrize("operation_id", ["", " a", "a\n", "a" * 257, "a\0"])
 def test_an_operation_id_is_printable_and_bounded(operation_id: str) -> None:
-    (problem,) = operation_id_problems(operation_id)
+    (problem,) = operation_id_errors(operation_id)
     assert problem.path == "operationID"

@@ -11,14 +11,14 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.controller_manager.gpu_storage import observe as storage_seen
 from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images, PodSecurity
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings, PodSecuritySettings
 from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
-from gpu_runtime.controller_manager.workload.unstructured import Deployment, Service
+from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, RawService
 from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim, Pod, StorageClass
 from gpu_runtime.kube.meta import Manifest
 
-SETTINGS = ControllerManagerSettings(images=Images(stock="stock:1", placeholder="placeholder:1"))
-DEMANDING = msgspec.structs.replace(SETTINGS, pod_security=PodSecurity(require_non_root=True))
+SETTINGS = ControllerManagerSettings(images=ImageSettings(stock="stock:1", placeholder="placeholder:1"))
+NON_ROOT_SETTINGS = msgspec.structs.replace(SETTINGS, pod_security=PodSecuritySettings(require_non_root=True))
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PORTS = [{"name": "http", "port": 80}, {"name": "voice", "port": 80, "protocol": "UDP"}]
 
@@ -39,21 +39,21 @@ def pool(**spec: Any) -> StockPool:
     return msgspec.convert({"metadata": metadata("warm"), "spec": given}, StockPool)
 
 
-def seen(found: GPUUnit, **more: Any) -> unit_seen.Observed:
+def observed_unit(found: GPUUnit, **more: Any) -> unit_seen.ObservedUnit:
     given = {name: MappingProxyType(more.pop(name, {})) for name in ("storages", "mounting")}
-    return unit_seen.Observed(unit=found, **{"settings": SETTINGS, **given, **more})
+    return unit_seen.ObservedUnit(unit=found, **{"settings": SETTINGS, **given, **more})
 
 
-def seen_pool(found: StockPool, **more: Any) -> pool_seen.Observed:
-    return pool_seen.Observed(pool=found, **{"settings": SETTINGS, **more})
+def observed_pool(found: StockPool, **more: Any) -> pool_seen.ObservedPool:
+    return pool_seen.ObservedPool(pool=found, **{"settings": SETTINGS, **more})
 
 
-def storage(phase: str | None = None, attached: str | None = None) -> GPUStorage:
+def storage_in_phase(phase: str | None = None, attached: str | None = None) -> GPUStorage:
     spec: Manifest = {"size": "1Gi"} | ({"attachedTo": {"unit": attached}} if attached else {})
     return msgspec.convert({"metadata": metadata("data"), "spec": spec, "status": {"phase": phase}}, GPUStorage)
 
 
-def a_storage(attached: Manifest | None = None, status: Manifest | None = None, **more: Any) -> GPUStorage:
+def make_storage(attached: Manifest | None = None, status: Manifest | None = None, **more: Any) -> GPUStorage:
     """Of the name `data`. What is neither about its attachment nor its status is its spec or its metadata."""
     about = {name: more.pop(name) for name in ("deletionTimestamp", "finalizers") if name in more}
     spec = {"size": "1Gi", **more} | ({"attachedTo": attached} if attached else {})
@@ -61,11 +61,11 @@ def a_storage(attached: Manifest | None = None, status: Manifest | None = None, 
     return msgspec.convert(content, GPUStorage)
 
 
-def seen_storage(found: GPUStorage, **more: Any) -> storage_seen.Observed:
-    return storage_seen.Observed(storage=found, **{"now": NOON, **more})
+def observed_storage(found: GPUStorage, **more: Any) -> storage_seen.ObservedStorage:
+    return storage_seen.ObservedStorage(storage=found, **{"now": NOON, **more})
 
 
-def claim(phase: str = "Bound", capacity: str = "1Gi", requested: str = "1Gi", **more: Any) -> PersistentVolumeClaim:
+def pvc(phase: str = "Bound", capacity: str = "1Gi", requested: str = "1Gi", **more: Any) -> PersistentVolumeClaim:
     """The claim of the storage `data`, as it should be."""
     about = {
         "labels": {"app.kubernetes.io/managed-by": "gpu-runtime", "runtime.lokiwager.io/storage": "data"},
@@ -78,17 +78,17 @@ def claim(phase: str = "Bound", capacity: str = "1Gi", requested: str = "1Gi", *
     return msgspec.convert(content, PersistentVolumeClaim)
 
 
-def storage_class(grows: bool = True, binding: str = "Immediate") -> StorageClass:
-    content = {"provisioner": "driver", "allowVolumeExpansion": grows, "volumeBindingMode": binding}
+def storage_class(allow_expansion: bool = True, binding: str = "Immediate") -> StorageClass:
+    content = {"provisioner": "driver", "allowVolumeExpansion": allow_expansion, "volumeBindingMode": binding}
     return msgspec.convert({"metadata": {"name": "rook-ceph-block"}, **content}, StorageClass)
 
 
-def deployment(generation: int = 1, conditions: Any = (), **status: int) -> Deployment:
+def deployment(generation: int = 1, conditions: Any = (), **status: int) -> RawDeployment:
     counted = {"observedGeneration": 1, "conditions": list(conditions), **status}
-    return msgspec.convert({"metadata": metadata("web", generation=generation), "status": counted}, Deployment)
+    return msgspec.convert({"metadata": metadata("web", generation=generation), "status": counted}, RawDeployment)
 
 
-def running(replicas: int = 1, **more: Any) -> Deployment:
+def running_deployment(replicas: int = 1, **more: Any) -> RawDeployment:
     counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), replicas)
     return deployment(**{**counts, **more})
 
@@ -104,9 +104,9 @@ def container(state: Manifest, **more: Any) -> Manifest:
     return {"name": "main", "image": "python", "state": state, **more}
 
 
-def as_kept(wanted: Manifest, kind: type[Deployment] | type[Service], **more: Any) -> Any:
+def as_stored(wanted: Manifest, kind: type[RawDeployment] | type[RawService], **more: Any) -> Any:
     """The object as the API server gives it back: what is empty is left out, what was not said has its default."""
-    defaults = {"progressDeadlineSeconds": 600} if kind is Deployment else {"sessionAffinity": "None"}
+    defaults = {"progressDeadlineSeconds": 600} if kind is RawDeployment else {"sessionAffinity": "None"}
     spec = _without_empty(wanted["spec"]) | defaults
     about = wanted["metadata"] | {"uid": "uid-of-the-child", "resourceVersion": "7", **more}
     return msgspec.convert({"metadata": about, "spec": spec}, kind)

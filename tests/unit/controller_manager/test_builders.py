@@ -9,7 +9,7 @@ from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployme
 from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment as pool_deployment
 from gpu_runtime.controller_manager.stock_pool.children.service import service as pool_service
-from tests.unit.controller_manager.objects import DEMANDING, PORTS, pool, seen, seen_pool, unit
+from tests.unit.controller_manager.objects import NON_ROOT_SETTINGS, PORTS, pool, observed_unit, observed_pool, unit
 
 
 def pod_of(manifest: dict[str, Any]) -> Any:
@@ -17,10 +17,10 @@ def pod_of(manifest: dict[str, Any]) -> Any:
 
 
 def unit_pod(*args: Any, **spec: Any) -> Any:
-    return pod_of(unit_deployment(seen(unit(*args, **spec))))
+    return pod_of(unit_deployment(observed_unit(unit(*args, **spec))))
 
 
-def test_an_active_unit_runs_its_image_as_it_is() -> None:
+def test_active_unit_runs_its_own_image_and_command() -> None:
     pod = unit_pod(image="python:3", memory="1Gi", gpu=2)
     main = pod["containers"][0]
     assert (main["image"], main["command"], main["args"]) == ("python:3", [], [])
@@ -33,7 +33,7 @@ def test_an_active_unit_runs_its_image_as_it_is() -> None:
     assert "runAsNonRoot" not in pod["securityContext"]
 
 
-def test_stock_runs_the_platforms_image_whatever_its_spec_says() -> None:
+def test_stock_unit_runs_the_stock_image_and_ignores_its_spec() -> None:
     pod = unit_pod("runtime-stock", image="user:1", template={"command": ["user"]})
     main = pod["containers"][0]
     assert (main["image"], main["command"]) == ("stock:1", ["python3", "-m", "gpu_runtime.stock_process"])
@@ -44,25 +44,25 @@ def test_stock_runs_the_platforms_image_whatever_its_spec_says() -> None:
     assert main["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_non_root_can_be_demanded_of_everybody() -> None:
-    active = unit_deployment(seen(unit(), settings=DEMANDING))
-    warm = pool_deployment(seen_pool(pool(), settings=DEMANDING))
+def test_require_non_root_applies_to_units_and_pools() -> None:
+    active = unit_deployment(observed_unit(unit(), settings=NON_ROOT_SETTINGS))
+    warm = pool_deployment(observed_pool(pool(), settings=NON_ROOT_SETTINGS))
     assert [pod_of(each)["securityContext"]["runAsNonRoot"] for each in (active, warm)] == [True, True]
 
 
 @pytest.mark.parametrize(("running", "replicas"), [(True, 1), (False, 0)])
 def test_a_stopped_unit_has_no_pod(running: bool, replicas: int) -> None:
-    assert unit_deployment(seen(unit(running=running)))["spec"]["replicas"] == replicas
+    assert unit_deployment(observed_unit(unit(running=running)))["spec"]["replicas"] == replicas
 
 
-def test_no_update_ever_needs_a_second_gpu() -> None:
-    assert unit_deployment(seen(unit()))["spec"]["strategy"] == {"type": "Recreate"}
-    rolling = pool_deployment(seen_pool(pool()))["spec"]["strategy"]["rollingUpdate"]
+def test_deployment_update_strategy_needs_no_extra_gpu() -> None:
+    assert unit_deployment(observed_unit(unit()))["spec"]["strategy"] == {"type": "Recreate"}
+    rolling = pool_deployment(observed_pool(pool()))["spec"]["strategy"]["rollingUpdate"]
     assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_pods_tell_which_unit_of_that_name_they_belong_to() -> None:
-    labels = unit_deployment(seen(unit()))["spec"]["template"]["metadata"]["labels"]
+def test_pods_are_labeled_with_unit_name_and_uid() -> None:
+    labels = unit_deployment(observed_unit(unit()))["spec"]["template"]["metadata"]["labels"]
     assert (labels[Label.UNIT], labels[Label.UNIT_UID]) == ("web", "uid-of-web")
 
 
@@ -76,7 +76,7 @@ def test_a_unit_prefers_the_node_of_its_stock() -> None:
     assert unit_pod()["affinity"] == {}
 
 
-def test_storages_are_mounted_from_the_claims_of_their_name() -> None:
+def test_storages_are_mounted_from_pvcs_of_the_same_name() -> None:
     mounts = [{"name": "data", "mountPath": "/data"}, {"name": "more", "mountPath": "/more", "readOnly": True}]
     pod = unit_pod(storageMounts=mounts)
     assert [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"]] == ["data", "more"]
@@ -86,10 +86,10 @@ def test_storages_are_mounted_from_the_claims_of_their_name() -> None:
     ]
 
 
-def test_a_service_offers_every_port_under_its_own_number() -> None:
+def test_service_exposes_every_declared_port() -> None:
     for wanted in (
-        unit_service(seen(unit(template={"ports": PORTS}))),
-        pool_service(seen_pool(pool(template={"ports": PORTS}))),
+        unit_service(observed_unit(unit(template={"ports": PORTS}))),
+        pool_service(observed_pool(pool(template={"ports": PORTS}))),
     ):
         assert wanted
         assert wanted["spec"]["ports"] == [
@@ -98,10 +98,10 @@ def test_a_service_offers_every_port_under_its_own_number() -> None:
         ]
 
 
-def test_there_is_no_service_without_ports_nor_for_stock() -> None:
-    assert unit_service(seen(unit())) is None
-    assert unit_service(seen(unit("runtime-stock", template={"ports": PORTS}))) is None
-    assert pool_service(seen_pool(pool())) is None
+def test_no_service_for_stock_or_for_units_without_ports() -> None:
+    assert unit_service(observed_unit(unit())) is None
+    assert unit_service(observed_unit(unit("runtime-stock", template={"ports": PORTS}))) is None
+    assert pool_service(observed_pool(pool())) is None
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_there_is_no_service_without_ports_nor_for_stock() -> None:
         ({"image": "own:1", "template": {"args": ["-v"]}}, "own:1", None, ["-v"]),
     ],
 )
-def test_a_pool_without_a_command_only_sleeps(spec: Any, image: str, command: str | None, args: list[str]) -> None:
-    main = pod_of(pool_deployment(seen_pool(pool(**spec))))["containers"][0]
+def test_pool_without_command_runs_the_placeholder(spec: Any, image: str, command: str | None, args: list[str]) -> None:
+    main = pod_of(pool_deployment(observed_pool(pool(**spec))))["containers"][0]
     assert (main["image"], next(iter(main["command"]), None), main["args"]) == (image, command, args)
 
 
-def test_a_pools_children_carry_its_name_with_a_prefix() -> None:
-    manifest = pool_deployment(seen_pool(pool()))
+def test_children_of_a_pool_have_a_name_prefix() -> None:
+    manifest = pool_deployment(observed_pool(pool()))
     assert manifest["metadata"]["name"] == "pool-warm"
     assert manifest["metadata"]["ownerReferences"][0]["kind"] == "StockPool"

@@ -7,9 +7,15 @@ import pytest
 
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
-from gpu_runtime.controller_manager.workload.drift import DESIRED_HASH, fits, is_orphan, is_owned, replacement
-from gpu_runtime.controller_manager.workload.unstructured import Deployment, Service
-from tests.unit.controller_manager.objects import PORTS, as_kept, seen, unit
+from gpu_runtime.controller_manager.workload.drift import (
+    DESIRED_HASH_ANNOTATION,
+    is_orphan,
+    is_owned,
+    matches_desired,
+    update_manifest,
+)
+from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, RawService
+from tests.unit.controller_manager.objects import PORTS, as_stored, observed_unit, unit
 
 UNIT = unit(
     memory="1024Mi",
@@ -17,17 +23,17 @@ UNIT = unit(
     storageMounts=[{"name": "data", "mountPath": "/data"}],
     template={"args": ["serve"], "envs": [{"name": "EMPTY"}], "ports": PORTS},
 )
-DEPLOYMENT = unit_deployment(seen(UNIT))
+DEPLOYMENT = unit_deployment(observed_unit(UNIT))
 MAIN = ("template", "spec", "containers", 0)
 
 
 def service() -> dict[str, Any]:
-    wanted = unit_service(seen(UNIT))
+    wanted = unit_service(observed_unit(UNIT))
     assert wanted
     return wanted
 
 
-def changed(kept: Any, path: tuple[str | int, ...], value: Any) -> Any:
+def with_field(kept: Any, path: tuple[str | int, ...], value: Any) -> Any:
     """The same object with one field other than it was; None takes it away."""
     spec = copy.deepcopy(kept.spec)
     place: Any = spec
@@ -40,9 +46,9 @@ def changed(kept: Any, path: tuple[str | int, ...], value: Any) -> Any:
     return type(kept)(metadata=kept.metadata, spec=spec)
 
 
-def test_what_the_api_server_gives_back_fits() -> None:
-    assert fits(as_kept(DEPLOYMENT, Deployment), DEPLOYMENT)
-    assert fits(as_kept(service(), Service), service())
+def test_defaulted_object_from_the_api_server_has_no_drift() -> None:
+    assert matches_desired(as_stored(DEPLOYMENT, RawDeployment), DEPLOYMENT)
+    assert matches_desired(as_stored(service(), RawService), service())
 
 
 @pytest.mark.parametrize(
@@ -54,8 +60,8 @@ def test_what_the_api_server_gives_back_fits() -> None:
         ((*MAIN, "volumeMounts", 0, "readOnly"), None),
     ],
 )
-def test_what_is_not_owned_or_only_spelled_otherwise_fits(path: tuple[str | int, ...], value: Any) -> None:
-    assert fits(changed(as_kept(DEPLOYMENT, Deployment), path, value), DEPLOYMENT)
+def test_unowned_and_equivalent_fields_are_no_drift(path: tuple[str | int, ...], value: Any) -> None:
+    assert matches_desired(with_field(as_stored(DEPLOYMENT, RawDeployment), path, value), DEPLOYMENT)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +85,8 @@ def test_what_is_not_owned_or_only_spelled_otherwise_fits(path: tuple[str | int,
         (("template", "spec", "containers", 0), None),
     ],
 )
-def test_drift_of_a_deployment_does_not_fit(path: tuple[str | int, ...], value: Any) -> None:
-    assert not fits(changed(as_kept(DEPLOYMENT, Deployment), path, value), DEPLOYMENT)
+def test_changed_deployment_field_is_drift(path: tuple[str | int, ...], value: Any) -> None:
+    assert not matches_desired(with_field(as_stored(DEPLOYMENT, RawDeployment), path, value), DEPLOYMENT)
 
 
 @pytest.mark.parametrize(
@@ -93,20 +99,20 @@ def test_drift_of_a_deployment_does_not_fit(path: tuple[str | int, ...], value: 
         (("ports", 1), None),
     ],
 )
-def test_drift_of_a_service_does_not_fit(path: tuple[str | int, ...], value: Any) -> None:
-    assert not fits(changed(as_kept(service(), Service), path, value), service())
+def test_changed_service_field_is_drift(path: tuple[str | int, ...], value: Any) -> None:
+    assert not matches_desired(with_field(as_stored(service(), RawService), path, value), service())
 
 
 @pytest.mark.parametrize("part", ["labels", "annotations"])
-def test_labels_and_annotations_of_others_fit_and_lost_ones_do_not(part: str) -> None:
+def test_foreign_metadata_is_no_drift_and_missing_metadata_is(part: str) -> None:
     kept = DEPLOYMENT["metadata"][part]
-    assert fits(as_kept(DEPLOYMENT, Deployment, **{part: kept | {"example.com/a": "b"}}), DEPLOYMENT)
-    assert not fits(as_kept(DEPLOYMENT, Deployment, **{part: {}}), DEPLOYMENT)
+    assert matches_desired(as_stored(DEPLOYMENT, RawDeployment, **{part: kept | {"example.com/a": "b"}}), DEPLOYMENT)
+    assert not matches_desired(as_stored(DEPLOYMENT, RawDeployment, **{part: {}}), DEPLOYMENT)
 
 
-def test_the_hash_changes_with_what_is_wanted_and_with_nothing_else() -> None:
+def test_desired_hash_changes_only_with_the_desired_spec() -> None:
     def digest(**spec: Any) -> str:
-        found: str = unit_deployment(seen(unit(**spec)))["metadata"]["annotations"][DESIRED_HASH]
+        found: str = unit_deployment(observed_unit(unit(**spec)))["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
         return found
 
     assert digest() == digest()
@@ -115,26 +121,26 @@ def test_the_hash_changes_with_what_is_wanted_and_with_nothing_else() -> None:
 
 
 def test_an_object_is_owned_by_its_controller_and_an_orphan_by_its_labels() -> None:
-    kept, bare = as_kept(DEPLOYMENT, Deployment), as_kept(DEPLOYMENT, Deployment, ownerReferences=[])
-    strange = as_kept(DEPLOYMENT, Deployment, ownerReferences=[], labels={"app": "web"})
+    kept, bare = as_stored(DEPLOYMENT, RawDeployment), as_stored(DEPLOYMENT, RawDeployment, ownerReferences=[])
+    strange = as_stored(DEPLOYMENT, RawDeployment, ownerReferences=[], labels={"app": "web"})
     assert (is_owned(kept, UNIT), is_orphan(kept, DEPLOYMENT)) == (True, False)
     assert (is_owned(bare, UNIT), is_orphan(bare, DEPLOYMENT)) == (False, True)
     assert (is_owned(strange, UNIT), is_orphan(strange, DEPLOYMENT)) == (False, False)
-    assert not fits(bare, DEPLOYMENT)
+    assert not matches_desired(bare, DEPLOYMENT)
 
 
-def test_a_replacement_keeps_what_others_put_into_the_metadata() -> None:
+def test_replacement_preserves_foreign_metadata() -> None:
     other = {"apiVersion": "v1", "kind": "Namespace", "name": "n", "uid": "other"}
     demoted = DEPLOYMENT["metadata"]["ownerReferences"][0] | {"controller": False}
-    found = as_kept(
+    found = as_stored(
         DEPLOYMENT,
-        Deployment,
+        RawDeployment,
         labels={"example.com/a": "b"},
         annotations={"example.com/c": "d"},
         finalizers=["example.com/e"],
         ownerReferences=[other, demoted],
     )
-    written = replacement(found, DEPLOYMENT)
+    written = update_manifest(found, DEPLOYMENT)
     metadata = written["metadata"]
     assert metadata["resourceVersion"] == "7"
     assert metadata["labels"] == {"example.com/a": "b"} | DEPLOYMENT["metadata"]["labels"]

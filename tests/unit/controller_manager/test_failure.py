@@ -11,7 +11,7 @@ CRASHED = {"exitCode": 3, "reason": "Error", "message": "Traceback\n\nValueError
 PULLING = container({"waiting": {"reason": "ErrImagePull", "message": "no such host"}})
 
 
-def failed(**status: Any) -> str | None:
+def failure_of_pod(**status: Any) -> str | None:
     return pod_failure(pod(**status))
 
 
@@ -66,8 +66,8 @@ def failed(**status: Any) -> str | None:
         ({"phase": "Failed"}, "pod web-1 failed: for no given reason"),
     ],
 )
-def test_a_pod_says_why_it_does_not_start(status: dict[str, Any], said: str | None) -> None:
-    assert failed(**status) == said
+def test_pod_startup_failure_message(status: dict[str, Any], said: str | None) -> None:
+    assert failure_of_pod(**status) == said
 
 
 def condition(kind: str, reason: str, message: str, status: str = "True") -> dict[str, str]:
@@ -92,17 +92,17 @@ LATE = condition("Progressing", "ProgressDeadlineExceeded", "timed out", "False"
         ((), (pod(phase="Succeeded"),), None),
     ],
 )
-def test_the_most_useful_reason_is_told(conditions: tuple[Any, ...], pods: Any, said: str | None) -> None:
+def test_most_specific_startup_failure_is_reported(conditions: tuple[Any, ...], pods: Any, said: str | None) -> None:
     assert startup_failure(deployment(conditions=conditions), pods) == said
 
 
-def test_the_newest_pod_speaks_first() -> None:
+def test_failure_of_the_newest_pod_is_reported() -> None:
     old = pod("old", "2026-01-01T00:00:00Z", containerStatuses=[PULLING])
     new = pod("new", "2026-01-02T00:00:00Z", containerStatuses=[container({"terminated": CRASHED})])
     assert startup_failure(None, [old, new]) == "container main exited with code 3: ValueError: no weights"
 
 
-def test_failures_of_the_time_before_a_change_are_not_told() -> None:
+def test_failures_of_an_earlier_generation_are_ignored() -> None:
     assert startup_failure(deployment(generation=2, conditions=(QUOTA,)), [pod(containerStatuses=[PULLING])]) is None
 
 
@@ -110,5 +110,5 @@ def test_failures_of_the_time_before_a_change_are_not_told() -> None:
     ("message", "line"),
     [("", ""), ("\n \n", ""), ("one", "one"), ("one\n two \n\n", "two"), ("x" * 1000, "x" * 512)],
 )
-def test_the_last_line_that_says_something(message: str, line: str) -> None:
+def test_last_non_empty_line_of_a_termination_message(message: str, line: str) -> None:
     assert last_line(message) == line

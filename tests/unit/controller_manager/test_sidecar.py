@@ -5,28 +5,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.contract.crd.conditions import Reason
+from gpu_runtime.contract.crd.conditions import ReadyReason
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment
 from gpu_runtime.controller_manager.gpu_unit.children.network_policy import network_policy
-from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS as SETTINGS_ANNOTATION
+from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS_ANNOTATION as SETTINGS_ANNOTATION
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Egress, Serverless
-from gpu_runtime.process.settings import parse
-from gpu_runtime.process.shared_settings import Nats
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, EgressSettings, ServerlessSettings
+from gpu_runtime.process.settings import parse_settings
+from gpu_runtime.process.shared_settings import NatsSettings
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
-from tests.unit.controller_manager.objects import PORTS, SETTINGS, seen, unit
+from tests.unit.controller_manager.objects import PORTS, SETTINGS, observed_unit, unit
 
 FRAMEWORK = {"socketPath": "/run/user/my.sock", "invokePath": "/call", "healthPath": "/alive"}
 FUNCTION = {"enabled": True, "requestID": "double", "concurrency": 3, "framework": FRAMEWORK}
 
 
 def settings(**changes: Any) -> ControllerManagerSettings:
-    return msgspec.structs.replace(SETTINGS, serverless=Serverless(**changes))
+    return msgspec.structs.replace(SETTINGS, serverless=ServerlessSettings(**changes))
 
 
 def template(serverless: Any = FUNCTION, with_settings: ControllerManagerSettings = SETTINGS, **spec: Any) -> Any:
-    found = seen(unit(serverless=serverless, **spec), settings=with_settings)
+    found = observed_unit(unit(serverless=serverless, **spec), settings=with_settings)
     return deployment(found)["spec"]["template"]
 
 
@@ -37,31 +37,31 @@ def containers(**more: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("serverless", [None, {"enabled": False, "requestID": "double"}])
-def test_a_unit_that_serves_no_function_has_nothing_beside_it(serverless: Any) -> None:
+def test_unit_without_serverless_has_no_sidecar(serverless: Any) -> None:
     plain = template(serverless)
     assert plain["spec"]["initContainers"] == []
     assert plain["spec"]["volumes"] == []
     assert "terminationGracePeriodSeconds" not in plain["spec"]
     assert "annotations" not in plain["metadata"]
-    assert Label.SERVES not in plain["metadata"]["labels"]
+    assert Label.NATS_ACCESS not in plain["metadata"]["labels"]
     assert "lifecycle" not in plain["spec"]["containers"][0]
 
 
-def test_the_settings_are_such_that_the_sidecar_reads_them() -> None:
-    nats = Nats(urls=("nats://queue:4222",), user="worker", password_file="/etc/gpu-runtime-queue/password")  # noqa: S106
+def test_sidecar_settings_annotation_is_valid() -> None:
+    nats = NatsSettings(urls=("nats://queue:4222",), user="worker", password_file="/etc/gpu-runtime-queue/password")  # noqa: S106
     said = template(with_settings=settings(nats=nats))["metadata"]["annotations"][SETTINGS_ANNOTATION]
-    read = parse(said, WorkerSidecarSettings)
+    read = parse_settings(said, WorkerSidecarSettings)
     assert (read.request_id, read.worker, read.namespace, read.concurrency) == ("double", "web", "runtime-instance", 3)
     assert read.nats == nats
     assert (read.framework.invoke_path, read.framework.health_path) == ("/call", "/alive")
-    assert (read.endpoints.port, read.drain_seconds) == (20257, 300)
+    assert (read.health.port, read.drain_timeout_seconds) == (20257, 300)
 
 
-def test_both_containers_find_the_socket() -> None:
+def test_socket_volume_is_mounted_into_both_containers() -> None:
     sidecar, main = containers()
     (mount,) = main["volumeMounts"]
     assert mount["mountPath"] == "/run/user"
-    said = parse(template()["metadata"]["annotations"][SETTINGS_ANNOTATION], WorkerSidecarSettings)
+    said = parse_settings(template()["metadata"]["annotations"][SETTINGS_ANNOTATION], WorkerSidecarSettings)
     (folder,) = [each["mountPath"] for each in sidecar["volumeMounts"] if each["name"] == mount["name"]]
     assert said.framework.socket_path == f"{folder}/my.sock"
     assert {each["name"]: each["value"] for each in main["env"]} == {
@@ -72,7 +72,7 @@ def test_both_containers_find_the_socket() -> None:
     }
 
 
-def test_what_the_platform_says_of_the_socket_stands() -> None:
+def test_platform_environment_overrides_user_environment() -> None:
     envs = [{"name": "GPU_RUNTIME_SOCKET", "value": "/other"}, {"name": "MINE", "value": "1"}]
     _, main = containers(template={"envs": envs})
     said = [(each["name"], each["value"]) for each in main["env"]]
@@ -80,7 +80,7 @@ def test_what_the_platform_says_of_the_socket_stands() -> None:
     assert len(said) == 5
 
 
-def test_the_sidecar_is_restricted_and_lives_as_long_as_the_pod() -> None:
+def test_sidecar_is_a_restricted_native_sidecar_container() -> None:
     sidecar, _ = containers()
     assert (sidecar["image"], sidecar["restartPolicy"]) == ("stock:1", "Always")
     secured = sidecar["securityContext"]
@@ -90,13 +90,13 @@ def test_the_sidecar_is_restricted_and_lives_as_long_as_the_pod() -> None:
     assert all(mount["readOnly"] for mount in sidecar["volumeMounts"])
 
 
-def test_the_end_of_a_worker_waits_until_it_is_drained() -> None:
+def test_pre_stop_hook_waits_for_the_drain() -> None:
     pod = template()["spec"]
     assert pod["containers"][0]["lifecycle"]["preStop"]["httpGet"] == {"path": "/drain", "port": 20257}
     assert pod["terminationGracePeriodSeconds"] > 300
 
 
-def test_the_queues_credentials_are_the_sidecars_alone() -> None:
+def test_nats_credentials_are_mounted_only_into_the_sidecar() -> None:
     sidecar, main = containers(with_settings=settings(credentials_secret="queue"))  # noqa: S106
     pod = template(with_settings=settings(credentials_secret="queue"))["spec"]  # noqa: S106
     (volume,) = [each["name"] for each in pod["volumes"] if each.get("secret") == {"secretName": "queue"}]
@@ -104,32 +104,32 @@ def test_the_queues_credentials_are_the_sidecars_alone() -> None:
     assert volume not in [mount["name"] for mount in main["volumeMounts"]]
 
 
-def test_a_port_of_the_sidecar_is_refused_only_where_there_is_one() -> None:
+def test_sidecar_port_is_rejected_only_for_serverless_units() -> None:
     ports = {"ports": [{"name": "http", "port": 20257}]}
-    blocked = first_violation(UNIT_RULES, seen(unit(serverless=FUNCTION, template=ports)))
+    blocked = first_violation(UNIT_RULES, observed_unit(unit(serverless=FUNCTION, template=ports)))
     assert blocked is not None
-    assert (blocked.reason, "20257" in blocked.message) == (Reason.INVALID_SPEC, True)
-    assert first_violation(UNIT_RULES, seen(unit(template=ports))) is None
+    assert (blocked.reason, "20257" in blocked.message) == (ReadyReason.INVALID_SPEC, True)
+    assert first_violation(UNIT_RULES, observed_unit(unit(template=ports))) is None
 
 
 def policy(**more: Any) -> Any:
     given = {name: more.pop(name) for name in ("settings",) if name in more}
-    wanted = network_policy(seen(unit(**more), **given))
+    wanted = network_policy(observed_unit(unit(**more), **given))
     assert wanted
     return wanted["spec"]
 
 
-def test_only_declared_ports_are_open() -> None:
+def test_network_policy_opens_only_declared_ports() -> None:
     (rule,) = policy(template={"ports": PORTS})["ingress"]
     assert [(each["port"], each["protocol"]) for each in rule["ports"]] == [(80, "TCP"), (80, "UDP")]
     assert policy()["ingress"] == []
     assert policy()["policyTypes"] == ["Ingress"]
     assert policy()["podSelector"]["matchLabels"] == {Label.UNIT: "web"}
-    assert network_policy(seen(unit("runtime-stock", template={"ports": PORTS}))) is None
+    assert network_policy(observed_unit(unit("runtime-stock", template={"ports": PORTS}))) is None
 
 
-def test_workers_are_limited_to_the_queue_where_that_is_wanted() -> None:
-    limited = settings(egress=Egress(limited=True))
+def test_restricted_egress_allows_only_dns_and_nats() -> None:
+    limited = settings(egress=EgressSettings(restrict=True))
     assert policy(serverless=FUNCTION)["policyTypes"] == ["Ingress"]
     assert policy(settings=limited)["policyTypes"] == ["Ingress"]
     worker = policy(serverless=FUNCTION, settings=limited)

@@ -7,28 +7,28 @@ import pytest
 
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.gpu_storage.attachment import (
-    AskOperation,
-    Attach,
-    Keep,
-    LookAgain,
-    Release,
-    next_step,
+    AttachStorage,
+    CheckOperation,
+    DetachStorage,
+    KeepAttachment,
+    RecheckAttachment,
+    next_attachment_step,
 )
-from gpu_runtime.controller_manager.gpu_storage.finalize import ending
-from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import Concerns
+from gpu_runtime.controller_manager.gpu_storage.finalize import next_finalize_step
+from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import GPUStorageMappers
 from gpu_runtime.controller_manager.gpu_storage.observe import may_mount
 from gpu_runtime.controller_manager.indexes import (
-    ATTACHED,
-    STORAGE_CLASS,
-    attached_units,
-    claim_keys,
+    STORAGES_BY_CLASS,
+    STORAGES_BY_UNIT,
+    attached_unit_keys,
+    pvc_index_keys,
     storage_classes,
 )
-from gpu_runtime.controller_manager.volume_refs import claims_of_deployment
-from gpu_runtime.controller_manager.workload.unstructured import Deployment
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.controller_manager.volume_refs import deployment_pvc_keys
+from gpu_runtime.controller_manager.workload.unstructured import RawDeployment
+from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.store import Store
-from tests.unit.controller_manager.objects import a_storage, claim, metadata, pod, seen_storage, unit
+from tests.unit.controller_manager.objects import make_storage, pvc, metadata, pod, observed_storage, unit
 
 MOUNTS = [{"name": "data", "mountPath": "/data"}]
 HELD = {"unit": "web"}
@@ -40,72 +40,72 @@ OF_ANOTHER = OLD | {"mountedBy": "b"}
 MOUNTING = unit(storageMounts=MOUNTS)
 STOPPED = unit(storageMounts=MOUNTS, running=False)
 DROPPED = unit()
-MADE = unit(annotations={Annotation.OPERATION_ID: "op-1"})
-MADE_BY_ANOTHER = unit(annotations={Annotation.OPERATION_ID: "op-0"})
-ASK = AskOperation("op-1", "web")
+UNIT_OF_OPERATION = unit(annotations={Annotation.OPERATION_ID: "op-1"})
+UNIT_OF_OTHER_OPERATION = unit(annotations={Annotation.OPERATION_ID: "op-0"})
+CHECK_OPERATION = CheckOperation("op-1", "web")
 
 
 @pytest.mark.parametrize(
     ("attached", "status", "more", "step"),
     [
-        (None, {}, {}, Keep()),
-        (None, {}, {"claimants": (MOUNTING,)}, Attach("web")),
-        (HELD, OLD, {"holder": MOUNTING}, Keep()),
-        (HELD, OLD, {"holder": STOPPED}, Keep()),
-        (HELD, OLD, {"holder": DROPPED}, Release("web")),
-        (HELD, OLD, {}, Release("web")),
-        (HELD, OLD, {"mounted_in": ("Pod p",)}, Keep()),
-        (HELD, OLD, {"holder": DROPPED, "mounted_in": ("Deployment web",)}, Keep()),
-        (HELD, OLD, {"pods_trouble": "forbidden"}, LookAgain(1.0)),
-        (HELD, FRESH, {"holder": DROPPED}, LookAgain(3.0)),
-        (HELD, FAR_AHEAD, {"holder": DROPPED}, Release("web")),
-        (HELD, {}, {"holder": DROPPED}, LookAgain(3.0)),
-        (HELD, OF_ANOTHER, {"holder": DROPPED}, LookAgain(3.0)),
-        (HELD, FRESH, {}, Release("web")),
-        (HELD, {}, {}, Release("web")),
-        (BY_OPERATION, OLD, {}, ASK),
-        (BY_OPERATION, {}, {}, ASK),
-        (BY_OPERATION, OLD, {"holder": MADE_BY_ANOTHER}, ASK),
-        (BY_OPERATION, OLD, {"holder": MADE}, Release("web")),
-        (BY_OPERATION, FRESH, {"holder": MADE}, LookAgain(3.0)),
-        (BY_OPERATION, OLD, {"holder": MOUNTING}, Keep()),
-        (BY_OPERATION, OLD, {"mounted_in": ("Pod p",)}, Keep()),
+        (None, {}, {}, KeepAttachment()),
+        (None, {}, {"claimants": (MOUNTING,)}, AttachStorage("web")),
+        (HELD, OLD, {"holder": MOUNTING}, KeepAttachment()),
+        (HELD, OLD, {"holder": STOPPED}, KeepAttachment()),
+        (HELD, OLD, {"holder": DROPPED}, DetachStorage("web")),
+        (HELD, OLD, {}, DetachStorage("web")),
+        (HELD, OLD, {"mounted_in": ("Pod p",)}, KeepAttachment()),
+        (HELD, OLD, {"holder": DROPPED, "mounted_in": ("Deployment web",)}, KeepAttachment()),
+        (HELD, OLD, {"pods_trouble": "forbidden"}, RecheckAttachment(1.0)),
+        (HELD, FRESH, {"holder": DROPPED}, RecheckAttachment(3.0)),
+        (HELD, FAR_AHEAD, {"holder": DROPPED}, DetachStorage("web")),
+        (HELD, {}, {"holder": DROPPED}, RecheckAttachment(3.0)),
+        (HELD, OF_ANOTHER, {"holder": DROPPED}, RecheckAttachment(3.0)),
+        (HELD, FRESH, {}, DetachStorage("web")),
+        (HELD, {}, {}, DetachStorage("web")),
+        (BY_OPERATION, OLD, {}, CHECK_OPERATION),
+        (BY_OPERATION, {}, {}, CHECK_OPERATION),
+        (BY_OPERATION, OLD, {"holder": UNIT_OF_OTHER_OPERATION}, CHECK_OPERATION),
+        (BY_OPERATION, OLD, {"holder": UNIT_OF_OPERATION}, DetachStorage("web")),
+        (BY_OPERATION, FRESH, {"holder": UNIT_OF_OPERATION}, RecheckAttachment(3.0)),
+        (BY_OPERATION, OLD, {"holder": MOUNTING}, KeepAttachment()),
+        (BY_OPERATION, OLD, {"mounted_in": ("Pod p",)}, KeepAttachment()),
     ],
 )
 def test_the_next_step_of_an_attachment(attached: Any, status: Any, more: Any, step: Any) -> None:
-    assert next_step(seen_storage(a_storage(attached, status), **more)) == step
+    assert next_attachment_step(observed_storage(make_storage(attached, status), **more)) == step
 
 
-GOING: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
-STRANGE = claim(labels={}, annotations={})
-ENDING = claim(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["kubernetes.io/pvc-protection"])
+TERMINATING: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+FOREIGN_PVC = pvc(labels={}, annotations={})
+TERMINATING_PVC = pvc(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["kubernetes.io/pvc-protection"])
 
 
 @pytest.mark.parametrize(
     ("attached", "more", "waits_for", "deletes"),
     [
         (None, {}, "", False),
-        (None, {"claim": STRANGE}, "", False),
-        (None, {"claim": claim()}, "the end of PersistentVolumeClaim data", True),
-        (None, {"claim": ENDING}, "data, which kubernetes.io/pvc-protection holds", False),
-        (None, {"claim": claim(phase="Lost")}, "the end of PersistentVolumeClaim data", True),
-        (None, {"claim": claim(), "mounted_in": ("Pod p",)}, "Pod p: delete", False),
-        (None, {"claim": claim(), "pods_trouble": "forbidden"}, "forbidden", False),
-        (HELD, {"claim": claim(), "holder": MOUNTING}, "GPUUnit web: delete or change the unit first", False),
-        (HELD, {"claim": claim(), "holder": STOPPED}, "GPUUnit web", False),
-        (HELD, {"claim": claim(), "holder": DROPPED}, "the end of PersistentVolumeClaim", True),
-        (HELD, {"claim": claim()}, "the end of PersistentVolumeClaim", True),
-        (BY_OPERATION, {"claim": claim()}, "the end of PersistentVolumeClaim", True),
+        (None, {"claim": FOREIGN_PVC}, "", False),
+        (None, {"claim": pvc()}, "the end of PersistentVolumeClaim data", True),
+        (None, {"claim": TERMINATING_PVC}, "data, which kubernetes.io/pvc-protection holds", False),
+        (None, {"claim": pvc(phase="Lost")}, "the end of PersistentVolumeClaim data", True),
+        (None, {"claim": pvc(), "mounted_in": ("Pod p",)}, "Pod p: delete", False),
+        (None, {"claim": pvc(), "pods_trouble": "forbidden"}, "forbidden", False),
+        (HELD, {"claim": pvc(), "holder": MOUNTING}, "GPUUnit web: delete or change the unit first", False),
+        (HELD, {"claim": pvc(), "holder": STOPPED}, "GPUUnit web", False),
+        (HELD, {"claim": pvc(), "holder": DROPPED}, "the end of PersistentVolumeClaim", True),
+        (HELD, {"claim": pvc()}, "the end of PersistentVolumeClaim", True),
+        (BY_OPERATION, {"claim": pvc()}, "the end of PersistentVolumeClaim", True),
         (BY_OPERATION, {}, "", False),
     ],
 )
-def test_the_end_of_a_storage_waits_for_what_mounts_it_and_then_for_its_claim(
+def test_finalizer_waits_for_mounting_pods_and_then_for_the_pvc(
     attached: Any, more: Any, waits_for: str, deletes: bool
 ) -> None:
-    step = ending(seen_storage(a_storage(attached, **GOING), **more))
-    assert waits_for in step.waits_for
-    assert bool(step.waits_for) is bool(waits_for)
-    assert (step.delete_claim is not None) is deletes
+    step = next_finalize_step(observed_storage(make_storage(attached, **TERMINATING), **more))
+    assert waits_for in step.waiting_for
+    assert bool(step.waiting_for) is bool(waits_for)
+    assert (step.pvc_to_delete is not None) is deletes
 
 
 @pytest.mark.parametrize(
@@ -117,20 +117,20 @@ def test_the_end_of_a_storage_waits_for_what_mounts_it_and_then_for_its_claim(
         ("Succeeded", "2026-01-01T00:00:30Z", True),
     ],
 )
-def test_a_pod_mounts_its_claims_until_it_is_gone_or_has_ended_and_stays(
+def test_pod_references_its_pvcs_until_it_terminates(
     phase: str, deleted: str | None, mounted: bool
 ) -> None:
-    found = claim_keys(pod(claims=["data", "more"], deleted=deleted, phase=phase))
+    found = pvc_index_keys(pod(claims=["data", "more"], deleted=deleted, phase=phase))
     assert found == (("runtime-instance/data", "runtime-instance/more") if mounted else ())
 
 
-def test_a_deployment_names_the_claims_that_its_pods_mount() -> None:
+def test_deployment_references_the_pvcs_of_its_pods() -> None:
     volumes = [{"name": "a", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "b", "emptyDir": {}}]
     full = msgspec.convert(
-        {"metadata": metadata("web"), "spec": {"template": {"spec": {"volumes": volumes}}}}, Deployment
+        {"metadata": metadata("web"), "spec": {"template": {"spec": {"volumes": volumes}}}}, RawDeployment
     )
-    assert claims_of_deployment(full) == {Key("runtime-instance", "data")}
-    assert claims_of_deployment(msgspec.structs.replace(full, spec={})) == set()
+    assert deployment_pvc_keys(full) == {ObjectKey("runtime-instance", "data")}
+    assert deployment_pvc_keys(msgspec.structs.replace(full, spec={})) == set()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_deployment_names_the_claims_that_its_pods_mount() -> None:
         ("data", 0, False, True),
     ],
 )
-def test_a_deployment_may_mount_what_it_did_until_kubernetes_has_looked_at_its_change(
+def test_unobserved_deployment_still_references_its_previous_pvcs(
     volume: str, replicas: int, looked_at: bool, mounts: bool
 ) -> None:
     volumes = [{"name": "a", "persistentVolumeClaim": {"claimName": volume}}]
@@ -152,20 +152,20 @@ def test_a_deployment_may_mount_what_it_did_until_kubernetes_has_looked_at_its_c
         "spec": {"replicas": replicas, "template": {"spec": {"volumes": volumes}}},
         "status": {"observedGeneration": 2 if looked_at else 1},
     }
-    assert may_mount(msgspec.convert(changed, Deployment), Key("runtime-instance", "data")) is mounts
+    assert may_mount(msgspec.convert(changed, RawDeployment), ObjectKey("runtime-instance", "data")) is mounts
 
 
-def test_a_change_concerns_the_storages_that_are_mounted_and_those_that_are_held() -> None:
+def test_events_enqueue_mounted_and_attached_storages() -> None:
     store: Store[Any] = Store()
-    store.index_by(ATTACHED, attached_units)
-    store.index_by(STORAGE_CLASS, storage_classes)
-    store.put(a_storage(HELD))
+    store.add_index(STORAGES_BY_UNIT, attached_unit_keys)
+    store.add_index(STORAGES_BY_CLASS, storage_classes)
+    store.put(make_storage(HELD))
     more, units = unit(storageMounts=[{"name": "more", "mountPath": "/more"}]), Store[Any]()
     units.put(more)
-    concerns, data = Concerns(store, units), Key("runtime-instance", "data")
-    assert list(concerns.of_storage(a_storage(HELD))) == [Key("runtime-instance", "more")]
-    assert list(concerns.of_storage(a_storage())) == []
-    assert list(concerns.of_unit(more)) == [Key("runtime-instance", "more"), data]
-    assert list(concerns.of_pod(pod(claims=["x"], phase="Failed"))) == [Key("runtime-instance", "x")]
-    assert list(concerns.of_deployment(msgspec.convert({"metadata": metadata("web")}, Deployment))) == [data]
-    assert list(concerns.of_claim(claim())) == [data]
+    concerns, data = GPUStorageMappers(store, units), ObjectKey("runtime-instance", "data")
+    assert list(concerns.map_storage(make_storage(HELD))) == [ObjectKey("runtime-instance", "more")]
+    assert list(concerns.map_storage(make_storage())) == []
+    assert list(concerns.map_unit(more)) == [ObjectKey("runtime-instance", "more"), data]
+    assert list(concerns.map_pod(pod(claims=["x"], phase="Failed"))) == [ObjectKey("runtime-instance", "x")]
+    assert list(concerns.map_deployment(msgspec.convert({"metadata": metadata("web")}, RawDeployment))) == [data]
+    assert list(concerns.map_pvc(pvc())) == [data]

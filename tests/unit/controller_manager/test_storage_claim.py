@@ -5,17 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_runtime.controller_manager.gpu_storage.children import claim as wanted
-from gpu_runtime.controller_manager.gpu_storage.children import corrected, growth, is_ours
-from tests.unit.controller_manager.objects import a_storage, claim
+from gpu_runtime.controller_manager.gpu_storage.children import expansion_patch, is_pvc_of, metadata_patch
+from gpu_runtime.controller_manager.gpu_storage.children import pvc_manifest as wanted
+from tests.unit.controller_manager.objects import make_storage, pvc
 
 STORAGE = "runtime.lokiwager.io/storage"
 STORAGE_UID = "runtime.lokiwager.io/storage-uid"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
-def test_a_claim_carries_the_storages_name_and_no_owner() -> None:
-    assert wanted(a_storage(size="20Gi", storageClassName="fast")) == {
+def test_pvc_has_the_storage_name_and_no_owner_reference() -> None:
+    assert wanted(make_storage(size="20Gi", storageClassName="fast")) == {
         "metadata": {
             "namespace": "runtime-instance",
             "name": "data",
@@ -42,20 +42,20 @@ def test_a_claim_carries_the_storages_name_and_no_owner() -> None:
         ({}, {STORAGE_UID: "other"}, False),
     ],
 )
-def test_a_claim_is_known_by_its_label_or_by_its_storages_uid(labels: Any, annotations: Any, ours: bool) -> None:
-    assert is_ours(claim(labels=labels, annotations=annotations), a_storage()) is ours
+def test_pvc_is_owned_by_label_or_by_storage_uid(labels: Any, annotations: Any, ours: bool) -> None:
+    assert is_pvc_of(pvc(labels=labels, annotations=annotations), make_storage()) is ours
 
 
-def test_a_claim_as_it_should_be_is_left_alone() -> None:
-    kept = claim()
-    more = claim(labels=kept.metadata.labels | {"a": "b"}, annotations=kept.metadata.annotations | {"c": "d"})
-    assert [corrected(each, a_storage()) for each in (kept, more)] == [None, None]
+def test_correct_pvc_needs_no_patch() -> None:
+    kept = pvc()
+    more = pvc(labels=kept.metadata.labels | {"a": "b"}, annotations=kept.metadata.annotations | {"c": "d"})
+    assert [metadata_patch(each, make_storage()) for each in (kept, more)] == [None, None]
 
 
-def test_only_what_is_wrong_about_a_claim_is_written() -> None:
+def test_pvc_patch_contains_only_differences() -> None:
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
-    found = claim(labels={STORAGE: "data", "a": "b"}, ownerReferences=[owner])
-    assert corrected(found, a_storage()) == {
+    found = pvc(labels={STORAGE: "data", "a": "b"}, ownerReferences=[owner])
+    assert metadata_patch(found, make_storage()) == {
         "metadata": {"labels": {MANAGED_BY: "gpu-runtime"}, "ownerReferences": None}
     }
 
@@ -70,10 +70,10 @@ def test_only_what_is_wrong_about_a_claim_is_written() -> None:
         ("1Gi", "1G", True),
     ],
 )
-def test_a_claim_only_grows(size: str, requested: str, grows: bool) -> None:
-    change = growth(claim(requested=requested), a_storage(size=size))
+def test_pvc_request_only_grows(size: str, requested: str, grows: bool) -> None:
+    change = expansion_patch(pvc(requested=requested), make_storage(size=size))
     assert change == ({"spec": {"resources": {"requests": {"storage": size}}}} if grows else None)
 
 
-def test_a_claim_that_asks_for_nothing_is_less_than_anything() -> None:
-    assert growth(msgspec.structs.replace(claim(), spec=type(claim().spec)()), a_storage())
+def test_pvc_without_a_request_is_resized() -> None:
+    assert expansion_patch(msgspec.structs.replace(pvc(), spec=type(pvc().spec)()), make_storage())

@@ -2,20 +2,20 @@
 
 import asyncio
 
-from gpu_runtime.controller_manager.storage_locks import Turns
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.controller_manager.storage_locks import StorageLocks
+from gpu_runtime.kube.meta import ObjectKey
 
-ONE, OTHER = Key("n", "one"), Key("n", "other")
+ONE, OTHER = ObjectKey("n", "one"), ObjectKey("n", "other")
 
 
-async def test_one_waits_for_the_other_and_strangers_do_not_wait() -> None:
-    turns, order = Turns(), list[str]()
+async def test_locks_of_one_storage_exclude_each_other_and_others_do_not_wait() -> None:
+    turns, order = StorageLocks(), list[str]()
 
-    async def take(name: str, *keys: Key) -> None:
-        async with turns.at(keys):
+    async def take(name: str, *keys: ObjectKey) -> None:
+        async with turns.acquire(keys):
             order.append(name)
 
-    async with turns.at([ONE]):
+    async with turns.acquire([ONE]):
         waiting = asyncio.create_task(take("second", OTHER, ONE, ONE))
         await asyncio.sleep(0)
         assert order == []
@@ -24,30 +24,30 @@ async def test_one_waits_for_the_other_and_strangers_do_not_wait() -> None:
     assert order == ["nothing in common", "second"]
 
 
-async def test_whoever_wants_several_never_waits_for_somebody_who_waits_for_him() -> None:
-    turns = Turns()
+async def test_locking_several_storages_never_deadlocks() -> None:
+    turns = StorageLocks()
 
-    async def take(*keys: Key) -> None:
+    async def take(*keys: ObjectKey) -> None:
         for _ in range(20):
-            async with turns.at(keys):
+            async with turns.acquire(keys):
                 await asyncio.sleep(0)
 
     async with asyncio.timeout(60):
         await asyncio.gather(take(ONE, OTHER), take(OTHER, ONE), take(ONE), take(OTHER))
 
 
-async def test_a_task_that_fails_or_gives_up_gives_its_turn_back() -> None:
-    turns = Turns()
+async def test_failed_or_cancelled_task_releases_its_lock() -> None:
+    turns = StorageLocks()
 
     async def fail() -> None:
-        async with turns.at([ONE]):
+        async with turns.acquire([ONE]):
             raise ValueError
 
     assert isinstance((await asyncio.gather(fail(), return_exceptions=True))[0], ValueError)
-    async with turns.at([ONE]):
+    async with turns.acquire([ONE]):
         waiting = asyncio.create_task(fail())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-    async with asyncio.timeout(60), turns.at([ONE]):
+    async with asyncio.timeout(60), turns.acquire([ONE]):
         assert waiting.cancelled()

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.metrics import UnitMetrics
-from gpu_runtime.kube.store import Change
+from gpu_runtime.kube.store import ObjectChange
 from tests.unit.controller_manager.objects import unit
 
 
@@ -13,7 +13,7 @@ def in_phase(phase: str, namespace: str = "runtime-stock", **annotations: str) -
     return msgspec.structs.replace(found, status=msgspec.structs.replace(found.status, phase=phase))
 
 
-def test_units_are_counted_as_they_come_change_and_go() -> None:
+def test_units_gauge_follows_create_update_and_delete() -> None:
     registry = CollectorRegistry()
     metrics = UnitMetrics(registry, "runtime-stock")
 
@@ -24,10 +24,15 @@ def test_units_are_counted_as_they_come_change_and_go() -> None:
     new, ready = in_phase("Progressing"), in_phase("Ready")
     claimed = in_phase("Ready", **{Annotation.CLAIMED_BY: "somebody"})
     active = in_phase("Ready", "runtime-instance", **{Annotation.CLAIMED_BY: "copied along"})
-    for change in (Change(None, new), Change(new, ready), Change(None, active), Change(active, active)):
-        metrics.note(change)
+    for change in (
+        ObjectChange(None, new),
+        ObjectChange(new, ready),
+        ObjectChange(None, active),
+        ObjectChange(active, active),
+    ):
+        metrics.observe_change(change)
     assert (count("stock", "Progressing"), count("stock", "Ready"), count("active", "Ready")) == (0, 1, 1)
-    metrics.note(Change(ready, claimed))
+    metrics.observe_change(ObjectChange(ready, claimed))
     assert (count("stock", "Ready"), count("stock", "Claimed")) == (0, 1), "out of stock is a number, not a silence"
-    metrics.note(Change(claimed, None))
+    metrics.observe_change(ObjectChange(claimed, None))
     assert count("stock", "Claimed") == 0

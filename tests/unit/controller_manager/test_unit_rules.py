@@ -6,15 +6,15 @@ import pytest
 
 from gpu_runtime.contract.crd.well_known import Annotation, Label
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
-from tests.unit.controller_manager.objects import a_storage, deployment, pod, seen, storage, unit
+from tests.unit.controller_manager.objects import make_storage, deployment, pod, observed_unit, storage_in_phase, unit
 
 MOUNTS = [{"name": "data", "mountPath": "/data"}]
 FROM_STOCK = {Annotation.SOURCE_STOCK_UID: "s", Annotation.SOURCE_STOCK_NAME: "stock"}
-READY_AND_OURS = {"data": storage("Ready", "web")}
+READY_AND_OURS = {"data": storage_in_phase("Ready", "web")}
 
 
 def violation(found: Any, **more: Any) -> tuple[str, str, bool] | None:
-    blocked = first_violation(UNIT_RULES, seen(found, **more))
+    blocked = first_violation(UNIT_RULES, observed_unit(found, **more))
     return (blocked.reason.value, blocked.message, blocked.failed) if blocked else None
 
 
@@ -22,11 +22,11 @@ def violation(found: Any, **more: Any) -> tuple[str, str, bool] | None:
     ("storages", "reason", "message", "failed"),
     [
         ({}, "StorageMountInvalid", "there is no GPUStorage data in this namespace", True),
-        ({"data": storage()}, "StorageNotReady", "GPUStorage data is not attached to this unit yet", False),
-        ({"data": storage("Ready", "b")}, "StorageMountInvalid", "GPUStorage data is attached to unit b", True),
-        ({"data": storage("Pending", "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
-        ({"data": storage(None, "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
-        ({"data": storage("Failed", "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
+        ({"data": storage_in_phase()}, "StorageNotReady", "GPUStorage data is not attached to this unit yet", False),
+        ({"data": storage_in_phase("Ready", "b")}, "StorageMountInvalid", "GPUStorage data is attached to unit b", True),
+        ({"data": storage_in_phase("Pending", "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
+        ({"data": storage_in_phase(None, "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
+        ({"data": storage_in_phase("Failed", "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
     ],
 )
 def test_a_unit_waits_for_its_storage(storages: Any, reason: str, message: str, failed: bool) -> None:
@@ -41,26 +41,26 @@ EXPLAINED = {
 HELD = {"unit": "web"}
 
 
-def test_the_storage_that_another_holds_is_told_before_those_that_are_free() -> None:
+def test_storage_attached_to_another_unit_is_reported_first() -> None:
     mounts = [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}]
-    found = violation(unit(storageMounts=mounts), storages={"a": storage("Ready"), "b": storage("Ready", "other")})
+    found = violation(unit(storageMounts=mounts), storages={"a": storage_in_phase("Ready"), "b": storage_in_phase("Ready", "other")})
     assert found == ("StorageMountInvalid", "GPUStorage b is attached to unit other", True)
 
 
 def test_a_volume_that_waits_for_its_first_unit_can_be_mounted() -> None:
-    assert violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(HELD, LAZY)}) is None
+    assert violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(HELD, LAZY)}) is None
 
 
-def test_why_a_storage_is_not_ready_is_passed_on() -> None:
-    found = violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(HELD, EXPLAINED)})
+def test_reason_of_an_unready_storage_is_reported() -> None:
+    found = violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(HELD, EXPLAINED)})
     assert found == ("StorageNotReady", "GPUStorage data is not Ready yet: no class", False)
 
 
-def test_a_storage_that_is_being_deleted_is_given_to_nobody_but_stays_with_its_holder() -> None:
+def test_terminating_storage_stays_attached_but_rejects_new_units() -> None:
     going: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z", "status": {"phase": "Ready"}}
-    found = violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(**going)})
+    found = violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(**going)})
     assert found == ("StorageMountInvalid", "GPUStorage data is being deleted", True)
-    assert violation(unit(storageMounts=MOUNTS), storages={"data": a_storage(HELD, **going)}) is None
+    assert violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(HELD, **going)}) is None
 
 
 OF_THIS_UNIT = {Label.UNIT: "web", Label.UNIT_UID: "uid-of-web"}
@@ -80,14 +80,14 @@ OF_ANOTHER = {Label.UNIT: "b", Label.UNIT_UID: "other"}
         ({}, True, True),
     ],
 )
-def test_a_unit_waits_until_nobody_elses_pod_mounts_its_storage(labels: Any, built: bool, waits: bool) -> None:
+def test_unit_waits_for_pods_of_other_units_that_mount_its_storage(labels: Any, built: bool, waits: bool) -> None:
     more = {"deployment": deployment()} if built else {}
     mounting = {"data": (pod("p", labels=labels),)}
     found = violation(unit(storageMounts=MOUNTS), storages=READY_AND_OURS, mounting=mounting, **more)
     assert found == (("StorageNotReady", "GPUStorage data is still mounted by pod p", False) if waits else None)
 
 
-def test_what_cannot_be_seen_may_be_mounted() -> None:
+def test_unreadable_pods_block_a_new_unit_but_not_an_existing_one() -> None:
     blind = {"storages": READY_AND_OURS, "pods_trouble": "forbidden"}
     found = violation(unit(storageMounts=MOUNTS), **blind)
     assert found
@@ -100,18 +100,18 @@ def test_a_stopped_unit_waits_for_no_storage() -> None:
     assert violation(unit(storageMounts=MOUNTS, running=False)) is None
 
 
-def test_with_its_own_ready_storage_nothing_is_in_the_way() -> None:
+def test_unit_with_its_own_ready_storage_violates_no_rule() -> None:
     assert violation(unit(storageMounts=MOUNTS), storages=READY_AND_OURS) is None
 
 
-def test_a_bad_spec_comes_before_everything_else() -> None:
+def test_invalid_spec_is_the_first_rule() -> None:
     found = violation(unit(memory="much", storageMounts=MOUNTS))
     assert found
     assert found[0] == "InvalidSpec"
     assert found[1].startswith("spec.memory: 'much' is not a quantity")
 
 
-def test_every_problem_of_a_spec_is_told() -> None:
+def test_all_spec_errors_are_reported() -> None:
     found = violation(unit(image="", memory="-1"))
     assert found
     assert found[1].count("; ") >= 1
@@ -129,10 +129,10 @@ def test_every_problem_of_a_spec_is_told() -> None:
         ({"pods_trouble": "forbidden", "deployment": deployment()}, None),
     ],
 )
-def test_a_unit_waits_for_the_end_of_its_stock_before_it_is_built(more: Any, message: str | None) -> None:
+def test_unit_waits_for_the_deletion_of_its_stock_unit(more: Any, message: str | None) -> None:
     found = violation(unit(annotations=FROM_STOCK), **more)
     assert found == (("StockReleasing", message, False) if message else None)
 
 
-def test_a_unit_without_stock_does_not_mind_what_cannot_be_seen() -> None:
+def test_unit_without_stock_ignores_unreadable_pods() -> None:
     assert violation(unit(), pods_trouble="forbidden") is None

@@ -13,7 +13,7 @@ from gpu_runtime.framework.request import request_of
 
 
 @pytest.fixture
-def far_east() -> Iterator[None]:
+def other_time_zone() -> Iterator[None]:
     """A process in another time zone."""
     before = os.environ.get("TZ")
     os.environ["TZ"] = "Asia/Kathmandu"
@@ -25,18 +25,18 @@ def far_east() -> Iterator[None]:
     time.tzset()
 
 
-def test_a_request_can_be_made_by_hand() -> None:
+def test_request_can_be_constructed_in_user_tests() -> None:
     request = Request({"n": 1})
     assert (request.payload, request.attempt, request.remaining()) == ({"n": 1}, 1, math.inf)
 
 
-def test_headers_are_found_in_any_case() -> None:
+def test_headers_are_case_insensitive() -> None:
     headers = Headers({"X-Trace": "1"})
     assert (headers["x-TRACE"], "X-trace" in headers, "y" in headers, len(headers)) == ("1", True, False, 1)
 
 
-@pytest.mark.usefixtures("far_east")
-def test_what_remains_does_not_depend_on_the_time_zone() -> None:
+@pytest.mark.usefixtures("other_time_zone")
+def test_remaining_time_does_not_depend_on_the_time_zone() -> None:
     deadline = datetime.now(UTC) + timedelta(seconds=100)
     request = request_of({"gpu-runtime-deadline": deadline.isoformat()}, b"")
     assert request.deadline == deadline

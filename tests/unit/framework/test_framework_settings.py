@@ -3,18 +3,18 @@
 import pytest
 
 from gpu_runtime.contract import framework_protocol as contract
-from gpu_runtime.contract.crd.gpu_unit import SOCKET_PATH_LIMIT, Framework, Serverless
+from gpu_runtime.contract.crd.gpu_unit import MAX_SOCKET_PATH_BYTES, Framework, Serverless
 from gpu_runtime.framework import CannotServe, request, settings
-from gpu_runtime.framework.settings import Settings, from_environment
+from gpu_runtime.framework.settings import FrameworkServerSettings, from_environment
 
 
-def test_the_helpers_copy_of_the_names_is_the_contracts() -> None:
+def test_framework_names_match_the_contract() -> None:
     variables = {
-        contract.SOCKET_VARIABLE: settings.SOCKET,
-        contract.INVOKE_PATH_VARIABLE: settings.INVOKE_PATH,
-        contract.HEALTH_PATH_VARIABLE: settings.HEALTH_PATH,
-        contract.CONCURRENCY_VARIABLE: settings.CONCURRENCY,
-        contract.MAX_BODY_BYTES_VARIABLE: settings.MAX_BODY_BYTES,
+        contract.SOCKET_VARIABLE: settings.SOCKET_VARIABLE,
+        contract.INVOKE_PATH_VARIABLE: settings.INVOKE_PATH_VARIABLE,
+        contract.HEALTH_PATH_VARIABLE: settings.HEALTH_PATH_VARIABLE,
+        contract.CONCURRENCY_VARIABLE: settings.CONCURRENCY_VARIABLE,
+        contract.MAX_BODY_BYTES_VARIABLE: settings.MAX_BODY_BYTES_VARIABLE,
     }
     headers = ("INVOCATION_ID", "DEADLINE", "ATTEMPT", "ATTRIBUTES", "HEADER_PREFIX")
     assert all(theirs == ours for theirs, ours in variables.items())
@@ -22,22 +22,22 @@ def test_the_helpers_copy_of_the_names_is_the_contracts() -> None:
 
 
 def test_the_defaults_are_those_of_the_resource() -> None:
-    said, default = Framework(), Settings()
-    assert (default.socket, default.invoke_path, default.health_path, default.concurrency) == (
+    said, default = Framework(), FrameworkServerSettings()
+    assert (default.socket_path, default.invoke_path, default.health_path, default.concurrency) == (
         said.socket_path,
         said.invoke_path,
         said.health_path,
         Serverless().concurrency,
     )
-    assert settings.SOCKET_PATH_LIMIT == SOCKET_PATH_LIMIT
+    assert settings.MAX_SOCKET_PATH_BYTES == MAX_SOCKET_PATH_BYTES
 
 
 def test_an_empty_environment_means_the_defaults_and_so_do_empty_values() -> None:
-    assert from_environment({}) == Settings()
-    assert from_environment({"GPU_RUNTIME_SOCKET": "", "GPU_RUNTIME_CONCURRENCY": ""}) == Settings()
+    assert from_environment({}) == FrameworkServerSettings()
+    assert from_environment({"GPU_RUNTIME_SOCKET": "", "GPU_RUNTIME_CONCURRENCY": ""}) == FrameworkServerSettings()
 
 
-def test_what_the_environment_says_holds() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     said = from_environment(
         {
             "GPU_RUNTIME_SOCKET": "/a/b",
@@ -47,8 +47,8 @@ def test_what_the_environment_says_holds() -> None:
             "GPU_RUNTIME_MAX_BODY_BYTES": "9",
         }
     )
-    assert (said.socket, said.invoke_path, said.health_path, said.concurrency) == ("/a/b", "/i", "/h", 7)
-    assert said.limits.body_bytes == 9
+    assert (said.socket_path, said.invoke_path, said.health_path, said.concurrency) == ("/a/b", "/i", "/h", 7)
+    assert said.limits.max_body_bytes == 9
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "٣", "9" * 30])
@@ -57,6 +57,6 @@ def test_a_count_is_a_whole_number_above_zero(value: str) -> None:
         from_environment({"GPU_RUNTIME_CONCURRENCY": value})
 
 
-def test_one_path_cannot_be_both() -> None:
+def test_invoke_and_health_path_must_differ() -> None:
     with pytest.raises(CannotServe, match="give two paths"):
         from_environment({"GPU_RUNTIME_INVOKE_PATH": "/healthz"})

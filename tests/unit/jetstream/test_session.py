@@ -5,7 +5,7 @@ from urllib.parse import urlparse
 
 from nats.aio.client import Client, Srv
 
-from gpu_runtime.jetstream.client_session import _Client
+from gpu_runtime.jetstream.client_session import _NatsClient
 
 
 class Broken:
@@ -24,14 +24,14 @@ class Broken:
     async def wait_closed(self) -> None: ...
 
 
-async def test_what_is_left_to_send_to_a_dead_server_does_not_keep_the_session_alive() -> None:
-    client, transport = _Client(tls_wanted=False), Broken()
+async def test_session_closes_with_unsent_data_for_a_dead_server() -> None:
+    client, transport = _NatsClient(require_tls=False), Broken()
     client._status = Client.DISCONNECTED
     client._current_server = Srv(urlparse("nats://gone:4222"))
     client._transport = cast(Any, transport)
     client._flush_queue = cast(Any, object())
     client._pending, client._pending_data_size = [b"PUB a 1\r\nx\r\n"], 12
     await client.close()
-    assert client.ended.is_set()
+    assert client.closed.is_set()
     assert client.is_closed
     assert transport.closed

@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_runtime.kube.config import from_kubeconfig, in_cluster, load_config
-from gpu_runtime.kube.errors import Misconfigured
-from gpu_runtime.kube.kube_credentials import Fixed, FromFiles, FromPlugin, Identity, Plugin
+from gpu_runtime.kube.config import from_kubeconfig, in_cluster_config, load_cluster_config
+from gpu_runtime.kube.errors import KubeConfigError
+from gpu_runtime.kube.kube_credentials import (
+    ClientIdentity,
+    ExecPlugin,
+    ExecPluginCredentials,
+    FileCredentials,
+    StaticCredentials,
+)
 
 
 def kubeconfig(path: Path, user: dict[str, Any] | None = None, **cluster: Any) -> Path:
@@ -39,16 +45,16 @@ def encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-async def identity(path: Path) -> Identity:
+async def identity(path: Path) -> ClientIdentity:
     return await from_kubeconfig([path]).credentials.current()
 
 
-async def test_the_current_context_counts_unless_another_is_named(tmp_path: Path) -> None:
+async def test_current_context_is_used_unless_another_is_given(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "config")
     assert from_kubeconfig([path]).server == "https://one:6443"
     assert from_kubeconfig([path]).namespace == "mine"
     assert from_kubeconfig([path], "there").server == "https://two:6443"
-    with pytest.raises(Misconfigured, match="no context 'nowhere'; it has: here, there"):
+    with pytest.raises(KubeConfigError, match="no context 'nowhere'; it has: here, there"):
         from_kubeconfig([path], "nowhere")
 
 
@@ -57,7 +63,7 @@ async def test_tokens_certificates_and_passwords_become_identities(tmp_path: Pat
     assert (await identity(kubeconfig(path, {"token": "secret"}))).authorization == "Bearer secret"
     assert (await identity(kubeconfig(path, {"username": "a", "password": "b"}))).authorization == "Basic YTpi"
     inline = {"client-certificate-data": encoded("cert"), "client-key-data": encoded("key")}
-    assert await identity(kubeconfig(path, inline)) == Identity(certificate=b"cert", key=b"key")
+    assert await identity(kubeconfig(path, inline)) == ClientIdentity(certificate=b"cert", key=b"key")
     assert "secret" not in repr(await identity(kubeconfig(path, {"token": "secret"})))
 
 
@@ -67,15 +73,19 @@ async def test_relative_paths_start_at_the_kubeconfigs_own_folder(tmp_path: Path
     path = kubeconfig(
         tmp_path / "config", {"client-certificate": "cert", "client-key": "key"}, **{"certificate-authority": "ca"}
     )
-    assert await identity(path) == Identity(certificate=b"cert", key=b"key")
-    assert from_kubeconfig([path]).trust.authority == tmp_path / "ca"
+    assert await identity(path) == ClientIdentity(certificate=b"cert", key=b"key")
+    assert from_kubeconfig([path]).tls.ca_certificate == tmp_path / "ca"
 
 
 async def test_trust_proxy_and_impersonation_are_read(tmp_path: Path) -> None:
     cluster = {"insecure-skip-tls-verify": True, "tls-server-name": "api", "proxy-url": "http://proxy:1"}
     path = kubeconfig(tmp_path / "config", {"as": "someone", "as-groups": ["a", "b"]}, **cluster)
     config = from_kubeconfig([path])
-    assert (config.trust.insecure, config.trust.server_name, config.proxy) == (True, "api", "http://proxy:1")
+    assert (config.tls.insecure_skip_verify, config.tls.server_name, config.proxy_url) == (
+        True,
+        "api",
+        "http://proxy:1",
+    )
     assert config.headers == (
         ("Impersonate-User", "someone"),
         ("Impersonate-Group", "a"),
@@ -96,72 +106,74 @@ async def test_trust_proxy_and_impersonation_are_read(tmp_path: Path) -> None:
         ({"token": 5}, "is not a kubeconfig"),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path: Path, user: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(Misconfigured, match=complaint):
+def test_unsupported_user_setting_is_reported(tmp_path: Path, user: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(KubeConfigError, match=complaint):
         from_kubeconfig([kubeconfig(tmp_path / "config", user)])
 
 
-def test_of_several_files_the_first_that_names_a_thing_defines_it(
+def test_first_kubeconfig_file_wins_per_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first", kubeconfig(tmp_path / "second")
     first.write_text(yaml.safe_dump({"current-context": "there", "clusters": None}))
     monkeypatch.setenv("KUBECONFIG", f"{first}:{tmp_path / 'missing'}:{second}")
-    assert load_config().server == "https://two:6443"
-    assert load_config(context="here").server == "https://one:6443"
-    assert load_config(second).server == "https://one:6443", "a file that is named counts more than the environment"
+    assert load_cluster_config().server == "https://two:6443"
+    assert load_cluster_config(context="here").server == "https://one:6443"
+    assert load_cluster_config(second).server == "https://one:6443", (
+        "a file that is named counts more than the environment"
+    )
 
 
-def test_a_missing_or_empty_kubeconfig_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Misconfigured, match="cannot be read"):
+def test_missing_or_empty_kubeconfig_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KubeConfigError, match="cannot be read"):
         from_kubeconfig([tmp_path / "missing"])
     (tmp_path / "empty").write_text("")
-    with pytest.raises(Misconfigured, match="no context is current"):
+    with pytest.raises(KubeConfigError, match="no context is current"):
         from_kubeconfig([tmp_path / "empty"])
     (tmp_path / "list").write_text("- a")
-    with pytest.raises(Misconfigured, match="is not a kubeconfig"):
+    with pytest.raises(KubeConfigError, match="is not a kubeconfig"):
         from_kubeconfig([tmp_path / "list"])
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(Misconfigured, match="cannot be read"):
-        load_config()
+    with pytest.raises(KubeConfigError, match="cannot be read"):
+        load_cluster_config()
 
 
 async def test_inside_a_pod_the_service_account_is_used_and_its_token_read_again(tmp_path: Path) -> None:
     environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-    with pytest.raises(Misconfigured, match="no service account token"):
-        in_cluster(environment, tmp_path)
+    with pytest.raises(KubeConfigError, match="no service account token"):
+        in_cluster_config(environment, tmp_path)
     (tmp_path / "token").write_text("one\n")
     (tmp_path / "namespace").write_text("home")
-    config = in_cluster(environment, tmp_path)
+    config = in_cluster_config(environment, tmp_path)
     assert (config.server, config.namespace) == ("https://[fd00::1]:443", "home")
-    assert config.trust.authority == tmp_path / "ca.crt"
+    assert config.tls.ca_certificate == tmp_path / "ca.crt"
     assert (await config.credentials.current()).authorization == "Bearer one"
 
 
-async def test_a_token_file_is_read_again_after_a_minute_and_at_once_when_refused(tmp_path: Path) -> None:
+async def test_token_file_is_reread_after_a_minute_and_after_a_401(tmp_path: Path) -> None:
     now, token = 0.0, tmp_path / "token"
     token.write_text("one")
-    credentials = FromFiles(token=token, clock=lambda: now)
+    credentials = FileCredentials(token=token, clock=lambda: now)
     first = await credentials.current()
     token.write_text("two")
     assert await credentials.current() is first
     now = 60.0
     assert (await credentials.current()).authorization == "Bearer two"
     token.write_text("three")
-    assert credentials.refused()
+    assert credentials.invalidate()
     assert (await credentials.current()).authorization == "Bearer three"
     now, kept = 120.0, await credentials.current()
     assert await credentials.current() is kept, "an unchanged file gives the same identity, and so keeps connections"
     token.unlink()
-    credentials.refused()
-    with pytest.raises(Misconfigured, match="cannot be read"):
+    credentials.invalidate()
+    with pytest.raises(KubeConfigError, match="cannot be read"):
         await credentials.current()
 
 
-async def test_an_identity_from_the_configuration_cannot_be_renewed() -> None:
-    assert not Fixed(Identity()).refused()
+async def test_static_credentials_cannot_be_refreshed() -> None:
+    assert not StaticCredentials(ClientIdentity()).invalidate()
 
 
 def program(folder: Path, body: str) -> str:
@@ -180,15 +192,17 @@ print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "s
 """
 
 
-async def test_a_plugin_is_asked_once_until_its_answer_expires_or_is_refused(tmp_path: Path) -> None:
+async def test_exec_plugin_credentials_are_cached_until_expiry_or_401(tmp_path: Path) -> None:
     now = datetime.datetime(2026, 11, 15, 11, 59, tzinfo=datetime.UTC)
     log = tmp_path / "log"
-    plugin = Plugin(program(tmp_path, ANSWER), (str(log),), {"FLAVOUR": "vanilla"}, cluster={"server": "https://one"})
-    credentials = FromPlugin(plugin, now=lambda: now)
+    plugin = ExecPlugin(
+        program(tmp_path, ANSWER), (str(log),), {"FLAVOUR": "vanilla"}, cluster_info={"server": "https://one"}
+    )
+    credentials = ExecPluginCredentials(plugin, now=lambda: now)
     assert (await credentials.current()).authorization == "Bearer vanilla-1"
     assert (await credentials.current()).authorization == "Bearer vanilla-1"
     assert '"interactive": false, "cluster": {"server": "https://one"}' in log.read_text()
-    credentials.refused()
+    credentials.invalidate()
     assert (await credentials.current()).authorization == "Bearer vanilla-2"
     now += datetime.timedelta(minutes=1)
     assert (await credentials.current()).authorization == "Bearer vanilla-3"
@@ -207,17 +221,17 @@ async def test_a_plugin_is_asked_once_until_its_answer_expires_or_is_refused(tmp
         ("import time; time.sleep(60)", "gave no credentials within 3 s"),
     ],
 )
-async def test_a_plugin_that_fails_is_named(tmp_path: Path, body: str, complaint: str) -> None:
-    with pytest.raises(Misconfigured, match=complaint):
-        await FromPlugin(Plugin(program(tmp_path, body), timeout=3)).current()
+async def test_failing_exec_plugin_is_reported(tmp_path: Path, body: str, complaint: str) -> None:
+    with pytest.raises(KubeConfigError, match=complaint):
+        await ExecPluginCredentials(ExecPlugin(program(tmp_path, body), timeout=3)).current()
 
 
-async def test_a_plugin_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match="cannot be started"):
-        await FromPlugin(Plugin(str(tmp_path / "missing"))).current()
+async def test_missing_exec_plugin_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(KubeConfigError, match="cannot be started"):
+        await ExecPluginCredentials(ExecPlugin(str(tmp_path / "missing"))).current()
 
 
-async def test_a_plugins_relative_command_starts_at_the_kubeconfigs_folder(tmp_path: Path) -> None:
+async def test_relative_exec_plugin_command_is_resolved_from_the_kubeconfig(tmp_path: Path) -> None:
     program(tmp_path, ANSWER)
     spec = {
         "command": "./plugin",

@@ -27,7 +27,7 @@ from gpu_runtime.kube.quantity import Quantity, same_quantity
         ("0.1", Fraction(1, 10)),
     ],
 )
-def test_what_kubernetes_accepts_is_exact(text: str, value: Fraction) -> None:
+def test_valid_quantity_is_parsed_exactly(text: str, value: Fraction) -> None:
     assert Quantity(text).value == value
 
 
@@ -53,12 +53,12 @@ def test_what_kubernetes_accepts_is_exact(text: str, value: Fraction) -> None:
         "nan",
     ],
 )
-def test_what_kubernetes_refuses_is_refused(text: str) -> None:
+def test_invalid_quantity_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         Quantity(text)
 
 
-def test_equal_amounts_are_equal_however_they_are_written() -> None:
+def test_equal_quantities_compare_equal() -> None:
     assert Quantity("1024Mi") == Quantity("1Gi")
     assert len({Quantity("1"), Quantity("1000m"), Quantity("1.0")}) == 1
     assert Quantity("1G") < Quantity("1Gi") <= Quantity("1024Mi")
@@ -86,11 +86,11 @@ def test_equal_amounts_are_equal_however_they_are_written() -> None:
         ("0.0001Ki", "102400u"),
     ],
 )
-def test_the_canonical_spelling_is_the_shortest_whole_one(text: str, canonical: str) -> None:
+def test_canonical_form_is_the_shortest_integer_form(text: str, canonical: str) -> None:
     assert str(Quantity(text).canonical()) == canonical
 
 
-def test_a_value_can_be_spelled() -> None:
-    assert str(Quantity.of(2**30, binary=True)) == "1Gi"
-    assert str(Quantity.of(2**30)) == "1073741824"
+def test_quantity_from_a_value() -> None:
+    assert str(Quantity.from_value(2**30, binary=True)) == "1Gi"
+    assert str(Quantity.from_value(2**30)) == "1073741824"
     assert repr(Quantity("1Gi")) == "Quantity('1Gi')"

@@ -3,66 +3,66 @@
 import pytest
 
 from gpu_runtime.kube.errors import (
-    AlreadyExists,
-    ApiError,
-    Conflict,
-    Expired,
-    Forbidden,
-    Invalid,
+    ApiStatus,
+    KubeAlreadyExists,
+    KubeApiError,
+    KubeConflict,
     KubeError,
-    NotFound,
-    NotServed,
-    ServerFailure,
-    Status,
-    TooManyRequests,
-    Unauthorized,
-    Unreachable,
-    refusal,
-    refused,
+    KubeForbidden,
+    KubeInvalid,
+    KubeNoKindMatch,
+    KubeNotFound,
+    KubeResourceExpired,
+    KubeServerError,
+    KubeTooManyRequests,
+    KubeUnauthorized,
+    KubeUnreachable,
+    error_from_response,
+    error_from_status,
 )
 from gpu_runtime.kube.retry import Backoff, RetryPolicy
 
-POLICY = RetryPolicy(attempts=3, backoff=Backoff(first=0.5, spread=0.0), patience=10)
+POLICY = RetryPolicy(max_attempts=3, backoff=Backoff(initial_seconds=0.5, jitter=0.0), max_retry_after_seconds=10)
 
 
 @pytest.mark.parametrize(
     ("error", "for_any", "for_repeatable"),
     [
-        (Unreachable("refused", sent=False), True, True),
-        (Unreachable("timeout", sent=True), False, True),
-        (refusal(429, b"", "1"), True, True),
-        (refusal(429, b""), True, True),
-        (refusal(503, b"", "1"), True, True),
-        (refusal(503, b""), False, True),
-        (refusal(500, b""), False, True),
-        (refusal(504, b""), False, True),
-        (refusal(501, b""), False, False),
-        (refusal(409, b""), False, False),
-        (refusal(404, b""), False, False),
-        (refusal(401, b""), False, False),
+        (KubeUnreachable("refused", sent=False), True, True),
+        (KubeUnreachable("timeout", sent=True), False, True),
+        (error_from_response(429, b"", "1"), True, True),
+        (error_from_response(429, b""), True, True),
+        (error_from_response(503, b"", "1"), True, True),
+        (error_from_response(503, b""), False, True),
+        (error_from_response(500, b""), False, True),
+        (error_from_response(504, b""), False, True),
+        (error_from_response(501, b""), False, False),
+        (error_from_response(409, b""), False, False),
+        (error_from_response(404, b""), False, False),
+        (error_from_response(401, b""), False, False),
     ],
 )
-def test_only_what_is_safe_is_sent_again(error: KubeError, for_any: bool, for_repeatable: bool) -> None:
-    assert (POLICY.delay(error, 1, repeatable=False) is not None) == for_any
-    assert (POLICY.delay(error, 1, repeatable=True) is not None) == for_repeatable
+def test_only_safe_requests_are_retried(error: KubeError, for_any: bool, for_repeatable: bool) -> None:
+    assert (POLICY.delay(error, 1, idempotent=False) is not None) == for_any
+    assert (POLICY.delay(error, 1, idempotent=True) is not None) == for_repeatable
 
 
-def test_the_servers_wish_for_patience_is_honoured_up_to_a_limit() -> None:
-    assert POLICY.delay(refusal(429, b"", "3"), 1, repeatable=True) == 3
-    assert POLICY.delay(refusal(429, b"", "11"), 1, repeatable=True) is None
-    assert POLICY.delay(refusal(429, b"", "0"), 2, repeatable=True) == 1.0
+def test_retry_after_is_honored_up_to_a_limit() -> None:
+    assert POLICY.delay(error_from_response(429, b"", "3"), 1, idempotent=True) == 3
+    assert POLICY.delay(error_from_response(429, b"", "11"), 1, idempotent=True) is None
+    assert POLICY.delay(error_from_response(429, b"", "0"), 2, idempotent=True) == 1.0
     in_words = b'{"kind":"Status","code":429,"details":{"retryAfterSeconds":2}}'
-    assert POLICY.delay(refusal(429, in_words), 1, repeatable=True) == 2
-    assert POLICY.delay(refusal(429, b"", "Wed, 21 Oct 2026 07:28:00 GMT"), 1, repeatable=True) == 0.5
+    assert POLICY.delay(error_from_response(429, in_words), 1, idempotent=True) == 2
+    assert POLICY.delay(error_from_response(429, b"", "Wed, 21 Oct 2026 07:28:00 GMT"), 1, idempotent=True) == 0.5
 
 
-def test_attempts_end() -> None:
-    assert POLICY.delay(Unreachable("away", sent=False), 2, repeatable=True) == 1.0
-    assert POLICY.delay(Unreachable("away", sent=False), 3, repeatable=True) is None
+def test_retries_stop_at_max_attempts() -> None:
+    assert POLICY.delay(KubeUnreachable("away", sent=False), 2, idempotent=True) == 1.0
+    assert POLICY.delay(KubeUnreachable("away", sent=False), 3, idempotent=True) is None
 
 
-def test_waits_double_up_to_a_limit_and_are_spread_by_chance() -> None:
-    backoff = Backoff(first=1, longest=60, spread=0.5)
+def test_retry_delay_doubles_to_a_limit_with_jitter() -> None:
+    backoff = Backoff(initial_seconds=1, max_seconds=60, jitter=0.5)
     assert [backoff.delay(n, lambda: 0.5) for n in (1, 2, 3, 7, 10_000)] == [1, 2, 4, 60, 60]
     assert backoff.delay(1, lambda: 0.0) == 0.5
     assert backoff.delay(1, lambda: 1.0) == 1.5
@@ -71,43 +71,43 @@ def test_waits_double_up_to_a_limit_and_are_spread_by_chance() -> None:
 @pytest.mark.parametrize(
     ("code", "reason", "kind"),
     [
-        (400, "BadRequest", Invalid),
-        (401, "Unauthorized", Unauthorized),
-        (403, "Forbidden", Forbidden),
-        (404, "NotFound", NotFound),
-        (409, "AlreadyExists", AlreadyExists),
-        (409, "Conflict", Conflict),
-        (410, "Expired", Expired),
-        (410, "Gone", Expired),
-        (422, "Invalid", Invalid),
-        (429, "TooManyRequests", TooManyRequests),
-        (500, "InternalError", ServerFailure),
-        (504, "Timeout", ServerFailure),
-        (418, "", ApiError),
+        (400, "BadRequest", KubeInvalid),
+        (401, "Unauthorized", KubeUnauthorized),
+        (403, "Forbidden", KubeForbidden),
+        (404, "NotFound", KubeNotFound),
+        (409, "AlreadyExists", KubeAlreadyExists),
+        (409, "Conflict", KubeConflict),
+        (410, "Expired", KubeResourceExpired),
+        (410, "Gone", KubeResourceExpired),
+        (422, "Invalid", KubeInvalid),
+        (429, "TooManyRequests", KubeTooManyRequests),
+        (500, "InternalError", KubeServerError),
+        (504, "Timeout", KubeServerError),
+        (418, "", KubeApiError),
     ],
 )
-def test_refusals_become_their_error(code: int, reason: str, kind: type[ApiError]) -> None:
-    error = refused(Status(code=code, reason=reason, message="why"))
+def test_status_responses_map_to_error_classes(code: int, reason: str, kind: type[KubeApiError]) -> None:
+    error = error_from_status(ApiStatus(code=code, reason=reason, message="why"))
     assert type(error) is kind
     assert str(error) == "why"
 
 
-def test_a_path_that_is_not_served_is_not_taken_for_a_missing_object() -> None:
-    error = refusal(404, b"404 page not found\n")
-    assert type(error) is NotServed
+def test_404_of_an_unserved_path_is_not_object_not_found() -> None:
+    error = error_from_response(404, b"404 page not found\n")
+    assert type(error) is KubeNoKindMatch
     assert str(error) == "404 page not found"
 
 
-def test_the_fields_at_fault_are_kept() -> None:
+def test_status_causes_are_preserved() -> None:
     body = b'{"code":422,"reason":"Invalid","details":{"causes":[{"field":"spec.size","message":"must grow"}]}}'
-    (cause,) = refusal(422, body).causes
+    (cause,) = error_from_response(422, body).causes
     assert (cause.field, cause.message) == ("spec.size", "must grow")
 
 
-def test_an_apply_of_an_unknown_field_is_the_callers_fault_although_the_server_says_it_is_its_own() -> None:
+def test_500_for_an_unknown_apply_field_is_an_invalid_error() -> None:
     words = (
         b'{"code":500,"message":"failed to create typed patch object (ns/a): .spec.x: field not declared in schema"}'
     )
-    error = refusal(500, words)
-    assert type(error) is Invalid
-    assert POLICY.delay(error, 1, repeatable=True) is None
+    error = error_from_response(500, words)
+    assert type(error) is KubeInvalid
+    assert POLICY.delay(error, 1, idempotent=True) is None

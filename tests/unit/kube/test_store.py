@@ -2,13 +2,13 @@
 
 import pytest
 
-from gpu_runtime.kube.meta import Key, Object, ObjectMeta, OwnerReference
-from gpu_runtime.kube.store import Change, Store
+from gpu_runtime.kube.meta import KubeObject, ObjectKey, ObjectMeta, OwnerReference
+from gpu_runtime.kube.store import ObjectChange, Store
 
 
-def thing(name: str, version: int = 1, uid: str = "", owner: str = "", **labels: str) -> Object:
+def make_object(name: str, version: int = 1, uid: str = "", owner: str = "", **labels: str) -> KubeObject:
     owners = (OwnerReference(api_version="v1", kind="Owner", name=owner, uid=f"uid-{owner}"),) if owner else ()
-    return Object(
+    return KubeObject(
         metadata=ObjectMeta(
             namespace="ns",
             name=name,
@@ -20,65 +20,65 @@ def thing(name: str, version: int = 1, uid: str = "", owner: str = "", **labels:
     )
 
 
-def names(found: list[Object]) -> list[str]:
+def names(found: list[KubeObject]) -> list[str]:
     return sorted(item.metadata.name for item in found)
 
 
-def colours() -> Store[Object]:
-    store: Store[Object] = Store()
-    store.index_by("colour", lambda item: [item.metadata.labels["colour"]] if "colour" in item.metadata.labels else [])
+def color_indexed_store() -> Store[KubeObject]:
+    store: Store[KubeObject] = Store()
+    store.add_index("colour", lambda item: [item.metadata.labels["colour"]] if "colour" in item.metadata.labels else [])
     return store
 
 
 def test_objects_are_found_by_name_owner_and_index() -> None:
-    store = colours()
-    store.put(thing("a", owner="x", colour="red"))
-    store.put(thing("b", owner="x", colour="blue"))
-    store.put(thing("c"))
+    store = color_indexed_store()
+    store.put(make_object("a", owner="x", colour="red"))
+    store.put(make_object("b", owner="x", colour="blue"))
+    store.put(make_object("c"))
     assert names(store.owned_by("uid-x")) == ["a", "b"]
-    assert names(store.by("colour", "red")) == ["a"]
-    assert store.by("colour", "green") == []
-    assert store.get(Key("ns", "c")) == thing("c")
-    assert store.get(Key("other", "c")) is None
+    assert names(store.by_index("colour", "red")) == ["a"]
+    assert store.by_index("colour", "green") == []
+    assert store.get(ObjectKey("ns", "c")) == make_object("c")
+    assert store.get(ObjectKey("other", "c")) is None
     assert len(store) == 3
 
 
 def test_a_changed_object_moves_in_the_indexes() -> None:
-    store = colours()
-    before, after = thing("a", 1, colour="red"), thing("a", 2, colour="blue")
+    store = color_indexed_store()
+    before, after = make_object("a", 1, colour="red"), make_object("a", 2, colour="blue")
     store.put(before)
-    assert store.put(after) == Change(before, after)
-    assert store.by("colour", "red") == []
-    assert names(store.by("colour", "blue")) == ["a"]
-    assert store.remove(Key("ns", "a")) == Change(after, None)
-    assert store.by("colour", "blue") == []
-    assert store.remove(Key("ns", "a")) is None
+    assert store.put(after) == ObjectChange(before, after)
+    assert store.by_index("colour", "red") == []
+    assert names(store.by_index("colour", "blue")) == ["a"]
+    assert store.remove(ObjectKey("ns", "a")) == ObjectChange(after, None)
+    assert store.by_index("colour", "blue") == []
+    assert store.remove(ObjectKey("ns", "a")) is None
 
 
 def test_older_versions_of_an_object_do_not_replace_newer_ones() -> None:
-    store: Store[Object] = Store()
-    store.put(thing("a", 10))
-    assert store.put(thing("a", 9)) is None
-    assert store.put(thing("a", 10)) is None
-    assert store.put(thing("a", 9, uid="another")) is not None, "an object made anew replaces the one before it"
+    store: Store[KubeObject] = Store()
+    store.put(make_object("a", 10))
+    assert store.put(make_object("a", 9)) is None
+    assert store.put(make_object("a", 10)) is None
+    assert store.put(make_object("a", 9, uid="another")) is not None, "an object made anew replaces the one before it"
 
 
-def test_a_write_is_learned_only_of_an_object_that_is_known() -> None:
-    store: Store[Object] = Store()
-    assert store.learn(thing("a", 2)) is None, "the watch may already have told that it is gone"
-    store.put(thing("a", 1))
-    assert store.learn(thing("a", 2, uid="another")) is None
-    assert store.learn(thing("a", 2)) == Change(thing("a", 1), thing("a", 2))
-    assert store.put(thing("a", 2)) is None, "the watch's own news of the write are no news"
+def test_recorded_write_applies_only_to_a_cached_object() -> None:
+    store: Store[KubeObject] = Store()
+    assert store.record_write(make_object("a", 2)) is None, "the watch may already have told that it is gone"
+    store.put(make_object("a", 1))
+    assert store.record_write(make_object("a", 2, uid="another")) is None
+    assert store.record_write(make_object("a", 2)) == ObjectChange(make_object("a", 1), make_object("a", 2))
+    assert store.put(make_object("a", 2)) is None, "the watch's own news of the write are no news"
 
 
-def test_a_list_is_the_whole_truth() -> None:
-    store: Store[Object] = Store()
-    for item in (thing("same"), thing("changed", 1), thing("gone"), thing("unreadable"), thing("older", 9)):
+def test_replace_removes_objects_that_are_not_listed() -> None:
+    store: Store[KubeObject] = Store()
+    for item in (make_object("same"), make_object("changed", 1), make_object("gone"), make_object("unreadable"), make_object("older", 9)):
         store.put(item)
-    listed = [thing("same"), thing("changed", 2), thing("new"), thing("older", 3)]
-    changes = store.replace(listed, keep=[Key("ns", "unreadable")])
-    assert {(c.before and c.before.metadata.name, c.after and c.after.metadata.name) for c in changes} == {
+    listed = [make_object("same"), make_object("changed", 2), make_object("new"), make_object("older", 3)]
+    changes = store.replace(listed, keep=[ObjectKey("ns", "unreadable")])
+    assert {(c.old and c.old.metadata.name, c.new and c.new.metadata.name) for c in changes} == {
         ("changed", "changed"),
         ("gone", None),
         (None, "new"),
@@ -88,7 +88,7 @@ def test_a_list_is_the_whole_truth() -> None:
 
 
 def test_an_index_cannot_be_added_too_late() -> None:
-    store: Store[Object] = Store()
-    store.put(thing("a"))
+    store: Store[KubeObject] = Store()
+    store.put(make_object("a"))
     with pytest.raises(ValueError, match="too late"):
-        store.index_by("late", lambda _: [])
+        store.add_index("late", lambda _: [])

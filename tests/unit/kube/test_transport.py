@@ -9,18 +9,24 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gpu_runtime.kube.builtin_kinds import LEASES, NODES
-from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.config import ClusterConfig
-from gpu_runtime.kube.errors import NotLeading, ServerFailure, TooManyRequests, Unauthorized, Unreachable
-from gpu_runtime.kube.kube_credentials import Fixed, Identity
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.errors import (
+    KubeNotLeader,
+    KubeServerError,
+    KubeTooManyRequests,
+    KubeUnauthorized,
+    KubeUnreachable,
+)
+from gpu_runtime.kube.kube_credentials import ClientIdentity, StaticCredentials
+from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.retry import IMPATIENT, Backoff, RetryPolicy
+from gpu_runtime.kube.retry import NO_RETRY, Backoff, RetryPolicy
 from gpu_runtime.kube.transport import Transport
 
-KEY = Key("ns", "lead")
+KEY = ObjectKey("ns", "lead")
 MANIFEST = {"metadata": {"namespace": "ns", "name": "lead"}}
-QUICK = RetryPolicy(attempts=3, backoff=Backoff(first=0.001, longest=0.01))
+QUICK = RetryPolicy(max_attempts=3, backoff=Backoff(initial_seconds=0.001, max_seconds=0.01))
 Answer = Callable[[web.Request], web.StreamResponse]
 
 
@@ -55,13 +61,13 @@ def hang_up(request: web.Request) -> web.StreamResponse:
 @asynccontextmanager
 async def client_of(
     server: Scripted, connections: int = 4, metrics: KubeMetrics | None = None
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[KubeClient]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
     async with TestServer(app) as listening:
-        config = ClusterConfig(str(listening.make_url("")).rstrip("/"), Fixed(Identity()))
-        async with Transport(config, connections=connections, metrics=metrics) as transport:
-            yield Client(transport, field_manager="test", retries=QUICK)
+        config = ClusterConfig(str(listening.make_url("")).rstrip("/"), StaticCredentials(ClientIdentity()))
+        async with Transport(config, max_connections=connections, metrics=metrics) as transport:
+            yield KubeClient(transport, field_manager="test", retries=QUICK)
 
 
 async def test_reads_are_repeated_after_failures_of_the_server() -> None:
@@ -73,8 +79,8 @@ async def test_reads_are_repeated_after_failures_of_the_server() -> None:
     assert metrics.registry.get_sample_value("kube_client_requests_total", {"method": "GET", "code": "200"}) == 1
 
 
-async def test_a_create_that_may_have_been_carried_out_is_not_repeated() -> None:
-    for failure, error in ((status(500), ServerFailure), (hang_up, Unreachable)):
+async def test_create_with_unknown_outcome_is_not_retried() -> None:
+    for failure, error in ((status(500), KubeServerError), (hang_up, KubeUnreachable)):
         server = Scripted(failure)
         async with client_of(server) as client:
             with pytest.raises(error):
@@ -82,29 +88,29 @@ async def test_a_create_that_may_have_been_carried_out_is_not_repeated() -> None
         assert len(server.asked) == 1
 
 
-async def test_a_create_that_was_surely_not_carried_out_is_repeated() -> None:
+async def test_rejected_create_is_retried() -> None:
     server = Scripted(status(429, Retry_After="0"), status(503, Retry_After="0"))
     async with client_of(server) as client:
         await client.create(LEASES, MANIFEST)
     assert len(server.asked) == 3
 
 
-async def test_an_apply_is_repeated_for_twice_is_as_good_as_once() -> None:
+async def test_apply_is_retried_because_it_is_idempotent() -> None:
     server = Scripted(status(500), status(502))
     async with client_of(server) as client:
         await client.apply(LEASES, MANIFEST)
     assert len(server.asked) == 3
 
 
-async def test_patience_ends() -> None:
+async def test_request_fails_after_max_attempts() -> None:
     server = Scripted(*[status(429, Retry_After="0")] * 3)
     async with client_of(server) as client:
-        with pytest.raises(TooManyRequests):
+        with pytest.raises(KubeTooManyRequests):
             await client.get(LEASES, KEY)
     assert len(server.asked) == 3
 
 
-async def test_the_server_is_waited_for_as_long_as_it_asks() -> None:
+async def test_retry_waits_for_retry_after() -> None:
     server = Scripted(status(429, Retry_After="1"))
     async with client_of(server) as client:
         started = asyncio.get_running_loop().time()
@@ -112,10 +118,10 @@ async def test_the_server_is_waited_for_as_long_as_it_asks() -> None:
         assert asyncio.get_running_loop().time() - started >= 1
 
 
-async def test_an_identity_that_cannot_be_renewed_is_refused_once() -> None:
+async def test_401_with_static_credentials_is_not_retried() -> None:
     server = Scripted(status(401))
     async with client_of(server) as client:
-        with pytest.raises(Unauthorized):
+        with pytest.raises(KubeUnauthorized):
             await client.get(LEASES, KEY)
     assert len(server.asked) == 1
 
@@ -128,7 +134,7 @@ async def test_redirects_are_not_followed() -> None:
     assert len(server.asked) == 1
 
 
-async def test_writes_are_strict_and_carry_their_manager() -> None:
+async def test_writes_have_strict_validation_and_a_field_manager() -> None:
     server = Scripted()
     async with client_of(server) as client:
         await client.create(LEASES, MANIFEST)
@@ -140,7 +146,7 @@ async def test_writes_are_strict_and_carry_their_manager() -> None:
     assert "force" not in polite
 
 
-async def test_what_names_no_place_or_version_is_not_sent() -> None:
+async def test_request_without_namespace_name_or_version_is_not_sent() -> None:
     server = Scripted()
     async with client_of(server) as client:
         with pytest.raises(ValueError, match="names no namespace"):
@@ -148,24 +154,24 @@ async def test_what_names_no_place_or_version_is_not_sent() -> None:
         with pytest.raises(ValueError, match="needs the resourceVersion"):
             await client.replace(LEASES, MANIFEST)
         with pytest.raises(ValueError, match="does not name one"):
-            await client.delete(LEASES, Key("ns", ""))
+            await client.delete(LEASES, ObjectKey("ns", ""))
     assert server.asked == []
 
 
-class Gate:
+class ManualFence:
     """A fence that a test closes."""
 
     def __init__(self, remaining: float = 60.0) -> None:
-        self.left = remaining
+        self.remaining_seconds = remaining
         self.asked = asyncio.Event()
 
     def remaining(self) -> float:
         self.asked.set()
-        return self.left
+        return self.remaining_seconds
 
 
-async def test_a_closed_fence_holds_writes_back_and_lets_reads_pass() -> None:
-    server, gate = Scripted(), Gate(0.0)
+async def test_closed_fence_blocks_writes_and_allows_reads() -> None:
+    server, gate = Scripted(), ManualFence(0.0)
     async with client_of(server) as plain:
         client = plain.fenced(gate)
         await client.get(LEASES, KEY)
@@ -177,105 +183,105 @@ async def test_a_closed_fence_holds_writes_back_and_lets_reads_pass() -> None:
             client.delete(LEASES, KEY),
             client.replace(LEASES, {"metadata": {**MANIFEST["metadata"], "resourceVersion": "1"}}),
         ):
-            with pytest.raises(NotLeading):
+            with pytest.raises(KubeNotLeader):
                 await write
         await plain.create(LEASES, MANIFEST)
     assert [request.method for request in server.asked] == ["GET", "POST"]
 
 
-async def test_a_fence_that_closes_while_a_write_waits_for_a_connection_holds_it_back() -> None:
-    server, gate = Scripted(), Gate()
+async def test_fence_that_closes_while_a_write_waits_for_a_connection_blocks_it() -> None:
+    server, gate = Scripted(), ManualFence()
     server.open.clear()
     async with client_of(server, connections=1) as client, asyncio.TaskGroup() as tasks:
-        tasks.create_task(client.get(NODES, Key("", "one")))
+        tasks.create_task(client.get(NODES, ObjectKey("", "one")))
         await server.arrived.wait()
-        tasks.create_task(_refused(client.fenced(gate)))
-        gate.left = 0.0
+        tasks.create_task(_expect_not_leading(client.fenced(gate)))
+        gate.remaining_seconds = 0.0
         server.open.set()
     assert [request.method for request in server.asked] == ["GET"]
 
 
-async def test_whoever_waits_for_a_connection_gets_the_next_one() -> None:
+async def test_connections_are_assigned_in_fifo_order() -> None:
     """aiohttp's own limit would let the busy one overtake the one that waits, again and again."""
     server = Scripted()
     async with client_of(server, connections=1) as client, asyncio.TaskGroup() as tasks:
         for name in ("one", "two", "three"):
-            tasks.create_task(_keep_asking(client, name))
+            tasks.create_task(_get_repeatedly(client, name))
     asked = [request.path.rpartition("/")[2] for request in server.asked]
     assert asked == ["one", "two", "three"] * 10
 
 
-async def _keep_asking(client: Client, name: str) -> None:
+async def _get_repeatedly(client: KubeClient, name: str) -> None:
     for _ in range(10):
-        await client.get(NODES, Key("", name))
+        await client.get(NODES, ObjectKey("", name))
 
 
-async def test_waiting_for_a_connection_has_an_end() -> None:
+async def test_waiting_for_a_connection_times_out() -> None:
     server = Scripted()
     server.open.clear()
     async with client_of(server, connections=1) as client, asyncio.TaskGroup() as tasks:
-        tasks.create_task(client.get(NODES, Key("", "one")))
+        tasks.create_task(client.get(NODES, ObjectKey("", "one")))
         await server.arrived.wait()
-        with pytest.raises(Unreachable, match="no connection was free") as failure:
-            await client.patient(timeout=0.05, retries=IMPATIENT).create(LEASES, MANIFEST)
+        with pytest.raises(KubeUnreachable, match="no connection was free") as failure:
+            await client.with_options(timeout=0.05, retries=NO_RETRY).create(LEASES, MANIFEST)
         assert not failure.value.sent
         server.open.set()
 
 
-async def test_an_urgent_request_does_not_wait_until_a_connection_is_free() -> None:
+async def test_request_without_queueing_does_not_wait_for_a_free_connection() -> None:
     server = Scripted()
     server.open.clear()
     async with client_of(server, connections=1) as client, asyncio.TaskGroup() as tasks:
-        tasks.create_task(client.get(NODES, Key("", "one")))
+        tasks.create_task(client.get(NODES, ObjectKey("", "one")))
         await server.arrived.wait()
         server.arrived.clear()
-        tasks.create_task(client.urgent().get(LEASES, KEY))
+        tasks.create_task(client.without_connection_limit().get(LEASES, KEY))
         async with asyncio.timeout(60):
             await server.arrived.wait()
         server.open.set()
     assert len(server.asked) == 2
 
 
-async def _refused(client: Client) -> None:
-    with pytest.raises(NotLeading):
+async def _expect_not_leading(client: KubeClient) -> None:
+    with pytest.raises(KubeNotLeader):
         await client.create(LEASES, MANIFEST)
 
 
-async def test_a_fence_that_closes_while_a_body_waits_for_the_event_loop_holds_it_back() -> None:
+async def test_fence_that_closes_before_the_body_is_sent_blocks_the_write() -> None:
     """A process may be stopped after the first look at the fence and woken before the bytes are written."""
 
-    class Closing(Gate):
+    class Closing(ManualFence):
         def remaining(self) -> float:
             return 0.0 if self.asked.is_set() else super().remaining()
 
     server = Scripted()
     async with client_of(server) as client:
         await client.get(LEASES, KEY)
-        with pytest.raises(NotLeading):
+        with pytest.raises(KubeNotLeader):
             await client.fenced(Closing()).create(LEASES, MANIFEST)
         await client.get(LEASES, KEY)
     assert [request.method for request in server.asked] == ["GET", "GET"]
 
 
-async def test_a_fence_that_closes_between_attempts_ends_them() -> None:
-    gate = Gate()
+async def test_fence_that_closes_between_attempts_stops_the_retries() -> None:
+    gate = ManualFence()
 
     def fail_and_close(_: web.Request) -> web.StreamResponse:
-        gate.left = 0.0
+        gate.remaining_seconds = 0.0
         return web.Response(status=429, headers={"Retry-After": "0"})
 
     server = Scripted(fail_and_close)
     async with client_of(server) as client:
-        with pytest.raises(NotLeading):
+        with pytest.raises(KubeNotLeader):
             await client.fenced(gate).create(LEASES, MANIFEST)
     assert len(server.asked) == 1
 
 
-async def test_a_write_does_not_outlive_the_right_to_write() -> None:
+async def test_write_times_out_when_the_leadership_ends() -> None:
     server = Scripted()
     server.open.clear()
     async with client_of(server) as client:
-        with pytest.raises(Unreachable, match=r"no answer within 0\.2 s") as failure:
-            await client.fenced(Gate(0.2)).create(LEASES, MANIFEST)
+        with pytest.raises(KubeUnreachable, match=r"no answer within 0\.2 s") as failure:
+            await client.fenced(ManualFence(0.2)).create(LEASES, MANIFEST)
         assert failure.value.sent
         server.open.set()

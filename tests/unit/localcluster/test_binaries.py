@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from localcluster import binaries
-from localcluster.errors import Unmet
+from localcluster.errors import MissingRequirement
 
 
 def program(folder: Path, name: str, says: str) -> Path:
@@ -43,32 +43,32 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("gpu-device-plugin", "whatever", False),
     ],
 )
-def test_a_program_fits_by_what_it_says_of_itself(tmp_path: Path, name: str, says: str, fits: bool) -> None:
-    assert binaries.fits(name, str(program(tmp_path, name, says))) is fits
+def test_program_is_accepted_by_its_version_output(tmp_path: Path, name: str, says: str, fits: bool) -> None:
+    assert binaries.version_matches(name, str(program(tmp_path, name, says))) is fits
 
 
 def test_kubebuilder_assets_come_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assets = program(tmp_path / "assets", "etcd", "etcd Version: 3.6.9")
     on_path = program(tmp_path / "path", "etcd", "etcd Version: 3.6.8")
     monkeypatch.setenv("PATH", f"{on_path.parent}:/usr/bin:/bin")
-    assert binaries.existing("etcd") == on_path
+    assert binaries.find_existing("etcd") == on_path
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets.parent))
-    assert binaries.existing("etcd") == assets
+    assert binaries.find_existing("etcd") == assets
 
 
-def test_assets_that_do_not_fit_are_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_assets_of_another_version_are_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = program(tmp_path / "assets", "etcd", "etcd Version: 3.4.23")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(old.parent))
-    assert binaries.existing("etcd") is None
+    assert binaries.find_existing("etcd") is None
 
 
-def test_another_recipe_is_another_place() -> None:
+def test_another_build_recipe_has_another_cache_path() -> None:
     one = binaries.GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"})
     other = binaries.GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, ldflags="-s")
-    assert one.home != other.home
+    assert one.install_dir != other.install_dir
 
 
-def test_without_a_module_proxy_there_is_one_sentence_and_nothing_half_built(
+def test_missing_module_proxy_is_reported_and_leaves_no_partial_build(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     go = program(tmp_path / "go", "go", "go version go1.26.0 linux/amd64")
@@ -77,7 +77,7 @@ def test_without_a_module_proxy_there_is_one_sentence_and_nothing_half_built(
         'echo "k8s.io/api@v0.36.4: module lookup disabled by GOPROXY=off" >&2\nexit 1\n'
     )
     monkeypatch.setenv("PATH", f"{go.parent}:/usr/bin:/bin")
-    with pytest.raises(Unmet) as refusal:
+    with pytest.raises(MissingRequirement) as refusal:
         binaries.resolve(["kwok"])
     assert "module lookup disabled" in str(refusal.value)
     assert "make a Go module proxy reachable" in str(refusal.value)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from localcluster.control_plane import free_port
-from localcluster.paths import PROJECT
+from localcluster.paths import PROJECT_ROOT
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def forwarder(port: int) -> Iterator[tuple[str, int]]:
         accepting.listen()
         route = f"{accepting.fileno()}=127.0.0.1:{port}"
         command = [sys.executable, "-m", "localcluster.forwarder", route]
-        running = subprocess.Popen(command, pass_fds=[accepting.fileno()], cwd=PROJECT)
+        running = subprocess.Popen(command, pass_fds=[accepting.fileno()], cwd=PROJECT_ROOT)
         try:
             yield accepting.getsockname()
         finally:
@@ -38,16 +38,16 @@ def server(port: int) -> socket.socket:
     return made
 
 
-def say_all(connection: socket.socket, what: bytes) -> None:
+def send_all(connection: socket.socket, what: bytes) -> None:
     connection.sendall(what)
     connection.shutdown(socket.SHUT_WR)
 
 
-def all_of(connection: socket.socket) -> bytes:
+def receive_all(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_whoever_connects_while_nobody_listens_is_heard_by_the_one_who_comes() -> None:
+def test_connection_without_a_backend_waits_for_the_next_backend() -> None:
     port = free_port()
     with forwarder(port) as address, socket.create_connection(address, timeout=60) as client:
         client.sendall(b"question")
@@ -63,15 +63,15 @@ def test_whoever_connects_while_nobody_listens_is_heard_by_the_one_who_comes() -
                 assert client.recv(100) == b"answer"
 
 
-def test_all_that_was_said_before_an_end_arrives_on_both_sides() -> None:
+def test_data_sent_before_a_half_close_arrives_on_both_sides() -> None:
     port, much = free_port(), b"x" * 3_000_000
     with server(port) as listening, forwarder(port) as address, socket.create_connection(address, timeout=60) as client:
         pod, _ = listening.accept()
         with pod:
             pod.settimeout(10)
-            sending = threading.Thread(target=say_all, args=(client, much))
+            sending = threading.Thread(target=send_all, args=(client, much))
             sending.start()
-            assert all_of(pod) == much
+            assert receive_all(pod) == much
             sending.join()
             pod.sendall(much)
-        assert all_of(client) == much
+        assert receive_all(client) == much

@@ -9,51 +9,51 @@ from pathlib import Path
 
 import pytest
 
-from localcluster.paths import scratch
-from localcluster.supervisor import NOT_STARTED
-from localcluster.supervisor_client import Processes, ProcessFailed, exists, wait_until
+from localcluster.paths import scratch_dir
+from localcluster.supervisor import NOT_STARTED_EXIT_CODE
+from localcluster.supervisor_client import ProcessFailed, SupervisorClient, process_exists, wait_until
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    held = Processes(tmp_path)
-    held.launch(owned=True)
+def processes(tmp_path: Path) -> Iterator[SupervisorClient]:
+    held = SupervisorClient(tmp_path)
+    held.launch(die_with_parent=True)
     yield held
     held.shutdown()
 
 
-def pid(processes: Processes, name: str) -> int:
+def pid(processes: SupervisorClient, name: str) -> int:
     found = processes.get(name).pid
     assert found is not None
     return found
 
 
-def test_what_ends_by_itself_is_started_again(processes: Processes) -> None:
+def test_exited_process_is_restarted(processes: SupervisorClient) -> None:
     processes.start("sleeper", ["sleep", "600"])
     first = pid(processes, "sleeper")
     processes.signal("sleeper", signal.SIGKILL)
     wait_until(lambda: processes.get("sleeper").pid not in (None, first), 60, lambda: "not restarted")
     assert processes.get("sleeper").restarts == 1
-    assert processes.get("sleeper").last_exit == -signal.SIGKILL
+    assert processes.get("sleeper").last_exit_code == -signal.SIGKILL
 
 
-def test_what_was_stopped_stays_down_until_it_is_started(processes: Processes) -> None:
+def test_stopped_process_stays_down_until_it_is_started(processes: SupervisorClient) -> None:
     processes.start("sleeper", ["sleep", "600"])
     first = pid(processes, "sleeper")
     processes.stop("sleeper")
-    assert not exists(first)
+    assert not process_exists(first)
     assert processes.get("sleeper").pid is None
     processes.start("sleeper", ["sleep", "600"])
     assert pid(processes, "sleeper") != first
 
 
-def test_what_ends_at_once_is_tried_less_and_less_often(processes: Processes) -> None:
+def test_crash_looping_process_is_restarted_with_backoff(processes: SupervisorClient) -> None:
     processes.start("broken", ["false"])
     wait_until(lambda: processes.get("broken").restarts >= 3, 60, lambda: "not tried again")
-    assert processes.get("broken").last_exit == 1
+    assert processes.get("broken").last_exit_code == 1
 
 
-def test_starting_twice_is_starting_once(processes: Processes) -> None:
+def test_start_is_idempotent(processes: SupervisorClient) -> None:
     processes.start("sleeper", ["sleep", "600"])
     first = pid(processes, "sleeper")
     processes.start("sleeper", ["sleep", "600"])
@@ -62,65 +62,65 @@ def test_starting_twice_is_starting_once(processes: Processes) -> None:
         processes.start("sleeper", ["sleep", "601"])
 
 
-def test_a_program_that_is_not_there_is_an_error_not_an_end(processes: Processes) -> None:
+def test_missing_program_is_recorded_as_an_exit(processes: SupervisorClient) -> None:
     processes.start("nothing", ["/no/such/program"])
-    wait_until(lambda: processes.get("nothing").last_exit is not None, 60, lambda: "no exit was seen")
-    assert processes.alive()
+    wait_until(lambda: processes.get("nothing").last_exit_code is not None, 60, lambda: "no exit was seen")
+    assert processes.is_alive()
 
 
 @pytest.mark.parametrize(
     "garbage", [b"", b"\n", b"{}\n", b"[1]\n", b'{"op": "fly"}\n', b'{"op": "stop", "name": "x"}\n']
 )
-def test_garbage_does_not_end_it(processes: Processes, garbage: bytes) -> None:
+def test_invalid_request_does_not_end_the_supervisor(processes: SupervisorClient, garbage: bytes) -> None:
     with processes._connect() as connection:
         connection.sendall(garbage)
-    assert processes.alive()
+    assert processes.is_alive()
 
 
-def test_its_end_is_the_end_of_all(processes: Processes) -> None:
+def test_shutdown_ends_all_processes(processes: SupervisorClient) -> None:
     processes.start("sleeper", ["sleep", "600"])
     held, supervisor = pid(processes, "sleeper"), processes.supervisor_pid()
     processes.shutdown()
-    assert not exists(held)
-    assert not exists(supervisor)
-    assert not processes.alive()
+    assert not process_exists(held)
+    assert not process_exists(supervisor)
+    assert not processes.is_alive()
 
 
-def test_its_violent_end_is_the_end_of_all(processes: Processes) -> None:
+def test_killed_supervisor_ends_all_processes(processes: SupervisorClient) -> None:
     processes.start("sleeper", ["sleep", "600"])
     held = pid(processes, "sleeper")
     processes.signal_supervisor(signal.SIGKILL)
-    wait_until(lambda: not exists(held), 60, lambda: "a child outlives its killed supervisor")
+    wait_until(lambda: not process_exists(held), 60, lambda: "a child outlives its killed supervisor")
 
 
-def test_a_child_whose_parent_died_before_it_was_tied_to_it_ends_by_itself() -> None:
+def test_child_of_a_supervisor_that_died_during_the_start_exits() -> None:
     """However busy the machine is, and however soon after its start a supervisor is killed."""
     tied = "import os, sys; from localcluster.supervisor import die_with; die_with(os.getppid() + int(sys.argv[1]))"
     ends = [subprocess.run([sys.executable, "-c", tied, stranger], check=False).returncode for stranger in ("0", "1")]
-    assert ends == [0, NOT_STARTED]
+    assert ends == [0, NOT_STARTED_EXIT_CODE]
 
 
-def test_a_paused_one_can_still_be_ended(processes: Processes) -> None:
+def test_shutdown_of_a_paused_supervisor_ends_all_processes(processes: SupervisorClient) -> None:
     processes.start("sleeper", ["sleep", "600"])
     held = pid(processes, "sleeper")
     processes.signal_supervisor(signal.SIGSTOP)
     processes.shutdown(timeout=0.5)
-    wait_until(lambda: not exists(held), 60, lambda: "a child outlives its supervisor")
+    wait_until(lambda: not process_exists(held), 60, lambda: "a child outlives its supervisor")
 
 
-def test_a_folder_whose_owner_died_is_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_scratch_folder_of_a_dead_owner_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("localcluster.paths.LOCAL", tmp_path)
     orphan = tmp_path / "things" / "orphan"
     orphan.mkdir(parents=True)
-    with scratch("things") as mine:
+    with scratch_dir("things") as mine:
         assert not orphan.exists()
-        with scratch("things") as yours:
+        with scratch_dir("things") as yours:
             assert mine.exists()
             assert yours.exists()
     assert not mine.exists()
 
 
-def test_logs_are_kept(processes: Processes) -> None:
+def test_process_output_is_written_to_its_log(processes: SupervisorClient) -> None:
     processes.start("speaker", [sys.executable, "-c", "print('heard')"])
     log = Path(processes.get("speaker").log)
     wait_until(lambda: log.exists() and "heard" in log.read_text(), 60, lambda: "nothing in the log")

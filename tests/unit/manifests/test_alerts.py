@@ -12,13 +12,13 @@ from prometheus_client.metrics_core import Metric
 
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.controller_manager.metrics import UnitMetrics
-from gpu_runtime.controller_manager.settings import Sidecar
+from gpu_runtime.controller_manager.settings import SidecarContainerSettings
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.result_store.metrics import StoreMetrics
-from gpu_runtime.runtime_api.http.access_log import Journal
+from gpu_runtime.result_store.metrics import ResultStoreMetrics
+from gpu_runtime.runtime_api.http.access_log import AccessLog
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
-from gpu_runtime.runtime_api.operations.operation_retention import RetentionMetrics
+from gpu_runtime.runtime_api.operations.operation_retention import OperationRetentionMetrics
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 PROJECT = Path(__file__).parents[3]
@@ -29,15 +29,15 @@ TARGET_LABELS = {"job", "namespace"}
 COUNTED_BY = (
     ActivatorMetrics,
     InvocationMetrics,
-    Journal,
+    AccessLog,
     KubeMetrics,
-    RetentionMetrics,
+    OperationRetentionMetrics,
     SidecarMetrics,
-    StoreMetrics,
+    ResultStoreMetrics,
     UnitMetrics,
 )
 SERIES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"], "info": ["_info"]}
-WORDS = {"by", "or", "and", "unless", "without", "on", "ignoring", "offset"}
+PROMQL_KEYWORDS = {"by", "or", "and", "unless", "without", "on", "ignoring", "offset"}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def rules() -> list[dict[str, Any]]:
     return [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
 
 
-def counted() -> set[str]:
+def exposed_series() -> set[str]:
     """The series of all processes, by name, and the one that Prometheus adds about every target."""
     registry: CollectorRegistry = new_registry("test")
     for metrics in COUNTED_BY:
@@ -57,21 +57,21 @@ def series(metric: Metric) -> list[str]:
     return [f"{metric.name}{suffix}" for suffix in SERIES[metric.type]]
 
 
-def named_in(expression: str) -> set[str]:
+def series_in(expression: str) -> set[str]:
     """What an expression reads: its names, without matchers, ranges, groupings and functions."""
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(by|without) \([^)]*\)", " ", expression)
-    return set(re.findall(r"\b[a-z_][a-z0-9_]*\b(?!\s*\()", bare)) - WORDS
+    return set(re.findall(r"\b[a-z_][a-z0-9_]*\b(?!\s*\()", bare)) - PROMQL_KEYWORDS
 
 
 def test_names_are_found_in_expressions() -> None:
     expression = 'sum by (le, job) (rate(a_bucket{code=~"5.."}[5m])) / max(b_total) > 0.1\nor absent(up{job="x"} == 1)'
-    assert named_in(expression) == {"a_bucket", "b_total", "up"}
+    assert series_in(expression) == {"a_bucket", "b_total", "up"}
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
-def test_an_alert_reads_what_the_processes_count(rule: dict[str, Any]) -> None:
-    assert named_in(rule["expr"])
-    assert named_in(rule["expr"]) - counted() == set()
+def test_alert_uses_only_existing_metrics(rule: dict[str, Any]) -> None:
+    assert series_in(rule["expr"])
+    assert series_in(rule["expr"]) - exposed_series() == set()
 
 
 def labels() -> dict[str, set[str]]:
@@ -88,14 +88,14 @@ def labels() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
-def test_an_alert_chooses_by_labels_that_there_are(rule: dict[str, Any]) -> None:
+def test_alert_uses_only_existing_labels(rule: dict[str, Any]) -> None:
     known = labels() | {"up": set()}
     for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", rule["expr"]):
         metric = name if name in known else re.sub("_(bucket|sum|count)$", "", name)
         assert set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", matchers)) <= known[metric] | TARGET_LABELS
 
 
-def test_every_alert_is_explained_and_nothing_else_is() -> None:
+def test_every_alert_is_documented_and_every_documented_alert_exists() -> None:
     explained = re.findall(r"^### (\w+)$", (PROJECT / RUNBOOKS).read_text(), re.MULTILINE)
     assert [rule["alert"] for rule in rules()] == explained
     for rule in rules():
@@ -104,8 +104,8 @@ def test_every_alert_is_explained_and_nothing_else_is() -> None:
         assert rule["labels"]["severity"] in {"critical", "warning"}
 
 
-def test_the_sidecars_are_measured_where_they_listen() -> None:
-    port = str(Sidecar().port)
+def test_pod_monitor_uses_the_sidecar_port() -> None:
+    port = str(SidecarContainerSettings().port)
     (monitor,) = yaml.safe_load_all((PROMETHEUS / "worker-sidecar.yaml").read_text())
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     addresses = [each["replacement"] for each in endpoint["relabelings"] if each.get("targetLabel") == "__address__"]

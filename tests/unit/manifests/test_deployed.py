@@ -8,23 +8,23 @@ import pytest
 import yaml
 
 from gpu_runtime.activator.settings import ActivatorSettings
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Sidecar
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, SidecarContainerSettings
 from gpu_runtime.manifests.rbac_rules import PROCESSES as WITH_RIGHTS
-from gpu_runtime.process.settings import Settings, load
+from gpu_runtime.process.settings import BaseSettings, load_settings
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 Object = dict[str, Any]
 
-CONFIG = Path(__file__).parents[3] / "config"
-PRODUCTION = CONFIG / "overlays" / "production"
+CONFIG_DIR = Path(__file__).parents[3] / "config"
+PRODUCTION_DIR = CONFIG_DIR / "overlays" / "production"
 BASES = ("activator", "api", "manager", "nats", "network-policy", "prometheus", "results")
 PART_OF = {"app.kubernetes.io/part-of": "gpu-runtime"}
 NAME = "app.kubernetes.io/name"
 
 
 def manifests(*folders: str) -> list[Object]:
-    paths = [path for folder in folders for path in sorted((CONFIG / folder).glob("*.yaml"))]
+    paths = [path for folder in folders for path in sorted((CONFIG_DIR / folder).glob("*.yaml"))]
     found = [each for path in paths for each in yaml.safe_load_all(path.read_text())]
     return [each for each in found if "metadata" in each]
 
@@ -88,7 +88,7 @@ def test_a_pod_is_restricted_probed_and_bounded(workload: Object) -> None:
         assert "memory" in container["resources"]["limits"]
 
 
-def test_a_pod_that_is_not_restricted_is_found() -> None:
+def test_unrestricted_pod_is_detected() -> None:
     pod = pod_of(PROCESSES[0])
     root = pod | {"securityContext": {"runAsUser": 0}, "volumes": [{"name": "node", "hostPath": {"path": "/"}}]}
     found = " ".join(not_restricted(root))
@@ -97,12 +97,12 @@ def test_a_pod_that_is_not_restricted_is_found() -> None:
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name_of)
-def test_a_process_has_an_account_of_its_own(process: Object) -> None:
+def test_process_has_its_own_service_account(process: Object) -> None:
     assert pod_of(process)["serviceAccountName"] == name_of(process)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
-def test_who_has_no_rights_has_no_token(workload: Object) -> None:
+def test_process_without_rbac_rules_mounts_no_token(workload: Object) -> None:
     pod, has_rights = pod_of(workload), name_of(workload) in {each.name for each in WITH_RIGHTS}
     projected = [each["projected"]["sources"] for each in pod["volumes"] if "projected" in each]
     handed = any("serviceAccountToken" in source for sources in projected for source in sources)
@@ -110,7 +110,7 @@ def test_who_has_no_rights_has_no_token(workload: Object) -> None:
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name_of)
-def test_a_process_is_labelled_by_its_name(process: Object) -> None:
+def test_process_is_labeled_with_its_name(process: Object) -> None:
     labels = {NAME: name_of(process)} | PART_OF
     assert process["metadata"]["labels"] == labels
     assert process["spec"]["template"]["metadata"]["labels"] == labels
@@ -118,7 +118,7 @@ def test_a_process_is_labelled_by_its_name(process: Object) -> None:
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name_of)
-def test_replicas_lie_on_different_nodes_and_are_drained_one_by_one(process: Object) -> None:
+def test_replicas_are_spread_and_protected_by_a_disruption_budget(process: Object) -> None:
     name, several = name_of(process), process["spec"]["replicas"] > 1
     budgets = [each["spec"] for each in of_kind("PodDisruptionBudget") if name_of(each) == name]
     spread = pod_of(process).get("topologySpreadConstraints", [])
@@ -129,7 +129,7 @@ def test_replicas_lie_on_different_nodes_and_are_drained_one_by_one(process: Obj
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name_of)
-def test_a_process_is_measured_in_all_of_its_pods(process: Object) -> None:
+def test_service_monitor_scrapes_every_pod(process: Object) -> None:
     name = name_of(process)
     (service,) = [each for each in of_kind("Service") if name_of(each) == f"{name}-metrics"]
     (monitor,) = [each for each in of_kind("ServiceMonitor") if name_of(each) == name]
@@ -148,7 +148,7 @@ def peers(policy: Object) -> Iterator[Object]:
             yield peer.get("podSelector", {})
 
 
-def test_network_policies_name_processes_that_there_are() -> None:
+def test_network_policies_select_existing_processes() -> None:
     known = {name_of(each) for each in WORKLOADS}
     for selector in (selector for policy in of_kind("NetworkPolicy") for selector in peers(policy)):
         chosen = {selector.get("matchLabels", {}).get(NAME)} - {None}
@@ -156,7 +156,7 @@ def test_network_policies_name_processes_that_there_are() -> None:
         assert chosen <= known
 
 
-def test_network_policies_open_ports_that_somebody_listens_on() -> None:
+def test_network_policies_open_only_listening_ports() -> None:
     listening = {port["containerPort"] for each in WORKLOADS for port in pod_of(each)["containers"][0]["ports"]}
     opened = {
         port["port"]
@@ -164,10 +164,10 @@ def test_network_policies_open_ports_that_somebody_listens_on() -> None:
         for rule in policy["spec"].get("ingress", [])
         for port in rule["ports"]
     }
-    assert opened == (listening | {Sidecar().port}) - {8222}  # NATS answers only its kubelet there
+    assert opened == (listening | {SidecarContainerSettings().port}) - {8222}  # NATS answers only its kubelet there
 
 
-PRODUCTION_SETTINGS: dict[str, type[Settings]] = {
+PRODUCTION_SETTINGS: dict[str, type[BaseSettings]] = {
     "activator": ActivatorSettings,
     "controller-manager": ControllerManagerSettings,
     "result-store": ResultStoreSettings,
@@ -175,12 +175,12 @@ PRODUCTION_SETTINGS: dict[str, type[Settings]] = {
 }
 
 
-def in_production() -> dict[str, Any]:
-    return {name: load(PRODUCTION / f"{name}.yaml", model) for name, model in PRODUCTION_SETTINGS.items()}
+def production_settings() -> dict[str, Any]:
+    return {name: load_settings(PRODUCTION_DIR / f"{name}.yaml", model) for name, model in PRODUCTION_SETTINGS.items()}
 
 
-def test_in_production_everybody_logs_in_and_the_streams_are_the_same_to_all() -> None:
-    settings = in_production()
+def test_production_requires_authentication_and_uses_the_same_streams() -> None:
+    settings = production_settings()
     assert settings["runtime-api"].authentication.mode == "required"
     queues = [getattr(each, "serverless", each).nats for each in settings.values()]
     assert {each.streams.replicas for each in queues} == {3}
@@ -189,15 +189,15 @@ def test_in_production_everybody_logs_in_and_the_streams_are_the_same_to_all() -
     assert settings["controller-manager"].serverless.credentials_secret
 
 
-def test_in_production_stock_and_sidecars_run_the_image_of_the_processes() -> None:
-    (image,) = yaml.safe_load((PRODUCTION / "kustomization.yaml").read_text())["images"]
-    images = in_production()["controller-manager"].images
+def test_production_stock_and_sidecars_use_the_platform_image() -> None:
+    (image,) = yaml.safe_load((PRODUCTION_DIR / "kustomization.yaml").read_text())["images"]
+    images = production_settings()["controller-manager"].images
     assert images.stock == images.placeholder == f"{image['newName']}@{image['digest']}"
     assert images.sidecar == ""  # the same as stock's
 
 
 def test_in_production_results_fit_their_volume() -> None:
-    patches = list(yaml.safe_load_all((PRODUCTION / "room.yaml").read_text()))
+    patches = list(yaml.safe_load_all((PRODUCTION_DIR / "room.yaml").read_text()))
     (claim,) = [each["spec"] for each in patches if each["kind"] == "PersistentVolumeClaim"]
     size = int(claim["resources"]["requests"]["storage"].removesuffix("Gi")) * 1024**3
-    assert in_production()["result-store"].retention.bytes + 512 * 1024**2 < size
+    assert production_settings()["result-store"].retention.bytes + 512 * 1024**2 < size

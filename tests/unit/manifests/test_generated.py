@@ -11,10 +11,10 @@ import yaml
 from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.contract.crd import DEFINITIONS
 from gpu_runtime.contract.crd.well_known import role_of
-from gpu_runtime.contract.validation import name_problems, pool_problems, storage_problems, unit_problems
+from gpu_runtime.contract.validation import name_errors, pool_errors, storage_errors, unit_errors
 from gpu_runtime.manifests import samples
 from gpu_runtime.manifests.crd_manifest import custom_resource_definition
-from gpu_runtime.manifests.generate import generated
+from gpu_runtime.manifests.generate import generated_files
 from gpu_runtime.manifests.local_settings import (
     ACTIVATOR,
     CONTROLLER_MANAGER,
@@ -23,11 +23,11 @@ from gpu_runtime.manifests.local_settings import (
     WORKER_SIDECAR,
 )
 from gpu_runtime.manifests.settings_file import settings_file
-from gpu_runtime.process.settings import Settings, load
+from gpu_runtime.process.settings import BaseSettings, load_settings
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
-CONFIG = Path(__file__).parents[3] / "config"
+CONFIG_DIR = Path(__file__).parents[3] / "config"
 SETTINGS = {
     "activator": ACTIVATOR,
     "controller-manager": CONTROLLER_MANAGER,
@@ -37,8 +37,8 @@ SETTINGS = {
 }
 
 
-def test_what_is_checked_in_is_what_the_code_says() -> None:
-    assert {path: (CONFIG / path).read_text() for path in generated()} == generated()
+def test_generated_files_are_up_to_date() -> None:
+    assert {path: (CONFIG_DIR / path).read_text() for path in generated_files()} == generated_files()
 
 
 def schemas(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -59,7 +59,7 @@ def test_every_field_of_a_kind_is_described(definition: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["memory", "size", "capacity"])
-def test_no_pattern_keeps_a_bad_quantity_from_the_controller(name: str) -> None:
+def test_quantity_fields_have_no_pattern(name: str) -> None:
     found = []
     for definition in DEFINITIONS:
         version = custom_resource_definition(definition)["spec"]["versions"][0]
@@ -68,18 +68,18 @@ def test_no_pattern_keeps_a_bad_quantity_from_the_controller(name: str) -> None:
     assert not any("pattern" in schema or "format" in schema for schema in found)
 
 
-def test_samples_have_no_problems() -> None:
-    for unit in (samples.STORING_UNIT, samples.STOCK_UNIT, samples.FUNCTION):
-        assert unit_problems(unit.spec, role_of(unit.metadata.namespace)) == ()
-        assert list(name_problems(unit.metadata.name)) == []
-    assert pool_problems(samples.POOL.spec) == ()
-    assert storage_problems(samples.STORAGE.spec) == ()
+def test_samples_are_valid() -> None:
+    for unit in (samples.UNIT_WITH_STORAGE, samples.STOCK_UNIT, samples.FUNCTION):
+        assert unit_errors(unit.spec, role_of(unit.metadata.namespace)) == ()
+        assert list(name_errors(unit.metadata.name)) == []
+    assert pool_errors(samples.POOL.spec) == ()
+    assert storage_errors(samples.STORAGE.spec) == ()
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_the_local_settings_load_and_show_every_setting(settings: Settings, request: pytest.FixtureRequest) -> None:
-    path = CONFIG / "local" / f"{request.node.callspec.id}.yaml"
-    assert load(path, type(settings)) == settings
+def test_the_local_settings_load_and_show_every_setting(settings: BaseSettings, request: pytest.FixtureRequest) -> None:
+    path = CONFIG_DIR / "local" / f"{request.node.callspec.id}.yaml"
+    assert load_settings(path, type(settings)) == settings
     assert shape(yaml.safe_load(path.read_text())) == shape(msgspec.to_builtins(settings))
 
 
@@ -90,42 +90,46 @@ def shape(shown: Any) -> Any:
 
 @pytest.mark.parametrize("path", ["api/settings.yaml", "overlays/local/runtime-api.yaml"])
 def test_the_settings_of_the_deployed_api_load(path: str) -> None:
-    settings = load(CONFIG / path, RuntimeAPISettings)
+    settings = load_settings(CONFIG_DIR / path, RuntimeAPISettings)
     assert settings.authentication.mode == ("required" if path.startswith("api/") else "off")
-    deployment = next(yaml.safe_load_all((CONFIG / "api" / "runtime-api.yaml").read_text()))
+    deployment = next(yaml.safe_load_all((CONFIG_DIR / "api" / "runtime-api.yaml").read_text()))
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     limits = settings.limits
-    assert limits.drain_seconds + limits.request_seconds < settings.stop_grace_seconds < grace
+    assert (
+        limits.shutdown_delay_seconds + limits.request_timeout_seconds
+        < settings.graceful_shutdown_timeout_seconds
+        < grace
+    )
 
 
 def test_the_settings_of_the_deployed_result_store_fit_its_volume_and_its_grace() -> None:
-    settings = load(CONFIG / "results" / "settings.yaml", ResultStoreSettings)
-    manifests = yaml.safe_load_all((CONFIG / "results" / "result-store.yaml").read_text())
+    settings = load_settings(CONFIG_DIR / "results" / "settings.yaml", ResultStoreSettings)
+    manifests = yaml.safe_load_all((CONFIG_DIR / "results" / "result-store.yaml").read_text())
     by_kind = {manifest["kind"]: manifest["spec"] for manifest in manifests if "spec" in manifest}
     claimed = by_kind["PersistentVolumeClaim"]["resources"]["requests"]["storage"]
-    assert settings.retention.bytes + 512 * 1024**2 < int(claimed.removesuffix("Gi")) * 1024**3
+    assert settings.retention.max_bytes + 512 * 1024**2 < int(claimed.removesuffix("Gi")) * 1024**3
     pod = by_kind["Deployment"]["template"]["spec"]
-    assert settings.stop_grace_seconds < pod["terminationGracePeriodSeconds"]
+    assert settings.graceful_shutdown_timeout_seconds < pod["terminationGracePeriodSeconds"]
     mounted = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
     assert str(Path(settings.database.path).parent) in mounted
 
 
 def test_the_settings_of_the_deployed_activator_load_and_the_api_trusts_it() -> None:
-    settings = load(CONFIG / "activator" / "settings.yaml", ActivatorSettings)
-    deployment = next(yaml.safe_load_all((CONFIG / "activator" / "activator.yaml").read_text()))
+    settings = load_settings(CONFIG_DIR / "activator" / "settings.yaml", ActivatorSettings)
+    deployment = next(yaml.safe_load_all((CONFIG_DIR / "activator" / "activator.yaml").read_text()))
     pod = deployment["spec"]["template"]["spec"]
-    assert settings.stop_grace_seconds < pod["terminationGracePeriodSeconds"]
+    assert settings.graceful_shutdown_timeout_seconds < pod["terminationGracePeriodSeconds"]
     (token,) = [each["projected"]["sources"][0] for each in pod["volumes"] if "projected" in each]
     (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "token"]
-    assert settings.api.token_file == f"{mount['mountPath']}/{token['serviceAccountToken']['path']}"
-    authentication = load(CONFIG / "api" / "settings.yaml", RuntimeAPISettings).authentication
+    assert settings.runtime_api.token_file == f"{mount['mountPath']}/{token['serviceAccountToken']['path']}"
+    authentication = load_settings(CONFIG_DIR / "api" / "settings.yaml", RuntimeAPISettings).authentication
     assert token["serviceAccountToken"]["audience"] in authentication.audiences
     trusted = {(each.namespace, each.name): set(each.scopes) for each in authentication.service_accounts}
     assert trusted["runtime-system", pod["serviceAccountName"]] == {"operator", "runtime"}
 
 
-def test_a_setting_without_a_docstring_cannot_be_shown() -> None:
-    class Bare(Settings, frozen=True, kw_only=True):
+def test_setting_without_a_docstring_is_rejected() -> None:
+    class Bare(BaseSettings, frozen=True, kw_only=True):
         silent: int = 1
 
     with pytest.raises(LookupError, match=r"Bare\.silent has no docstring"):

@@ -9,59 +9,59 @@ import pytest
 
 from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.process.runner import FAILED, MISCONFIGURED, STOPPED, run_process, supervise
+from gpu_runtime.process.runner import EXIT_FAILED, EXIT_INVALID_SETTINGS, EXIT_OK, run_process, run_until_signal
 
 
-def tell(received: signal.Signals) -> None:
+def send_signal(received: signal.Signals) -> None:
     os.kill(os.getpid(), received)
 
 
 @pytest.mark.parametrize("received", [signal.SIGTERM, signal.SIGINT])
-async def test_work_that_ends_when_told_is_a_success(received: signal.Signals) -> None:
+async def test_process_that_stops_on_a_signal_exits_with_0(received: signal.Signals) -> None:
     async def work(stopping: asyncio.Event) -> None:
-        tell(received)
+        send_signal(received)
         await stopping.wait()
 
-    assert await supervise(work, grace=60) == STOPPED
+    assert await run_until_signal(work, shutdown_timeout=60) == EXIT_OK
 
 
-async def test_work_that_outlasts_the_grace_is_cut_short(caplog: pytest.LogCaptureFixture) -> None:
+async def test_process_is_cancelled_after_the_shutdown_timeout(caplog: pytest.LogCaptureFixture) -> None:
     async def work(_stopping: asyncio.Event) -> None:
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
         await asyncio.Event().wait()
 
-    assert await supervise(work, grace=0.01) == FAILED
+    assert await run_until_signal(work, shutdown_timeout=0.01) == EXIT_FAILED
     assert "cut short" in caplog.text
 
 
-async def test_a_second_signal_cuts_short_at_once() -> None:
+async def test_second_signal_cancels_immediately() -> None:
     async def work(stopping: asyncio.Event) -> None:
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
         await stopping.wait()
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
         await asyncio.Event().wait()
 
-    assert await asyncio.wait_for(supervise(work, grace=60), timeout=50) == FAILED
+    assert await asyncio.wait_for(run_until_signal(work, shutdown_timeout=60), timeout=50) == EXIT_FAILED
 
 
-async def test_a_fault_is_one_line_and_a_bug_shows_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_fault_is_logged_in_one_line_and_a_bug_with_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async def faulty(_stopping: asyncio.Event) -> None:
         raise Unavailable("Kubernetes is away")
 
     async def buggy(_stopping: asyncio.Event) -> None:
         raise TimeoutError("of its own")
 
-    assert await supervise(faulty, grace=1) == FAILED
-    assert await supervise(buggy, grace=1) == FAILED
+    assert await run_until_signal(faulty, shutdown_timeout=1) == EXIT_FAILED
+    assert await run_until_signal(buggy, shutdown_timeout=1) == EXIT_FAILED
     fault, bug = caplog.records
     assert (fault.getMessage(), fault.exc_info) == ("Kubernetes is away", None)
     assert bug.exc_info
 
 
-def test_bad_settings_end_a_process_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_settings_exit_before_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def never(_settings: ControllerManagerSettings, _stopping: asyncio.Event) -> None:
         raise AssertionError
 
     (tmp_path / "bad.yaml").write_text("imags: {}")
-    assert run_process(tmp_path / "bad.yaml", ControllerManagerSettings, never) == MISCONFIGURED
+    assert run_process(tmp_path / "bad.yaml", ControllerManagerSettings, never) == EXIT_INVALID_SETTINGS
     assert "imags is not a setting; did you mean images?" in capsys.readouterr().err

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_runtime.process import logs
-from gpu_runtime.process.shared_settings import Log
+from gpu_runtime.process.shared_settings import LogSettings
 
 logger = logging.getLogger("test.logs")
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restored_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -24,9 +24,9 @@ def restored() -> Iterator[None]:
     root.setLevel(level)
 
 
-def test_a_json_line_carries_its_fields() -> None:
+def test_json_log_line_contains_the_fields() -> None:
     stream = io.StringIO()
-    logs.configure(Log(format="json"), stream)
+    logs.configure_logging(LogSettings(format="json"), stream)
     logger.info(
         "claimed %s",
         "stock-1",
@@ -49,26 +49,26 @@ def test_a_json_line_carries_its_fields() -> None:
     }
 
 
-def test_what_json_cannot_say_is_said_as_text() -> None:
+def test_value_without_json_encoding_is_logged_as_text() -> None:
     stream = io.StringIO()
-    logs.configure(Log(format="json"), stream)
+    logs.configure_logging(LogSettings(format="json"), stream)
     logger.info("odd", extra={"value": logging})
     assert "module" in json.loads(stream.getvalue())["value"]
 
 
-def test_a_traceback_stays_on_its_line() -> None:
+def test_traceback_is_logged_on_one_line() -> None:
     stream = io.StringIO()
-    logs.configure(Log(format="json"), stream)
+    logs.configure_logging(LogSettings(format="json"), stream)
     logger.error("failed", exc_info=ValueError("broken\nin two"))
     (line,) = stream.getvalue().splitlines()
     assert "ValueError: broken" in json.loads(line)["error"]
 
 
-def test_the_level_and_the_form_are_settings() -> None:
+def test_log_level_and_format_are_configurable() -> None:
     stream = io.StringIO()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        logs.configure(Log(level="warning", format="text"), stream)
+        logs.configure_logging(LogSettings(level="warning", format="text"), stream)
         logger.info("quiet")
         logger.warning("loud", extra={"unit": "demo"})
         warnings.warn("old", stacklevel=1)

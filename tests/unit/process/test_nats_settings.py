@@ -2,12 +2,12 @@
 
 import pytest
 
-from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.jetstream.connection_options import Tls
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.connection_options import TlsOptions
 from gpu_runtime.process.field_docs import field_doc
-from gpu_runtime.process.nats_setup import options_of, topology_of
-from gpu_runtime.process.settings import BadSettings, parse
-from gpu_runtime.process.shared_settings import Nats, NatsTLS, Streams
+from gpu_runtime.process.nats_setup import nats_options, stream_topology
+from gpu_runtime.process.settings import InvalidSettings, parse_settings
+from gpu_runtime.process.shared_settings import NatsSettings, NatsTLSSettings, StreamSettings
 
 REFUSED = {
     "two ways to log in": ("{user: u, tokenFile: /t}", "user and tokenFile are given; say in one way"),
@@ -23,13 +23,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_by_name(case: str) -> None:
+def test_contradictory_nats_settings_are_rejected_by_name(case: str) -> None:
     text, sentence = REFUSED[case]
-    with pytest.raises(BadSettings, match=sentence.replace("?", r"\?")):
-        parse(text, Nats)
+    with pytest.raises(InvalidSettings, match=sentence.replace("?", r"\?")):
+        parse_settings(text, NatsSettings)
 
 
-def test_what_the_settings_say_is_what_is_done() -> None:
+def test_nats_settings_become_options_and_streams() -> None:
     text = """
     urls: [tls://a:1, tls://b:2]
     credentialsFile: /creds
@@ -38,21 +38,21 @@ def test_what_the_settings_say_is_what_is_done() -> None:
     requestTimeoutSeconds: 3
     streams: {replicas: 3, queuedPerFunction: 7, dispatchAckWaitSeconds: 4, stateRetentionSeconds: 60}
     """
-    settings = parse(text, Nats)
-    options = options_of(settings, "activator")
+    settings = parse_settings(text, NatsSettings)
+    options = nats_options(settings, "activator")
     assert (options.urls, options.name, options.request_timeout) == (("tls://a:1", "tls://b:2"), "activator", 3)
-    assert (options.credentials_file, options.tls) == ("/creds", Tls("/ca", server_name="nats"))
-    topology = topology_of(settings)
-    dispatch = topology.queue(Queue.DISPATCH)
+    assert (options.credentials_file, options.tls) == ("/creds", TlsOptions("/ca", server_name="nats"))
+    topology = stream_topology(settings)
+    dispatch = topology.stream_spec(Stream.DISPATCH)
     assert (dispatch.name, dispatch.replicas, dispatch.max_messages_per_subject) == ("MINE_DISPATCH", 3, 7)
-    assert (topology.work("f").ack_wait, topology.state.ttl_seconds) == (4, 60)
+    assert (topology.dispatch_consumer("f").ack_wait_seconds, topology.record_bucket.ttl_seconds) == (4, 60)
 
 
-def test_without_words_on_tls_the_address_decides() -> None:
-    assert options_of(Nats(), "x").tls is None
-    assert options_of(parse("{tls: {enabled: true}}", Nats), "x").wants_tls
+def test_tls_defaults_to_the_url_scheme() -> None:
+    assert nats_options(NatsSettings(), "x").tls is None
+    assert nats_options(parse_settings("{tls: {enabled: true}}", NatsSettings), "x").requires_tls
 
 
-@pytest.mark.parametrize("section", [Nats, NatsTLS, Streams])
+@pytest.mark.parametrize("section", [NatsSettings, NatsTLSSettings, StreamSettings])
 def test_every_field_is_documented(section: type) -> None:
     assert [name for name in section.__struct_fields__ if not field_doc(section, name)] == []  # type: ignore[attr-defined]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings, Images, PodSecurity
-from gpu_runtime.process.settings import BadSettings, load, parse
-from gpu_runtime.process.shared_settings import Endpoints, LeaderElection
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings, PodSecuritySettings
+from gpu_runtime.process.settings import InvalidSettings, load_settings, parse_settings
+from gpu_runtime.process.shared_settings import BindAddressSettings, LeaderElectionSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 IMAGES = "images: {stock: a, placeholder: b}\n"
@@ -37,50 +37,50 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_named(text: str, message: str) -> None:
-    with pytest.raises(BadSettings) as refusal:
-        parse(text if text.startswith(("-", "a: [")) else IMAGES + text, ControllerManagerSettings)
+def test_invalid_setting_is_reported_by_key(text: str, message: str) -> None:
+    with pytest.raises(InvalidSettings) as refusal:
+        parse_settings(text if text.startswith(("-", "a: [")) else IMAGES + text, ControllerManagerSettings)
     assert message in str(refusal.value)
 
 
-def test_what_is_required_is_named() -> None:
-    with pytest.raises(BadSettings, match=r"^images is required$"):
-        parse("", ControllerManagerSettings)
-    with pytest.raises(BadSettings, match=r"^images.placeholder is required$"):
-        parse("images: {stock: a}", ControllerManagerSettings)
+def test_missing_required_setting_is_reported_by_key() -> None:
+    with pytest.raises(InvalidSettings, match=r"^images is required$"):
+        parse_settings("", ControllerManagerSettings)
+    with pytest.raises(InvalidSettings, match=r"^images.placeholder is required$"):
+        parse_settings("images: {stock: a}", ControllerManagerSettings)
 
 
-def test_what_is_left_out_has_its_default() -> None:
-    expected = ControllerManagerSettings(images=Images(stock="a", placeholder="b"))
-    assert parse(IMAGES, ControllerManagerSettings) == expected
-    assert parse(IMAGES + "leaderElection: {leaseSeconds: 30}", ControllerManagerSettings).leader_election == (
-        LeaderElection(lease_seconds=30)
+def test_omitted_settings_have_defaults() -> None:
+    expected = ControllerManagerSettings(images=ImageSettings(stock="a", placeholder="b"))
+    assert parse_settings(IMAGES, ControllerManagerSettings) == expected
+    assert parse_settings(IMAGES + "leaderElection: {leaseSeconds: 30}", ControllerManagerSettings).leader_election == (
+        LeaderElectionSettings(lease_duration_seconds=30)
     )
 
 
-def test_off_is_a_word_and_only_true_and_false_are_switches() -> None:
-    assert parse("authentication: {mode: off}", RuntimeAPISettings).authentication.mode == "off"
+def test_off_is_a_string_and_only_true_and_false_are_booleans() -> None:
+    assert parse_settings("authentication: {mode: off}", RuntimeAPISettings).authentication.mode == "off"
     for text, value in (("true", True), ("False", False)):
-        assert parse(IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings).pod_security == (
-            PodSecurity(require_non_root=value)
-        )
+        assert parse_settings(
+            IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings
+        ).pod_security == (PodSecuritySettings(require_non_root=value))
     for text in ("yes", "no", "off", "trueish"):
-        with pytest.raises(BadSettings, match=r"podSecurity\.requireNonRoot: expected bool, got str"):
-            parse(IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings)
+        with pytest.raises(InvalidSettings, match=r"podSecurity\.requireNonRoot: expected bool, got str"):
+            parse_settings(IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings)
 
 
 def test_the_error_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match=r"none\.yaml: No such file or directory"):
-        load(tmp_path / "none.yaml", ControllerManagerSettings)
+    with pytest.raises(InvalidSettings, match=r"none\.yaml: No such file or directory"):
+        load_settings(tmp_path / "none.yaml", ControllerManagerSettings)
     (tmp_path / "bad.yaml").write_text("imges: {}")
-    with pytest.raises(BadSettings, match=r"bad\.yaml: imges is not a setting; did you mean images\?"):
-        load(tmp_path / "bad.yaml", ControllerManagerSettings)
+    with pytest.raises(InvalidSettings, match=r"bad\.yaml: imges is not a setting; did you mean images\?"):
+        load_settings(tmp_path / "bad.yaml", ControllerManagerSettings)
 
 
 @pytest.mark.parametrize(
     ("bind", "host", "port"),
     [(":8081", None, 8081), ("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:8081", "::1", 8081)],
 )
-def test_an_address_has_a_host_and_a_port(bind: str, host: str | None, port: int) -> None:
-    endpoints = Endpoints(bind=bind)
+def test_bind_address_has_host_and_port(bind: str, host: str | None, port: int) -> None:
+    endpoints = BindAddressSettings(bind_address=bind)
     assert (endpoints.host, endpoints.port) == (host, port)

@@ -6,14 +6,20 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.errors import Rejected
-from gpu_runtime.contract.messages.dead_letter import DeadLetter, DeadLetters
+from gpu_runtime.contract.messages.dead_letter import DeadLetter, DeadLetterBuilder
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.limits import BODY_LIMIT
+from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
-from gpu_runtime.contract.messages.subjects import Queue, Subjects
-from gpu_runtime.jetstream.delivery import Delivery, GiveUp
-from gpu_runtime.result_store.result_codec import cut, letter_of, read, result_of, row_of
+from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
+from gpu_runtime.result_store.result_codec import (
+    dead_letter_message,
+    read_result,
+    result_from_row,
+    row_from_result,
+    truncate_body,
+)
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 RESULT = Result(
@@ -26,23 +32,25 @@ RESULT = Result(
 
 
 def delivery(data: bytes, subject: str = "runtime.serverless.result.thumbs") -> Delivery:
-    return Delivery(subject, data, {}, "RESULT", sequence=7, attempt=1, stored_at=NOW)
+    return Delivery(subject, data, {}, "RESULT", sequence=7, delivery_count=1, published_at=NOW)
 
 
-def test_a_result_comes_out_as_it_came_in() -> None:
+def test_result_row_round_trip() -> None:
     result = with_body(RESULT, "image/png", b"\x00\xff" * 100)
-    assert result_of(row_of(read(delivery(encode(result)), Subjects(), BODY_LIMIT))) == result
+    assert (
+        result_from_row(row_from_result(read_result(delivery(encode(result)), Subjects(), MAX_PAYLOAD_BYTES))) == result
+    )
 
 
-def test_a_body_above_the_limit_is_cut_and_says_so() -> None:
-    shorter = read(delivery(encode(with_body(RESULT, "text/plain", b"x" * 3000))), Subjects(), 1024)
+def test_result_body_above_the_limit_is_truncated_and_flagged() -> None:
+    shorter = read_result(delivery(encode(with_body(RESULT, "text/plain", b"x" * 3000))), Subjects(), 1024)
     assert (shorter.body, shorter.body_truncated, shorter.body_bytes) == (b"x" * 1024, True, 3000)
 
 
 @pytest.mark.parametrize("kept", [1000, 600])
-def test_what_was_cut_on_the_way_keeps_its_true_length(kept: int) -> None:
+def test_truncated_result_preserves_its_original_size(kept: int) -> None:
     on_the_way = with_body(RESULT, "text/plain", b"x" * 5000, limit=800)
-    shorter = cut(on_the_way, kept)
+    shorter = truncate_body(on_the_way, kept)
     assert (len(shorter.body), shorter.body_truncated, shorter.body_bytes) == (min(kept, 800), True, 5000)
 
 
@@ -59,15 +67,15 @@ def test_what_was_cut_on_the_way_keeps_its_true_length(kept: int) -> None:
         ),
     ],
 )
-def test_what_is_no_result_is_refused_with_the_reason(data: bytes, subject: str, problem: str) -> None:
+def test_undecodable_result_is_rejected_with_a_reason(data: bytes, subject: str, problem: str) -> None:
     with pytest.raises(Rejected, match=problem):
-        read(delivery(data, subject), Subjects(), BODY_LIMIT)
+        read_result(delivery(data, subject), Subjects(), MAX_PAYLOAD_BYTES)
 
 
 @pytest.mark.parametrize("size", [10, 1024 * 1024])
-def test_a_dead_letter_fits_into_a_message_whatever_was_sent(size: int) -> None:
-    gave_up = GiveUp("no result", FailureClass.BAD_MESSAGE)
-    outgoing = letter_of(DeadLetters(Subjects(), Queue.RESULT), delivery(b"\xff" * size), gave_up, NOW)
+def test_dead_letter_of_an_oversized_result_fits_into_a_message(size: int) -> None:
+    gave_up = DeadLetterDelivery("no result", FailureClass.BAD_MESSAGE)
+    outgoing = dead_letter_message(DeadLetterBuilder(Subjects(), Stream.RESULT), delivery(b"\xff" * size), gave_up, NOW)
     letter = decode(outgoing.data, DeadLetter)
     assert len(outgoing.data) < 1024 * 1024 - 8192
     assert letter.failure_class is FailureClass.BAD_MESSAGE

@@ -9,16 +9,16 @@ from gpu_runtime.contract.crd.operation import (
     OperationSpec,
     OperationState,
     OperationStatus,
+    OperationTarget,
     OperationType,
     SourceStock,
-    Target,
 )
 from gpu_runtime.contract.crd.stock_pool import StockPool, StockPoolSpec, StockPoolStatus
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.meta import ObjectMeta
 
 STOCK = SourceStock(namespace="runtime-stock", name="stock-1", uid="u1")
-TROUBLE = OperationError(code="conflict", message="the cluster refuses it")
+FAILURE = OperationError(code="conflict", message="the cluster refuses it")
 
 
 def unit(
@@ -50,7 +50,7 @@ def operation(
     recorded_with: SourceStock | None = None,
     **status: Any,
 ) -> Operation:
-    target = Target(kind="GPUUnit", namespace="runtime-stock")
+    target = OperationTarget(kind="GPUUnit", namespace="runtime-stock")
     return Operation(
         metadata=ObjectMeta(
             name="op-1", namespace="runtime-system", uid=uid, creation_timestamp="2026-01-02T03:04:05Z"

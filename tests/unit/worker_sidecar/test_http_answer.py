@@ -4,19 +4,25 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpu_runtime.worker_sidecar.http_response_parser import HEAD_LIMIT, Answer, Garbled, Lost, Reading
+from gpu_runtime.worker_sidecar.http_response_parser import (
+    MAX_HEAD_BYTES,
+    IncompleteResponse,
+    MalformedResponse,
+    ParsedResponse,
+    ResponseParser,
+)
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 LIMIT = 10
 
 
-def read(pieces: Iterable[bytes]) -> Answer:
-    reading = Reading(lambda status: LIMIT if status < 300 else 3)
+def read(pieces: Iterable[bytes]) -> ParsedResponse:
+    reading = ResponseParser(lambda status: LIMIT if status < 300 else 3)
     for piece in pieces:
         if answer := reading.feed(piece):
             return answer
-    answer = reading.end()
+    answer = reading.feed_eof()
     assert answer is not None
     return answer
 
@@ -42,9 +48,9 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("data", "body", "reusable"), [row[1:] for row in WHOLE], ids=[row[0] for row in WHOLE])
-def test_an_answer_says_the_same_however_it_is_cut_into_pieces(data: bytes, body: bytes, reusable: bool) -> None:
+def test_response_is_parsed_equally_for_any_chunking(data: bytes, body: bytes, reusable: bool) -> None:
     answer = read([data])
-    assert (answer.body, answer.whole, answer.reusable) == (body, True, reusable)
+    assert (answer.body, answer.complete, answer.reusable) == (body, True, reusable)
     assert read(byte_by_byte(data)) == answer
 
 
@@ -57,34 +63,34 @@ def test_an_answer_says_the_same_however_it_is_cut_into_pieces(data: bytes, body
         (OK + b"\r\n0123456789a", 0),
     ],
 )
-def test_of_a_body_above_the_limit_the_beginning_is_kept(data: bytes, announced: int) -> None:
+def test_response_body_above_the_limit_is_truncated(data: bytes, announced: int) -> None:
     for pieces in ([data], byte_by_byte(data)):
         answer = read(pieces)
-        assert (answer.body, answer.whole, answer.announced) == (b"0123456789", False, announced)
+        assert (answer.body, answer.complete, answer.content_length) == (b"0123456789", False, announced)
         assert not answer.reusable
 
 
-def test_the_limit_depends_on_the_status() -> None:
+def test_body_limit_depends_on_the_status() -> None:
     assert read([b"HTTP/1.1 500 No\r\nContent-Length: 4\r\n\r\noops"]).body == b"oop"
 
 
-def test_headers_go_by_names_in_lower_case_and_the_first_of_a_name_counts() -> None:
+def test_header_names_are_lowercase_and_the_first_value_wins() -> None:
     answer = read([OK + b"Content-TYPE:  a/b \t\r\ncontent-type: c/d\r\nX: \xff\xc3\xbc\r\nEmpty:\r\n\r\n"])
     assert answer.headers == {"content-type": "a/b", "x": "\udcff\u00fc", "empty": ""}
 
 
-def test_more_than_the_answer_means_that_the_connection_cannot_be_trusted() -> None:
+def test_extra_bytes_make_the_connection_not_reusable() -> None:
     assert not read([OK + b"Content-Length: 1\r\n\r\nxHTTP/1.1 200 OK\r\n"]).reusable
 
 
-GARBLED = [
+MALFORMED = [
     ("another protocol", b"220 mail.example ESMTP\r\n"),
     ("another version", b"HTTP/2 200\r\n"),
     ("four digits", b"HTTP/1.1 2000 OK\r\n"),
-    ("a head that is nothing but one line", b"a" * HEAD_LIMIT),
-    ("a head of many lines", OK + b"A: b\r\n" * HEAD_LIMIT),
-    ("interim answers without an end", b"HTTP/1.1 100 Go\r\n\r\n" * HEAD_LIMIT),
-    ("trailers without an end", CHUNKED + b"0\r\n" + b"A: b\r\n" * HEAD_LIMIT),
+    ("a head that is nothing but one line", b"a" * MAX_HEAD_BYTES),
+    ("a head of many lines", OK + b"A: b\r\n" * MAX_HEAD_BYTES),
+    ("interim answers without an end", b"HTTP/1.1 100 Go\r\n\r\n" * MAX_HEAD_BYTES),
+    ("trailers without an end", CHUNKED + b"0\r\n" + b"A: b\r\n" * MAX_HEAD_BYTES),
     ("a header without a name", OK + b": x\r\n"),
     ("a folded header", OK + b"A: b\r\n c\r\n"),
     ("a control character", OK + b"A: \x00\r\n"),
@@ -101,18 +107,18 @@ GARBLED = [
 ]
 
 
-@pytest.mark.parametrize("data", [row[1] for row in GARBLED], ids=[row[0] for row in GARBLED])
-def test_what_is_not_plain_http_is_refused_as_soon_as_it_is_seen(data: bytes) -> None:
-    reading = Reading(lambda _: LIMIT)
-    with pytest.raises(Garbled):
+@pytest.mark.parametrize("data", [row[1] for row in MALFORMED], ids=[row[0] for row in MALFORMED])
+def test_malformed_response_is_rejected_immediately(data: bytes) -> None:
+    reading = ResponseParser(lambda _: LIMIT)
+    with pytest.raises(MalformedResponse):
         reading.feed(data)
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"HTT", OK, OK + b"A: b\r\n", OK + b"Content-Length: 2\r\n\r\na", CHUNKED, CHUNKED + b"2\r\na"]
 )
-def test_an_answer_that_breaks_off_is_lost(data: bytes) -> None:
-    reading = Reading(lambda _: LIMIT)
+def test_incomplete_response_is_an_error(data: bytes) -> None:
+    reading = ResponseParser(lambda _: LIMIT)
     assert reading.feed(data) is None
-    with pytest.raises(Lost):
-        reading.end()
+    with pytest.raises(IncompleteResponse):
+        reading.feed_eof()

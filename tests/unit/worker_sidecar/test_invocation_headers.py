@@ -4,13 +4,13 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpu_runtime.contract.messages.limits import meta_problems
-from gpu_runtime.framework.settings import Limits
-from gpu_runtime.worker_sidecar.framework_request import Invocation, http_headers
+from gpu_runtime.contract.messages.limits import metadata_errors
+from gpu_runtime.framework.settings import FrameworkServerLimits
+from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest, http_headers
 
 
-def test_a_plain_invocation_reads_plainly() -> None:
-    invocation = Invocation(
+def test_headers_of_a_plain_invocation() -> None:
+    invocation = FrameworkRequest(
         invocation_id="inv-1",
         body=b"{}",
         content_type="application/json; charset=utf-8",
@@ -30,8 +30,8 @@ def test_a_plain_invocation_reads_plainly() -> None:
     }
 
 
-def test_what_is_not_given_is_not_said() -> None:
-    assert set(http_headers(Invocation(invocation_id="a"))) == {
+def test_absent_fields_produce_no_header() -> None:
+    assert set(http_headers(FrameworkRequest(invocation_id="a"))) == {
         "Content-Length",
         "Gpu-Runtime-Invocation-Id",
         "Gpu-Runtime-Attempt",
@@ -39,8 +39,8 @@ def test_what_is_not_given_is_not_said() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\r\nb: c", "\0", "\x7f", " a ", "ü", "100%", "\ud800", "\t"])
-def test_nothing_breaks_out_of_its_header(text: str) -> None:
-    invocation = Invocation(invocation_id=text, content_type=text, headers={text: text}, attributes={text: text})
+def test_header_values_are_escaped(text: str) -> None:
+    invocation = FrameworkRequest(invocation_id=text, content_type=text, headers={text: text}, attributes={text: text})
     for name, value in http_headers(invocation).items():
         assert name.isascii()
         assert name.isprintable()
@@ -59,9 +59,9 @@ def test_nothing_breaks_out_of_its_header(text: str) -> None:
     ],
     ids=["a long value", "a long name", "many short names"],
 )
-def test_the_largest_headers_and_attributes_fit_into_what_the_helper_takes(headers: dict[str, str]) -> None:
+def test_largest_headers_fit_the_framework_head_limit(headers: dict[str, str]) -> None:
     attributes = {"a": "é" * 8180}
-    assert not [*meta_problems(headers, "headers"), *meta_problems(attributes, "attributes")]
-    largest = Invocation(invocation_id="i" * 256, headers=headers, attributes=attributes)
+    assert not [*metadata_errors(headers, "headers"), *metadata_errors(attributes, "attributes")]
+    largest = FrameworkRequest(invocation_id="i" * 256, headers=headers, attributes=attributes)
     head = "".join(f"{name}: {value}\r\n" for name, value in http_headers(largest).items())
-    assert 64 * 1024 < len(head) < Limits().head_bytes - 1024
+    assert 64 * 1024 < len(head) < FrameworkServerLimits().max_head_bytes - 1024

@@ -8,9 +8,17 @@ import pytest
 
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings
 from gpu_runtime.contract.messages.subjects import Subjects
-from gpu_runtime.jetstream.delivery import Outgoing
-from gpu_runtime.jetstream.errors import ApiFault, Full, NoResponders, Refused, StreamError, Unreachable, refusal
-from gpu_runtime.worker_sidecar.dispatch_consumer import Work
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.errors import (
+    ApiErrorBody,
+    JetStreamApiError,
+    JetStreamError,
+    NatsUnreachable,
+    NoResponders,
+    StreamFull,
+    api_error_from,
+)
+from gpu_runtime.worker_sidecar.dispatch_consumer import DispatchConsumer
 from tests.unit.kube.fake_time import on_fake_time
 
 RESULT = Result(
@@ -22,43 +30,43 @@ RESULT = Result(
 TERMS: Any = SimpleNamespace(subjects=Subjects())
 
 
-class Server:
+class RejectingPublisher:
     """Refuses the first so many."""
 
-    def __init__(self, error: StreamError, times: int) -> None:
-        self.error, self.left, self.stored = error, times, 0
+    def __init__(self, error: JetStreamError, times: int) -> None:
+        self.error, self.rejections_remaining, self.stored = error, times, 0
 
-    async def publish(self, _message: Outgoing) -> None:
-        if self.left:
-            self.left -= 1
+    async def publish(self, _message: OutgoingMessage) -> None:
+        if self.rejections_remaining:
+            self.rejections_remaining -= 1
             raise self.error
         self.stored += 1
 
 
-async def store(server: Any) -> None:
+async def publish_result(server: Any) -> None:
     anything: Any = None
-    work = Work(server, anything, anything, anything, anything, anything, anything, TERMS)
-    await work._store(work._outgoing(RESULT, None), RESULT, None)
+    work = DispatchConsumer(server, anything, anything, anything, anything, anything, anything, TERMS)
+    await work._publish_result(work._result_message(RESULT, None), RESULT, None)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        Unreachable("away", sent=True),
+        NatsUnreachable("away", sent=True),
         NoResponders("nobody"),
-        Full("maximum bytes exceeded"),
-        refusal(ApiFault(503, 10008, "JetStream system temporarily unavailable")),
-        refusal(ApiFault(500, 10047, "insufficient storage resources available")),
+        StreamFull("maximum bytes exceeded"),
+        api_error_from(ApiErrorBody(503, 10008, "JetStream system temporarily unavailable")),
+        api_error_from(ApiErrorBody(500, 10047, "insufficient storage resources available")),
     ],
     ids=str,
 )
 @on_fake_time
-async def test_the_function_is_not_run_again_because_the_server_cannot_store_now(error: StreamError) -> None:
-    server = Server(error, times=20)
-    await store(server)
+async def test_temporary_publish_failure_does_not_rerun_the_function(error: JetStreamError) -> None:
+    server = RejectingPublisher(error, times=20)
+    await publish_result(server)
     assert server.stored == 1
 
 
-async def test_what_the_server_will_never_take_is_not_tried_for_ever() -> None:
-    with pytest.raises(Refused):
-        await store(Server(refusal(ApiFault(400, 10054, "message size exceeds maximum allowed")), times=20))
+async def test_permanent_publish_failure_is_raised() -> None:
+    with pytest.raises(JetStreamApiError):
+        await publish_result(RejectingPublisher(api_error_from(ApiErrorBody(400, 10054, "message size exceeds maximum allowed")), times=20))

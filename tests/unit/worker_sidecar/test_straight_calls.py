@@ -13,13 +13,13 @@ from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Subjects
-from gpu_runtime.jetstream.delivery import NO_HEADERS, Delivery, Done, Outgoing
-from gpu_runtime.worker_sidecar.cancellation import Calls
-from gpu_runtime.worker_sidecar.dispatch_consumer import Terms, Work
+from gpu_runtime.jetstream.delivery import NO_HEADERS, AckDelivery, Delivery, OutgoingMessage
+from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
+from gpu_runtime.worker_sidecar.dispatch_consumer import DispatchConsumer, DispatchConsumerOptions
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-TAKEN_BACK = InvocationRecord(
+CANCELLED_RECORD = InvocationRecord(
     request_hash="0" * 64,
     serverless_request_id="f",
     cancelled=True,
@@ -34,11 +34,11 @@ DISPATCH = Dispatch(
 )
 
 
-class World:
+class FakeDependencies:
     """A framework that answers never, a server that stores, and a bucket in which the invocation was taken back."""
 
     def __init__(self) -> None:
-        self.happened: list[str] = []
+        self.events: list[str] = []
         self._called = asyncio.Event()
 
     async def invoke(self, _invocation: Any) -> Any:
@@ -46,22 +46,26 @@ class World:
         try:
             await asyncio.Event().wait()
         finally:
-            self.happened.append("the call ended")
+            self.events.append("the call ended")
 
     async def get(self, _id: str) -> Any:
         await self._called.wait()
-        return SimpleNamespace(value=encode(TAKEN_BACK), revision=1)
+        return SimpleNamespace(value=encode(CANCELLED_RECORD), revision=1)
 
-    async def publish(self, _message: Outgoing) -> None:
+    async def publish(self, _message: OutgoingMessage) -> None:
         await asyncio.sleep(0)
-        self.happened.append("the result was stored")
+        self.events.append("the result was stored")
 
 
-async def test_what_was_taken_back_is_said_to_be_over_when_its_call_is() -> None:
-    world: Any = World()
+async def test_result_of_a_cancelled_invocation_is_published_after_its_call_ended() -> None:
+    world: Any = FakeDependencies()
     silent: Any = SimpleNamespace(started=lambda _: None, finished=lambda _: None)
-    terms = Terms("f", "w", Subjects(), 3, Backoff(first=1, longest=1), 1000, clock=lambda: NOW)
+    terms = DispatchConsumerOptions(
+        "f", "w", Subjects(), 3, Backoff(initial_seconds=1, max_seconds=1), 1000, clock=lambda: NOW
+    )
     delivery = Delivery(Subjects().dispatch("f"), encode(DISPATCH), NO_HEADERS, "DISPATCH", 1, 1, NOW)
-    work = Work(world, world, world, silent, silent, Calls(), SidecarMetrics(CollectorRegistry()), terms)
-    assert await work.handle(delivery) == Done()
+    work = DispatchConsumer(
+        world, world, world, silent, silent, CancellationRegistry(), SidecarMetrics(CollectorRegistry()), terms
+    )
+    assert await work.handle(delivery) == AckDelivery()
     assert world.happened == ["the call ended", "the result was stored"]

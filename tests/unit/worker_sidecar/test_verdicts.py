@@ -9,30 +9,30 @@ from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.jetstream.delivery import Delivery, GiveUp
+from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
 from gpu_runtime.worker_sidecar.framework_response import (
-    Answered,
-    AskedToRetry,
-    Break,
-    Broken,
+    FrameworkFailed,
+    FrameworkFailureKind,
+    FrameworkOutcome,
     HandlerFailed,
     HandlerRejected,
-    Outcome,
+    HandlerSucceeded,
+    RetryRequested,
     TimedOut,
 )
 from gpu_runtime.worker_sidecar.retry_decision import (
-    Again,
-    Ended,
-    Run,
-    buried,
-    failure_of,
+    FinishInvocation,
+    InvocationAttempt,
+    RetryInvocation,
+    dead_letter_failure,
+    dead_letter_result,
+    disposition_of,
     result_of,
-    verdict,
     without_body,
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-RUN = Run("worker-1", 2, NOW)
+RUN = InvocationAttempt("worker-1", 2, NOW)
 DISPATCH = Dispatch(
     invocation=Invocation(
         invocation_id="inv-1", serverless_request_id="fn-1", enqueued_at=NOW - timedelta(seconds=2), timeout_seconds=9
@@ -45,19 +45,24 @@ DISPATCH = Dispatch(
 @pytest.mark.parametrize(
     ("outcome", "state", "failure", "status"),
     [
-        (Answered(201, "a/b", b"x"), ResultState.SUCCEEDED, None, 201),
+        (HandlerSucceeded(201, "a/b", b"x"), ResultState.SUCCEEDED, None, 201),
         (HandlerFailed("ValueError", "no", 500), ResultState.FAILED, FailureClass.FUNCTION_ERROR, 500),
         (HandlerRejected("Reject", "no", 422), ResultState.FAILED, FailureClass.FUNCTION_ERROR, 422),
         (TimedOut("late"), ResultState.EXPIRED, FailureClass.TIMED_OUT, None),
-        (Broken(Break.GARBLED, "odd"), ResultState.FAILED, FailureClass.FUNCTION_ERROR, None),
+        (
+            FrameworkFailed(FrameworkFailureKind.MALFORMED_RESPONSE, "odd"),
+            ResultState.FAILED,
+            FailureClass.FUNCTION_ERROR,
+            None,
+        ),
     ],
 )
-def test_an_end_says_how_it_came(
-    outcome: Outcome, state: ResultState, failure: FailureClass | None, status: int | None
+def test_final_outcome_becomes_a_result(
+    outcome: FrameworkOutcome, state: ResultState, failure: FailureClass | None, status: int | None
 ) -> None:
-    ended = verdict(outcome)
-    assert isinstance(ended, Ended)
-    result = result_of(DISPATCH, ended, RUN, NOW, body_limit=100)
+    ended = disposition_of(outcome)
+    assert isinstance(ended, FinishInvocation)
+    result = result_of(DISPATCH, ended, RUN, NOW, max_body_bytes=100)
     assert (result.state, result.status_code, result.attempts) == (state, status, 2)
     assert (result.failure.failure_class if result.failure else None) == failure
 
@@ -65,21 +70,25 @@ def test_an_end_says_how_it_came(
 @pytest.mark.parametrize(
     ("outcome", "failure", "after"),
     [
-        (AskedToRetry("Busy", "later", 3.0), FailureClass.FUNCTION_UNREACHABLE, 3.0),
-        (AskedToRetry("Busy", "tomorrow", 86_400.0), FailureClass.FUNCTION_UNREACHABLE, 3600.0),
-        (Broken(Break.UNREACHABLE, "away"), FailureClass.FUNCTION_UNREACHABLE, None),
-        (Broken(Break.LOST, "gone"), FailureClass.FUNCTION_CRASHED, None),
+        (RetryRequested("Busy", "later", 3.0), FailureClass.FUNCTION_UNREACHABLE, 3.0),
+        (RetryRequested("Busy", "tomorrow", 86_400.0), FailureClass.FUNCTION_UNREACHABLE, 3600.0),
+        (FrameworkFailed(FrameworkFailureKind.UNREACHABLE, "away"), FailureClass.FUNCTION_UNREACHABLE, None),
+        (FrameworkFailed(FrameworkFailureKind.CONNECTION_LOST, "gone"), FailureClass.FUNCTION_CRASHED, None),
     ],
 )
-def test_what_may_go_better_is_tried_again(outcome: Outcome, failure: FailureClass, after: float | None) -> None:
-    again = verdict(outcome)
-    assert isinstance(again, Again)
-    assert (again.failure.failure_class, again.after) == (failure, after)
+def test_retryable_outcome_is_retried(
+    outcome: FrameworkOutcome, failure: FailureClass, after: float | None
+) -> None:
+    again = disposition_of(outcome)
+    assert isinstance(again, RetryInvocation)
+    assert (again.failure.failure_class, again.delay) == (failure, after)
 
 
-def test_a_body_that_was_cut_off_is_told_with_the_size_of_the_whole() -> None:
-    ended = Ended(ResultState.SUCCEEDED, answer=Answered(200, "a/b", b"begin", size=1000))
-    result = result_of(DISPATCH, ended, RUN, NOW, body_limit=100)
+def test_truncated_body_reports_its_full_size() -> None:
+    ended = FinishInvocation(
+        ResultState.SUCCEEDED, response=HandlerSucceeded(200, "a/b", b"begin", full_body_bytes=1000)
+    )
+    result = result_of(DISPATCH, ended, RUN, NOW, max_body_bytes=100)
     assert (result.body, result.body_truncated, result.body_bytes) == (b"begin", True, 1000)
     assert (without_body(result).body, without_body(result).body_bytes) == (b"", 1000)
 
@@ -92,9 +101,9 @@ def test_a_body_that_was_cut_off_is_told_with_the_size_of_the_whole() -> None:
         (4, "", FailureClass.WORKER_LOST),
     ],
 )
-def test_what_is_given_up_has_a_class(attempt: int, kind: str, told: FailureClass) -> None:
+def test_dead_lettered_invocation_has_a_failure_class(attempt: int, kind: str, told: FailureClass) -> None:
     delivery = Delivery("s", b"", {}, "S", 1, attempt, NOW)
-    assert failure_of(delivery, GiveUp("because", kind), attempts=3).failure_class is told
+    assert dead_letter_failure(delivery, DeadLetterDelivery("because", kind), max_deliveries=3).failure_class is told
 
 
 @pytest.mark.parametrize(
@@ -107,9 +116,11 @@ def test_what_is_given_up_has_a_class(attempt: int, kind: str, told: FailureClas
         (b"\xff", None),
     ],
 )
-def test_whoever_can_be_named_has_a_result(data: bytes, named: str | None) -> None:
-    failure = failure_of(Delivery("s", data, {}, "S", 1, 3, NOW), GiveUp("because"), attempts=3)
-    result = buried(data, "fn-1", failure, RUN, NOW)
+def test_dead_letter_with_a_readable_invocation_id_has_a_result(data: bytes, named: str | None) -> None:
+    failure = dead_letter_failure(
+        Delivery("s", data, {}, "S", 1, 3, NOW), DeadLetterDelivery("because"), max_deliveries=3
+    )
+    result = dead_letter_result(data, "fn-1", failure, RUN, NOW)
     assert (result.invocation_id if result else None) == named
     assert result is None or result.state is ResultState.DEAD_LETTERED
 
@@ -121,7 +132,9 @@ def test_whoever_can_be_named_has_a_result(data: bytes, named: str | None) -> No
         Invocation(invocation_id="two words", serverless_request_id="fn-1", timeout_seconds=1),
     ],
 )
-def test_what_cannot_be_of_this_function_has_no_result(said: Invocation) -> None:
-    failure = failure_of(Delivery("s", b"", {}, "S", 1, 1, NOW), GiveUp("because"), attempts=3)
+def test_dead_letter_of_another_function_has_no_result(said: Invocation) -> None:
+    failure = dead_letter_failure(
+        Delivery("s", b"", {}, "S", 1, 1, NOW), DeadLetterDelivery("because"), max_deliveries=3
+    )
     dispatch = Dispatch(invocation=said, deadline=NOW, dispatched_at=NOW)
-    assert buried(encode(dispatch), "fn-1", failure, RUN, NOW) is None
+    assert dead_letter_result(encode(dispatch), "fn-1", failure, RUN, NOW) is None

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from gpu_runtime.kube.meta import Condition
 
-READY = "Ready"
+READY_CONDITION = "Ready"
 
 
 class UnitPhase(StrEnum):
@@ -22,7 +22,7 @@ class StoragePhase(StrEnum):
     FAILED = "Failed"
 
 
-class Reason(StrEnum):
+class ReadyReason(StrEnum):
     """Reasons of the Ready condition. They are an interface: alerts and scripts match them."""
 
     # Of every workload.
@@ -61,10 +61,10 @@ class Reason(StrEnum):
     """What the deletion still waits for."""
 
 
-def ready(is_ready: bool, reason: Reason, message: str, generation: int) -> Condition:
+def ready_condition(is_ready: bool, reason: ReadyReason, message: str, generation: int) -> Condition:
     """A Ready condition that still lacks its time: `with_condition` knows whether this is a transition."""
     return Condition(
-        type=READY,
+        type=READY_CONDITION,
         status="True" if is_ready else "False",
         reason=reason.value,
         message=message,
@@ -72,9 +72,9 @@ def ready(is_ready: bool, reason: Reason, message: str, generation: int) -> Cond
     )
 
 
-def with_condition(conditions: tuple[Condition, ...], new: Condition, now: str) -> tuple[Condition, ...]:
+def set_condition(conditions: tuple[Condition, ...], new: Condition, now: str) -> tuple[Condition, ...]:
     """The conditions with the new one in its type's place. Its time moves only when its status does."""
-    old = find(conditions, new.type)
+    old = find_condition(conditions, new.type)
     since = old.last_transition_time if old and old.status == new.status else now
     dated = Condition(
         type=new.type,
@@ -89,5 +89,5 @@ def with_condition(conditions: tuple[Condition, ...], new: Condition, now: str) 
     return tuple(dated if each.type == new.type else each for each in conditions)
 
 
-def find(conditions: tuple[Condition, ...], kind: str) -> Condition | None:
+def find_condition(conditions: tuple[Condition, ...], kind: str) -> Condition | None:
     return next((each for each in conditions if each.type == kind), None)

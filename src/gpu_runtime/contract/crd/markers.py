@@ -5,13 +5,13 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Meta
 
-from gpu_runtime.contract.crd.well_known import NAME_LIMIT
-from gpu_runtime.kube.meta import Object, Resource
+from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH
+from gpu_runtime.kube.meta import ApiResource, KubeObject
 
-T = TypeVar("T", bound=Object)
+T = TypeVar("T", bound=KubeObject)
 
 
-def held(**keywords: Any) -> Meta:
+def openapi(**keywords: Any) -> Meta:
     """OpenAPI keywords that the API server holds for a value.
 
     Reading enforces none of them: one object from an older or newer schema must not blind a whole cache.
@@ -20,7 +20,7 @@ def held(**keywords: Any) -> Meta:
 
 
 @dataclass(frozen=True)
-class Rule:
+class CelRule:
     """A CEL rule on a struct. It stands on the parent of the fields it is about: see `never_changes`."""
 
     cel: str
@@ -29,24 +29,24 @@ class Rule:
     """The field at fault, for the error's path."""
 
 
-def never_changes(field: str, because: str) -> Rule:
+def immutable(field: str, because: str) -> CelRule:
     """Immutable from creation on: neither changed nor added nor taken away.
 
     A transition rule on the field itself is skipped where the field is unset before or after, so this one stands on
     the parent.
     """
     cel = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
-    return Rule(cel, f"{field} never changes: {because}", field)
+    return CelRule(cel, f"{field} never changes: {because}", field)
 
 
-def never_changes_once_set(field: str, because: str) -> Rule:
+def immutable_once_set(field: str, because: str) -> CelRule:
     """May be added later, but is neither changed nor taken away then."""
     cel = f"!has(oldSelf.{field}) || (has(self.{field}) && self.{field} == oldSelf.{field})"
-    return Rule(cel, f"{field} never changes once it is set: {because}", field)
+    return CelRule(cel, f"{field} never changes once it is set: {because}", field)
 
 
 @dataclass(frozen=True)
-class Column:
+class PrinterColumn:
     """A column of `kubectl get`."""
 
     name: str
@@ -56,17 +56,17 @@ class Column:
     """Shown only with -o wide."""
 
 
-AGE = Column("Age", ".metadata.creationTimestamp", "date")
-READY_REASON = Column("Reason", '.status.conditions[?(@.type=="Ready")].reason')
+AGE_COLUMN = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
+READY_REASON_COLUMN = PrinterColumn("Reason", '.status.conditions[?(@.type=="Ready")].reason')
 
 
 @dataclass(frozen=True)
-class Definition(Generic[T]):
+class CrdDefinition(Generic[T]):
     """A kind of the platform as its CustomResourceDefinition shows it."""
 
-    resource: Resource[T]
+    resource: ApiResource[T]
     short_names: tuple[str, ...]
-    columns: tuple[Column, ...]
-    name_limit: int = NAME_LIMIT
-    selectable: tuple[str, ...] = ()
+    printer_columns: tuple[PrinterColumn, ...]
+    max_name_length: int = MAX_NAME_LENGTH
+    selectable_fields: tuple[str, ...] = ()
     """Fields that lists and watches can select by."""

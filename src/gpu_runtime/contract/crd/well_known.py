@@ -18,9 +18,9 @@ DEFAULT_STORAGE_CLASS = "rook-ceph-block"
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """A DNS-1035 label: a Service carries the object's name, and older Kubernetes takes nothing wider for a Service."""
 
-NAME_LIMIT = 63
-POOL_PREFIX = "pool-"
-POOL_NAME_LIMIT = NAME_LIMIT - len(POOL_PREFIX)
+MAX_NAME_LENGTH = 63
+POOL_CHILD_PREFIX = "pool-"
+MAX_POOL_NAME_LENGTH = MAX_NAME_LENGTH - len(POOL_CHILD_PREFIX)
 
 SPEC_NAME_PATTERN = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 """A label value, so that stock can be selected by its flavour."""
@@ -29,7 +29,7 @@ REQUEST_ID_PATTERN = "^[a-z0-9_-]+$"
 """One token of a queue subject."""
 
 
-class Role(StrEnum):
+class UnitRole(StrEnum):
     """What a GPUUnit is for. Placement decides it, never the spec."""
 
     STOCK = "stock"
@@ -48,9 +48,9 @@ class Label:
     POOL_UID = f"{GROUP}/pool-uid"
     ROLE = f"{GROUP}/role"
     SPEC_NAME = f"{GROUP}/spec-name"
-    SERVES = f"{GROUP}/serves"
+    NATS_ACCESS = f"{GROUP}/serves"
     """On pods that have a worker sidecar: the queue's NetworkPolicy admits them by it."""
-    RECORDED = f"{GROUP}/recorded"
+    CREATED_HOUR = f"{GROUP}/recorded"
     """On operations: the hour in which it was recorded, so that old ones are found without reading all."""
 
 
@@ -89,34 +89,34 @@ class Finalizer:
     """Keeps a GPUStorage until no unit has it mounted and its claim is deleted."""
 
 
-MANAGER = "gpu-runtime"
-OWNED_SELECTOR = f"{Label.MANAGED_BY}={MANAGER}"
+MANAGED_BY_VALUE = "gpu-runtime"
+MANAGED_BY_SELECTOR = f"{Label.MANAGED_BY}={MANAGED_BY_VALUE}"
 """Selects every object that the platform made: nothing else needs to be watched."""
 
 
-def role_of(namespace: str, stock_namespace: str = STOCK_NAMESPACE) -> Role:
-    return Role.STOCK if namespace == stock_namespace else Role.ACTIVE
+def role_of(namespace: str, stock_namespace: str = STOCK_NAMESPACE) -> UnitRole:
+    return UnitRole.STOCK if namespace == stock_namespace else UnitRole.ACTIVE
 
 
-def unit_labels(name: str, spec_name: str, role: Role) -> dict[str, str]:
-    return _owned(Label.UNIT, name) | {Label.SPEC_NAME: spec_name, Label.ROLE: role.value}
+def unit_labels(name: str, spec_name: str, role: UnitRole) -> dict[str, str]:
+    return _managed_labels(Label.UNIT, name) | {Label.SPEC_NAME: spec_name, Label.ROLE: role.value}
 
 
 def pool_labels(name: str, spec_name: str) -> dict[str, str]:
-    return _owned(Label.POOL, name) | {Label.SPEC_NAME: spec_name}
+    return _managed_labels(Label.POOL, name) | {Label.SPEC_NAME: spec_name}
 
 
 def storage_labels(name: str) -> dict[str, str]:
-    return _owned(Label.STORAGE, name)
+    return _managed_labels(Label.STORAGE, name)
 
 
-def _owned(label: str, name: str) -> dict[str, str]:
-    return {Label.MANAGED_BY: MANAGER, label: name}
+def _managed_labels(label: str, name: str) -> dict[str, str]:
+    return {Label.MANAGED_BY: MANAGED_BY_VALUE, label: name}
 
 
 def pool_child_name(pool: str) -> str:
     """The name of a pool's Deployment and Service. A unit's and a storage's children carry its own name."""
-    return f"{POOL_PREFIX}{pool}"
+    return f"{POOL_CHILD_PREFIX}{pool}"
 
 
 def operation_name(operation_id: str) -> str:

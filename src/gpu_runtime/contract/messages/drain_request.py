@@ -7,15 +7,15 @@ from msgspec import Meta
 from gpu_runtime.contract.messages.message_codec import Message
 
 
-class Drain(Message, frozen=True, kw_only=True):
+class DrainRequest(Message, frozen=True, kw_only=True):
     """Take no more work, if you have none. A worker that has some goes on as if nothing had been asked."""
 
-    finishing: bool = False
+    force: bool = False
     """Take no more in any case, and finish what is in hand."""
 
 
-class Drained(Message, frozen=True, kw_only=True):
-    draining: bool
+class DrainStatus(Message, frozen=True, kw_only=True):
+    accepted: bool
     """Whether it takes no more work, from before this answer on and for good."""
 
     in_flight: Annotated[int, Meta(ge=0)] = 0

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT, TIMEOUT_LIMIT
+from gpu_runtime.contract.messages.limits import MAX_INVOCATION_ID_LENGTH, MAX_TIMEOUT_SECONDS
 from gpu_runtime.contract.messages.message_codec import Instant, Message
 
-JSON = "application/json"
-Mode = Literal["async", "sync"]
-InvocationID = Annotated[str, Meta(max_length=INVOCATION_ID_LIMIT)]
-Seconds = Annotated[float, Meta(gt=0, le=TIMEOUT_LIMIT)]
+JSON_CONTENT_TYPE = "application/json"
+InvocationMode = Literal["async", "sync"]
+InvocationID = Annotated[str, Meta(max_length=MAX_INVOCATION_ID_LENGTH)]
+TimeoutSeconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)]
 
 
 class Invocation(Message, frozen=True, kw_only=True):
@@ -21,10 +21,10 @@ class Invocation(Message, frozen=True, kw_only=True):
     serverless_request_id: str = field(name="serverlessRequestID")
     """The function: its requestID."""
 
-    mode: Mode = "async"
+    mode: InvocationMode = "async"
     """sync where the caller waits for the answer."""
 
-    content_type: str = JSON
+    content_type: str = JSON_CONTENT_TYPE
     """What the body is."""
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Invocation(Message, frozen=True, kw_only=True):
     enqueued_at: Instant | None = None
     """When it was accepted."""
 
-    timeout_seconds: Seconds
+    timeout_seconds: TimeoutSeconds
     """How long after its acceptance the answer still counts."""
 
     reply_to: str = ""
@@ -62,4 +62,4 @@ class Invocation(Message, frozen=True, kw_only=True):
 
 def is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
-    return kind == JSON or kind.endswith("+json")
+    return kind == JSON_CONTENT_TYPE or kind.endswith("+json")

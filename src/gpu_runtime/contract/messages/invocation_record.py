@@ -16,25 +16,25 @@ from enum import StrEnum
 import msgspec
 from msgspec import field
 
-from gpu_runtime.contract.messages.limits import is_sequence
-from gpu_runtime.contract.messages.message_codec import Instant, Message, Unreadable, decode, encode
+from gpu_runtime.contract.messages.limits import is_stream_sequence
+from gpu_runtime.contract.messages.message_codec import Instant, Message, MessageDecodeError, decode, encode
 from gpu_runtime.contract.messages.result import ResultState
 
-REVISION = "Gpu-Runtime-Revision"
+REVISION_HEADER = "Gpu-Runtime-Revision"
 """The header with the record's revision. A message without it, or with one that is outrun, means: read the record."""
 
-RECORD = "Gpu-Runtime-Record"
+RECORD_HEADER = "Gpu-Runtime-Record"
 """The header with the record as it was at that revision."""
 
 
-class Stage(StrEnum):
+class RecordState(StrEnum):
     QUEUED = "queued"
     DISPATCHED = "dispatched"
     RUNNING = "running"
     TERMINAL = "terminal"
 
 
-_ORDER = tuple(Stage)
+_STATE_ORDER = tuple(RecordState)
 
 
 class InvocationRecord(Message, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class InvocationRecord(Message, frozen=True, kw_only=True):
     """What was asked: the same ID with another hash is another request, and refused."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    stage: Stage = field(default=Stage.QUEUED, name="state")
+    state: RecordState = field(default=RecordState.QUEUED, name="state")
     enqueued_at: Instant
     deadline: Instant
     updated_at: Instant
@@ -58,50 +58,50 @@ class InvocationRecord(Message, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Known:
+class RecordAtRevision:
     """A record, as of a revision."""
 
     record: InvocationRecord
     revision: int
 
 
-def read_record(value: bytes, revision: int) -> Known:
+def decode_record(value: bytes, revision: int) -> RecordAtRevision:
     """What the bucket has of an invocation at that revision, or Unreadable."""
-    return Known(decode(value, InvocationRecord), revision)
+    return RecordAtRevision(decode(value, InvocationRecord), revision)
 
 
-def headers_of(known: Known) -> dict[str, str]:
+def record_headers(known: RecordAtRevision) -> dict[str, str]:
     """The headers of a message, from whoever wrote or read the record last."""
-    return {REVISION: str(known.revision), RECORD: encode(known.record).decode()}
+    return {REVISION_HEADER: str(known.revision), RECORD_HEADER: encode(known.record).decode()}
 
 
-def known_from(headers: Mapping[str, str]) -> Known | None:
+def record_from_headers(headers: Mapping[str, str]) -> RecordAtRevision | None:
     """What a message's headers say of the record; None where they do not say all, or nothing that can be read."""
-    revision, record = headers.get(REVISION, ""), headers.get(RECORD, "")
-    if not record or not is_sequence(revision):
+    revision, record = headers.get(REVISION_HEADER, ""), headers.get(RECORD_HEADER, "")
+    if not record or not is_stream_sequence(revision):
         return None
     try:
-        return read_record(record.encode(errors="replace"), int(revision))
-    except Unreadable:
+        return decode_record(record.encode(errors="replace"), int(revision))
+    except MessageDecodeError:
         return None
 
 
-def advanced(record: InvocationRecord, stage: Stage, now: datetime, worker: str = "") -> InvocationRecord:
+def advance_record(record: InvocationRecord, stage: RecordState, now: datetime, worker: str = "") -> InvocationRecord:
     """The record at a later stage; the record itself where it is as far already: redeliveries do not set it back."""
-    if _ORDER.index(stage) < _ORDER.index(record.stage) or record.stage is Stage.TERMINAL:
+    if _STATE_ORDER.index(stage) < _STATE_ORDER.index(record.state) or record.state is RecordState.TERMINAL:
         return record
-    return msgspec.structs.replace(record, stage=stage, updated_at=now, worker=worker or record.worker)
+    return msgspec.structs.replace(record, state=stage, updated_at=now, worker=worker or record.worker)
 
 
-def ended(record: InvocationRecord, result: ResultState, now: datetime) -> InvocationRecord:
+def finish_record(record: InvocationRecord, result: ResultState, now: datetime) -> InvocationRecord:
     """The record of an invocation that has its result. The first result stands."""
-    if record.stage is Stage.TERMINAL:
+    if record.state is RecordState.TERMINAL:
         return record
-    return msgspec.structs.replace(record, stage=Stage.TERMINAL, result_state=result, updated_at=now)
+    return msgspec.structs.replace(record, state=RecordState.TERMINAL, result_state=result, updated_at=now)
 
 
-def taken_back(record: InvocationRecord, now: datetime) -> InvocationRecord:
+def cancel_record(record: InvocationRecord, now: datetime) -> InvocationRecord:
     """The record of an invocation that its caller cancelled. What has ended stays as it ended."""
-    if record.stage is Stage.TERMINAL or record.cancelled:
+    if record.state is RecordState.TERMINAL or record.cancelled:
         return record
     return msgspec.structs.replace(record, cancelled=True, updated_at=now)

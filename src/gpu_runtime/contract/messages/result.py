@@ -9,8 +9,8 @@ from msgspec import Meta, field
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation, InvocationID
-from gpu_runtime.contract.messages.limits import BODY_LIMIT, shortened
-from gpu_runtime.contract.messages.message_codec import Instant, Message, Part
+from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES, truncate_text
+from gpu_runtime.contract.messages.message_codec import Instant, Message, MessagePart
 
 
 class ResultState(StrEnum):
@@ -23,13 +23,13 @@ class ResultState(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Failure(Part, frozen=True, kw_only=True):
+class Failure(MessagePart, frozen=True, kw_only=True):
     failure_class: FailureClass = field(name="class")
     message: str
     """For a person."""
 
 
-class Timings(Part, frozen=True, kw_only=True):
+class Timings(MessagePart, frozen=True, kw_only=True):
     """When it came how far. What did not happen is not said."""
 
     enqueued_at: Instant | None = None
@@ -73,7 +73,7 @@ class Result(Message, frozen=True, kw_only=True):
         return f"{self.invocation_id}.{self.state}"
 
 
-def with_body(result: Result, content_type: str, body: bytes, limit: int = BODY_LIMIT) -> Result:
+def with_body(result: Result, content_type: str, body: bytes, limit: int = MAX_PAYLOAD_BYTES) -> Result:
     """The result with what the function answered, or with its beginning and the truth about that."""
     return msgspec.structs.replace(
         result,
@@ -84,7 +84,7 @@ def with_body(result: Result, content_type: str, body: bytes, limit: int = BODY_
     )
 
 
-def unsuccessful(
+def unsuccessful_result(
     invocation: Invocation, state: ResultState, failure: Failure, now: datetime, attempts: int = 0
 ) -> Result:
     """The end of an invocation for which there is no answer of its function."""
@@ -92,7 +92,7 @@ def unsuccessful(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,
         state=state,
-        failure=msgspec.structs.replace(failure, message=shortened(failure.message)),
+        failure=msgspec.structs.replace(failure, message=truncate_text(failure.message)),
         timings=Timings(enqueued_at=invocation.enqueued_at, finished_at=now),
         attempts=attempts,
     )

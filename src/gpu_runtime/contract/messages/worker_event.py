@@ -23,19 +23,19 @@ class WorkerEventKind(StrEnum):
 class WorkerEvent(Message, frozen=True, kw_only=True):
     kind: WorkerEventKind
     serverless_request_id: str = field(name="serverlessRequestID")
-    worker: str
+    unit: str
     """The unit's name."""
 
     namespace: str = ""
     """The unit's namespace."""
 
-    instance: str = ""
+    pod_uid: str = ""
     """The pod's UID: a worker that comes again under its name is another one."""
 
     sequence: Annotated[int, Meta(ge=0)] = 0
     """Counts the events of an instance, so that an older one that arrives later is known as such."""
 
-    at: Instant
+    sent_at: Instant
     in_flight: Annotated[int, Meta(ge=0)] = 0
     """How many invocations it has at this moment, the one of this event included while it runs."""
 

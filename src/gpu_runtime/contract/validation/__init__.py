@@ -4,20 +4,20 @@ A problem names the field by its path in the caller's own document, so every fun
 Nothing here raises for bad input; `Invalid` carries the problems where a caller wants to.
 """
 
-from gpu_runtime.contract.validation.field_error import Problem
-from gpu_runtime.contract.validation.normalize import normalised_pool, normalised_storage, normalised_unit
-from gpu_runtime.contract.validation.specs import growth_problems, pool_problems, storage_problems, unit_problems
-from gpu_runtime.contract.validation.values import name_problems, operation_id_problems
+from gpu_runtime.contract.validation.field_error import FieldError
+from gpu_runtime.contract.validation.normalize import normalize_pool, normalize_storage, normalize_unit
+from gpu_runtime.contract.validation.specs import growth_errors, pool_errors, storage_errors, unit_errors
+from gpu_runtime.contract.validation.values import name_errors, operation_id_errors
 
 __all__ = [
-    "Problem",
-    "growth_problems",
-    "name_problems",
-    "normalised_pool",
-    "normalised_storage",
-    "normalised_unit",
-    "operation_id_problems",
-    "pool_problems",
-    "storage_problems",
-    "unit_problems",
+    "FieldError",
+    "growth_errors",
+    "name_errors",
+    "normalize_pool",
+    "normalize_storage",
+    "normalize_unit",
+    "operation_id_errors",
+    "pool_errors",
+    "storage_errors",
+    "unit_errors",
 ]

@@ -6,16 +6,16 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True)
-class Problem:
+class FieldError:
     path: str
-    text: str
+    message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.text}"
+        return f"{self.path}: {self.message}"
 
 
-Problems: TypeAlias = Iterator[Problem]
+FieldErrors: TypeAlias = Iterator[FieldError]
 
 
-def under(at: str, field: str) -> str:
+def child_path(at: str, field: str) -> str:
     return f"{at}.{field}" if at else field

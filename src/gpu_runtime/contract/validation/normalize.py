@@ -7,40 +7,40 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import DEFAULT_STORAGE_CLASS
-from gpu_runtime.contract.validation.mounts import normal_path
-from gpu_runtime.kube.quantity import canonical
+from gpu_runtime.contract.validation.mounts import normalize_path
+from gpu_runtime.kube.quantity import canonical_quantity
 
 
-def normalised_unit(spec: GPUUnitSpec) -> GPUUnitSpec:
-    mounts = tuple(replace(mount, mount_path=normal_path(mount.mount_path)) for mount in spec.storage_mounts)
+def normalize_unit(spec: GPUUnitSpec) -> GPUUnitSpec:
+    mounts = tuple(replace(mount, mount_path=normalize_path(mount.mount_path)) for mount in spec.storage_mounts)
     access = spec.access and replace(spec.access, scheme=spec.access.scheme.lower())
     return replace(
         spec,
         image=spec.image.strip(),
-        memory=canonical(spec.memory),
-        template=normalised_template(spec.template),
+        memory=canonical_quantity(spec.memory),
+        template=normalize_template(spec.template),
         access=access,
         storage_mounts=mounts,
     )
 
 
-def normalised_pool(spec: StockPoolSpec) -> StockPoolSpec:
+def normalize_pool(spec: StockPoolSpec) -> StockPoolSpec:
     return replace(
         spec,
         image=spec.image.strip(),
-        memory=canonical(spec.memory),
-        template=normalised_template(spec.template),
+        memory=canonical_quantity(spec.memory),
+        template=normalize_template(spec.template),
     )
 
 
-def normalised_storage(spec: GPUStorageSpec) -> GPUStorageSpec:
+def normalize_storage(spec: GPUStorageSpec) -> GPUStorageSpec:
     return replace(
         spec,
-        size=canonical(spec.size),
+        size=canonical_quantity(spec.size),
         storage_class_name=spec.storage_class_name or DEFAULT_STORAGE_CLASS,
     )
 
 
-def normalised_template(template: Template) -> Template:
+def normalize_template(template: Template) -> Template:
     ports = tuple(replace(port, protocol=(port.protocol or "TCP").upper()) for port in template.ports)
     return replace(template, ports=ports)

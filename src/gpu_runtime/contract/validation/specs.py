@@ -3,71 +3,71 @@
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.crd.well_known import Role
-from gpu_runtime.contract.validation.field_error import Problem, Problems, under
-from gpu_runtime.contract.validation.mounts import mount_problems
-from gpu_runtime.contract.validation.serverless import serverless_problems
-from gpu_runtime.contract.validation.template_and_access import access_problems, template_problems
-from gpu_runtime.contract.validation.values import bytes_problems, count_problems, image_problems, spec_name_problems
+from gpu_runtime.contract.crd.well_known import UnitRole
+from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
+from gpu_runtime.contract.validation.mounts import mount_errors
+from gpu_runtime.contract.validation.serverless import serverless_errors
+from gpu_runtime.contract.validation.template_and_access import access_errors, template_errors
+from gpu_runtime.contract.validation.values import bytes_errors, count_errors, image_errors, spec_name_errors
 from gpu_runtime.kube.quantity import Quantity
 
 
-def unit_problems(spec: GPUUnitSpec, role: Role, at: str = "") -> tuple[Problem, ...]:
+def unit_errors(spec: GPUUnitSpec, role: UnitRole, path: str = "") -> tuple[FieldError, ...]:
     """What is wrong with a unit. Stock is an envelope: what an active unit would run is not looked at."""
-    own = _stock_problems if role is Role.STOCK else _active_problems
-    return (*_envelope_problems(spec, at), *own(spec, at))
+    own = _stock_unit_errors if role is UnitRole.STOCK else _active_unit_errors
+    return (*_reservation_errors(spec, path), *own(spec, path))
 
 
-def pool_problems(spec: StockPoolSpec, at: str = "") -> tuple[Problem, ...]:
+def pool_errors(spec: StockPoolSpec, path: str = "") -> tuple[FieldError, ...]:
     return (
-        *_envelope_problems(spec, at),
-        *count_problems(spec.replicas, under(at, "replicas")),
-        *(image_problems(spec.image, under(at, "image")) if spec.image else ()),
-        *template_problems(spec.template, under(at, "template")),
+        *_reservation_errors(spec, path),
+        *count_errors(spec.replicas, child_path(path, "replicas")),
+        *(image_errors(spec.image, child_path(path, "image")) if spec.image else ()),
+        *template_errors(spec.template, child_path(path, "template")),
     )
 
 
-def storage_problems(spec: GPUStorageSpec, at: str = "") -> tuple[Problem, ...]:
-    return tuple(_storage_problems(spec, at))
+def storage_errors(spec: GPUStorageSpec, path: str = "") -> tuple[FieldError, ...]:
+    return tuple(_storage_errors(spec, path))
 
 
-def growth_problems(current: str, wanted: str, at: str = "size") -> Problems:
+def growth_errors(current: str, wanted: str, at: str = "size") -> FieldErrors:
     """What is wrong with a new size of existing data. A current size that cannot be read forbids nothing."""
-    if any(bytes_problems(wanted, at)):
-        yield from bytes_problems(wanted, at)
-    elif not any(bytes_problems(current, at)) and Quantity(wanted).value < Quantity(current).value:
-        yield Problem(at, f"{wanted} is less than the current {current}; a storage only grows")
+    if any(bytes_errors(wanted, at)):
+        yield from bytes_errors(wanted, at)
+    elif not any(bytes_errors(current, at)) and Quantity(wanted).value < Quantity(current).value:
+        yield FieldError(at, f"{wanted} is less than the current {current}; a storage only grows")
 
 
-def _envelope_problems(spec: GPUUnitSpec | StockPoolSpec, at: str) -> Problems:
-    yield from spec_name_problems(spec.spec_name, under(at, "specName"))
+def _reservation_errors(spec: GPUUnitSpec | StockPoolSpec, at: str) -> FieldErrors:
+    yield from spec_name_errors(spec.spec_name, child_path(at, "specName"))
     if spec.memory:
-        yield from bytes_problems(spec.memory, under(at, "memory"))
-    yield from count_problems(spec.gpu, under(at, "gpu"))
+        yield from bytes_errors(spec.memory, child_path(at, "memory"))
+    yield from count_errors(spec.gpu, child_path(at, "gpu"))
 
 
-def _active_problems(spec: GPUUnitSpec, at: str) -> Problems:
-    yield from image_problems(spec.image, under(at, "image"))
-    yield from template_problems(spec.template, under(at, "template"))
+def _active_unit_errors(spec: GPUUnitSpec, at: str) -> FieldErrors:
+    yield from image_errors(spec.image, child_path(at, "image"))
+    yield from template_errors(spec.template, child_path(at, "template"))
     if spec.access:
-        yield from access_problems(spec.access, spec.template.ports, under(at, "access"))
-    yield from mount_problems(spec.storage_mounts, under(at, "storageMounts"))
+        yield from access_errors(spec.access, spec.template.ports, child_path(at, "access"))
+    yield from mount_errors(spec.storage_mounts, child_path(at, "storageMounts"))
     if spec.serverless:
-        yield from serverless_problems(spec.serverless, spec, under(at, "serverless"))
+        yield from serverless_errors(spec.serverless, spec, child_path(at, "serverless"))
 
 
-def _stock_problems(spec: GPUUnitSpec, at: str) -> Problems:
+def _stock_unit_errors(spec: GPUUnitSpec, at: str) -> FieldErrors:
     if spec.storage_mounts:
-        yield Problem(under(at, "storageMounts"), "stock mounts no storage; mount it in an active unit")
+        yield FieldError(child_path(at, "storageMounts"), "stock mounts no storage; mount it in an active unit")
     if spec.is_function:
-        yield Problem(under(at, "serverless"), "stock serves no function; enable it in an active unit")
+        yield FieldError(child_path(at, "serverless"), "stock serves no function; enable it in an active unit")
 
 
-def _storage_problems(spec: GPUStorageSpec, at: str) -> Problems:
+def _storage_errors(spec: GPUStorageSpec, at: str) -> FieldErrors:
     if not spec.size:
-        yield Problem(under(at, "size"), "is required; write for example 20Gi")
+        yield FieldError(child_path(at, "size"), "is required; write for example 20Gi")
     else:
-        yield from bytes_problems(spec.size, under(at, "size"))
+        yield from bytes_errors(spec.size, child_path(at, "size"))
     name = spec.storage_class_name
     if not name or len(name) > 253 or not name.isprintable() or any(map(str.isspace, name)):
-        yield Problem(under(at, "storageClassName"), f"{name!r} is not the name of a StorageClass")
+        yield FieldError(child_path(at, "storageClassName"), f"{name!r} is not the name of a StorageClass")

@@ -2,51 +2,53 @@
 
 from collections.abc import Iterable
 
-from gpu_runtime.contract.crd.gpu_unit import SCHEMES, Access
+from gpu_runtime.contract.crd.gpu_unit import ACCESS_SCHEMES, Access
 from gpu_runtime.contract.crd.template import (
-    ENV_NAME_LIMIT,
     ENV_NAME_PATTERN,
-    ENV_VALUE_LIMIT,
-    PORT_NAME_LIMIT,
+    MAX_ENV_NAME_LENGTH,
+    MAX_ENV_VALUE_LENGTH,
+    MAX_PORT_NAME_LENGTH,
     PORT_NAME_PATTERN,
-    PROTOCOLS,
+    PORT_PROTOCOLS,
     EnvVar,
     Port,
     Template,
 )
-from gpu_runtime.contract.validation.field_error import Problem, Problems, under
-from gpu_runtime.contract.validation.values import count_problems, matches
+from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
+from gpu_runtime.contract.validation.values import count_errors, matches
 
-ITEM_LIMITS = {"command": 256, "args": 256, "envs": 256, "ports": 32}
+MAX_TEMPLATE_ITEMS = {"command": 256, "args": 256, "envs": 256, "ports": 32}
 
 
-def template_problems(template: Template, at: str) -> Problems:
-    for field, most in ITEM_LIMITS.items():
+def template_errors(template: Template, at: str) -> FieldErrors:
+    for field, most in MAX_TEMPLATE_ITEMS.items():
         count = len(getattr(template, field))
         if count > most:
-            yield Problem(under(at, field), f"has {count} items; use at most {most}")
-    yield from env_problems(template.envs, under(at, "envs"))
-    yield from port_problems(template.ports, under(at, "ports"))
+            yield FieldError(child_path(at, field), f"has {count} items; use at most {most}")
+    yield from env_errors(template.envs, child_path(at, "envs"))
+    yield from port_errors(template.ports, child_path(at, "ports"))
 
 
-def env_problems(envs: Iterable[EnvVar], at: str) -> Problems:
+def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
     seen: dict[str, int] = {}
     for index, env in enumerate(envs):
         path = f"{at}[{index}].name"
         if not _is_env_name(env.name):
-            yield Problem(
+            yield FieldError(
                 path,
                 f"{env.name!r} is not an environment variable; use letters, digits, '_', '-' and '.', not beginning"
                 " with a digit or '..'",
             )
-        elif len(env.name) > ENV_NAME_LIMIT:
-            yield Problem(path, f"has {len(env.name)} characters; use at most {ENV_NAME_LIMIT}")
+        elif len(env.name) > MAX_ENV_NAME_LENGTH:
+            yield FieldError(path, f"has {len(env.name)} characters; use at most {MAX_ENV_NAME_LENGTH}")
         elif env.name in seen:
-            yield Problem(path, f"{env.name} is already set by {at}[{seen[env.name]}]; keep one of them")
+            yield FieldError(path, f"{env.name} is already set by {at}[{seen[env.name]}]; keep one of them")
         if "\0" in env.value:
-            yield Problem(f"{at}[{index}].value", "contains a NUL character, which no environment can hold")
-        elif len(env.value) > ENV_VALUE_LIMIT:
-            yield Problem(f"{at}[{index}].value", f"has {len(env.value)} characters; use at most {ENV_VALUE_LIMIT}")
+            yield FieldError(f"{at}[{index}].value", "contains a NUL character, which no environment can hold")
+        elif len(env.value) > MAX_ENV_VALUE_LENGTH:
+            yield FieldError(
+                f"{at}[{index}].value", f"has {len(env.value)} characters; use at most {MAX_ENV_VALUE_LENGTH}"
+            )
         seen.setdefault(env.name, index)
 
 
@@ -55,51 +57,51 @@ def _is_env_name(name: str) -> bool:
     return matches(ENV_NAME_PATTERN, name) and name != "." and not name.startswith("..")
 
 
-def port_problems(ports: Iterable[Port], at: str) -> Problems:
+def port_errors(ports: Iterable[Port], at: str) -> FieldErrors:
     names: dict[str, int] = {}
     numbers: dict[tuple[int, str], int] = {}
     for index, port in enumerate(ports):
         path = f"{at}[{index}]"
-        yield from _port_alone_problems(port, path)
+        yield from _single_port_errors(port, path)
         if port.name in names:
-            yield Problem(f"{path}.name", f"{port.name!r} is already the name of {at}[{names[port.name]}]")
+            yield FieldError(f"{path}.name", f"{port.name!r} is already the name of {at}[{names[port.name]}]")
         if (port.port, port.protocol) in numbers:
             other = f"{at}[{numbers[port.port, port.protocol]}]"
-            yield Problem(f"{path}.port", f"{port.port}/{port.protocol} is already the port of {other}")
+            yield FieldError(f"{path}.port", f"{port.port}/{port.protocol} is already the port of {other}")
         names.setdefault(port.name, index)
         numbers.setdefault((port.port, port.protocol), index)
 
 
-def _port_alone_problems(port: Port, path: str) -> Problems:
+def _single_port_errors(port: Port, path: str) -> FieldErrors:
     if not _is_port_name(port.name):
-        yield Problem(
+        yield FieldError(
             f"{path}.name",
-            f"{port.name!r} is not a port name; use at most {PORT_NAME_LIMIT} lower-case letters, digits and single"
+            f"{port.name!r} is not a port name; use at most {MAX_PORT_NAME_LENGTH} lower-case letters, digits and single"
             " '-', with a letter among them and no '-' at an end",
         )
-    yield from count_problems(port.port, f"{path}.port", 1, 65535)
-    if port.protocol not in PROTOCOLS:
-        yield Problem(f"{path}.protocol", f"{port.protocol!r} is not one of {', '.join(PROTOCOLS)}")
+    yield from count_errors(port.port, f"{path}.port", 1, 65535)
+    if port.protocol not in PORT_PROTOCOLS:
+        yield FieldError(f"{path}.protocol", f"{port.protocol!r} is not one of {', '.join(PORT_PROTOCOLS)}")
 
 
 def _is_port_name(name: str) -> bool:
     """An IANA service name, as containers need it."""
-    fits = len(name) <= PORT_NAME_LIMIT and matches(PORT_NAME_PATTERN, name)
+    fits = len(name) <= MAX_PORT_NAME_LENGTH and matches(PORT_NAME_PATTERN, name)
     return fits and "--" not in name and any(character.isalpha() for character in name)
 
 
-def access_problems(access: Access, ports: tuple[Port, ...], at: str) -> Problems:
-    if access.scheme not in SCHEMES:
-        yield Problem(under(at, "scheme"), f"{access.scheme!r} is not one of {', '.join(SCHEMES)}")
+def access_errors(access: Access, ports: tuple[Port, ...], at: str) -> FieldErrors:
+    if access.scheme not in ACCESS_SCHEMES:
+        yield FieldError(child_path(at, "scheme"), f"{access.scheme!r} is not one of {', '.join(ACCESS_SCHEMES)}")
     if not access.primary_port:
         return
     primary = next((port for port in ports if port.name == access.primary_port), None)
     if primary is None:
         known = ", ".join(port.name for port in ports) or "none"
-        yield Problem(
-            under(at, "primaryPort"), f"{access.primary_port!r} names no port of the template (it has {known})"
+        yield FieldError(
+            child_path(at, "primaryPort"), f"{access.primary_port!r} names no port of the template (it has {known})"
         )
     elif primary.protocol != "TCP":
-        yield Problem(
-            under(at, "primaryPort"), f"{access.primary_port!r} is a {primary.protocol} port; choose a TCP port"
+        yield FieldError(
+            child_path(at, "primaryPort"), f"{access.primary_port!r} is a {primary.protocol} port; choose a TCP port"
         )

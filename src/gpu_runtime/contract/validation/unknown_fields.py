@@ -13,64 +13,64 @@ from typing import Any, TypeAlias
 
 from msgspec import inspect
 
-from gpu_runtime.contract.validation.field_error import under
+from gpu_runtime.contract.validation.field_error import child_path
 
 Document: TypeAlias = Any
 """What a JSON or YAML decoder gives: mappings, lists and plain values."""
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownField:
     path: str
     key: str
-    known: tuple[str, ...]
+    allowed: tuple[str, ...]
 
     @property
-    def remedy(self) -> str:
-        return suggestion(self.key, self.known)
+    def hint(self) -> str:
+        return suggest_field(self.key, self.allowed)
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What is known of a part of a model: its fields where it is a struct, its elements where it holds many."""
 
-    fields: "Mapping[str, Shape]"
+    fields: "Mapping[str, ModelShape]"
     required: frozenset[str] = frozenset()
-    element: "Shape | None" = None
+    element: "ModelShape | None" = None
     is_struct: bool = False
-    inner: "Mapping[str, Shape]" = field(default_factory=dict)
+    nested: "Mapping[str, ModelShape]" = field(default_factory=dict)
     """Those of its fields that have something inside."""
 
 
-def is_complete(document: Document, model: type) -> bool:
+def has_exact_fields(document: Document, model: type) -> bool:
     """Whether nothing is unknown or missing: the quick answer for the usual case, in which nobody needs the paths."""
-    return _fits(document, shape_of(model))
+    return _matches_shape(document, shape_of(model))
 
 
-def _fits(document: Document, shape: Shape) -> bool:
+def _matches_shape(document: Document, shape: ModelShape) -> bool:
     if isinstance(document, list):
-        return shape.element is None or all(_fits(each, shape.element) for each in document)
+        return shape.element is None or all(_matches_shape(each, shape.element) for each in document)
     if not isinstance(document, dict):
         return True
     if not shape.is_struct:
-        return shape.element is None or all(_fits(each, shape.element) for each in document.values())
+        return shape.element is None or all(_matches_shape(each, shape.element) for each in document.values())
     if not (shape.required <= document.keys() <= shape.fields.keys()):
         return False
-    return all(_fits(document[key], inner) for key, inner in shape.inner.items() if key in document)
+    return all(_matches_shape(document[key], inner) for key, inner in shape.nested.items() if key in document)
 
 
-def unknown_fields(document: Document, model: type) -> Iterator[Unknown]:
-    for path, part, shape in _structs(document, shape_of(model), ""):
+def unknown_fields(document: Document, model: type) -> Iterator[UnknownField]:
+    for path, part, shape in _walk_structs(document, shape_of(model), ""):
         for key in part:
             if key not in shape.fields:
-                yield Unknown(under(path, str(key)), str(key), tuple(shape.fields))
+                yield UnknownField(child_path(path, str(key)), str(key), tuple(shape.fields))
 
 
 def missing_fields(document: Document, model: type) -> Iterator[str]:
     """The paths of what the model demands and the document does not have."""
-    for path, part, shape in _structs(document, shape_of(model), ""):
+    for path, part, shape in _walk_structs(document, shape_of(model), ""):
         for key in sorted(shape.required - part.keys(), key=tuple(shape.fields).index):
-            yield under(path, key)
+            yield child_path(path, key)
 
 
 def value_at(document: Document, path: str) -> Any:
@@ -85,7 +85,7 @@ def value_at(document: Document, path: str) -> Any:
     return document
 
 
-def suggestion(key: str, known: tuple[str, ...]) -> str:
+def suggest_field(key: str, known: tuple[str, ...]) -> str:
     by_lower = {each.lower(): each for each in known}
     nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
     if nearest:
@@ -97,16 +97,16 @@ def choices_at(model: type, path: str) -> tuple[Any, ...]:
     """The values that a field may have, where the model lists them."""
     info: inspect.Type | None = inspect.type_info(model)
     for step in re.findall(r"[^.\[\]]+", path):
-        info = _inner(info, step) if info is not None else None
+        info = _inner_type(info, step) if info is not None else None
     return info.values if isinstance(info, inspect.LiteralType) else ()
 
 
 @lru_cache(maxsize=256)
-def shape_of(model: type) -> Shape:
+def shape_of(model: type) -> ModelShape:
     return _shape(inspect.type_info(model))
 
 
-def _structs(document: Document, shape: Shape, path: str) -> Iterator[tuple[str, dict[Any, Any], Shape]]:
+def _walk_structs(document: Document, shape: ModelShape, path: str) -> Iterator[tuple[str, dict[Any, Any], ModelShape]]:
     """Every part of the document that is to become a struct, the outer ones first."""
     if isinstance(document, dict):
         if shape.is_struct:
@@ -114,47 +114,47 @@ def _structs(document: Document, shape: Shape, path: str) -> Iterator[tuple[str,
         for key, value in document.items():
             inner = shape.fields.get(key) if shape.is_struct else shape.element
             if inner is not None:
-                yield from _structs(value, inner, under(path, str(key)))
+                yield from _walk_structs(value, inner, child_path(path, str(key)))
     elif isinstance(document, list) and shape.element is not None:
         for index, value in enumerate(document):
-            yield from _structs(value, shape.element, f"{path}[{index}]")
+            yield from _walk_structs(value, shape.element, f"{path}[{index}]")
 
 
-_LEAF = Shape({})
+_LEAF_SHAPE = ModelShape({})
 
 
-def _shape(info: inspect.Type) -> Shape:
+def _shape(info: inspect.Type) -> ModelShape:
     match info:
         case inspect.StructType(fields=fields):
             known = {each.encode_name: _shape(each.type) for each in fields}
             required = frozenset(each.encode_name for each in fields if each.required)
-            inner = {name: shape for name, shape in known.items() if shape != _LEAF}
-            return Shape(known, required, is_struct=True, inner=inner)
+            inner = {name: shape for name, shape in known.items() if shape != _LEAF_SHAPE}
+            return ModelShape(known, required, is_struct=True, nested=inner)
         case inspect.Metadata(type=inner):
             return _shape(inner)
         case inspect.UnionType(types=types):
-            return next((found for found in map(_shape, types) if found != _LEAF), _LEAF)
+            return next((found for found in map(_shape, types) if found != _LEAF_SHAPE), _LEAF_SHAPE)
         case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner):
-            return _many(inner)
+            return _collection_shape(inner)
         case inspect.DictType(value_type=inner):
-            return _many(inner)
-    return _LEAF
+            return _collection_shape(inner)
+    return _LEAF_SHAPE
 
 
-def _many(item: inspect.Type) -> Shape:
+def _collection_shape(item: inspect.Type) -> ModelShape:
     """A list or a mapping of such things; a leaf where there is nothing to look for inside."""
     inner = _shape(item)
-    return _LEAF if inner == _LEAF else Shape({}, element=inner)
+    return _LEAF_SHAPE if inner == _LEAF_SHAPE else ModelShape({}, element=inner)
 
 
-def _inner(info: inspect.Type, step: str) -> inspect.Type | None:
+def _inner_type(info: inspect.Type, step: str) -> inspect.Type | None:
     match info:
         case inspect.StructType(fields=fields):
             return next((each.type for each in fields if each.encode_name == step), None)
         case inspect.Metadata(type=inner):
-            return _inner(inner, step)
+            return _inner_type(inner, step)
         case inspect.UnionType(types=types):
-            return next(filter(None, (_inner(each, step) for each in types)), None)
+            return next(filter(None, (_inner_type(each, step) for each in types)), None)
         case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner):
             return inner
         case inspect.DictType(value_type=inner):

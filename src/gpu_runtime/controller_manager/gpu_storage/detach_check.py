@@ -2,51 +2,57 @@
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationState
-from gpu_runtime.contract.crd.well_known import OWNED_SELECTOR, Label, operation_name
-from gpu_runtime.controller_manager.gpu_storage.attachment import AskOperation, LookAgain, Release, Step, mounts
-from gpu_runtime.controller_manager.indexes import claim_keys
+from gpu_runtime.contract.crd.well_known import MANAGED_BY_SELECTOR, Label, operation_name
+from gpu_runtime.controller_manager.gpu_storage.attachment import (
+    AttachmentStep,
+    CheckOperation,
+    DetachStorage,
+    RecheckAttachment,
+    mounts_storage,
+)
+from gpu_runtime.controller_manager.indexes import pvc_index_keys
 from gpu_runtime.kube.builtin_kinds import PODS
-from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.codec import Selection
-from gpu_runtime.kube.errors import NotFound
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.codec import ListOptions
+from gpu_runtime.kube.errors import KubeNotFound
+from gpu_runtime.kube.meta import ObjectKey
 
-ASK_AGAIN_SECONDS = 2.0
+DETACH_RECHECK_SECONDS = 2.0
 """An operation that is not finished is finished or given up within seconds. Nobody tells this process when."""
 
 
-async def confirmed(client: Client, storage: Key, step: Step, operations: str) -> Step:
+async def confirm_step(client: KubeClient, storage: ObjectKey, step: AttachmentStep, operations: str) -> AttachmentStep:
     """The step, if it may be taken. Operations are looked for in the given namespace."""
     match step:
-        case AskOperation(operation_id, unit):
-            if not await _has_ended(client, Key(operations, operation_name(operation_id))):
-                return LookAgain(ASK_AGAIN_SECONDS)
+        case CheckOperation(operation_id, unit):
+            if not await _operation_finished(client, ObjectKey(operations, operation_name(operation_id))):
+                return RecheckAttachment(DETACH_RECHECK_SECONDS)
             # Only now: a unit that the operation made was there before the operation ended.
-            if await _is_wanted(client, storage, unit):
-                return LookAgain(ASK_AGAIN_SECONDS)
-            return await confirmed(client, storage, Release(unit), operations)
-        case Release(unit) if await _has_pods(client, storage, unit):
-            return LookAgain(ASK_AGAIN_SECONDS)
+            if await _unit_mounts_storage(client, storage, unit):
+                return RecheckAttachment(DETACH_RECHECK_SECONDS)
+            return await confirm_step(client, storage, DetachStorage(unit), operations)
+        case DetachStorage(unit) if await _has_mounting_pods(client, storage, unit):
+            return RecheckAttachment(DETACH_RECHECK_SECONDS)
     return step
 
 
-async def _has_ended(client: Client, operation: Key) -> bool:
+async def _operation_finished(client: KubeClient, operation: ObjectKey) -> bool:
     """An operation is recorded before it attaches anything, so one that is not there was forgotten since."""
     try:
         found = await client.get(OPERATIONS, operation)
-    except NotFound:
+    except KubeNotFound:
         return True
     return found.status.state in (OperationState.SUCCEEDED, OperationState.FAILED)
 
 
-async def _is_wanted(client: Client, storage: Key, unit: str) -> bool:
+async def _unit_mounts_storage(client: KubeClient, storage: ObjectKey, unit: str) -> bool:
     try:
-        found = await client.get(GPU_UNITS, Key(storage.namespace, unit))
-    except NotFound:
+        found = await client.get(GPU_UNITS, ObjectKey(storage.namespace, unit))
+    except KubeNotFound:
         return False
-    return mounts(found, storage.name)
+    return mounts_storage(found, storage.name)
 
 
-async def _has_pods(client: Client, storage: Key, unit: str) -> bool:
-    selection = Selection(storage.namespace, labels=f"{OWNED_SELECTOR},{Label.UNIT}={unit}")
-    return any(str(storage) in claim_keys(pod) for pod in (await client.list(PODS, selection)).items)
+async def _has_mounting_pods(client: KubeClient, storage: ObjectKey, unit: str) -> bool:
+    selection = ListOptions(storage.namespace, label_selector=f"{MANAGED_BY_SELECTOR},{Label.UNIT}={unit}")
+    return any(str(storage) in pvc_index_keys(pod) for pod in (await client.list(PODS, selection)).items)

@@ -6,41 +6,43 @@ unit will be told that the storage is gone, while a finalizer that waits for ano
 
 from dataclasses import dataclass
 
-from gpu_runtime.controller_manager.gpu_storage.attachment import is_wanted
-from gpu_runtime.controller_manager.gpu_storage.children.pvc import is_ours
-from gpu_runtime.controller_manager.gpu_storage.observe import Observed
+from gpu_runtime.controller_manager.gpu_storage.attachment import is_mounted_by_attached_unit
+from gpu_runtime.controller_manager.gpu_storage.children.pvc import is_pvc_of
+from gpu_runtime.controller_manager.gpu_storage.observe import ObservedStorage
 from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim
 
-PASSING_SECONDS = 1.0
+PVC_DELETION_REQUEUE_SECONDS = 1.0
 """For a claim that is on its way out."""
 
-LASTING_SECONDS = 15.0
+STORAGE_IN_USE_REQUEUE_SECONDS = 15.0
 """For what a unit or a stranger's pod holds. Its end is heard of, mostly."""
 
 
 @dataclass(frozen=True)
-class Ending:
-    waits_for: str = ""
+class FinalizeStep:
+    waiting_for: str = ""
     """Empty when the storage may go."""
-    delete_claim: PersistentVolumeClaim | None = None
-    look_again: float = PASSING_SECONDS
+    pvc_to_delete: PersistentVolumeClaim | None = None
+    requeue_seconds: float = PVC_DELETION_REQUEUE_SECONDS
 
 
-def ending(seen: Observed) -> Ending:
-    if holders := _holders(seen):
-        return Ending(f"{holders}: delete or change the unit first", look_again=LASTING_SECONDS)
-    if seen.pods_trouble:
-        return Ending(f"a look at the pods that may mount it: {seen.pods_trouble}")
-    claim = seen.claim
-    if claim is None or not is_ours(claim, seen.storage):
-        return Ending()
+def next_finalize_step(seen: ObservedStorage) -> FinalizeStep:
+    if holders := _mount_users(seen):
+        return FinalizeStep(
+            f"{holders}: delete or change the unit first", requeue_seconds=STORAGE_IN_USE_REQUEUE_SECONDS
+        )
+    if seen.pod_cache_error:
+        return FinalizeStep(f"a look at the pods that may mount it: {seen.pod_cache_error}")
+    claim = seen.pvc
+    if claim is None or not is_pvc_of(claim, seen.storage):
+        return FinalizeStep()
     if claim.metadata.deletion_timestamp is None:
-        return Ending(f"the end of PersistentVolumeClaim {claim.metadata.name}", delete_claim=claim)
+        return FinalizeStep(f"the end of PersistentVolumeClaim {claim.metadata.name}", pvc_to_delete=claim)
     # Kubernetes keeps a claim while a pod mounts it, whoever's pod that is.
     held = ", ".join(claim.metadata.finalizers)
-    return Ending(f"the end of PersistentVolumeClaim {claim.metadata.name}, which {held or 'nothing'} holds")
+    return FinalizeStep(f"the end of PersistentVolumeClaim {claim.metadata.name}, which {held or 'nothing'} holds")
 
 
-def _holders(seen: Observed) -> str:
-    unit = [f"GPUUnit {seen.attached.unit}"] if seen.attached and is_wanted(seen) else []
-    return ", ".join([*unit, *seen.mounted_in])
+def _mount_users(seen: ObservedStorage) -> str:
+    unit = [f"GPUUnit {seen.attachment.unit}"] if seen.attachment and is_mounted_by_attached_unit(seen) else []
+    return ", ".join([*unit, *seen.mounted_by])

@@ -2,62 +2,62 @@
 
 from collections.abc import Callable, Sequence
 
-from gpu_runtime.contract.crd.conditions import Reason, StoragePhase
+from gpu_runtime.contract.crd.conditions import ReadyReason, StoragePhase
 from gpu_runtime.contract.crd.well_known import Label
-from gpu_runtime.contract.validation import storage_problems
-from gpu_runtime.controller_manager.gpu_storage.children.pvc import ACCESS_MODE, is_ours
-from gpu_runtime.controller_manager.gpu_storage.observe import Observed
-from gpu_runtime.controller_manager.gpu_storage.storage_readiness import Verdict
+from gpu_runtime.contract.validation import storage_errors
+from gpu_runtime.controller_manager.gpu_storage.children.pvc import ACCESS_MODE, is_pvc_of
+from gpu_runtime.controller_manager.gpu_storage.observe import ObservedStorage
+from gpu_runtime.controller_manager.gpu_storage.storage_readiness import StorageReadiness
 
-Rule = Callable[[Observed], Verdict | None]
-
-
-def invalid_spec(seen: Observed) -> Verdict | None:
-    problems = storage_problems(seen.storage.spec, at="spec")
-    return _failed(Reason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
+StorageRule = Callable[[ObservedStorage], StorageReadiness | None]
 
 
-def claim_of_another(seen: Observed) -> Verdict | None:
-    if seen.claim is None or is_ours(seen.claim, seen.storage):
+def invalid_spec(seen: ObservedStorage) -> StorageReadiness | None:
+    problems = storage_errors(seen.storage.spec, path="spec")
+    return _failed(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
+
+
+def pvc_name_conflict(seen: ObservedStorage) -> StorageReadiness | None:
+    if seen.pvc is None or is_pvc_of(seen.pvc, seen.storage):
         return None
     name = seen.storage.metadata.name
     return _failed(
-        Reason.NAME_TAKEN,
+        ReadyReason.NAME_TAKEN,
         f"PersistentVolumeClaim {name} exists and belongs to somebody else: rename one of them, or hand the claim over"
         f" with the label {Label.STORAGE}={name}",
     )
 
 
-def claim_gone(seen: Observed) -> Verdict | None:
+def pvc_lost(seen: ObservedStorage) -> StorageReadiness | None:
     """An empty volume must not silently take the place of one that held data."""
-    if seen.claim is not None or not _held_data(seen):
+    if seen.pvc is not None or not _was_provisioned(seen):
         return None
     return _failed(
-        Reason.CLAIM_LOST,
+        ReadyReason.CLAIM_LOST,
         f"PersistentVolumeClaim {seen.storage.metadata.name} was deleted by somebody else, and the data with it:"
         " restore the claim, or delete this GPUStorage and create it anew",
     )
 
 
-def claim_ending(seen: Observed) -> Verdict | None:
-    if seen.claim is None or seen.claim.metadata.deletion_timestamp is None:
+def pvc_deleting(seen: ObservedStorage) -> StorageReadiness | None:
+    if seen.pvc is None or seen.pvc.metadata.deletion_timestamp is None:
         return None
     name = seen.storage.metadata.name
-    if not _held_data(seen):
+    if not _was_provisioned(seen):
         text = f"PersistentVolumeClaim {name} of an earlier storage is still being deleted"
-        return Verdict(StoragePhase.PENDING, Reason.CLAIM_PENDING, text)
+        return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, text)
     return _failed(
-        Reason.CLAIM_LOST,
+        ReadyReason.CLAIM_LOST,
         f"PersistentVolumeClaim {name} is being deleted by somebody else: its data goes when the last pod that mounts"
         " it ends; copy it before",
     )
 
 
-def claim_of_another_make(seen: Observed) -> Verdict | None:
+def pvc_incompatible(seen: ObservedStorage) -> StorageReadiness | None:
     """What cannot be changed about a claim that was adopted."""
-    if seen.claim is None:
+    if seen.pvc is None:
         return None
-    found, wanted = seen.claim.spec, seen.storage.spec.storage_class_name
+    found, wanted = seen.pvc.spec, seen.storage.spec.storage_class_name
     if (found.storage_class_name or "") != wanted:
         said = f"is of class {found.storage_class_name or 'none'}, and this storage of class {wanted}"
     elif ACCESS_MODE not in found.access_modes:
@@ -65,22 +65,22 @@ def claim_of_another_make(seen: Observed) -> Verdict | None:
     else:
         return None
     return _failed(
-        Reason.CLAIM_SYNC_FAILED,
+        ReadyReason.CLAIM_SYNC_FAILED,
         f"PersistentVolumeClaim {seen.storage.metadata.name} {said}, which can never be changed: create a storage that"
         " fits the claim",
     )
 
 
-STORAGE_RULES: Sequence[Rule] = (invalid_spec, claim_of_another, claim_gone, claim_ending, claim_of_another_make)
+STORAGE_RULES: Sequence[StorageRule] = (invalid_spec, pvc_name_conflict, pvc_lost, pvc_deleting, pvc_incompatible)
 
 
-def first_violation(rules: Sequence[Rule], seen: Observed) -> Verdict | None:
+def first_violation(rules: Sequence[StorageRule], seen: ObservedStorage) -> StorageReadiness | None:
     return next((found for rule in rules if (found := rule(seen))), None)
 
 
-def _held_data(seen: Observed) -> bool:
+def _was_provisioned(seen: ObservedStorage) -> bool:
     return seen.storage.status.capacity is not None
 
 
-def _failed(reason: Reason, message: str) -> Verdict:
-    return Verdict(StoragePhase.FAILED, reason, message)
+def _failed(reason: ReadyReason, message: str) -> StorageReadiness:
+    return StorageReadiness(StoragePhase.FAILED, reason, message)

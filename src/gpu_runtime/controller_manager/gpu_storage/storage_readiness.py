@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass
 
-from gpu_runtime.contract.crd.conditions import Reason, StoragePhase
+from gpu_runtime.contract.crd.conditions import ReadyReason, StoragePhase
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StorageReadiness:
     """The phase says whether there is a volume to mount; the Ready condition, whether all that was asked is true."""
 
     phase: StoragePhase
-    reason: Reason
+    reason: ReadyReason
     message: str
 
     @property
     def ready(self) -> bool:
-        return self.reason is Reason.STORAGE_READY
+        return self.reason is ReadyReason.STORAGE_READY

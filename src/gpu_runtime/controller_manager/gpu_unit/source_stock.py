@@ -7,7 +7,7 @@ from gpu_runtime.contract.crd.well_known import Annotation
 
 
 @dataclass(frozen=True)
-class SourceStock:
+class SourceStockRef:
     name: str
     namespace: str
     uid: str
@@ -15,11 +15,11 @@ class SourceStock:
     """Where it held its GPUs, if that was known."""
 
 
-def source_stock(unit: GPUUnit) -> SourceStock | None:
+def source_stock(unit: GPUUnit) -> SourceStockRef | None:
     said = unit.metadata.annotations
     if not said.get(Annotation.SOURCE_STOCK_UID):
         return None
-    return SourceStock(
+    return SourceStockRef(
         name=said.get(Annotation.SOURCE_STOCK_NAME, ""),
         namespace=said.get(Annotation.SOURCE_STOCK_NAMESPACE, ""),
         uid=said[Annotation.SOURCE_STOCK_UID],

@@ -4,23 +4,23 @@ from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import GPU_RESOURCE
 from gpu_runtime.kube.meta import Manifest
 
-STOCK_PRIORITY = "gpu-runtime-stock"
-ACTIVE_PRIORITY = "gpu-runtime-active"
+STOCK_PRIORITY_CLASS = "gpu-runtime-stock"
+ACTIVE_PRIORITY_CLASS = "gpu-runtime-active"
 
-STOCK_GRACE_SECONDS = 2
+STOCK_TERMINATION_GRACE_SECONDS = 2
 """The stock process ends at once, unless it is told to in the moment of its start. The grace must not be 0: the pod's
 object would be gone before its process is."""
 
-PLATFORM_USER = 10001
+PLATFORM_UID = 10001
 
-RESTRICTED_POD: Manifest = {
+RESTRICTED_POD_SECURITY_CONTEXT: Manifest = {
     "runAsNonRoot": True,
-    "runAsUser": PLATFORM_USER,
-    "runAsGroup": PLATFORM_USER,
-    "fsGroup": PLATFORM_USER,
+    "runAsUser": PLATFORM_UID,
+    "runAsGroup": PLATFORM_UID,
+    "fsGroup": PLATFORM_UID,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-RESTRICTED_CONTAINER: Manifest = {
+RESTRICTED_SECURITY_CONTEXT: Manifest = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -28,13 +28,13 @@ RESTRICTED_CONTAINER: Manifest = {
 """For what the platform itself runs."""
 
 
-def user_pod_security(require_non_root: bool) -> Manifest:
+def user_pod_security_context(require_non_root: bool) -> Manifest:
     """For images of strangers, many of which run as root."""
     demanded = {"runAsNonRoot": True} if require_non_root else {}
     return {"seccompProfile": {"type": "RuntimeDefault"}} | demanded
 
 
-USER_CONTAINER: Manifest = {"allowPrivilegeEscalation": False}
+USER_SECURITY_CONTEXT: Manifest = {"allowPrivilegeEscalation": False}
 
 
 def resources(memory: str, gpu: int) -> Manifest:
@@ -43,7 +43,7 @@ def resources(memory: str, gpu: int) -> Manifest:
     return {"limits": amounts, "requests": amounts}
 
 
-def container(image: str, template: Template, memory: str, gpu: int) -> Manifest:
+def main_container(image: str, template: Template, memory: str, gpu: int) -> Manifest:
     """What is empty is said, too: it is owned, and what somebody else puts there is drift."""
     return {
         "name": "main",

@@ -5,36 +5,36 @@ from typing import Any
 import msgspec
 
 from gpu_runtime.kube.builtin_kinds import DeploymentStatus
-from gpu_runtime.kube.meta import Object, Resource
+from gpu_runtime.kube.meta import ApiResource, KubeObject
 
 
-class Owned(Object, frozen=True, kw_only=True):
+class RawObject(KubeObject, frozen=True, kw_only=True):
     # No model of it: what a model does not name, or leaves out as a default, could never be compared.
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Deployment(Owned, frozen=True, kw_only=True):
+class RawDeployment(RawObject, frozen=True, kw_only=True):
     status: DeploymentStatus = DeploymentStatus()
 
 
-class Service(Owned, frozen=True, kw_only=True):
+class RawService(RawObject, frozen=True, kw_only=True):
     pass
 
 
-class NetworkPolicy(Owned, frozen=True, kw_only=True):
+class RawNetworkPolicy(RawObject, frozen=True, kw_only=True):
     pass
 
 
-DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments", Deployment)
-SERVICES = Resource("", "v1", "Service", "services", Service)
-NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", NetworkPolicy)
+RAW_DEPLOYMENTS = ApiResource("apps", "v1", "Deployment", "deployments", RawDeployment)
+RAW_SERVICES = ApiResource("", "v1", "Service", "services", RawService)
+RAW_NETWORK_POLICIES = ApiResource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", RawNetworkPolicy)
 
 
-def is_current(deployment: Deployment) -> bool:
+def is_generation_observed(deployment: RawDeployment) -> bool:
     """Whether its status speaks of what was last asked of it."""
     return deployment.status.observed_generation >= deployment.metadata.generation
 
 
-def has_pods(deployment: Deployment | None) -> bool:
+def has_pods(deployment: RawDeployment | None) -> bool:
     """Whether Kubernetes still counts pods of it, ready or not."""
-    return deployment is not None and (deployment.status.replicas > 0 or not is_current(deployment))
+    return deployment is not None and (deployment.status.replicas > 0 or not is_generation_observed(deployment))

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from gpu_runtime.contract.crd.conditions import Reason, UnitPhase
+from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WorkloadReadiness:
     """The phase with the Ready condition that explains it."""
 
     phase: UnitPhase
-    reason: Reason
+    reason: ReadyReason
     message: str
 
     @property
@@ -22,10 +22,10 @@ class Verdict:
 class Blocked:
     """Why nothing is built, or built no further. A failure, unless it passes by itself."""
 
-    reason: Reason
+    reason: ReadyReason
     message: str
     failed: bool = True
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict(UnitPhase.FAILED if self.failed else UnitPhase.PROGRESSING, self.reason, self.message)
+    def readiness(self) -> WorkloadReadiness:
+        return WorkloadReadiness(UnitPhase.FAILED if self.failed else UnitPhase.PROGRESSING, self.reason, self.message)

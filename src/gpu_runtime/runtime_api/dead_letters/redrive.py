@@ -15,49 +15,56 @@ from gpu_runtime.contract.errors import Conflict
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_id_problems
-from gpu_runtime.contract.messages.limits import INVOCATION_ID_LIMIT
-from gpu_runtime.contract.messages.message_codec import Unreadable, decode
-from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.contract.validation.field_error import Problem, Problems
-from gpu_runtime.jetstream.delivery import Outgoing
+from gpu_runtime.contract.messages.invocation_id import invocation_id_errors
+from gpu_runtime.contract.messages.limits import MAX_INVOCATION_ID_LENGTH
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
+from gpu_runtime.jetstream.delivery import OutgoingMessage
 
 
-def invocation_again(letter: DeadLetter) -> Invocation:
+def redriven_invocation(letter: DeadLetter) -> Invocation:
     """The new invocation. Conflict where the letter cannot be read: sent again, it would only die again."""
     try:
         first = (
             decode(letter.data, Dispatch).invocation
-            if letter.source is Queue.DISPATCH
+            if letter.source is Stream.DISPATCH
             else decode(letter.data, Invocation)
         )
-    except Unreadable as error:
+    except MessageDecodeError as error:
         raise Conflict(f"dead letter {letter.id} cannot be sent again: {error}") from error
     for problem in _problems(first, letter):
         raise Conflict(f"dead letter {letter.id} cannot be sent again: {problem}")
     return structs.replace(
-        first, invocation_id=new_id(first.invocation_id, letter.id), mode="async", reply_to="", enqueued_at=None
+        first,
+        invocation_id=redrive_invocation_id(first.invocation_id, letter.id),
+        mode="async",
+        reply_to="",
+        enqueued_at=None,
     )
 
 
-def _problems(first: Invocation, letter: DeadLetter) -> Problems:
+def _problems(first: Invocation, letter: DeadLetter) -> FieldErrors:
     """It may have died of what it says: of this become subjects and keys."""
-    yield from invocation_id_problems(first.invocation_id)
+    yield from invocation_id_errors(first.invocation_id)
     if first.serverless_request_id != letter.serverless_request_id:
-        yield Problem("serverlessRequestID", f"is {first.serverless_request_id!r}, but it came on {letter.subject}")
+        yield FieldError("serverlessRequestID", f"is {first.serverless_request_id!r}, but it came on {letter.subject}")
 
 
-def new_id(invocation_id: str, letter_id: str) -> str:
+def redrive_invocation_id(invocation_id: str, letter_id: str) -> str:
     ending = f"-redrive-{letter_id}"
-    return invocation_id[: INVOCATION_ID_LIMIT - len(ending)] + ending
+    return invocation_id[: MAX_INVOCATION_ID_LENGTH - len(ending)] + ending
 
 
-def result_again(letter: DeadLetter) -> Outgoing:
-    return Outgoing(
-        letter.subject, letter.data, f"redrive-{letter.id}-{letter.stored_at.timestamp():.3f}", _kept(letter)
+def redriven_result(letter: DeadLetter) -> OutgoingMessage:
+    return OutgoingMessage(
+        letter.subject,
+        letter.data,
+        f"redrive-{letter.id}-{letter.published_at.timestamp():.3f}",
+        _redrive_headers(letter),
     )
 
 
-def _kept(letter: DeadLetter) -> dict[str, str]:
+def _redrive_headers(letter: DeadLetter) -> dict[str, str]:
     """Without what was meant for the stream alone."""
     return {name: value for name, value in letter.headers.items() if not name.lower().startswith("nats-")}

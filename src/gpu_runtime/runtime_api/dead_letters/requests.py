@@ -2,14 +2,14 @@
 
 from msgspec import UNSET, UnsetType, field
 
-from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.runtime_api.http.paging import Paged
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.runtime_api.http.paging import PagedQuery
 
 
-class ListDeadLetters(Paged, frozen=True, kw_only=True):
+class ListDeadLetters(PagedQuery, frozen=True, kw_only=True):
     """Which dead letters."""
 
-    source: Queue | UnsetType = UNSET
+    source: Stream | UnsetType = UNSET
     """Only those of this queue: invoke, dispatch or result."""
 
     serverless_request_id: str | UnsetType = field(default=UNSET, name="serverlessRequestID")

@@ -4,49 +4,49 @@ from collections.abc import Sequence
 
 from gpu_runtime.contract.errors import Conflict, Invalid, InvocationReused, NotFound, Overloaded, Unavailable
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
-from gpu_runtime.runtime_api.dead_letters.service import DeadLetterOffice
+from gpu_runtime.runtime_api.dead_letters.service import DeadLetterService
 from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView
-from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope
 
-LETTERS = "/api/v1/operator/dead-letters"
-LETTER = LETTERS + "/{id}"
+DEAD_LETTERS_PATH = "/api/v1/operator/dead-letters"
+DEAD_LETTER_PATH = DEAD_LETTERS_PATH + "/{id}"
 TAG = "Dead letters"
 
 
-def routes(office: DeadLetterOffice) -> Sequence[Route]:
-    handle = _Handlers(office)
+def routes(office: DeadLetterService) -> Sequence[Route]:
+    handle = _DeadLetterHandlers(office)
     return (_list(handle), _get(handle), _delete(handle), _redrive(handle))
 
 
-class _Handlers:
+class _DeadLetterHandlers:
     """From calls to the service."""
 
-    def __init__(self, office: DeadLetterOffice) -> None:
-        self._office = office
+    def __init__(self, office: DeadLetterService) -> None:
+        self._service = office
 
-    async def list(self, call: Call[None, ListDeadLetters]) -> Answer:
-        found, continuation = await self._office.list(call.query)
-        return Answer(200, found, continuation)
+    async def list(self, call: APIRequest[None, ListDeadLetters]) -> APIResponse:
+        found, continuation = await self._service.list(call.query)
+        return APIResponse(200, found, continuation)
 
-    async def get(self, call: Call[None, NoQuery]) -> Answer:
-        return Answer(200, await self._office.get(call.path["id"]))
+    async def get(self, call: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(200, await self._service.get(call.path["id"]))
 
-    async def delete(self, call: Call[None, NoQuery]) -> Answer:
-        await self._office.delete(call.path["id"])
-        return Answer(204)
+    async def delete(self, call: APIRequest[None, NoQuery]) -> APIResponse:
+        await self._service.delete(call.path["id"])
+        return APIResponse(204)
 
-    async def redrive(self, call: Call[None, NoQuery]) -> Answer:
-        return Answer(202, await self._office.redrive(call.path["id"]))
+    async def redrive(self, call: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(202, await self._service.redrive(call.path["id"]))
 
 
-def _list(handle: _Handlers) -> Route:
+def _list(handle: _DeadLetterHandlers) -> Route:
     return Route(
         "GET",
-        LETTERS,
+        DEAD_LETTERS_PATH,
         "listDeadLetters",
         "List dead letters",
         handle.list,
-        answers={200: list[DeadLetterView]},
+        responses={200: list[DeadLetterView]},
         faults=(Invalid, Unavailable),
         scope=Scope.OPERATOR,
         needs_cluster=False,
@@ -56,14 +56,14 @@ def _list(handle: _Handlers) -> Route:
     )
 
 
-def _get(handle: _Handlers) -> Route:
+def _get(handle: _DeadLetterHandlers) -> Route:
     return Route(
         "GET",
-        LETTER,
+        DEAD_LETTER_PATH,
         "getDeadLetter",
         "Get a dead letter",
         handle.get,
-        answers={200: DeadLetterView},
+        responses={200: DeadLetterView},
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.OPERATOR,
         needs_cluster=False,
@@ -72,14 +72,14 @@ def _get(handle: _Handlers) -> Route:
     )
 
 
-def _delete(handle: _Handlers) -> Route:
+def _delete(handle: _DeadLetterHandlers) -> Route:
     return Route(
         "DELETE",
-        LETTER,
+        DEAD_LETTER_PATH,
         "deleteDeadLetter",
         "Throw a dead letter away",
         handle.delete,
-        answers={204: None},
+        responses={204: None},
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.OPERATOR,
         needs_cluster=False,
@@ -88,14 +88,14 @@ def _delete(handle: _Handlers) -> Route:
     )
 
 
-def _redrive(handle: _Handlers) -> Route:
+def _redrive(handle: _DeadLetterHandlers) -> Route:
     return Route(
         "POST",
-        LETTER + "/redrive",
+        DEAD_LETTER_PATH + "/redrive",
         "redriveDeadLetter",
         "Send a dead letter again",
         handle.redrive,
-        answers={202: RedriveView},
+        responses={202: RedriveView},
         faults=(Invalid, NotFound, Conflict, InvocationReused, Overloaded, Unavailable),
         scope=Scope.OPERATOR,
         needs_cluster=False,

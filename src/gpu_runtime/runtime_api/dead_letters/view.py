@@ -4,11 +4,11 @@ from msgspec import UNSET, Raw, UnsetType, field
 
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import JSON
+from gpu_runtime.contract.messages.invocation import JSON_CONTENT_TYPE
 from gpu_runtime.contract.messages.message_codec import Instant
-from gpu_runtime.contract.messages.subjects import Queue
+from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.runtime_api.http.route import View
-from gpu_runtime.runtime_api.invocations.view import Encoding, shown
+from gpu_runtime.runtime_api.invocations.view import PayloadEncoding, encode_payload
 
 
 class DeadLetterView(View, frozen=True, kw_only=True):
@@ -17,7 +17,7 @@ class DeadLetterView(View, frozen=True, kw_only=True):
     id: str
     """Names the dead letter: the queue and the message's number in it."""
 
-    source: Queue
+    source: Stream
     """The queue that it was taken from."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
@@ -32,13 +32,13 @@ class DeadLetterView(View, frozen=True, kw_only=True):
     reason: str
     """Why, as a sentence for people."""
 
-    attempts: int
+    delivery_count: int
     """How often it was delivered."""
 
-    stored_at: Instant
+    published_at: Instant
     """When the queue got it."""
 
-    dead_at: Instant
+    dead_lettered_at: Instant
     """When it was given up."""
 
     subject: str
@@ -50,7 +50,7 @@ class DeadLetterView(View, frozen=True, kw_only=True):
     message: Raw | UnsetType = UNSET
     """The message itself. A list leaves it out."""
 
-    message_encoding: Encoding | None = None
+    message_encoding: PayloadEncoding | None = None
     """json: the message is the JSON value that was sent. base64: a string with the bytes as base64."""
 
 
@@ -60,7 +60,7 @@ class RedriveView(View, frozen=True, kw_only=True):
     id: str
     """The dead letter, which is gone."""
 
-    source: Queue
+    source: Stream
     """The queue that it came from."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
@@ -71,8 +71,8 @@ class RedriveView(View, frozen=True, kw_only=True):
     run again under another ID. A result that was sent again keeps its own."""
 
 
-def letter_view(letter: DeadLetter, *, whole: bool) -> DeadLetterView:
-    message, encoding = shown(letter.data, JSON) if whole else (UNSET, None)
+def dead_letter_view(letter: DeadLetter, *, include_message: bool) -> DeadLetterView:
+    message, encoding = encode_payload(letter.data, JSON_CONTENT_TYPE) if include_message else (UNSET, None)
     return DeadLetterView(
         id=letter.id,
         source=letter.source,
@@ -80,11 +80,11 @@ def letter_view(letter: DeadLetter, *, whole: bool) -> DeadLetterView:
         invocation_id=letter.invocation_id or None,
         failure_class=letter.failure_class,
         reason=letter.reason,
-        attempts=letter.attempts,
-        stored_at=letter.stored_at,
-        dead_at=letter.dead_at,
+        delivery_count=letter.delivery_count,
+        published_at=letter.published_at,
+        dead_lettered_at=letter.dead_lettered_at,
         subject=letter.subject,
-        headers=letter.headers if whole else {},
+        headers=letter.headers if include_message else {},
         message=message,
         message_encoding=encoding,
     )

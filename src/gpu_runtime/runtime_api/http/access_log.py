@@ -7,78 +7,78 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-audit = logging.getLogger("gpu_runtime.audit")
-access = logging.getLogger("gpu_runtime.access")
+audit_logger = logging.getLogger("gpu_runtime.audit")
+access_logger = logging.getLogger("gpu_runtime.access")
 
-READS = frozenset({"GET", "HEAD", "OPTIONS"})
-_METHODS: Mapping[str, str] = MappingProxyType(
+READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_METRIC_METHODS: Mapping[str, str] = MappingProxyType(
     {name: name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")}
 )
-_SAID_AS: Mapping[str, str] = MappingProxyType(
+_LOGGED_IDS: Mapping[str, str] = MappingProxyType(
     {"operation_id": "operationID", "invocation_id": "invocationID", "name": "object"}
 )
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_DURATION_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 @dataclass(slots=True)
-class Entry:
+class AccessRecord:
     """A request and what became of it. It is filled in as the request goes on."""
 
-    request_id: str
+    http_request_id: str
     method: str
     path: str
     route: str
     caller: str = "unknown"
-    about: dict[str, str] = field(default_factory=dict)
+    logged_ids: dict[str, str] = field(default_factory=dict)
 
-    def concerns(self, said: object) -> None:
+    def note_ids(self, said: object) -> None:
         """Note what a body or an answer names, so that a search for it finds this line."""
-        for attribute, word in _SAID_AS.items():
+        for attribute, word in _LOGGED_IDS.items():
             if isinstance(name := getattr(said, attribute, None), str) and name:
-                self.about[word] = name
+                self.logged_ids[word] = name
 
 
-class Journal:
+class AccessLog:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "http_requests", "Requests, by route and answer", ["route", "method", "code"], registry=registry
         )
-        self._seconds = Histogram(
+        self._duration = Histogram(
             "http_request_seconds",
             "Time from a request to its answer",
             ["route"],
-            buckets=_SECONDS,
+            buckets=_DURATION_BUCKETS_SECONDS,
             registry=registry,
         )
         self._counters: dict[tuple[str, str, int], Counter] = {}
         self._histograms: dict[str, Histogram] = {}
 
-    def write(self, entry: Entry, status: int, seconds: float) -> None:
-        self._count(entry.route, _METHODS.get(entry.method, "other"), status, seconds)
-        if entry.method not in READS:
-            audit.info("write", extra=_fields(entry, status, seconds))
-        elif access.isEnabledFor(logging.DEBUG):
-            access.debug("read", extra=_fields(entry, status, seconds))
+    def log(self, entry: AccessRecord, status: int, seconds: float) -> None:
+        self._observe(entry.route, _METRIC_METHODS.get(entry.method, "other"), status, seconds)
+        if entry.method not in READ_METHODS:
+            audit_logger.info("write", extra=_log_fields(entry, status, seconds))
+        elif access_logger.isEnabledFor(logging.DEBUG):
+            access_logger.debug("read", extra=_log_fields(entry, status, seconds))
 
-    def _count(self, route: str, method: str, status: int, seconds: float) -> None:
+    def _observe(self, route: str, method: str, status: int, seconds: float) -> None:
         counter = self._counters.get((route, method, status))
         if counter is None:
             counter = self._counters[route, method, status] = self._requests.labels(route, method, str(status))
         counter.inc()
         histogram = self._histograms.get(route)
         if histogram is None:
-            histogram = self._histograms[route] = self._seconds.labels(route)
+            histogram = self._histograms[route] = self._duration.labels(route)
         histogram.observe(seconds)
 
 
-def _fields(entry: Entry, status: int, seconds: float) -> dict[str, object]:
+def _log_fields(entry: AccessRecord, status: int, seconds: float) -> dict[str, object]:
     return {
         "method": entry.method,
         "route": entry.route,
         "path": entry.path,
         "caller": entry.caller,
         "status": status,
-        "requestID": entry.request_id,
+        "requestID": entry.http_request_id,
         "seconds": round(seconds, 6),
-        **entry.about,
+        **entry.logged_ids,
     }

@@ -12,24 +12,24 @@ class Caller:
     name: str
     scopes: frozenset[Scope] = frozenset()
 
-    def must_have(self, scope: Scope) -> None:
+    def require_scope(self, scope: Scope) -> None:
         if scope not in self.scopes:
             has = f"it has {', '.join(sorted(self.scopes))}" if self.scopes else "it has none"
             raise Forbidden(f"{self.name} lacks the scope {scope}; {has}")
 
 
-ANYBODY = Caller("anonymous", frozenset(Scope))
+ANONYMOUS = Caller("anonymous", frozenset(Scope))
 """Everybody, where authentication is off."""
 
 
 class Authenticator(Protocol):
-    async def caller(self, authorization: str | None) -> Caller:
+    async def authenticate(self, authorization: str | None) -> Caller:
         """Who sent this header; Unauthenticated where that cannot be said, Unavailable where it cannot be found out."""
         ...
 
 
-class Open:
+class AnonymousAuthenticator:
     """Everybody may do everything."""
 
-    async def caller(self, authorization: str | None) -> Caller:  # noqa: ARG002 - nobody is asked
-        return ANYBODY
+    async def authenticate(self, authorization: str | None) -> Caller:  # noqa: ARG002 - nobody is asked
+        return ANONYMOUS

@@ -22,10 +22,10 @@ from gpu_runtime.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
-from gpu_runtime.runtime_api.http.route import Answer
+from gpu_runtime.runtime_api.http.route import APIResponse
 
-REQUEST_ID = "X-Request-ID"
-WAIT_SECONDS = 2
+REQUEST_ID_HEADER = "X-Request-ID"
+DEFAULT_RETRY_AFTER_SECONDS = 2
 """What Retry-After says where nobody knows better."""
 
 
@@ -39,13 +39,13 @@ class MethodNotAllowed(Rejected):
         self.allowed = allowed
 
 
-class Internal(RuntimeFault):
+class InternalError(RuntimeFault):
     """A fault of ours. The sentence says nothing about it; the log does, under the request's id."""
 
     code = "internal"
 
 
-STATUS: Mapping[type[RuntimeFault], int] = MappingProxyType(
+FAULT_STATUS: Mapping[type[RuntimeFault], int] = MappingProxyType(
     {
         RuntimeFault: 500,
         Rejected: 400,
@@ -66,7 +66,7 @@ STATUS: Mapping[type[RuntimeFault], int] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Reply:
+class EncodedEnvelope:
     """An answer as bytes."""
 
     status: int
@@ -74,42 +74,42 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def status_of(fault: type[RuntimeFault]) -> int:
-    return next(STATUS[kind] for kind in fault.__mro__ if kind in STATUS)
+def http_status(fault: type[RuntimeFault]) -> int:
+    return next(FAULT_STATUS[kind] for kind in fault.__mro__ if kind in FAULT_STATUS)
 
 
-def success(answer: Answer) -> Reply:
+def success_response(answer: APIResponse) -> EncodedEnvelope:
     if answer.status == 204:
-        return Reply(204, b"")
+        return EncodedEnvelope(204, b"")
     envelope = {"data": answer.data}
     if answer.continuation:
         envelope["continue"] = answer.continuation
-    return Reply(answer.status, msgspec.json.encode(envelope))
+    return EncodedEnvelope(answer.status, msgspec.json.encode(envelope))
 
 
-def failure(fault: RuntimeFault, request_id: str) -> Reply:
+def error_response(fault: RuntimeFault, request_id: str) -> EncodedEnvelope:
     error: dict[str, Any] = {"code": fault.code, "message": fault.message}
-    if details := _details(fault):
+    if details := _error_details(fault):
         error["details"] = details
     error["requestID"] = request_id
-    return Reply(status_of(type(fault)), msgspec.json.encode({"error": error}), _headers(fault))
+    return EncodedEnvelope(http_status(type(fault)), msgspec.json.encode({"error": error}), _error_headers(fault))
 
 
-def _details(fault: RuntimeFault) -> list[dict[str, str]]:
+def _error_details(fault: RuntimeFault) -> list[dict[str, str]]:
     match fault:
-        case Invalid(problems=problems):
-            return [{"field": problem.path, "message": problem.text} for problem in problems]
+        case Invalid(errors=problems):
+            return [{"field": problem.path, "message": problem.message} for problem in problems]
         case SyncTimeout(invocation_id=invocation_id):
             return [{"field": "invocationID", "value": invocation_id, "message": "its result can be fetched later"}]
     return []
 
 
-def _headers(fault: RuntimeFault) -> dict[str, str]:
+def _error_headers(fault: RuntimeFault) -> dict[str, str]:
     match fault:
         case Unauthenticated():
             return {"WWW-Authenticate": 'Bearer realm="gpu-runtime"'}
         case MethodNotAllowed(allowed=allowed):
             return {"Allow": allowed}
         case Unavailable(retry_after=wait):
-            return {"Retry-After": str(max(1, math.ceil(wait if wait is not None else WAIT_SECONDS)))}
+            return {"Retry-After": str(max(1, math.ceil(wait if wait is not None else DEFAULT_RETRY_AFTER_SECONDS)))}
     return {}

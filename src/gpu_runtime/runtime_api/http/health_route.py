@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Literal
 
-from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.kube.retry import IMPATIENT
-from gpu_runtime.process.health_server import Check
-from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, View
+from gpu_runtime.kube.retry import NO_RETRY
+from gpu_runtime.process.health_server import HealthCheck
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, View
 
-ASK_SECONDS = 1.5
-FRESH_SECONDS = 0.5
+PROBE_TIMEOUT_SECONDS = 1.5
+PROBE_CACHE_TTL_SECONDS = 0.5
 """Callers share an answer that is not older than this: anybody may ask, as often as they like."""
 
 
@@ -40,38 +40,38 @@ class Health(View, frozen=True, kw_only=True):
     """What is not well."""
 
 
-class Pulse:
+class KubeProbe:
     """Asks the API server for a sign of life, for all who want to know at the moment."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: KubeClient) -> None:
         # Urgent: it must not wait behind the very requests whose slowness somebody is looking into.
-        self._client = client.patient(ASK_SECONDS, IMPATIENT).urgent()
-        self._one_at_a_time = asyncio.Lock()
-        self._felt_at = float("-inf")
+        self._client = client.with_options(PROBE_TIMEOUT_SECONDS, NO_RETRY).without_connection_limit()
+        self._lock = asyncio.Lock()
+        self._checked_at = float("-inf")
         self._version, self._error = "", ""
 
-    async def feel(self) -> tuple[str, str]:
+    async def check(self) -> tuple[str, str]:
         """The version of the API server, or why there is none."""
-        async with self._one_at_a_time:
-            if time.monotonic() - self._felt_at > FRESH_SECONDS:
-                self._version, self._error = await self._ask()
-                self._felt_at = time.monotonic()
+        async with self._lock:
+            if time.monotonic() - self._checked_at > PROBE_CACHE_TTL_SECONDS:
+                self._version, self._error = await self._query_version()
+                self._checked_at = time.monotonic()
             return self._version, self._error
 
-    async def _ask(self) -> tuple[str, str]:
+    async def _query_version(self) -> tuple[str, str]:
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 return await self._client.server_version(), ""
         except KubeError as error:
             return "", f"Kubernetes cannot be reached: {error}"
         except TimeoutError:
-            return "", f"Kubernetes cannot be reached: no answer within {ASK_SECONDS:g} s"
+            return "", f"Kubernetes cannot be reached: no answer within {PROBE_TIMEOUT_SECONDS:g} s"
 
 
-def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: Check, nats: Check) -> Sequence[Route]:
-    async def health(_call: Call[None, NoQuery]) -> Answer:
+def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: HealthCheck, nats: HealthCheck) -> Sequence[Route]:
+    async def health(_call: APIRequest[None, NoQuery]) -> APIResponse:
         kubernetes, error = await feel()
-        return Answer(200, state_of_health(kubernetes, error, unusable(), nats()))
+        return APIResponse(200, build_health(kubernetes, error, unusable(), nats()))
 
     return (
         Route(
@@ -81,13 +81,13 @@ def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: Check, nats
             summary="Whether this replica and what it stands on are well",
             description="Open to everybody. Answers 200 also when Kubernetes or NATS is away, and says so.",
             handler=health,
-            answers={200: Health},
+            responses={200: Health},
             tag="health",
         ),
     )
 
 
-def state_of_health(kubernetes: str, error: str, unusable: str | None, nats: str | None) -> Health:
+def build_health(kubernetes: str, error: str, unusable: str | None, nats: str | None) -> Health:
     """Each of the arguments but the first says what is wrong, if anything is."""
     problems = [error or unusable or "", nats or ""]
     return Health(

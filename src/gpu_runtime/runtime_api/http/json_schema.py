@@ -10,45 +10,45 @@ from msgspec import NODEFAULT, Struct, inspect
 
 from gpu_runtime.process.field_docs import class_doc, field_doc
 
-Schema: TypeAlias = dict[str, Any]
+JSONSchema: TypeAlias = dict[str, Any]
 
-NUMBER_LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-TEXT_LIMITS = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
-ITEM_LIMITS = {"min_length": "minItems", "max_length": "maxItems"}
-ENTRY_LIMITS = {"min_length": "minProperties", "max_length": "maxProperties"}
+NUMBER_KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+STRING_KEYWORDS = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
+ARRAY_KEYWORDS = {"min_length": "minItems", "max_length": "maxItems"}
+OBJECT_KEYWORDS = {"min_length": "minProperties", "max_length": "maxProperties"}
 
-SCALARS: dict[type[inspect.Type], tuple[Schema, dict[str, str]]] = {
+SCALAR_SCHEMAS: dict[type[inspect.Type], tuple[JSONSchema, dict[str, str]]] = {
     inspect.AnyType: ({}, {}),
     inspect.BoolType: ({"type": "boolean"}, {}),
     inspect.DateTimeType: ({"type": "string", "format": "date-time"}, {}),
-    inspect.FloatType: ({"type": "number"}, NUMBER_LIMITS),
-    inspect.IntType: ({"type": "integer"}, NUMBER_LIMITS),
+    inspect.FloatType: ({"type": "number"}, NUMBER_KEYWORDS),
+    inspect.IntType: ({"type": "integer"}, NUMBER_KEYWORDS),
     inspect.NoneType: ({"type": "null"}, {}),
     inspect.RawType: ({}, {}),
-    inspect.StrType: ({"type": "string"}, TEXT_LIMITS),
+    inspect.StrType: ({"type": "string"}, STRING_KEYWORDS),
 }
 
 
-def components(sent: Iterable[Any], got: Iterable[Any]) -> dict[str, Schema]:
+def components(sent: Iterable[Any], got: Iterable[Any]) -> dict[str, JSONSchema]:
     """The schema of every struct in these types, by its name, in the order of the names."""
     from_callers = set(_structs(sent))
     models = from_callers | set(_structs(got))
-    return _by_name((model, struct_schema(model, sent=model in from_callers)) for model in models)
+    return _schemas_by_name((model, struct_schema(model, is_request=model in from_callers)) for model in models)
 
 
-def struct_schema(model: type[Struct], sent: bool) -> Schema:
+def struct_schema(model: type[Struct], is_request: bool) -> JSONSchema:
     """The schema of a struct, with its fields in the order in which it has them."""
-    schema: Schema = {"description": class_doc(model)} if class_doc(model) else {}
+    schema: JSONSchema = {"description": class_doc(model)} if class_doc(model) else {}
     schema["type"] = "object"
     if required := [field.encode_name for field in _fields(model) if field.required]:
         schema["required"] = required
-    schema["properties"] = {field.encode_name: field_schema(model, field, sent) for field in _fields(model)}
-    return schema | {"additionalProperties": False} if sent else schema
+    schema["properties"] = {field.encode_name: field_schema(model, field, is_request) for field in _fields(model)}
+    return schema | {"additionalProperties": False} if is_request else schema
 
 
-def field_schema(model: type[Struct], field: inspect.Field, sent: bool) -> Schema:
+def field_schema(model: type[Struct], field: inspect.Field, is_request: bool) -> JSONSchema:
     info = field.type
-    if field.default is None and not sent:
+    if field.default is None and not is_request:
         info = without_null(info)  # a default is left out of an answer: null is never in it
     schema = _with_default(type_schema(info), field.default)
     if doc := field_doc(model, field.name):
@@ -56,28 +56,30 @@ def field_schema(model: type[Struct], field: inspect.Field, sent: bool) -> Schem
     return schema
 
 
-def schema_of(kind: Any) -> Schema:
+def schema_of(kind: Any) -> JSONSchema:
     return type_schema(inspect.type_info(kind))
 
 
-def type_schema(info: inspect.Type) -> Schema:  # noqa: PLR0911 - one for each sort of type
+def type_schema(info: inspect.Type) -> JSONSchema:  # noqa: PLR0911 - one for each sort of type
     match info:
         case inspect.Metadata(type=inner, extra_json_schema=keywords):
-            return type_schema(inner) | _for_everybody(keywords or {})
+            return type_schema(inner) | _without_kubernetes_keywords(keywords or {})
         case inspect.StructType(cls=cls):
             return {"$ref": f"#/components/schemas/{cls.__name__}"}
         case inspect.UnionType(types=types):
             return {"anyOf": [type_schema(each) for each in types]} if len(types) > 1 else type_schema(types[0])
         case inspect.LiteralType(values=values):
-            return _one_of(values)
+            return _enum_schema(values)
         case inspect.EnumType(cls=cls):
-            return _one_of(member.value for member in cls)
+            return _enum_schema(member.value for member in cls)
         case inspect.CollectionType(item_type=item):
-            return {"type": "array", "items": type_schema(item)} | _limits(info, ITEM_LIMITS)
+            return {"type": "array", "items": type_schema(item)} | _constraint_keywords(info, ARRAY_KEYWORDS)
         case inspect.DictType(value_type=value):
-            return {"type": "object", "additionalProperties": type_schema(value)} | _limits(info, ENTRY_LIMITS)
-    schema, limits = SCALARS[type(info)]
-    return schema | _limits(info, limits)
+            return {"type": "object", "additionalProperties": type_schema(value)} | _constraint_keywords(
+                info, OBJECT_KEYWORDS
+            )
+    schema, limits = SCALAR_SCHEMAS[type(info)]
+    return schema | _constraint_keywords(info, limits)
 
 
 def without_null(info: inspect.Type) -> inspect.Type:
@@ -92,22 +94,22 @@ def _fields(model: type[Struct]) -> tuple[inspect.Field, ...]:
     return info.fields if isinstance(info, inspect.StructType) else ()
 
 
-def _one_of(values: Iterable[Any]) -> Schema:
+def _enum_schema(values: Iterable[Any]) -> JSONSchema:
     choice = list(values)
     return ({"type": "string"} if all(isinstance(each, str) for each in choice) else {}) | {"enum": choice}
 
 
-def _limits(info: inspect.Type, names: dict[str, str]) -> Schema:
+def _constraint_keywords(info: inspect.Type, names: dict[str, str]) -> JSONSchema:
     given = {keyword: getattr(info, name) for name, keyword in names.items()}
     return {keyword: limit for keyword, limit in given.items() if limit is not None}
 
 
-def _for_everybody(keywords: Schema) -> Schema:
+def _without_kubernetes_keywords(keywords: JSONSchema) -> JSONSchema:
     """Without what only the Kubernetes API server understands."""
     return {keyword: value for keyword, value in keywords.items() if not keyword.startswith("x-kubernetes-")}
 
 
-def _with_default(schema: Schema, default: Any) -> Schema:
+def _with_default(schema: JSONSchema, default: Any) -> JSONSchema:
     """An empty text stands for "not given", whatever pattern holds for one that is."""
     if default == "" and "pattern" in schema:
         return schema | {"pattern": f"^$|{schema['pattern']}"}
@@ -127,10 +129,10 @@ def _structs(kinds: Iterable[Any]) -> Iterator[type[Struct]]:
                 continue
             seen.add(info.cls)
             yield info.cls
-        waiting.extend(_parts(info))
+        waiting.extend(_nested_types(info))
 
 
-def _parts(info: inspect.Type) -> Iterable[inspect.Type]:
+def _nested_types(info: inspect.Type) -> Iterable[inspect.Type]:
     match info:
         case inspect.Metadata(type=inner):
             return (inner,)
@@ -145,8 +147,8 @@ def _parts(info: inspect.Type) -> Iterable[inspect.Type]:
     return ()
 
 
-def _by_name(models: Iterable[tuple[type[Struct], Schema]]) -> dict[str, Schema]:
-    named: dict[str, tuple[type[Struct], Schema]] = {}
+def _schemas_by_name(models: Iterable[tuple[type[Struct], JSONSchema]]) -> dict[str, JSONSchema]:
+    named: dict[str, tuple[type[Struct], JSONSchema]] = {}
     for model, schema in models:
         other, _ = named.setdefault(model.__name__, (model, schema))
         if other is not model:

@@ -10,13 +10,18 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from gpu_runtime.runtime_api.http.json_schema import Schema, components, field_schema
-from gpu_runtime.runtime_api.http.openapi_responses import ERROR_SCHEMAS, HEADERS, common_responses, responses
+from gpu_runtime.runtime_api.http.json_schema import JSONSchema, components, field_schema
+from gpu_runtime.runtime_api.http.openapi_responses import (
+    ERROR_SCHEMAS,
+    HEADER_SCHEMAS,
+    common_responses,
+    route_responses,
+)
 from gpu_runtime.runtime_api.http.route import Route
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
-INFO: Schema = {
+INFO: JSONSchema = {
     "title": "GPU Runtime",
     "description": "Warm GPU stock, and the units that are made from it. Every answer is `{data}` or `{error}`; every"
     " request that makes something carries an operationID, under which it is made once. A path that is not here is"
@@ -25,22 +30,22 @@ INFO: Schema = {
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
 }
 
-PATH_PARTS = {
+PATH_PARAM_DESCRIPTIONS = {
     "name": "The name of the thing.",
     "id": "Names the dead letter.",
     "invocationID": "Names the invocation.",
     "operationID": "The caller's name for the operation.",
 }
 
-BEARER: Schema = {
+BEARER_SECURITY_SCHEME: JSONSchema = {
     "type": "http",
     "scheme": "bearer",
     "description": "A token of the configured file, or of a service account that the configuration trusts.",
 }
 
 
-def document(routes: Sequence[Route]) -> dict[str, Any]:
-    _refuse_doubles(routes)
+def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
+    _reject_duplicate_routes(routes)
     return {
         "openapi": "3.1.1",
         "info": INFO,
@@ -50,36 +55,39 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "components": {
             "schemas": _schemas(routes),
             "responses": common_responses(),
-            "headers": HEADERS,
-            "securitySchemes": {"bearer": BEARER},
+            "headers": HEADER_SCHEMAS,
+            "securitySchemes": {"bearer": BEARER_SECURITY_SCHEME},
         },
     }
 
 
-def written(openapi: dict[str, Any]) -> bytes:
+def serialize_document(openapi: dict[str, Any]) -> bytes:
     """As it is served and checked in: for people, too."""
     return msgspec.json.format(msgspec.json.encode(openapi), indent=2) + b"\n"
 
 
-def _refuse_doubles(routes: Sequence[Route]) -> None:
-    for what, seen in (("name", [each.name for each in routes]), ("place", [_place(each) for each in routes])):
+def _reject_duplicate_routes(routes: Sequence[Route]) -> None:
+    for what, seen in (
+        ("name", [each.name for each in routes]),
+        ("place", [_method_and_path(each) for each in routes]),
+    ):
         if doubles := sorted({each for each in seen if seen.count(each) > 1}):
             raise ValueError(f"several routes have the same {what}: {', '.join(doubles)}")
 
 
-def _place(route: Route) -> str:
+def _method_and_path(route: Route) -> str:
     return f"{route.method} {route.path}"
 
 
-def _paths(routes: Iterable[Route]) -> dict[str, Schema]:
-    paths: dict[str, Schema] = {}
+def _paths(routes: Iterable[Route]) -> dict[str, JSONSchema]:
+    paths: dict[str, JSONSchema] = {}
     for route in sorted(routes, key=lambda each: (each.path, METHODS.index(each.method))):
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return paths
 
 
-def _operation(route: Route) -> Schema:
-    operation: Schema = {"operationId": route.name, "summary": route.summary}
+def _operation(route: Route) -> JSONSchema:
+    operation: JSONSchema = {"operationId": route.name, "summary": route.summary}
     if route.description:
         operation["description"] = route.description
     if route.tag:
@@ -88,38 +96,38 @@ def _operation(route: Route) -> Schema:
         operation["parameters"] = parameters
     if route.body:
         operation["requestBody"] = _request_body(route)
-    operation["responses"] = responses(route)
+    operation["responses"] = route_responses(route)
     operation["security"] = [{"bearer": [route.scope.value]}] if route.scope else []
     return operation
 
 
-def _path_parameters(path: str) -> list[Schema]:
+def _path_parameters(path: str) -> list[JSONSchema]:
     return [
         {
             "name": part,
             "in": "path",
             "required": True,
-            "description": PATH_PARTS.get(part, f"The {part}."),
+            "description": PATH_PARAM_DESCRIPTIONS.get(part, f"The {part}."),
             "schema": {"type": "string", "minLength": 1},
         }
         for part in re.findall(r"{(\w+)}", path)
     ]
 
 
-def _query_parameters(route: Route) -> list[Schema]:
+def _query_parameters(route: Route) -> list[JSONSchema]:
     info = inspect.type_info(route.query)
     fields = info.fields if isinstance(info, inspect.StructType) else ()
     return [_query_parameter(route, field) for field in fields]
 
 
-def _query_parameter(route: Route, field: inspect.Field) -> Schema:
-    schema = field_schema(route.query, field, sent=False)  # a query has no way to say null
+def _query_parameter(route: Route, field: inspect.Field) -> JSONSchema:
+    schema = field_schema(route.query, field, is_request=False)  # a query has no way to say null
     parameter = {"name": field.encode_name, "in": "query", "description": schema.pop("description", "")}
     return parameter | ({"required": True} if field.required else {}) | {"schema": schema}
 
 
-def _request_body(route: Route) -> Schema:
-    content: Schema = {"schema": {"$ref": f"#/components/schemas/{route.body.__name__}"}} if route.body else {}
+def _request_body(route: Route) -> JSONSchema:
+    content: JSONSchema = {"schema": {"$ref": f"#/components/schemas/{route.body.__name__}"}} if route.body else {}
     if route.examples:
         content["examples"] = {
             title: {"value": msgspec.to_builtins(example)} for title, example in route.examples.items()
@@ -127,9 +135,9 @@ def _request_body(route: Route) -> Schema:
     return {"required": True, "content": {"application/json": content}}
 
 
-def _schemas(routes: Sequence[Route]) -> dict[str, Schema]:
+def _schemas(routes: Sequence[Route]) -> dict[str, JSONSchema]:
     sent = [route.body for route in routes if route.body]
-    got = [data for route in routes for data in route.answers.values() if data is not None]
+    got = [data for route in routes for data in route.responses.values() if data is not None]
     ours = components(sent, got)
     if taken := ERROR_SCHEMAS.keys() & ours.keys():
         raise ValueError(f"{', '.join(sorted(taken))} is what errors look like: rename the model")

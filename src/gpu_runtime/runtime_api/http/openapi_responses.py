@@ -13,13 +13,18 @@ from gpu_runtime.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
-from gpu_runtime.runtime_api.http.envelope import status_of
-from gpu_runtime.runtime_api.http.json_schema import Schema, schema_of
+from gpu_runtime.runtime_api.http.envelope import http_status
+from gpu_runtime.runtime_api.http.json_schema import JSONSchema, schema_of
 from gpu_runtime.runtime_api.http.route import Route
 
-REPLAYED = "The same request was made before under this ID: here is what came of it."
-SUCCESSES = {200: "Done.", 201: "Made.", 202: "Accepted and recorded.", 204: "Done. There is nothing to show."}
-REFUSALS = {
+REPLAY_DESCRIPTION = "The same request was made before under this ID: here is what came of it."
+SUCCESS_DESCRIPTIONS = {
+    200: "Done.",
+    201: "Made.",
+    202: "Accepted and recorded.",
+    204: "Done. There is nothing to show.",
+}
+ERROR_DESCRIPTIONS = {
     400: "The request is wrong. `details` says what, field by field.",
     401: "The caller did not say who it is.",
     403: "The caller may not do this.",
@@ -31,10 +36,10 @@ REFUSALS = {
     503: "Something that the answer depends on is away. The same request may succeed later.",
     504: "The answer did not come while the caller could wait. `details` has the invocationID under which it comes.",
 }
-COMMON = (Invalid, Unauthenticated, Forbidden, NotFound, TooLarge, Overloaded, Unavailable)
+COMMON_FAULTS = (Invalid, Unauthenticated, Forbidden, NotFound, TooLarge, Overloaded, Unavailable)
 """What is refused in the same words on every route that refuses it."""
 
-NAMES = {
+COMMON_RESPONSE_NAMES = {
     400: "Invalid",
     401: "Unauthenticated",
     403: "Forbidden",
@@ -45,10 +50,10 @@ NAMES = {
 }
 """The names of those answers. Python's own phrases change with its version."""
 
-ALWAYS = {"X-Request-ID"}
-REFUSAL_HEADERS = {401: {"WWW-Authenticate"}, **{status: {"Retry-After"} for status in (429, 503, 504)}}
+COMMON_HEADERS = {"X-Request-ID"}
+ERROR_HEADERS = {401: {"WWW-Authenticate"}, **{status: {"Retry-After"} for status in (429, 503, 504)}}
 
-HEADERS: dict[str, Schema] = {
+HEADER_SCHEMAS: dict[str, JSONSchema] = {
     "Retry-After": {
         "description": "The seconds after which another try makes sense.",
         "schema": {"type": "integer", "minimum": 0},
@@ -65,7 +70,7 @@ HEADERS: dict[str, Schema] = {
     },
 }
 
-ERROR_SCHEMAS: dict[str, Schema] = {
+ERROR_SCHEMAS: dict[str, JSONSchema] = {
     "Error": {
         "description": "What every refusal looks like.",
         "type": "object",
@@ -100,32 +105,38 @@ ERROR_SCHEMAS: dict[str, Schema] = {
 }
 
 
-def responses(route: Route) -> dict[str, Schema]:
+def route_responses(route: Route) -> dict[str, JSONSchema]:
     """Every answer that the route can give, in the order of the statuses."""
-    given = {status: _success(route, status, data) for status, data in route.answers.items()}
-    given |= {status: _refusal(status, faults) for status, faults in _refusals(route).items()}
+    given = {status: _success_response(route, status, data) for status, data in route.responses.items()}
+    given |= {status: _error_response(status, faults) for status, faults in _faults_by_status(route).items()}
     return {str(status): given[status] for status in sorted(given)}
 
 
-def common_responses() -> dict[str, Schema]:
+def common_responses() -> dict[str, JSONSchema]:
     """The refusals that routes share, under the names that `responses` uses."""
-    shared = {status_of(fault): fault for fault in COMMON}
-    return {NAMES[status]: _spelled_out(status, [shared[status]]) for status in sorted(shared)}
+    shared = {http_status(fault): fault for fault in COMMON_FAULTS}
+    return {
+        COMMON_RESPONSE_NAMES[status]: _inline_error_response(status, [shared[status]]) for status in sorted(shared)
+    }
 
 
-def _refusal(status: int, faults: set[type[RuntimeFault]]) -> Schema:
-    shared = faults <= set(COMMON)
-    return {"$ref": f"#/components/responses/{NAMES[status]}"} if shared else _spelled_out(status, faults)
+def _error_response(status: int, faults: set[type[RuntimeFault]]) -> JSONSchema:
+    shared = faults <= set(COMMON_FAULTS)
+    return (
+        {"$ref": f"#/components/responses/{COMMON_RESPONSE_NAMES[status]}"}
+        if shared
+        else _inline_error_response(status, faults)
+    )
 
 
-def _refusals(route: Route) -> dict[int, set[type[RuntimeFault]]]:
+def _faults_by_status(route: Route) -> dict[int, set[type[RuntimeFault]]]:
     grouped: dict[int, set[type[RuntimeFault]]] = {}
-    for fault in (*_before_the_handler(route), *route.faults):
-        grouped.setdefault(status_of(fault), set()).add(fault)
+    for fault in (*_middleware_faults(route), *route.faults):
+        grouped.setdefault(http_status(fault), set()).add(fault)
     return grouped
 
 
-def _before_the_handler(route: Route) -> Iterator[type[RuntimeFault]]:
+def _middleware_faults(route: Route) -> Iterator[type[RuntimeFault]]:
     yield from (Invalid, TooLarge)  # also where nothing is asked for: a parameter or a body may be sent all the same
     yield Unavailable
     if route.scope:
@@ -134,22 +145,25 @@ def _before_the_handler(route: Route) -> Iterator[type[RuntimeFault]]:
         yield NotFound
 
 
-def _spelled_out(status: int, faults: Iterable[type[RuntimeFault]]) -> Schema:
+def _inline_error_response(status: int, faults: Iterable[type[RuntimeFault]]) -> JSONSchema:
     codes = ", ".join(f"`{code}`" for code in sorted({fault.code for fault in faults}))
     return {
-        "description": f"{REFUSALS[status]} Code: {codes}.",
-        "headers": _headers(ALWAYS | REFUSAL_HEADERS.get(status, set())),
-        "content": _json({"$ref": "#/components/schemas/Error"}),
+        "description": f"{ERROR_DESCRIPTIONS[status]} Code: {codes}.",
+        "headers": _header_refs(COMMON_HEADERS | ERROR_HEADERS.get(status, set())),
+        "content": _json_content({"$ref": "#/components/schemas/Error"}),
     }
 
 
-def _success(route: Route, status: int, data: Any) -> Schema:
-    replay = status == 200 and route.method == "POST" and bool({201, 202} & route.answers.keys())
-    answer: Schema = {"description": REPLAYED if replay else SUCCESSES[status], "headers": _headers(ALWAYS)}
-    return answer if data is None else answer | {"content": _json(_envelope(data))}
+def _success_response(route: Route, status: int, data: Any) -> JSONSchema:
+    replay = status == 200 and route.method == "POST" and bool({201, 202} & route.responses.keys())
+    answer: JSONSchema = {
+        "description": REPLAY_DESCRIPTION if replay else SUCCESS_DESCRIPTIONS[status],
+        "headers": _header_refs(COMMON_HEADERS),
+    }
+    return answer if data is None else answer | {"content": _json_content(_envelope(data))}
 
 
-def _envelope(data: Any) -> Schema:
+def _envelope(data: Any) -> JSONSchema:
     properties = {"data": schema_of(data)}
     if get_origin(data) in (list, tuple):
         properties["continue"] = {
@@ -159,9 +173,9 @@ def _envelope(data: Any) -> Schema:
     return {"type": "object", "required": ["data"], "properties": properties}
 
 
-def _json(schema: Schema) -> Schema:
+def _json_content(schema: JSONSchema) -> JSONSchema:
     return {"application/json": {"schema": schema}}
 
 
-def _headers(names: set[str]) -> Schema:
+def _header_refs(names: set[str]) -> JSONSchema:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in sorted(names)}

@@ -7,25 +7,25 @@ from gpu_runtime.contract.errors import Overloaded
 
 
 @dataclass
-class _Bucket:
+class _TokenBucket:
     tokens: float
-    at: float
+    refilled_at: float
 
 
-class Rates:
-    def __init__(self, per_second: float, burst: int, callers: int = 10_000) -> None:
+class CallerRateLimiter:
+    def __init__(self, per_second: float, burst: int, max_callers: int = 10_000) -> None:
         self._per_second = per_second
         self._burst = burst
-        self._most = callers
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._max_callers = max_callers
+        self._buckets: OrderedDict[str, _TokenBucket] = OrderedDict()
 
     def admit(self, caller: str, now: float) -> None:
         """Count one request of the caller, or raise Overloaded with the time after which one is possible again."""
         if not self._per_second:
             return
         bucket = self._bucket(caller, now)
-        bucket.tokens = min(float(self._burst), bucket.tokens + (now - bucket.at) * self._per_second)
-        bucket.at = now
+        bucket.tokens = min(float(self._burst), bucket.tokens + (now - bucket.refilled_at) * self._per_second)
+        bucket.refilled_at = now
         if bucket.tokens < 1:
             wait = (1 - bucket.tokens) / self._per_second
             raise Overloaded(
@@ -33,11 +33,11 @@ class Rates:
             )
         bucket.tokens -= 1
 
-    def _bucket(self, caller: str, now: float) -> _Bucket:
+    def _bucket(self, caller: str, now: float) -> _TokenBucket:
         bucket = self._buckets.get(caller)
         if bucket is None:
-            bucket = self._buckets[caller] = _Bucket(self._burst, now)
-            if len(self._buckets) > self._most:
+            bucket = self._buckets[caller] = _TokenBucket(self._burst, now)
+            if len(self._buckets) > self._max_callers:
                 self._buckets.popitem(last=False)  # whoever has been silent the longest has a full bucket by now
         self._buckets.move_to_end(caller)
         return bucket

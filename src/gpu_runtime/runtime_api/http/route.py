@@ -40,7 +40,7 @@ Q = TypeVar("Q", bound=Query)
 
 
 @dataclass(frozen=True)
-class Call(Generic[B, Q]):
+class APIRequest(Generic[B, Q]):
     """A request, decoded and admitted."""
 
     body: B
@@ -52,7 +52,7 @@ class Call(Generic[B, Q]):
 
 
 @dataclass(frozen=True)
-class Answer:
+class APIResponse:
     """A success. `data` is None for 204; `continuation` is what the next page of a list begins with."""
 
     status: int
@@ -60,7 +60,7 @@ class Answer:
     continuation: str | None = None
 
 
-Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
+RouteHandler = Callable[[APIRequest[Any, Any]], Awaitable[APIResponse]]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Route:
     name: str
     """One name per route, in camel case: the OpenAPI operationId."""
     summary: str
-    handler: Handler
-    answers: Mapping[int, Any]
+    handler: RouteHandler
+    responses: Mapping[int, Any]
     """Every status of success, with the type of its data (list[...] for a list, None for no data)."""
     faults: tuple[type[RuntimeFault], ...] = ()
     """What this route may refuse with, beyond what every route may."""

@@ -16,39 +16,39 @@ from typing import Any
 import msgspec
 
 from gpu_runtime.contract.errors import Unavailable
-from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.kube.meta import Key, Object, Resource, Wire
+from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct, ObjectKey
 from gpu_runtime.runtime_api.http.caller import Caller
 from gpu_runtime.runtime_api.http.route import Scope
 
-REMEMBER_SECONDS = 60.0
-REMEMBER_REFUSAL_SECONDS = 5.0
-REMEMBER_MOST = 4096
-AT_ONCE = 8
+REVIEW_CACHE_TTL_SECONDS = 60.0
+REJECTED_REVIEW_CACHE_TTL_SECONDS = 5.0
+MAX_CACHED_REVIEWS = 4096
+MAX_CONCURRENT_TOKEN_REVIEWS = 8
 """How many tokens are reviewed at the same time: strangers must not use up the connections to Kubernetes."""
 
-_USER = "system:serviceaccount:"
+_SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 
 
-class ReviewedUser(Wire, frozen=True, kw_only=True):
+class ReviewedUser(KubeStruct, frozen=True, kw_only=True):
     username: str = ""
 
 
-class ReviewStatus(Wire, frozen=True, kw_only=True):
+class ReviewStatus(KubeStruct, frozen=True, kw_only=True):
     authenticated: bool = False
     user: ReviewedUser = ReviewedUser()
     audiences: tuple[str, ...] = ()
 
 
-class TokenReview(Object, frozen=True, kw_only=True):
+class TokenReview(KubeObject, frozen=True, kw_only=True):
     status: ReviewStatus = ReviewStatus()
 
 
-TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", TokenReview, namespaced=False)
+TOKEN_REVIEWS = ApiResource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", TokenReview, namespaced=False)
 
 
-class Claims(msgspec.Struct, frozen=True):
+class TokenClaims(msgspec.Struct, frozen=True):
     """What a token says of itself. Nothing of it is believed; it only saves questions."""
 
     exp: float = 0.0
@@ -57,9 +57,9 @@ class Claims(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class _Remembered:
+class _CachedReview:
     caller: Caller | None
-    until: float
+    expires_at: float
 
 
 class TokenReviewer:
@@ -67,49 +67,55 @@ class TokenReviewer:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         audiences: Sequence[str],
-        scopes: Mapping[Key, frozenset[Scope]],
+        scopes: Mapping[ObjectKey, frozenset[Scope]],
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._audiences = tuple(audiences)
         self._scopes = scopes
         self._now = now
-        self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._reviews: OrderedDict[bytes, _CachedReview] = OrderedDict()
+        self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_TOKEN_REVIEWS)
 
-    async def find(self, token: str) -> Caller | None:
+    async def find_caller(self, token: str) -> Caller | None:
         """Whose token it is; Unavailable where Kubernetes cannot say."""
-        claims = claims_of(token)
-        if claims is None or not self._worth_asking(claims):
+        claims = decode_claims(token)
+        if claims is None or not self._may_be_valid(claims):
             return None
         digest = hashlib.sha256(token.encode()).digest()
-        remembered = self._recall(digest)
+        remembered = self._cached_review(digest)
         if remembered is None:
-            async with self._turns:
+            async with self._semaphore:
                 # Whoever waited for the same token finds the answer here.
-                remembered = self._recall(digest) or self._remember(digest, claims, await self._ask(token))
+                remembered = self._cached_review(digest) or self._cache_review(
+                    digest, claims, await self._review(token)
+                )
         return remembered.caller
 
-    def _worth_asking(self, claims: Claims) -> bool:
+    def _may_be_valid(self, claims: TokenClaims) -> bool:
         meant_for = (claims.aud,) if isinstance(claims.aud, str) else claims.aud
-        return claims.exp > self._now() and claims.sub.startswith(_USER) and bool({*meant_for} & {*self._audiences})
+        return (
+            claims.exp > self._now()
+            and claims.sub.startswith(_SERVICE_ACCOUNT_PREFIX)
+            and bool({*meant_for} & {*self._audiences})
+        )
 
-    def _recall(self, digest: bytes) -> _Remembered | None:
-        found = self._remembered.get(digest)
-        return found if found is not None and found.until > self._now() else None
+    def _cached_review(self, digest: bytes) -> _CachedReview | None:
+        found = self._reviews.get(digest)
+        return found if found is not None and found.expires_at > self._now() else None
 
-    def _remember(self, digest: bytes, claims: Claims, caller: Caller | None) -> _Remembered:
-        seconds = REMEMBER_SECONDS if caller else REMEMBER_REFUSAL_SECONDS
-        remembered = _Remembered(caller, min(claims.exp, self._now() + seconds))
-        self._remembered[digest] = remembered
-        self._remembered.move_to_end(digest)
-        if len(self._remembered) > REMEMBER_MOST:
-            self._remembered.popitem(last=False)
+    def _cache_review(self, digest: bytes, claims: TokenClaims, caller: Caller | None) -> _CachedReview:
+        seconds = REVIEW_CACHE_TTL_SECONDS if caller else REJECTED_REVIEW_CACHE_TTL_SECONDS
+        remembered = _CachedReview(caller, min(claims.exp, self._now() + seconds))
+        self._reviews[digest] = remembered
+        self._reviews.move_to_end(digest)
+        if len(self._reviews) > MAX_CACHED_REVIEWS:
+            self._reviews.popitem(last=False)
         return remembered
 
-    async def _ask(self, token: str) -> Caller | None:
+    async def _review(self, token: str) -> Caller | None:
         manifest: dict[str, Any] = {"spec": {"token": token, "audiences": list(self._audiences)}}
         try:
             review = await self._client.create(TOKEN_REVIEWS, manifest)
@@ -118,25 +124,25 @@ class TokenReviewer:
         return self._caller(review.status)
 
     def _caller(self, status: ReviewStatus) -> Caller | None:
-        account = account_of(status.user.username)
+        account = service_account_key(status.user.username)
         # Without audiences in the answer, the server did not look at them.
         if not status.authenticated or account is None or not {*status.audiences} & {*self._audiences}:
             return None
         return Caller(f"serviceaccount:{account}", self._scopes.get(account, frozenset()))
 
 
-def account_of(username: str) -> Key | None:
-    namespace, _, name = username.removeprefix(_USER).partition(":")
-    return Key(namespace, name) if username.startswith(_USER) and namespace and name else None
+def service_account_key(username: str) -> ObjectKey | None:
+    namespace, _, name = username.removeprefix(_SERVICE_ACCOUNT_PREFIX).partition(":")
+    return ObjectKey(namespace, name) if username.startswith(_SERVICE_ACCOUNT_PREFIX) and namespace and name else None
 
 
-def claims_of(token: str) -> Claims | None:
+def decode_claims(token: str) -> TokenClaims | None:
     """What stands in the middle of a JSON web token; None where it is none."""
     parts = token.split(".")
     if len(parts) != 3:
         return None
     try:
         payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        return msgspec.json.decode(payload, type=Claims)
+        return msgspec.json.decode(payload, type=TokenClaims)
     except (ValueError, msgspec.DecodeError, RecursionError):
         return None

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gpu_runtime.contract.errors import RuntimeFault, SyncTimeout
-from gpu_runtime.contract.messages.invocation import Mode
-from gpu_runtime.jetstream.errors import StreamError
-from gpu_runtime.process.nats_setup import fault_of
+from gpu_runtime.contract.messages.invocation import InvocationMode
+from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.process.nats_setup import fault_from_nats_error
 
-_SECONDS = (0.002, 0.004, 0.007, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_WAIT_BUCKETS_SECONDS = (0.002, 0.004, 0.007, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ACCEPTED, REPLAYED, TIMED_OUT = "accepted", "replayed", "timed_out"
 
 
@@ -22,16 +22,16 @@ class InvocationMetrics:
             ["mode", "outcome"],
             registry=registry,
         )
-        self._waits = Histogram(
+        self._sync_wait = Histogram(
             "runtime_api_sync_wait_seconds",
             "How long synchronous callers waited for the answer, by outcome: answered or timed_out",
             ["outcome"],
-            buckets=_SECONDS,
+            buckets=_WAIT_BUCKETS_SECONDS,
             registry=registry,
         )
 
     @contextmanager
-    def refusals(self, mode: Mode) -> Iterator[None]:
+    def count_rejections(self, mode: InvocationMode) -> Iterator[None]:
         """Counts what is refused in the block. What was taken and not answered in time was not refused."""
         try:
             yield
@@ -40,12 +40,12 @@ class InvocationMetrics:
         except RuntimeFault as fault:
             self.invocations.labels(mode, fault.code).inc()
             raise
-        except StreamError as error:
-            self.invocations.labels(mode, fault_of(error).code).inc()
+        except JetStreamError as error:
+            self.invocations.labels(mode, fault_from_nats_error(error).code).inc()
             raise
 
-    def taken(self, mode: Mode, *, new: bool) -> None:
+    def count_accepted(self, mode: InvocationMode, *, new: bool) -> None:
         self.invocations.labels(mode, ACCEPTED if new else REPLAYED).inc()
 
-    def waited(self, seconds: float, *, answered: bool) -> None:
-        self._waits.labels("answered" if answered else TIMED_OUT).observe(seconds)
+    def observe_sync_wait(self, seconds: float, *, answered: bool) -> None:
+        self._sync_wait.labels("answered" if answered else TIMED_OUT).observe(seconds)

@@ -5,20 +5,20 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from gpu_runtime.contract.messages.invocation import JSON, Mode
-from gpu_runtime.contract.messages.invocation_record import Stage
-from gpu_runtime.contract.messages.limits import TIMEOUT_LIMIT
+from gpu_runtime.contract.messages.invocation import JSON_CONTENT_TYPE, InvocationMode
+from gpu_runtime.contract.messages.invocation_record import RecordState
+from gpu_runtime.contract.messages.limits import MAX_TIMEOUT_SECONDS
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.runtime_api.http.paging import Paged
+from gpu_runtime.runtime_api.http.paging import PagedQuery
 from gpu_runtime.runtime_api.http.route import Body
 
 
 class InvocationState(StrEnum):
     """How far an invocation has come, or how it ended."""
 
-    QUEUED = Stage.QUEUED.value
-    DISPATCHED = Stage.DISPATCHED.value
-    RUNNING = Stage.RUNNING.value
+    QUEUED = RecordState.QUEUED.value
+    DISPATCHED = RecordState.DISPATCHED.value
+    RUNNING = RecordState.RUNNING.value
     SUCCEEDED = ResultState.SUCCEEDED.value
     FAILED = ResultState.FAILED.value
     EXPIRED = ResultState.EXPIRED.value
@@ -26,11 +26,11 @@ class InvocationState(StrEnum):
     CANCELLED = ResultState.CANCELLED.value
 
     @property
-    def ended(self) -> bool:
-        return self.value in _ENDS
+    def is_terminal(self) -> bool:
+        return self.value in _TERMINAL_STATES
 
 
-_ENDS = frozenset(state.value for state in ResultState)
+_TERMINAL_STATES = frozenset(state.value for state in ResultState)
 
 
 class Invoke(Body, frozen=True, kw_only=True):
@@ -43,10 +43,10 @@ class Invoke(Body, frozen=True, kw_only=True):
     serverless_request_id: str = field(name="serverlessRequestID")
     """The function: its serverless.requestID."""
 
-    mode: Mode = "async"
+    mode: InvocationMode = "async"
     """async: answered when the call is queued. sync: answered with the function's answer, if it comes in time."""
 
-    content_type: str = JSON
+    content_type: str = JSON_CONTENT_TYPE
     """What the payload is. Default: application/json."""
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Invoke(Body, frozen=True, kw_only=True):
     """What the function gets. With a JSON content type: any JSON value, handed over as it is written here. With any
     other content type: a string with the bytes as base64. Left out: the function gets an empty body."""
 
-    timeout_seconds: Annotated[float, Meta(ge=0.1, le=TIMEOUT_LIMIT)] | UnsetType = UNSET
+    timeout_seconds: Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_SECONDS)] | UnsetType = UNSET
     """How long after its acceptance the call still counts. Default: what the configuration says."""
 
 
-class ListInvocations(Paged, frozen=True, kw_only=True):
+class ListInvocations(PagedQuery, frozen=True, kw_only=True):
     """Which invocations."""
 
     serverless_request_id: str = field(name="serverlessRequestID")

@@ -13,51 +13,51 @@ from gpu_runtime.contract.errors import (
     TooLarge,
     Unavailable,
 )
-from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
-from gpu_runtime.runtime_api.invocations.service import Invocations
+from gpu_runtime.runtime_api.invocations.service import InvocationService
 from gpu_runtime.runtime_api.invocations.view import InvocationView
 
-INVOCATIONS = "/api/v1/serverless/invocations"
-INVOCATION = INVOCATIONS + "/{invocationID}"
+INVOCATIONS_PATH = "/api/v1/serverless/invocations"
+INVOCATION_PATH = INVOCATIONS_PATH + "/{invocationID}"
 TAG = "Invocations"
 
 
-def routes(service: Invocations) -> Sequence[Route]:
-    handle = _Handlers(service)
+def routes(service: InvocationService) -> Sequence[Route]:
+    handle = _InvocationHandlers(service)
     return (_list(handle), _invoke(handle), _get(handle), _cancel(handle))
 
 
-class _Handlers:
+class _InvocationHandlers:
     """From calls to the service."""
 
-    def __init__(self, service: Invocations) -> None:
+    def __init__(self, service: InvocationService) -> None:
         self._invocations = service
 
-    async def list(self, call: Call[None, ListInvocations]) -> Answer:
+    async def list(self, call: APIRequest[None, ListInvocations]) -> APIResponse:
         found, continuation = await self._invocations.list(call.query)
-        return Answer(200, found, continuation)
+        return APIResponse(200, found, continuation)
 
-    async def invoke(self, call: Call[Invoke, Any]) -> Answer:
+    async def invoke(self, call: APIRequest[Invoke, Any]) -> APIResponse:
         view, accepted = await self._invocations.invoke(call.body)
-        return Answer(202 if accepted else 200, view)
+        return APIResponse(202 if accepted else 200, view)
 
-    async def get(self, call: Call[None, NoQuery]) -> Answer:
-        return Answer(200, await self._invocations.get(call.path["invocationID"]))
+    async def get(self, call: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(200, await self._invocations.get(call.path["invocationID"]))
 
-    async def cancel(self, call: Call[None, NoQuery]) -> Answer:
+    async def cancel(self, call: APIRequest[None, NoQuery]) -> APIResponse:
         view, coming = await self._invocations.cancel(call.path["invocationID"])
-        return Answer(202 if coming else 200, view)
+        return APIResponse(202 if coming else 200, view)
 
 
-def _list(handle: _Handlers) -> Route:
+def _list(handle: _InvocationHandlers) -> Route:
     return Route(
         "GET",
-        INVOCATIONS,
+        INVOCATIONS_PATH,
         "listInvocations",
         "List the invocations of a function",
         handle.list,
-        answers={200: list[InvocationView]},
+        responses={200: list[InvocationView]},
         faults=(Invalid, Unavailable),
         scope=Scope.RUNTIME,
         needs_cluster=False,
@@ -71,14 +71,14 @@ def _list(handle: _Handlers) -> Route:
     )
 
 
-def _invoke(handle: _Handlers) -> Route:
+def _invoke(handle: _InvocationHandlers) -> Route:
     return Route(
         "POST",
-        INVOCATIONS,
+        INVOCATIONS_PATH,
         "invoke",
         "Call a function",
         handle.invoke,
-        answers={202: InvocationView, 200: InvocationView},
+        responses={202: InvocationView, 200: InvocationView},
         faults=(
             *(Invalid, NotFound, Conflict, InvocationReused),
             *(TooLarge, Overloaded, Unavailable, SyncTimeout),
@@ -95,19 +95,19 @@ def _invoke(handle: _Handlers) -> Route:
             " accepted all the same, and may be asked again under the same invocationID. 504: the answer did not come"
             " while the caller could wait; the invocation goes on."
         ),
-        examples=EXAMPLES,
+        examples=INVOKE_EXAMPLES,
         tag=TAG,
     )
 
 
-def _get(handle: _Handlers) -> Route:
+def _get(handle: _InvocationHandlers) -> Route:
     return Route(
         "GET",
-        INVOCATION,
+        INVOCATION_PATH,
         "getInvocation",
         "Get an invocation and its result",
         handle.get,
-        answers={200: InvocationView},
+        responses={200: InvocationView},
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.RUNTIME,
         needs_cluster=False,
@@ -119,14 +119,14 @@ def _get(handle: _Handlers) -> Route:
     )
 
 
-def _cancel(handle: _Handlers) -> Route:
+def _cancel(handle: _InvocationHandlers) -> Route:
     return Route(
         "DELETE",
-        INVOCATION,
+        INVOCATION_PATH,
         "cancelInvocation",
         "Cancel an invocation",
         handle.cancel,
-        answers={202: InvocationView, 200: InvocationView},
+        responses={202: InvocationView, 200: InvocationView},
         faults=(Invalid, NotFound, Conflict, Unavailable),
         scope=Scope.RUNTIME,
         needs_cluster=False,
@@ -138,7 +138,7 @@ def _cancel(handle: _Handlers) -> Route:
     )
 
 
-EXAMPLES: dict[str, Any] = {
+INVOKE_EXAMPLES: dict[str, Any] = {
     "Without waiting": {
         "invocationID": "robot-0001",
         "serverlessRequestID": "text-to-image",

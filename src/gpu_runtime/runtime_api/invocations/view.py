@@ -8,13 +8,13 @@ from msgspec import UNSET, Raw, UnsetType, field
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation, is_json
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Stage
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordState
 from gpu_runtime.contract.messages.message_codec import Instant
 from gpu_runtime.contract.messages.result import Failure, Result, Timings
 from gpu_runtime.runtime_api.http.route import View
 from gpu_runtime.runtime_api.invocations.requests import InvocationState
 
-Encoding = Literal["json", "base64"]
+PayloadEncoding = Literal["json", "base64"]
 
 
 class FailureView(View, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class InvocationView(View, frozen=True, kw_only=True):
     payload: Raw | UnsetType = UNSET
     """What the function answered. A list leaves it out."""
 
-    payload_encoding: Encoding | None = None
+    payload_encoding: PayloadEncoding | None = None
     """json: the payload is the JSON value that the function answered. base64: a string with the bytes as base64."""
 
     body_bytes: int | None = None
@@ -83,7 +83,7 @@ class InvocationView(View, frozen=True, kw_only=True):
     body_truncated: bool = False
     """Whether the payload is only the beginning of that."""
 
-    result_gone: bool = False
+    result_expired: bool = False
     """Whether it has ended and its result is kept no longer."""
 
     timings: TimingsView
@@ -98,7 +98,7 @@ class InvocationView(View, frozen=True, kw_only=True):
 
 def record_view(invocation_id: str, record: InvocationRecord) -> InvocationView:
     """From the record alone: how far it has come, and of one that ended how, but without its result."""
-    ended = record.stage is Stage.TERMINAL
+    ended = record.state is RecordState.TERMINAL
     return InvocationView(
         invocation_id=invocation_id,
         serverless_request_id=record.serverless_request_id,
@@ -110,7 +110,7 @@ def record_view(invocation_id: str, record: InvocationRecord) -> InvocationView:
     )
 
 
-def waiting_view(invocation: Invocation, state: InvocationState) -> InvocationView:
+def message_view(invocation: Invocation, state: InvocationState) -> InvocationView:
     """From a message in a queue, where there is no record of it any more."""
     return InvocationView(
         invocation_id=invocation.invocation_id,
@@ -122,42 +122,44 @@ def waiting_view(invocation: Invocation, state: InvocationState) -> InvocationVi
 
 
 def result_view(result: Result) -> InvocationView:
-    payload, encoding = shown(result.body, result.content_type, whole=not result.body_truncated)
+    payload, encoding = encode_payload(result.body, result.content_type, whole=not result.body_truncated)
     answered = result.status_code is not None or bool(result.content_type or result.body)
     return InvocationView(
         invocation_id=result.invocation_id,
         serverless_request_id=result.serverless_request_id,
         state=InvocationState(result.state.value),
-        failure=_failure(result.failure),
+        failure=_failure_view(result.failure),
         status_code=result.status_code,
         content_type=result.content_type or None,
         payload=payload,
         payload_encoding=encoding,
         body_bytes=result.body_bytes if answered else None,
         body_truncated=result.body_truncated,
-        timings=_timings(result.timings),
+        timings=_timings_view(result.timings),
         worker=result.worker or None,
         attempts=result.attempts,
     )
 
 
 def state_of(record: InvocationRecord) -> InvocationState:
-    if record.stage is not Stage.TERMINAL:
-        return InvocationState(record.stage.value)
+    if record.state is not RecordState.TERMINAL:
+        return InvocationState(record.state.value)
     # A terminal record says how it ended. One that does not was not written by us.
     return InvocationState(record.result_state.value) if record.result_state else InvocationState.FAILED
 
 
-def shown(body: bytes, content_type: str, *, whole: bool = True) -> tuple[Raw | UnsetType, Encoding | None]:
+def encode_payload(
+    body: bytes, content_type: str, *, whole: bool = True
+) -> tuple[Raw | UnsetType, PayloadEncoding | None]:
     """Bytes as they can stand in an answer: JSON as it is where it is JSON, everything else as base64."""
     if not body:
         return UNSET, None
-    if whole and is_json(content_type) and _parses(body):
+    if whole and is_json(content_type) and _is_valid_json(body):
         return Raw(body), "json"
     return Raw(msgspec.json.encode(base64.b64encode(body).decode())), "base64"
 
 
-def _parses(body: bytes) -> bool:
+def _is_valid_json(body: bytes) -> bool:
     try:
         msgspec.json.decode(body)
     except (ValueError, RecursionError):  # no JSON, no UTF-8, or a number that nobody can read
@@ -165,11 +167,11 @@ def _parses(body: bytes) -> bool:
     return True
 
 
-def _failure(failure: Failure | None) -> FailureView | None:
+def _failure_view(failure: Failure | None) -> FailureView | None:
     return FailureView(failure_class=failure.failure_class, message=failure.message) if failure else None
 
 
-def _timings(timings: Timings) -> TimingsView:
+def _timings_view(timings: Timings) -> TimingsView:
     return TimingsView(
         enqueued_at=timings.enqueued_at,
         dispatched_at=timings.dispatched_at,

@@ -11,17 +11,17 @@ from msgspec import Struct, field
 
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType
 from gpu_runtime.contract.errors import NotFound, Unavailable
-from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope, View
-from gpu_runtime.runtime_api.kube_error_mapping import in_product_words
-from gpu_runtime.runtime_api.operations.operation_store import Ledger
-from gpu_runtime.runtime_api.operations.request_codec import recorded
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope, View
+from gpu_runtime.runtime_api.kube_error_mapping import translate_kube_errors
+from gpu_runtime.runtime_api.operations.operation_store import OperationStore
+from gpu_runtime.runtime_api.operations.request_codec import decode_request
 
 JobStatus = Literal["accepted", "running", "succeeded", "failed"]
-_STATUS: Mapping[OperationState, JobStatus] = MappingProxyType(
+_JOB_STATUS: Mapping[OperationState, JobStatus] = MappingProxyType(
     {
         OperationState.ACCEPTED: "accepted",
         OperationState.RUNNING: "running",
-        OperationState.GIVING_UP: "running",
+        OperationState.ROLLING_BACK: "running",
         OperationState.SUCCEEDED: "succeeded",
         OperationState.FAILED: "failed",
     }
@@ -86,26 +86,26 @@ class JobView(View, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Jobs:
-    ledger: Ledger
+class JobService:
+    operation_store: OperationStore
 
     async def get(self, operation_id: str) -> JobView:
-        with in_product_words():
-            operation = await self.ledger.find(operation_id)
+        with translate_kube_errors():
+            operation = await self.operation_store.find(operation_id)
         if operation is None:
             raise NotFound(f"there is no operation {operation_id}, or it was forgotten after its retention time")
         return job_view(operation)
 
 
 def job_view(operation: Operation) -> JobView:
-    spec, status = operation.spec, operation.progress
+    spec, status = operation.spec, operation.effective_status
     seeds = spec.type == OperationType.SEED_STOCK.value
     return JobView(
         operation_id=spec.operation_id,
         type=spec.type,
-        status=_STATUS[OperationState(status.state)],
+        status=_JOB_STATUS[OperationState(status.state)],
         target=JobTarget(kind=spec.target.kind, namespace=spec.target.namespace, name=spec.target.name),
-        requested=_requested(operation) if seeds else None,
+        requested=_requested_replicas(operation) if seeds else None,
         seeded=len(status.stock_uids) if seeds else None,
         error=JobError(code=status.error.code, message=status.error.message) if status.error else None,
         created_at=operation.metadata.creation_timestamp,
@@ -114,17 +114,17 @@ def job_view(operation: Operation) -> JobView:
     )
 
 
-def _requested(operation: Operation) -> int | None:
+def _requested_replicas(operation: Operation) -> int | None:
     """How much stock was asked for; None where the record does not say so in words that are known here."""
     try:
-        return recorded(operation, _REQUESTED).replicas
+        return decode_request(operation, _REPLICAS_DECODER).replicas
     except Unavailable:
         return None
 
 
-def routes(jobs: Jobs) -> Sequence[Route]:
-    async def get_job(call: Call[None, NoQuery]) -> Answer:
-        return Answer(200, await jobs.get(call.path["operationID"]))
+def routes(jobs: JobService) -> Sequence[Route]:
+    async def get_job(call: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(200, await jobs.get(call.path["operationID"]))
 
     return (
         Route(
@@ -133,7 +133,7 @@ def routes(jobs: Jobs) -> Sequence[Route]:
             "getJob",
             "Tell whether an operation was accepted and persisted",
             get_job,
-            answers={200: JobView},
+            responses={200: JobView},
             faults=(NotFound,),
             scope=Scope.OPERATOR,
             description="Whether what it made is ready is told by the thing itself: the pool, or the unit.",
@@ -142,8 +142,8 @@ def routes(jobs: Jobs) -> Sequence[Route]:
     )
 
 
-class _Requested(Struct, frozen=True):
+class _RequestedReplicas(Struct, frozen=True):
     replicas: int = 0
 
 
-_REQUESTED = msgspec.json.Decoder(_Requested)
+_REPLICAS_DECODER = msgspec.json.Decoder(_RequestedReplicas)

@@ -16,30 +16,30 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from gpu_runtime.contract.crd.operation import OperationState, OperationType
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.kube import errors as kube
-from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.codec import Selection
-from gpu_runtime.kube.meta import moment_of
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.codec import ListOptions
+from gpu_runtime.kube.meta import parse_timestamp
 from gpu_runtime.runtime_api import gather_bounded
 from gpu_runtime.runtime_api.clock import Clock
 from gpu_runtime.runtime_api.operations.operation_store import is_finished
-from gpu_runtime.runtime_api.operations.operation_summary import PENDING_OPERATIONS, PendingOperation
-from gpu_runtime.runtime_api.settings import Operations
+from gpu_runtime.runtime_api.operations.operation_summary import OPERATION_SUMMARIES, OperationSummary
+from gpu_runtime.runtime_api.settings import OperationSettings
 
 logger = logging.getLogger(__name__)
 
-PAUSE = 60.0
+EVICTION_INTERVAL_SECONDS = 60.0
 """Seconds from one look to the next, about."""
-AT_ONCE = 8
-CHUNK = 500
+MAX_CONCURRENT_DELETES = 8
+EVICTION_BATCH_SIZE = 500
 """How many are forgotten between two counts, so that two replicas together forget little more than needed."""
 HOUR = timedelta(hours=1)
 HOUR_FORMAT = "%Y-%m-%dT%H"
 
 
-class RetentionMetrics:
+class OperationRetentionMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.remembered = Gauge("runtime_api_operations", "Operations that are remembered, about", registry=registry)
-        self.forgotten = Counter(
+        self.retained = Gauge("runtime_api_operations", "Operations that are remembered, about", registry=registry)
+        self.evicted = Counter(
             "runtime_api_operations_forgotten",
             "Operations forgotten by this replica: after their time (expired), or before it (too_many)",
             ["why"],
@@ -47,111 +47,120 @@ class RetentionMetrics:
         )
 
 
-class Retention:
+class OperationRetention:
     def __init__(
-        self, client: Client, namespace: str, *, settings: Operations, clock: Clock, metrics: RetentionMetrics
+        self,
+        client: KubeClient,
+        namespace: str,
+        *,
+        settings: OperationSettings,
+        clock: Clock,
+        metrics: OperationRetentionMetrics,
     ) -> None:
         self._client = client
         self._namespace = namespace
-        self._kept = timedelta(seconds=settings.retention_seconds)
-        self._most = settings.most
+        self._retention = timedelta(seconds=settings.retention_seconds)
+        self._max_retained = settings.max_retained
         self._clock = clock
         self._metrics = metrics
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_DELETES)
 
     async def run(self) -> NoReturn:
         while True:
-            await asyncio.sleep(PAUSE * random.uniform(0.5, 1.5))  # noqa: S311 - replicas out of step
+            await asyncio.sleep(EVICTION_INTERVAL_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311 - replicas out of step
             try:
-                await self.once()
+                await self.run_once()
             except kube.KubeError as error:
                 logger.warning("operations could not be looked through", extra={"error": str(error)})
 
-    async def once(self) -> None:
-        await self._forget_expired()
-        if await self._excess() > 0:
-            await self._forget_oldest()
+    async def run_once(self) -> None:
+        await self._evict_expired()
+        if await self._count_excess() > 0:
+            await self._evict_oldest()
 
-    async def _forget_expired(self) -> None:
+    async def _evict_expired(self) -> None:
         now = self._clock.now()
-        selection = Selection(self._namespace, labels=f"{Label.RECORDED} notin ({','.join(recent(now, self._kept))})")
-        async for found in self._client.pages(PENDING_OPERATIONS, selection):
-            await self._forget([each for each in found.items if is_expired(each, now, self._kept)], "expired")
+        selection = ListOptions(
+            self._namespace,
+            label_selector=f"{Label.CREATED_HOUR} notin ({','.join(retained_hours(now, self._retention))})",
+        )
+        async for found in self._client.pages(OPERATION_SUMMARIES, selection):
+            await self._evict([each for each in found.items if is_expired(each, now, self._retention)], "expired")
 
-    async def _forget_oldest(self) -> None:
+    async def _evict_oldest(self) -> None:
         """Finished ones first, then those that wait for stock; hour by hour, the oldest first."""
         logger.warning(
             "more operations than are to be remembered; the oldest are forgotten before their time. Raise"
             " operations.most, or shorten operations.retentionSeconds",
-            extra={"most": self._most},
+            extra={"most": self._max_retained},
         )
-        for may_go in (_is_finished, is_waiting):
-            for selector in oldest_first(self._clock.now(), self._kept):
-                if await self._thin_out(selector, may_go) <= 0:
+        for may_go in (_is_finished, is_waiting_for_stock):
+            for selector in selectors_oldest_first(self._clock.now(), self._retention):
+                if await self._evict_excess(selector, may_go) <= 0:
                     return
-        logger.warning("too many operations are not finished", extra={"most": self._most})
+        logger.warning("too many operations are not finished", extra={"most": self._max_retained})
 
-    async def _thin_out(self, selector: str, may_go: Callable[[PendingOperation], bool]) -> int:
+    async def _evict_excess(self, selector: str, may_go: Callable[[OperationSummary], bool]) -> int:
         """Forget as many of one hour as needed, and tell how many are still too many."""
-        found = await self._client.list(PENDING_OPERATIONS, Selection(self._namespace, labels=selector))
-        going = by_age(each for each in found.items if may_go(each))
-        excess = await self._excess()
+        found = await self._client.list(OPERATION_SUMMARIES, ListOptions(self._namespace, label_selector=selector))
+        going = sort_by_age(each for each in found.items if may_go(each))
+        excess = await self._count_excess()
         while going and excess > 0:
-            take = min(excess, CHUNK)
-            await self._forget(going[:take], "too_many")
-            going, excess = going[take:], await self._excess()
+            take = min(excess, EVICTION_BATCH_SIZE)
+            await self._evict(going[:take], "too_many")
+            going, excess = going[take:], await self._count_excess()
         return excess
 
-    async def _excess(self) -> int:
-        count = await self._client.count(PENDING_OPERATIONS, self._namespace)
-        self._metrics.remembered.set(count)
-        return count - self._most
+    async def _count_excess(self) -> int:
+        count = await self._client.count(OPERATION_SUMMARIES, self._namespace)
+        self._metrics.retained.set(count)
+        return count - self._max_retained
 
-    async def _forget(self, operations: Sequence[PendingOperation], why: str) -> None:
-        results = await gather_bounded.each(self._turns, self._delete, operations)
-        self._metrics.forgotten.labels(why).inc(sum(result is True for result in results))
+    async def _evict(self, operations: Sequence[OperationSummary], why: str) -> None:
+        results = await gather_bounded.gather_bounded(self._semaphore, self._delete, operations)
+        self._metrics.evicted.labels(why).inc(sum(result is True for result in results))
         for failure in results:
             if isinstance(failure, BaseException):
                 raise failure
 
-    async def _delete(self, operation: PendingOperation) -> bool:
+    async def _delete(self, operation: OperationSummary) -> bool:
         about = operation.metadata
         try:
             await self._client.delete(
-                PENDING_OPERATIONS, about.key, uid=about.uid, resource_version=about.resource_version
+                OPERATION_SUMMARIES, about.key, uid=about.uid, resource_version=about.resource_version
             )
-        except (kube.NotFound, kube.Conflict):  # forgotten by another replica, or moved on since
+        except (kube.KubeNotFound, kube.KubeConflict):  # forgotten by another replica, or moved on since
             return False
         return True
 
 
-def recent(now: datetime, kept: timedelta) -> list[str]:
+def retained_hours(now: datetime, kept: timedelta) -> list[str]:
     """The hours of which nothing can be old enough yet: those that began within the retention time, and the next one,
     since clocks differ."""
-    first = _hour(now - kept) + HOUR
-    count = (_hour(now) + HOUR - first) // HOUR + 1
+    first = _truncate_to_hour(now - kept) + HOUR
+    count = (_truncate_to_hour(now) + HOUR - first) // HOUR + 1
     return [(first + number * HOUR).strftime(HOUR_FORMAT) for number in range(count)]
 
 
-def oldest_first(now: datetime, kept: timedelta) -> list[str]:
+def selectors_oldest_first(now: datetime, kept: timedelta) -> list[str]:
     """Label selectors that together select everything: all that is older than the retention time, then each hour."""
-    hours = recent(now, kept)
-    return [f"{Label.RECORDED} notin ({','.join(hours)})", *(f"{Label.RECORDED}={hour}" for hour in hours)]
+    hours = retained_hours(now, kept)
+    return [f"{Label.CREATED_HOUR} notin ({','.join(hours)})", *(f"{Label.CREATED_HOUR}={hour}" for hour in hours)]
 
 
-def is_expired(operation: PendingOperation, now: datetime, kept: timedelta) -> bool:
-    since = forgettable_since(operation)
+def is_expired(operation: OperationSummary, now: datetime, kept: timedelta) -> bool:
+    since = retention_start(operation)
     return since is not None and now - since >= kept
 
 
-def forgettable_since(operation: PendingOperation) -> datetime | None:
+def retention_start(operation: OperationSummary) -> datetime | None:
     """From when its retention counts; None for what somebody must still end."""
     if _is_finished(operation):
-        return moment_of(operation.status.finished_at) or moment_of(operation.metadata.creation_timestamp)
-    return moment_of(operation.metadata.creation_timestamp) if is_waiting(operation) else None
+        return parse_timestamp(operation.status.finished_at) or parse_timestamp(operation.metadata.creation_timestamp)
+    return parse_timestamp(operation.metadata.creation_timestamp) if is_waiting_for_stock(operation) else None
 
 
-def is_waiting(operation: PendingOperation) -> bool:
+def is_waiting_for_stock(operation: OperationSummary) -> bool:
     """Whether it waits for stock that never came: nothing is claimed, and only its caller can ask again."""
     return (
         operation.spec.type == OperationType.CREATE_UNIT.value
@@ -160,14 +169,14 @@ def is_waiting(operation: PendingOperation) -> bool:
     )
 
 
-def by_age(operations: Iterable[PendingOperation]) -> list[PendingOperation]:
-    known = [(since, each) for each in operations if (since := forgettable_since(each)) is not None]
+def sort_by_age(operations: Iterable[OperationSummary]) -> list[OperationSummary]:
+    known = [(since, each) for each in operations if (since := retention_start(each)) is not None]
     return [each for _, each in sorted(known, key=lambda pair: pair[0])]
 
 
-def _is_finished(operation: PendingOperation) -> bool:
+def _is_finished(operation: OperationSummary) -> bool:
     return is_finished(operation.status)
 
 
-def _hour(moment: datetime) -> datetime:
+def _truncate_to_hour(moment: datetime) -> datetime:
     return moment.replace(minute=0, second=0, microsecond=0)

@@ -2,24 +2,24 @@
 
 from msgspec import field
 
-from gpu_runtime.contract.crd.operation import OperationStatus, SourceStock, progress_of
+from gpu_runtime.contract.crd.operation import OperationStatus, SourceStock, effective_status
 from gpu_runtime.contract.crd.well_known import GROUP, VERSION
-from gpu_runtime.kube.meta import Object, Resource, Wire
+from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
 
-class PendingSpec(Wire, frozen=True, kw_only=True):
+class OperationSummarySpec(KubeStruct, frozen=True, kw_only=True):
     operation_id: str = field(name="operationID")
     type: str
     stock: SourceStock | None = None
 
 
-class PendingOperation(Object, frozen=True, kw_only=True):
-    spec: PendingSpec
+class OperationSummary(KubeObject, frozen=True, kw_only=True):
+    spec: OperationSummarySpec
     status: OperationStatus = OperationStatus()
 
     @property
     def progress(self) -> OperationStatus:
-        return progress_of(self.spec.stock, self.status, self.metadata.creation_timestamp)
+        return effective_status(self.spec.stock, self.status, self.metadata.creation_timestamp)
 
 
-PENDING_OPERATIONS = Resource(GROUP, VERSION, "Operation", "operations", PendingOperation)
+OPERATION_SUMMARIES = ApiResource(GROUP, VERSION, "Operation", "operations", OperationSummary)

@@ -22,160 +22,165 @@ from gpu_runtime.contract.crd.operation import OperationState, OperationType
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.kube import errors as kube
-from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.informer import Informer
-from gpu_runtime.kube.meta import Object
-from gpu_runtime.runtime_api.api_informers import ATTACHED, CLAIMED, Caches
+from gpu_runtime.kube.meta import KubeObject
+from gpu_runtime.runtime_api.api_informers import ATTACHED_INDEX, CLAIMED_INDEX, APIInformers
 from gpu_runtime.runtime_api.clock import Clock
 from gpu_runtime.runtime_api.operations.operation_store import (
-    Ledger,
-    disowns,
+    OperationStore,
+    created_by,
+    is_attempt_abandoned,
     is_finished,
-    is_given_up,
-    is_under_way,
-    made_by,
+    is_in_progress,
+    is_orphan,
 )
-from gpu_runtime.runtime_api.operations.operation_summary import PendingOperation
-from gpu_runtime.runtime_api.operations.stall_detector import Unmoved
-from gpu_runtime.runtime_api.operations.state_machine import Drivers
-from gpu_runtime.runtime_api.settings import Operations
-from gpu_runtime.runtime_api.stock.stock_claim import Claim, claim_of, give_back
-from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
+from gpu_runtime.runtime_api.operations.operation_summary import OperationSummary
+from gpu_runtime.runtime_api.operations.stall_detector import StallDetector
+from gpu_runtime.runtime_api.operations.state_machine import OperationExecutors
+from gpu_runtime.runtime_api.settings import OperationSettings
+from gpu_runtime.runtime_api.stock.stock_claim import ClaimState, claim_state, release_claim
+from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_Making: TypeAlias = tuple[Informer[Any], Object]
+_CreatedObject: TypeAlias = tuple[Informer[Any], KubeObject]
 """An object that says that an operation made it, and the cache it was found in."""
 
-AT_ONCE = 8
+MAX_CONCURRENT_RECOVERIES = 8
 """How many things are looked into at a time."""
 
 
-class Sweep:
+class OperationRecovery:
     def __init__(  # noqa: PLR0913 - what it looks at, and what it works with
         self,
-        client: Client,
-        caches: Caches,
-        ledger: Ledger,
-        drivers: Drivers,
+        client: KubeClient,
+        caches: APIInformers,
+        ledger: OperationStore,
+        drivers: OperationExecutors,
         *,
-        settings: Operations,
+        settings: OperationSettings,
         clock: Clock,
     ) -> None:
         self._client = client
-        self._caches = caches
-        self._ledger = ledger
-        self._drivers = drivers
-        self._pause = settings.sweep_seconds
-        self._left = Unmoved(clock, settings.orphaned_seconds)
-        self._claimed = Unmoved(clock, settings.orphaned_seconds)
-        self._made = Unmoved(clock, settings.orphaned_seconds)
-        self._attached = Unmoved(clock, settings.orphaned_seconds)
-        self._attachments = Attachments(client, caches)
-        self._units_own: set[str] = set()
+        self._informers = caches
+        self._operation_store = ledger
+        self._executors = drivers
+        self._interval = settings.recovery_interval_seconds
+        self._operation_stalls = StallDetector(clock, settings.stalled_after_seconds)
+        self._claim_stalls = StallDetector(clock, settings.stalled_after_seconds)
+        self._object_stalls = StallDetector(clock, settings.stalled_after_seconds)
+        self._attachment_stalls = StallDetector(clock, settings.stalled_after_seconds)
+        self._attacher = StorageAttacher(client, caches)
+        self._unit_attachments: set[str] = set()
         """Attachments that units hold."""
-        self._confirmed: set[str] = set()
+        self._confirmed_uids: set[str] = set()
         """UIDs of objects that are known to be what their operation made."""
 
     async def run(self) -> NoReturn:
         while True:
-            await asyncio.sleep(self._pause * random.uniform(0.8, 1.2))  # noqa: S311 - replicas out of step
-            await self.once()
+            await asyncio.sleep(self._interval * random.uniform(0.8, 1.2))  # noqa: S311 - replicas out of step
+            await self.run_once()
 
-    async def once(self) -> None:
-        await _each(self._finish, self._left_operations())
-        await _each(self._look_at_claim, self._standing_claims())
-        await _each(self._look_at_attachment, self._doubtful_attachments())
-        await _each(self._confirm, self._unconfirmed())
+    async def run_once(self) -> None:
+        await _for_each(self._resume_operation, self._stalled_operations())
+        await _for_each(self._check_claim, self._stalled_claims())
+        await _for_each(self._check_attachment, self._unconfirmed_attachments())
+        await _for_each(self._confirm_objects, self._unconfirmed_objects())
 
-    def _left_operations(self) -> list[PendingOperation]:
+    def _stalled_operations(self) -> list[OperationSummary]:
         """Those whose caller was told that there is no stock are not among them: it decides whether to ask again."""
-        pending = [each for each in self._caches.pending.store.all() if _must_end(each)]
-        left = self._left.among((each.metadata.uid, each.metadata.resource_version) for each in pending)
+        pending = [each for each in self._informers.unfinished_operations.store.all() if _needs_recovery(each)]
+        left = self._operation_stalls.stalled((each.metadata.uid, each.metadata.resource_version) for each in pending)
         return [each for each in pending if each.metadata.uid in left]
 
-    def _standing_claims(self) -> list[GPUUnit]:
-        claimed = self._caches.units.store.by(CLAIMED, CLAIMED)
-        standing = self._claimed.among(
+    def _stalled_claims(self) -> list[GPUUnit]:
+        claimed = self._informers.units.store.by_index(CLAIMED_INDEX, CLAIMED_INDEX)
+        standing = self._claim_stalls.stalled(
             (each.metadata.uid, each.metadata.annotations[Annotation.CLAIMED_BY]) for each in claimed
         )
         return [each for each in claimed if each.metadata.uid in standing]
 
-    def _doubtful_attachments(self) -> list[GPUStorage]:
+    def _unconfirmed_attachments(self) -> list[GPUStorage]:
         """Those of operations that have made their unit are the controller manager's, and looked into only once."""
-        attached = {_attachment(each): each for each in self._caches.storages.store.by(ATTACHED, ATTACHED)}
-        self._units_own &= attached.keys()
-        doubtful = self._attached.among((each, "") for each in attached if each not in self._units_own)
+        attached = {
+            _attachment_id(each): each
+            for each in self._informers.storages.store.by_index(ATTACHED_INDEX, ATTACHED_INDEX)
+        }
+        self._unit_attachments &= attached.keys()
+        doubtful = self._attachment_stalls.stalled(
+            (each, "") for each in attached if each not in self._unit_attachments
+        )
         return [attached[each] for each in doubtful]
 
-    def _unconfirmed(self) -> list[tuple[str, list[_Making]]]:
+    def _unconfirmed_objects(self) -> list[tuple[str, list[_CreatedObject]]]:
         """What is not known to be its operation's, by operation: what one has seeded is confirmed by one read."""
-        caches: tuple[Informer[Any], ...] = (self._caches.units, self._caches.pools)
-        made = [(cache, each) for cache in caches for each in cache.store.all() if _operation_of(each)]
-        self._confirmed |= self._ledger.committed()
-        self._confirmed &= {each.metadata.uid for _, each in made}
-        doubtful = [(cache, each) for cache, each in made if each.metadata.uid not in self._confirmed]
-        old_enough = self._made.among((each.metadata.uid, "") for _, each in doubtful)
-        makings: dict[str, list[_Making]] = {}
+        caches: tuple[Informer[Any], ...] = (self._informers.units, self._informers.pools)
+        made = [(cache, each) for cache in caches for each in cache.store.all() if _operation_id(each)]
+        self._confirmed_uids |= self._operation_store.pop_committed_uids()
+        self._confirmed_uids &= {each.metadata.uid for _, each in made}
+        doubtful = [(cache, each) for cache, each in made if each.metadata.uid not in self._confirmed_uids]
+        old_enough = self._object_stalls.stalled((each.metadata.uid, "") for _, each in doubtful)
+        makings: dict[str, list[_CreatedObject]] = {}
         for cache, each in doubtful:
             if each.metadata.uid in old_enough:
-                makings.setdefault(_operation_of(each), []).append((cache, each))
+                makings.setdefault(_operation_id(each), []).append((cache, each))
         return list(makings.items())
 
-    async def _finish(self, pending: PendingOperation) -> None:
-        operation = await self._ledger.find(pending.spec.operation_id)
+    async def _resume_operation(self, pending: OperationSummary) -> None:
+        operation = await self._operation_store.find(pending.spec.operation_id)
         if operation is None or is_finished(operation.status):
             return
         extra = {"operationID": operation.spec.operation_id, "type": operation.spec.type}
         logger.info("going on with an operation that was left", extra=extra)
         try:
-            await self._drivers[OperationType(operation.spec.type)].carry(operation)
+            await self._executors[OperationType(operation.spec.type)].resume(operation)
         except RuntimeFault as fault:
             logger.info("the operation goes no further for now", extra={**extra, "error": fault.message})
 
-    async def _look_at_claim(self, unit: GPUUnit) -> None:
+    async def _check_claim(self, unit: GPUUnit) -> None:
         operation_id = unit.metadata.annotations[Annotation.CLAIMED_BY]
-        operation = await self._ledger.find(operation_id)
-        match claim_of(operation, unit.metadata.uid):
-            case Claim.CONSUMED:
-                await self._delete(self._caches.units, unit)
-            case Claim.UNWANTED:
-                logger.info("giving back stock that its operation does not want", extra=_extra(unit, operation_id))
+        operation = await self._operation_store.find(operation_id)
+        match claim_state(operation, unit.metadata.uid):
+            case ClaimState.CONSUMED:
+                await self._delete(self._informers.units, unit)
+            case ClaimState.STALE:
+                logger.info("giving back stock that its operation does not want", extra=_log_fields(unit, operation_id))
                 # If it has changed since, then perhaps for a new reason to keep it: the next sweep sees.
-                await give_back(self._client, unit, operation_id)
+                await release_claim(self._client, unit, operation_id)
 
-    async def _look_at_attachment(self, storage: GPUStorage) -> None:
+    async def _check_attachment(self, storage: GPUStorage) -> None:
         held = storage.spec.attached_to
         if held is None:
             return
-        operation = await self._ledger.find(held.operation_id)
+        operation = await self._operation_store.find(held.operation_id)
         if operation is None or operation.status.state == OperationState.SUCCEEDED.value:
-            self._units_own.add(_attachment(storage))
-        elif is_given_up(operation, held.attempt):
+            self._unit_attachments.add(_attachment_id(storage))
+        elif is_attempt_abandoned(operation, held.attempt):
             logger.info(
-                "releasing a storage that its operation mounts nowhere", extra=_extra(storage, held.operation_id)
+                "releasing a storage that its operation mounts nowhere", extra=_log_fields(storage, held.operation_id)
             )
-            await self._attachments.release_once(storage)
+            await self._attacher.detach_if_unchanged(storage)
 
-    async def _confirm(self, makings: tuple[str, list[_Making]]) -> None:
+    async def _confirm_objects(self, makings: tuple[str, list[_CreatedObject]]) -> None:
         operation_id, made = makings
-        operation = await self._ledger.find(operation_id)
+        operation = await self._operation_store.find(operation_id)
         for cache, found in made:
-            known = operation is not None and made_by(operation, found)
-            if operation is None or not known or operation.status.commits_to(found.metadata.uid):
-                self._confirmed.add(found.metadata.uid)
-            elif disowns(operation, found):
-                logger.warning("deleting what its operation did not make", extra=_extra(found, operation_id))
+            known = operation is not None and created_by(operation, found)
+            if operation is None or not known or operation.status.has_created(found.metadata.uid):
+                self._confirmed_uids.add(found.metadata.uid)
+            elif is_orphan(operation, found):
+                logger.warning("deleting what its operation did not make", extra=_log_fields(found, operation_id))
                 await self._delete(cache, found)
 
-    async def _delete(self, cache: Informer[Any], found: Object) -> None:
-        with contextlib.suppress(kube.NotFound, kube.Conflict):
+    async def _delete(self, cache: Informer[Any], found: KubeObject) -> None:
+        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
             await self._client.delete(cache.resource, found.metadata.key, uid=found.metadata.uid)
-        cache.forget(found.metadata.key, found.metadata.uid)
+        cache.record_delete(found.metadata.key, found.metadata.uid)
 
 
-async def _each(look: Callable[[T], Awaitable[None]], things: Iterable[T]) -> None:
-    turns = asyncio.Semaphore(AT_ONCE)
+async def _for_each(look: Callable[[T], Awaitable[None]], things: Iterable[T]) -> None:
+    turns = asyncio.Semaphore(MAX_CONCURRENT_RECOVERIES)
 
     async def one(thing: T) -> None:
         async with turns:
@@ -191,18 +196,18 @@ async def _each(look: Callable[[T], Awaitable[None]], things: Iterable[T]) -> No
             tasks.create_task(one(thing))
 
 
-def _must_end(pending: PendingOperation) -> bool:
-    return pending.spec.type != OperationType.CREATE_UNIT.value or is_under_way(pending.progress)
+def _needs_recovery(pending: OperationSummary) -> bool:
+    return pending.spec.type != OperationType.CREATE_UNIT.value or is_in_progress(pending.progress)
 
 
-def _attachment(storage: GPUStorage) -> str:
+def _attachment_id(storage: GPUStorage) -> str:
     held = storage.spec.attached_to
     return f"{storage.metadata.uid}/{held.operation_id}/{held.attempt}" if held else ""
 
 
-def _operation_of(found: Object) -> str:
+def _operation_id(found: KubeObject) -> str:
     return found.metadata.annotations.get(Annotation.OPERATION_ID, "")
 
 
-def _extra(found: Object, operation_id: str) -> dict[str, object]:
+def _log_fields(found: KubeObject, operation_id: str) -> dict[str, object]:
     return {"object": str(found.metadata.key), "operationID": operation_id}

@@ -10,7 +10,7 @@ from gpu_runtime.contract.errors import Unavailable
 T = TypeVar("T")
 
 
-def recorded(operation: Operation, request: msgspec.json.Decoder[T]) -> T:
+def decode_request(operation: Operation, request: msgspec.json.Decoder[T]) -> T:
     """What was asked. What cannot be read here, a newer version may have recorded: it is left to that one."""
     try:
         return request.decode(operation.spec.request)

@@ -5,18 +5,18 @@ from collections.abc import Iterable
 from gpu_runtime.runtime_api.clock import Clock
 
 
-class Unmoved:
+class StallDetector:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
-        self._seconds = seconds
-        self._since: dict[str, tuple[str, float]] = {}
+        self._threshold_seconds = seconds
+        self._versions: dict[str, tuple[str, float]] = {}
 
-    def among(self, seen: Iterable[tuple[str, str]]) -> set[str]:
+    def stalled(self, seen: Iterable[tuple[str, str]]) -> set[str]:
         """Of the things that are seen now, each with its version: those that have had it for long enough."""
-        now, before = self._clock.monotonic(), self._since
-        self._since = {thing: _since(before.get(thing), version, now) for thing, version in seen}
-        return {thing for thing, (_, since) in self._since.items() if now - since >= self._seconds}
+        now, before = self._clock.monotonic(), self._versions
+        self._versions = {thing: _unchanged_since(before.get(thing), version, now) for thing, version in seen}
+        return {thing for thing, (_, since) in self._versions.items() if now - since >= self._threshold_seconds}
 
 
-def _since(known: tuple[str, float] | None, version: str, now: float) -> tuple[str, float]:
+def _unchanged_since(known: tuple[str, float] | None, version: str, now: float) -> tuple[str, float]:
     return known if known is not None and known[0] == version else (version, now)

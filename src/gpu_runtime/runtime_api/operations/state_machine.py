@@ -16,60 +16,60 @@ from gpu_runtime.contract.crd.operation import Operation, OperationState, Operat
 from gpu_runtime.contract.errors import Conflict, Unavailable
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.retry import Backoff
-from gpu_runtime.runtime_api.kube_error_mapping import refuses_for_good, translated
-from gpu_runtime.runtime_api.operations.operation_store import Ledger, is_finished
+from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
+from gpu_runtime.runtime_api.operations.operation_store import OperationStore, is_finished
 
-_APART = Backoff(first=0.01, longest=0.5, spread=0.5)
+_CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 
 
-class Driver(Protocol):
-    async def carry(self, operation: Operation) -> Operation:
+class OperationExecutor(Protocol):
+    async def resume(self, operation: Operation) -> Operation:
         """Drive an operation to its end. Raises where it can go no further now; another try may go on."""
         ...
 
 
-Drivers = Mapping[OperationType, Driver]
+OperationExecutors = Mapping[OperationType, OperationExecutor]
 
 
 @dataclass(frozen=True)
-class Steps:
+class OperationStateMachine:
     """The states that operations of operators have in common; what is made, and how it is undone, is their own."""
 
-    ledger: Ledger
-    make: Callable[[Operation], Awaitable[Operation]]
+    operation_store: OperationStore
+    create_objects: Callable[[Operation], Awaitable[Operation]]
     """Makes all or a part, and writes that down. A contract Conflict, too, means that it can never be made."""
-    undo: Callable[[Operation], Awaitable[None]]
+    delete_objects: Callable[[Operation], Awaitable[None]]
     """Removes all that this operation made."""
 
-    async def carry(self, operation: Operation) -> Operation:
+    async def resume(self, operation: Operation) -> Operation:
         lost = 0
         while not is_finished(operation.status):
             try:
                 operation = await self._step(operation)
-            except kube.Conflict:
+            except kube.KubeConflict:
                 lost += 1
-                await asyncio.sleep(_APART.delay(lost))
-                operation = await self._latest(operation)
+                await asyncio.sleep(_CONFLICT_BACKOFF.delay(lost))
+                operation = await self._reload(operation)
         return operation
 
     async def _step(self, operation: Operation) -> Operation:
         match OperationState(operation.status.state):
             case OperationState.ACCEPTED:
-                return await self.ledger.start(operation)
-            case OperationState.GIVING_UP:
-                await self.undo(operation)
-                return await self.ledger.fail(operation, stock_uids=())
+                return await self.operation_store.mark_running(operation)
+            case OperationState.ROLLING_BACK:
+                await self.delete_objects(operation)
+                return await self.operation_store.mark_failed(operation, stock_uids=())
         try:
-            return await self.make(operation)
+            return await self.create_objects(operation)
         except kube.KubeError as error:
-            if not refuses_for_good(error):
+            if not is_permanent_rejection(error):
                 raise
-            return await self.ledger.give_up(operation, translated(error))
+            return await self.operation_store.mark_rolling_back(operation, fault_from_kube_error(error))
         except Conflict as refused:
-            return await self.ledger.give_up(operation, refused)
+            return await self.operation_store.mark_rolling_back(operation, refused)
 
-    async def _latest(self, operation: Operation) -> Operation:
-        found = await self.ledger.find(operation.spec.operation_id)
+    async def _reload(self, operation: Operation) -> Operation:
+        found = await self.operation_store.find(operation.spec.operation_id)
         if found is None or found.metadata.uid != operation.metadata.uid:
             raise Unavailable(f"the record of operation {operation.spec.operation_id} is gone; send the request again")
         return found

@@ -11,52 +11,56 @@ import logging
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import SourceStock
 from gpu_runtime.kube import errors as kube
-from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.meta import Key
-from gpu_runtime.runtime_api.api_informers import Caches
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.runtime_api.api_informers import APIInformers
 
 logger = logging.getLogger(__name__)
 
 
-class ConsumedStock:
-    def __init__(self, client: Client, caches: Caches, *, at_once: int = 4, waiting: int = 256) -> None:
+class ConsumedStockDeleter:
+    def __init__(
+        self, client: KubeClient, caches: APIInformers, *, max_concurrent_deletes: int = 4, max_queued: int = 256
+    ) -> None:
         self._client = client
-        self._caches = caches
-        self._at_once = at_once
-        self._waiting = waiting
+        self._informers = caches
+        self._max_concurrent_deletes = max_concurrent_deletes
+        self._max_queued = max_queued
         self._queue: asyncio.Queue[SourceStock | None] = asyncio.Queue()
 
-    def clear(self, stock: SourceStock) -> None:
+    def enqueue(self, stock: SourceStock) -> None:
         """Delete it soon. What finds no place is left to the sweep, which is later but never forgets."""
-        if self._queue.qsize() >= self._waiting:
-            logger.warning("too much waits already, left to the sweep", extra=_extra(stock))
+        if self._queue.qsize() >= self._max_queued:
+            logger.warning("too much waits already, left to the sweep", extra=_log_fields(stock))
             return
         self._queue.put_nowait(stock)
 
-    async def run(self, stopping: asyncio.Event, grace: float) -> None:
+    async def run(self, stopping: asyncio.Event, grace_seconds: float) -> None:
         """Work until the event is set; what waits then, too, has the grace, in seconds, to be deleted."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
-                for _ in range(self._at_once):
-                    tasks.create_task(self._work())
+                for _ in range(self._max_concurrent_deletes):
+                    tasks.create_task(self._process_queue())
                 await stopping.wait()
-                for _ in range(self._at_once):
+                for _ in range(self._max_concurrent_deletes):
                     self._queue.put_nowait(None)  # behind all that waits
-                limit.reschedule(asyncio.get_running_loop().time() + grace)
+                limit.reschedule(asyncio.get_running_loop().time() + grace_seconds)
 
-    async def _work(self) -> None:
+    async def _process_queue(self) -> None:
         while (stock := await self._queue.get()) is not None:
             try:
                 await self._delete(stock)
             except kube.KubeError as error:
-                logger.warning("left to the sweep", extra={**_extra(stock), "error": str(error)})
+                logger.warning("left to the sweep", extra={**_log_fields(stock), "error": str(error)})
 
     async def _delete(self, stock: SourceStock) -> None:
-        key = Key(stock.namespace, stock.name)
-        with contextlib.suppress(kube.NotFound, kube.Conflict):  # it is gone, and one of its name is another one
+        key = ObjectKey(stock.namespace, stock.name)
+        with contextlib.suppress(
+            kube.KubeNotFound, kube.KubeConflict
+        ):  # it is gone, and one of its name is another one
             await self._client.delete(GPU_UNITS, key, uid=stock.uid)
-        self._caches.units.forget(key, stock.uid)
+        self._informers.units.record_delete(key, stock.uid)
 
 
-def _extra(stock: SourceStock) -> dict[str, object]:
+def _log_fields(stock: SourceStock) -> dict[str, object]:
     return {"stock": f"{stock.namespace}/{stock.name}", "uid": stock.uid}

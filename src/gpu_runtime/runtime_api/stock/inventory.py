@@ -12,13 +12,13 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.quantity import Quantity
-from gpu_runtime.runtime_api.api_informers import Caches
-from gpu_runtime.runtime_api.http.route import Answer, Call, Route, Scope, View
-from gpu_runtime.runtime_api.stock.requests import AskInventory
+from gpu_runtime.runtime_api.api_informers import APIInformers
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, Scope, View
+from gpu_runtime.runtime_api.stock.requests import InventoryQuery
 from gpu_runtime.runtime_api.stock.view import phase_of
 
 
-class Reserved(View, frozen=True, kw_only=True):
+class ReservedResources(View, frozen=True, kw_only=True):
     """What is held back for somebody. What is stopped holds nothing."""
 
     gpus: int
@@ -46,7 +46,7 @@ class StockCount(View, frozen=True, kw_only=True):
     claimed: int
     """Are being turned into units."""
 
-    reserved: Reserved
+    reserved: ReservedResources
     """What all of them hold."""
 
 
@@ -65,7 +65,7 @@ class ActiveCount(View, frozen=True, kw_only=True):
     stopped: int
     """Are stopped, and hold no GPUs."""
 
-    reserved: Reserved
+    reserved: ReservedResources
     """What all of them hold."""
 
 
@@ -81,11 +81,11 @@ class PoolCount(View, frozen=True, kw_only=True):
     available: int
     """Replicas that are available."""
 
-    reserved: Reserved
+    reserved: ReservedResources
     """What the wanted replicas hold."""
 
 
-class Holdings(View, frozen=True, kw_only=True):
+class InventoryCounts(View, frozen=True, kw_only=True):
     """What there is, of one flavour or of all."""
 
     stock: StockCount
@@ -98,7 +98,7 @@ class Holdings(View, frozen=True, kw_only=True):
     """Pools."""
 
 
-class FlavourHoldings(Holdings, frozen=True, kw_only=True):
+class FlavorInventory(InventoryCounts, frozen=True, kw_only=True):
     """What there is of one flavour."""
 
     spec_name: str
@@ -108,23 +108,23 @@ class FlavourHoldings(Holdings, frozen=True, kw_only=True):
 class InventoryView(View, frozen=True, kw_only=True):
     """What there is."""
 
-    total: Holdings
+    total: InventoryCounts
     """Of all flavours that were asked for."""
 
-    flavours: tuple[FlavourHoldings, ...]
+    flavors: tuple[FlavorInventory, ...]
     """Of each flavour, in the order of their names."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class InventorySnapshot:
     """What is counted together."""
 
     stock: list[GPUUnit] = field(default_factory=list)
     active: list[GPUUnit] = field(default_factory=list)
     pools: list[StockPool] = field(default_factory=list)
 
-    def by_flavour(self) -> dict[str, "Seen"]:
-        found: defaultdict[str, Seen] = defaultdict(Seen)
+    def by_flavor(self) -> dict[str, "InventorySnapshot"]:
+        found: defaultdict[str, InventorySnapshot] = defaultdict(InventorySnapshot)
         for unit in self.stock:
             found[unit.spec.spec_name].stock.append(unit)
         for unit in self.active:
@@ -135,45 +135,45 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Inventory:
-    caches: Caches
+class InventoryService:
+    informers: APIInformers
     stock_namespace: str
 
     def get(self, spec_name: str = "") -> InventoryView:
-        seen = self._seen()
-        return inventory(seen.by_flavour().get(spec_name, Seen()) if spec_name else seen)
+        seen = self._snapshot()
+        return count_inventory(seen.by_flavor().get(spec_name, InventorySnapshot()) if spec_name else seen)
 
-    def _seen(self) -> Seen:
-        seen = Seen(pools=self.caches.pools.store.all())
-        for unit in self.caches.units.store.all():
+    def _snapshot(self) -> InventorySnapshot:
+        seen = InventorySnapshot(pools=self.informers.pools.store.all())
+        for unit in self.informers.units.store.all():
             (seen.stock if unit.metadata.namespace == self.stock_namespace else seen.active).append(unit)
         return seen
 
 
-def inventory(seen: Seen) -> InventoryView:
-    flavours = tuple(FlavourHoldings(spec_name=name, **_counts(of)) for name, of in sorted(seen.by_flavour().items()))
-    return InventoryView(total=Holdings(**_counts(seen)), flavours=flavours)
+def count_inventory(seen: InventorySnapshot) -> InventoryView:
+    flavours = tuple(FlavorInventory(spec_name=name, **_counts(of)) for name, of in sorted(seen.by_flavor().items()))
+    return InventoryView(total=InventoryCounts(**_counts(seen)), flavors=flavours)
 
 
-def _counts(seen: Seen) -> dict[str, Any]:
-    return {"stock": _stock(seen.stock), "active": _active(seen.active), "pools": _pools(seen.pools)}
+def _counts(seen: InventorySnapshot) -> dict[str, Any]:
+    return {"stock": _count_stock(seen.stock), "active": _count_active(seen.active), "pools": _count_pools(seen.pools)}
 
 
-def _stock(units: Sequence[GPUUnit]) -> StockCount:
+def _count_stock(units: Sequence[GPUUnit]) -> StockCount:
     free = [unit for unit in units if Annotation.CLAIMED_BY not in unit.metadata.annotations]
-    return StockCount(**_by_phase(free), claimed=len(units) - len(free), reserved=_held(units))
+    return StockCount(**_by_phase(free), claimed=len(units) - len(free), reserved=_reserved_by_units(units))
 
 
-def _active(units: Sequence[GPUUnit]) -> ActiveCount:
-    return ActiveCount(**_by_phase(units), reserved=_held(units))
+def _count_active(units: Sequence[GPUUnit]) -> ActiveCount:
+    return ActiveCount(**_by_phase(units), reserved=_reserved_by_units(units))
 
 
-def _pools(pools: Sequence[StockPool]) -> PoolCount:
+def _count_pools(pools: Sequence[StockPool]) -> PoolCount:
     return PoolCount(
         pools=len(pools),
         desired=sum(pool.spec.replicas for pool in pools),
         available=sum(pool.status.available for pool in pools),
-        reserved=_reserved((pool.spec.gpu, pool.spec.memory, pool.spec.replicas) for pool in pools),
+        reserved=_sum_reserved((pool.spec.gpu, pool.spec.memory, pool.spec.replicas) for pool in pools),
     )
 
 
@@ -182,20 +182,20 @@ def _by_phase(units: Iterable[GPUUnit]) -> dict[str, int]:
     return {name: phases[phase] for name, phase in _PHASES.items()}
 
 
-def _held(units: Iterable[GPUUnit]) -> Reserved:
-    return _reserved((unit.spec.gpu, unit.spec.memory, 1) for unit in units if unit.spec.running)
+def _reserved_by_units(units: Iterable[GPUUnit]) -> ReservedResources:
+    return _sum_reserved((unit.spec.gpu, unit.spec.memory, 1) for unit in units if unit.spec.running)
 
 
-def _reserved(envelopes: Iterable[tuple[int, str, int]]) -> Reserved:
+def _sum_reserved(envelopes: Iterable[tuple[int, str, int]]) -> ReservedResources:
     """The sum of GPUs and memory, each so many times."""
     gpus, memory = 0, Fraction(0)
     for gpu, amount, times in envelopes:
         gpus += gpu * times
-        memory += _bytes(amount) * times
-    return Reserved(gpus=gpus, memory=str(Quantity.of(memory, binary=True)))
+        memory += _memory_bytes(amount) * times
+    return ReservedResources(gpus=gpus, memory=str(Quantity.from_value(memory, binary=True)))
 
 
-def _bytes(amount: str) -> Fraction:
+def _memory_bytes(amount: str) -> Fraction:
     """What is no quantity reserves nothing: the object itself is Failed for it."""
     try:
         return Quantity(amount).value
@@ -213,9 +213,9 @@ _PHASES = MappingProxyType(
 )
 
 
-def routes(inventory: Inventory) -> Sequence[Route]:
-    async def get_inventory(call: Call[None, AskInventory]) -> Answer:
-        return Answer(200, inventory.get(call.query.spec_name))
+def routes(inventory: InventoryService) -> Sequence[Route]:
+    async def get_inventory(call: APIRequest[None, InventoryQuery]) -> APIResponse:
+        return APIResponse(200, inventory.get(call.query.spec_name))
 
     return (
         Route(
@@ -224,9 +224,9 @@ def routes(inventory: Inventory) -> Sequence[Route]:
             "getInventory",
             "Count stock, units and pools of every flavour",
             get_inventory,
-            answers={200: InventoryView},
+            responses={200: InventoryView},
             scope=Scope.OPERATOR,
-            query=AskInventory,
+            query=InventoryQuery,
             tag="Stock",
         ),
     )

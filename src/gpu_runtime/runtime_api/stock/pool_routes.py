@@ -4,52 +4,52 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NotFound, OperationReused
-from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.operations.jobs import JobView, job_view
-from gpu_runtime.runtime_api.stock.pools import Pools
-from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools, WhichPool
+from gpu_runtime.runtime_api.stock.pools import PoolService
+from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools, PoolQuery
 from gpu_runtime.runtime_api.stock.view import PoolView
 
-PATH = "/api/v1/operator/stockpools"
+POOLS_PATH = "/api/v1/operator/stockpools"
 TAG = "Pools"
 
 
-def routes(pools: Pools) -> Sequence[Route]:
-    return (*_of_all(pools), *_of_one(pools))
+def routes(pools: PoolService) -> Sequence[Route]:
+    return (*_collection_routes(pools), *_item_routes(pools))
 
 
-def _of_all(pools: Pools) -> Sequence[Route]:
-    async def create_pool(call: Call[CreateStockPool, NoQuery]) -> Answer:
+def _collection_routes(pools: PoolService) -> Sequence[Route]:
+    async def create_pool(call: APIRequest[CreateStockPool, NoQuery]) -> APIResponse:
         recorded = await pools.create(call.body)
-        return Answer(202 if recorded.new else 200, job_view(recorded.operation))
+        return APIResponse(202 if recorded.new else 200, job_view(recorded.operation))
 
-    async def list_pools(call: Call[None, ListPools]) -> Answer:
+    async def list_pools(call: APIRequest[None, ListPools]) -> APIResponse:
         found, continuation = pools.list(call.query)
-        return Answer(200, found, continuation)
+        return APIResponse(200, found, continuation)
 
     return (
         Route(
             "POST",
-            PATH,
+            POOLS_PATH,
             "createStockPool",
             "Make a pool",
             create_pool,
-            answers={202: JobView, 200: JobView},
+            responses={202: JobView, 200: JobView},
             faults=(Invalid, Conflict, OperationReused, Gone),
             scope=Scope.OPERATOR,
             body=CreateStockPool,
             description="202: accepted, the job tells how it goes on. 200: the same request was accepted before, and"
             " this is its job. Whether the pool is ready is told by the pool.",
-            examples={"a pool that serves": EXAMPLE},
+            examples={"a pool that serves": POOL_EXAMPLE},
             tag=TAG,
         ),
         Route(
             "GET",
-            PATH,
+            POOLS_PATH,
             "listStockPools",
             "List pools",
             list_pools,
-            answers={200: list[PoolView]},
+            responses={200: list[PoolView]},
             faults=(Invalid,),
             scope=Scope.OPERATOR,
             query=ListPools,
@@ -58,43 +58,43 @@ def _of_all(pools: Pools) -> Sequence[Route]:
     )
 
 
-def _of_one(pools: Pools) -> Sequence[Route]:
-    async def get_pool(call: Call[None, WhichPool]) -> Answer:
-        return Answer(200, await pools.get(call.query.namespace, call.path["name"]))
+def _item_routes(pools: PoolService) -> Sequence[Route]:
+    async def get_pool(call: APIRequest[None, PoolQuery]) -> APIResponse:
+        return APIResponse(200, await pools.get(call.query.namespace, call.path["name"]))
 
-    async def delete_pool(call: Call[None, WhichPool]) -> Answer:
+    async def delete_pool(call: APIRequest[None, PoolQuery]) -> APIResponse:
         await pools.delete(call.query.namespace, call.path["name"])
-        return Answer(204)
+        return APIResponse(204)
 
     return (
         Route(
             "GET",
-            f"{PATH}/{{name}}",
+            f"{POOLS_PATH}/{{name}}",
             "getStockPool",
             "Show a pool",
             get_pool,
-            answers={200: PoolView},
+            responses={200: PoolView},
             faults=(Invalid, NotFound),
             scope=Scope.OPERATOR,
-            query=WhichPool,
+            query=PoolQuery,
             tag=TAG,
         ),
         Route(
             "DELETE",
-            f"{PATH}/{{name}}",
+            f"{POOLS_PATH}/{{name}}",
             "deleteStockPool",
             "Delete a pool and what it runs",
             delete_pool,
-            answers={204: None},
+            responses={204: None},
             faults=(Invalid, NotFound),
             scope=Scope.OPERATOR,
-            query=WhichPool,
+            query=PoolQuery,
             tag=TAG,
         ),
     )
 
 
-EXAMPLE: dict[str, Any] = {
+POOL_EXAMPLE: dict[str, Any] = {
     "operationID": "pool-g1-demo-001",
     "name": "pool-g1-demo",
     "namespace": "default",

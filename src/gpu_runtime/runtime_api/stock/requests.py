@@ -9,12 +9,12 @@ from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
-from gpu_runtime.contract.crd.markers import held
-from gpu_runtime.contract.crd.operation import STOCK_LIMIT, OperationID
+from gpu_runtime.contract.crd.markers import openapi
+from gpu_runtime.contract.crd.operation import MAX_STOCK_PER_OPERATION, OperationID
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.crd.template import Count, Image, Quantity, SpecName, Template
-from gpu_runtime.contract.crd.well_known import NAME_PATTERN, POOL_NAME_LIMIT
-from gpu_runtime.runtime_api.http.paging import Paged
+from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
+from gpu_runtime.contract.crd.well_known import MAX_POOL_NAME_LENGTH, NAME_PATTERN
+from gpu_runtime.runtime_api.http.paging import PagedQuery
 from gpu_runtime.runtime_api.http.route import Body, Query
 
 
@@ -24,7 +24,7 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
     operation_id: OperationID = field(name="operationID")
     """The caller's name for this operation. The same request under the same name is carried out once."""
 
-    name: Annotated[str, held(pattern=NAME_PATTERN, maxLength=POOL_NAME_LIMIT)] = ""
+    name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_POOL_NAME_LENGTH)] = ""
     """The pool's name, at most 58 characters. Default: derived from the operationID."""
 
     namespace: str = ""
@@ -36,7 +36,7 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
     image: Image = ""
     """The image that every replica runs. Default: the platform's placeholder."""
 
-    memory: Quantity = ""
+    memory: QuantityString = ""
     """The memory that each replica reserves and may not exceed, for example 16Gi. Default: no reservation."""
 
     gpu: Count = 0
@@ -68,20 +68,20 @@ class SeedStock(Body, frozen=True, kw_only=True):
     spec_name: SpecName
     """The flavour, for example g1.1: a unit of this flavour takes such stock."""
 
-    memory: Quantity = ""
+    memory: QuantityString = ""
     """The memory that each stock unit reserves, for example 16Gi. Default: no reservation."""
 
     gpu: Count = 0
     """How many GPUs each stock unit holds."""
 
-    replicas: Annotated[int, held(format="int32", minimum=1, maximum=STOCK_LIMIT)]
+    replicas: Annotated[int, openapi(format="int32", minimum=1, maximum=MAX_STOCK_PER_OPERATION)]
     """How many stock units are made, 1 to 1000. All of them, or none."""
 
     def spec(self) -> GPUUnitSpec:
         return GPUUnitSpec(spec_name=self.spec_name, memory=self.memory, gpu=self.gpu)
 
 
-class ListPools(Paged, frozen=True, kw_only=True):
+class ListPools(PagedQuery, frozen=True, kw_only=True):
     namespace: str = ""
     """Only pools of this namespace."""
 
@@ -92,12 +92,12 @@ class ListPools(Paged, frozen=True, kw_only=True):
     """Only pools in this phase."""
 
 
-class WhichPool(Query, frozen=True, kw_only=True):
+class PoolQuery(Query, frozen=True, kw_only=True):
     namespace: str = ""
     """Where the pool is. Default: the first namespace that the configuration allows."""
 
 
-class ListStock(Paged, frozen=True, kw_only=True):
+class ListStock(PagedQuery, frozen=True, kw_only=True):
     spec_name: str = ""
     """Only stock of this flavour."""
 
@@ -108,6 +108,6 @@ class ListStock(Paged, frozen=True, kw_only=True):
     """true: only stock that is being turned into a unit; false: only other stock."""
 
 
-class AskInventory(Query, frozen=True, kw_only=True):
+class InventoryQuery(Query, frozen=True, kw_only=True):
     spec_name: str = ""
     """Only this flavour."""

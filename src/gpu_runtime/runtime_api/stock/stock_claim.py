@@ -6,31 +6,31 @@ from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import Operation, OperationState
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube import errors as kube
-from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.client import KubeClient
 
 
-class Claim(StrEnum):
-    STANDS = "stands"
+class ClaimState(StrEnum):
+    VALID = "stands"
     """Its operation is under way."""
     CONSUMED = "consumed"
     """Its operation has succeeded: the stock has become a unit."""
-    UNWANTED = "unwanted"
+    STALE = "unwanted"
     """Its operation has failed, has chosen other stock, or is not known."""
 
 
-def claim_of(operation: Operation | None, stock_uid: str) -> Claim:
-    chosen = operation.progress.stock if operation is not None else None
+def claim_state(operation: Operation | None, stock_uid: str) -> ClaimState:
+    chosen = operation.effective_status.stock if operation is not None else None
     if operation is None or chosen is None or chosen.uid != stock_uid:
-        return Claim.UNWANTED
+        return ClaimState.STALE
     match OperationState(operation.status.state):
         case OperationState.SUCCEEDED:
-            return Claim.CONSUMED
+            return ClaimState.CONSUMED
         case OperationState.FAILED:
-            return Claim.UNWANTED
-    return Claim.STANDS
+            return ClaimState.STALE
+    return ClaimState.VALID
 
 
-async def give_back(client: Client, unit: GPUUnit | None, operation_id: str) -> bool:
+async def release_claim(client: KubeClient, unit: GPUUnit | None, operation_id: str) -> bool:
     """Let others claim the stock again, if this operation has claimed it. False where it has changed meanwhile."""
     if unit is None or unit.metadata.annotations.get(Annotation.CLAIMED_BY) != operation_id:
         return True
@@ -38,8 +38,8 @@ async def give_back(client: Client, unit: GPUUnit | None, operation_id: str) -> 
     version = unit.metadata.resource_version
     try:
         await client.merge_patch(GPU_UNITS, unit.metadata.key, patch, resource_version=version)
-    except kube.NotFound:
+    except kube.KubeNotFound:
         return True
-    except kube.Conflict:
+    except kube.KubeConflict:
         return False
     return True

@@ -4,34 +4,34 @@ import msgspec
 
 from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.crd.well_known import Annotation, stock_unit_name
-from gpu_runtime.kube.meta import Key, Manifest, Object
-from gpu_runtime.runtime_api.operations.request_codec import recorded
+from gpu_runtime.kube.meta import KubeObject, Manifest, ObjectKey
+from gpu_runtime.runtime_api.operations.request_codec import decode_request
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 
-POOL_REQUEST = msgspec.json.Decoder(CreateStockPool)
-SEED_REQUEST = msgspec.json.Decoder(SeedStock)
+POOL_REQUEST_DECODER = msgspec.json.Decoder(CreateStockPool)
+SEED_REQUEST_DECODER = msgspec.json.Decoder(SeedStock)
 
 
 def pool_manifest(operation: Operation) -> Manifest:
-    request = recorded(operation, POOL_REQUEST)
-    return _manifest(operation, Key(request.namespace, request.name), request.spec())
+    request = decode_request(operation, POOL_REQUEST_DECODER)
+    return _manifest(operation, ObjectKey(request.namespace, request.name), request.spec())
 
 
 def stock_manifest(operation: Operation, index: int) -> Manifest:
-    request = recorded(operation, SEED_REQUEST)
+    request = decode_request(operation, SEED_REQUEST_DECODER)
     return _manifest(operation, stock_key(operation, index), request.spec())
 
 
-def stock_key(operation: Operation, index: int) -> Key:
-    return Key(operation.spec.target.namespace, stock_unit_name(operation.spec.operation_id, index))
+def stock_key(operation: Operation, index: int) -> ObjectKey:
+    return ObjectKey(operation.spec.target.namespace, stock_unit_name(operation.spec.operation_id, index))
 
 
-def was_made_by(found: Object, operation: Operation) -> bool:
+def is_created_by(found: KubeObject, operation: Operation) -> bool:
     """By this very operation. One that had the same operationID and was forgotten is another one."""
     return found.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
 
 
-def is_what_was_asked(found: Object, operation: Operation) -> bool:
+def matches_request(found: KubeObject, operation: Operation) -> bool:
     """Made for the same request under the same operationID, be it before an earlier operation was forgotten."""
     annotations = found.metadata.annotations
     return (
@@ -40,7 +40,7 @@ def is_what_was_asked(found: Object, operation: Operation) -> bool:
     )
 
 
-def _manifest(operation: Operation, key: Key, spec: msgspec.Struct) -> Manifest:
+def _manifest(operation: Operation, key: ObjectKey, spec: msgspec.Struct) -> Manifest:
     annotations = {
         Annotation.OPERATION_ID: operation.spec.operation_id,
         Annotation.OPERATION_UID: operation.metadata.uid,

@@ -12,98 +12,102 @@ from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.errors import Conflict
 from gpu_runtime.kube import errors as kube
-from gpu_runtime.kube.client import Client
+from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.runtime_api import gather_bounded
-from gpu_runtime.runtime_api.api_informers import Caches
-from gpu_runtime.runtime_api.kube_error_mapping import refuses_for_good
-from gpu_runtime.runtime_api.operations.operation_store import Ledger
-from gpu_runtime.runtime_api.operations.request_codec import recorded
-from gpu_runtime.runtime_api.operations.state_machine import Steps
-from gpu_runtime.runtime_api.stock.stock_manifests import SEED_REQUEST, stock_key, stock_manifest, was_made_by
+from gpu_runtime.runtime_api.api_informers import APIInformers
+from gpu_runtime.runtime_api.kube_error_mapping import is_permanent_rejection
+from gpu_runtime.runtime_api.operations.operation_store import OperationStore
+from gpu_runtime.runtime_api.operations.request_codec import decode_request
+from gpu_runtime.runtime_api.operations.state_machine import OperationStateMachine
+from gpu_runtime.runtime_api.stock.stock_manifests import SEED_REQUEST_DECODER, is_created_by, stock_key, stock_manifest
 
-BATCH = 100
+SEED_BATCH_SIZE = 100
 """How many are made from one write of the record to the next."""
-AT_ONCE = 8
+MAX_CONCURRENT_SEED_REQUESTS = 8
 """How many requests this replica has under way at a time, whatever the number of seedings."""
 
 
-class Seeding:
-    def __init__(self, client: Client, caches: Caches, ledger: Ledger) -> None:
+class StockSeeder:
+    def __init__(self, client: KubeClient, caches: APIInformers, ledger: OperationStore) -> None:
         self._client = client
-        self._caches = caches
-        self._ledger = ledger
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._steps = Steps(ledger, self._make_batch, self._undo)
+        self._informers = caches
+        self._operation_store = ledger
+        self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_SEED_REQUESTS)
+        self._state_machine = OperationStateMachine(ledger, self._create_batch, self._undo)
 
-    async def carry(self, operation: Operation) -> Operation:
-        return await self._steps.carry(operation)
+    async def resume(self, operation: Operation) -> Operation:
+        return await self._state_machine.resume(operation)
 
-    async def _make_batch(self, operation: Operation) -> Operation:
-        wanted, known = _wanted(operation), operation.status.stock_uids
-        missing = range(len(known), min(len(known) + BATCH, wanted))
-        made = await gather_bounded.each(self._turns, lambda index: self._make(operation, index), missing)
-        uids = (*known, *(unit.metadata.uid for unit in _all_made(made)))
+    async def _create_batch(self, operation: Operation) -> Operation:
+        wanted, known = _desired_count(operation), operation.status.stock_uids
+        missing = range(len(known), min(len(known) + SEED_BATCH_SIZE, wanted))
+        made = await gather_bounded.gather_bounded(
+            self._semaphore, lambda index: self._create_unit(operation, index), missing
+        )
+        uids = (*known, *(unit.metadata.uid for unit in _created_units(made)))
         if len(uids) < wanted:
-            return await self._ledger.advance(operation, stock_uids=uids)
-        return await self._ledger.succeed(operation, stock_uids=uids)
+            return await self._operation_store.update_status(operation, stock_uids=uids)
+        return await self._operation_store.mark_succeeded(operation, stock_uids=uids)
 
-    async def _make(self, operation: Operation, index: int) -> GPUUnit:
+    async def _create_unit(self, operation: Operation, index: int) -> GPUUnit:
         """The stock unit with this number, made now or earlier by the same operation."""
         while True:
             try:
                 made = await self._client.create(GPU_UNITS, stock_manifest(operation, index))
-            except kube.AlreadyExists:
-                found = await self._find(operation, index)
+            except kube.KubeAlreadyExists:
+                found = await self._find_unit(operation, index)
             else:
-                self._caches.units.learn(made)
+                self._informers.units.record_write(made)
                 return made
             if found is not None:  # else it was deleted in between
-                return _own(found, operation)
+                return _require_created_by(found, operation)
 
     async def _undo(self, operation: Operation) -> None:
-        every = range(_wanted(operation))
-        removed = await gather_bounded.each(self._turns, lambda index: self._remove(operation, index), every)
-        _raise_gravest(removed)
+        every = range(_desired_count(operation))
+        removed = await gather_bounded.gather_bounded(
+            self._semaphore, lambda index: self._delete_unit(operation, index), every
+        )
+        _raise_most_severe(removed)
 
-    async def _remove(self, operation: Operation, index: int) -> None:
-        found = await self._find(operation, index)
-        if found is None or not was_made_by(found, operation):
+    async def _delete_unit(self, operation: Operation, index: int) -> None:
+        found = await self._find_unit(operation, index)
+        if found is None or not is_created_by(found, operation):
             return
-        with contextlib.suppress(kube.NotFound, kube.Conflict):  # somebody else removed it
+        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):  # somebody else removed it
             await self._client.delete(GPU_UNITS, found.metadata.key, uid=found.metadata.uid)
-        self._caches.units.forget(found.metadata.key, found.metadata.uid)
+        self._informers.units.record_delete(found.metadata.key, found.metadata.uid)
 
-    async def _find(self, operation: Operation, index: int) -> GPUUnit | None:
+    async def _find_unit(self, operation: Operation, index: int) -> GPUUnit | None:
         try:
             return await self._client.get(GPU_UNITS, stock_key(operation, index))
-        except kube.NotFound:
+        except kube.KubeNotFound:
             return None
 
 
-def _wanted(operation: Operation) -> int:
-    return recorded(operation, SEED_REQUEST).replicas
+def _desired_count(operation: Operation) -> int:
+    return decode_request(operation, SEED_REQUEST_DECODER).replicas
 
 
-def _own(found: GPUUnit, operation: Operation) -> GPUUnit:
-    if not was_made_by(found, operation):
+def _require_created_by(found: GPUUnit, operation: Operation) -> GPUUnit:
+    if not is_created_by(found, operation):
         raise Conflict(
             f"there is already a unit {found.metadata.key} that this operation did not make; choose a new operationID"
         )
     return found
 
 
-def _all_made(results: Iterable[GPUUnit | BaseException]) -> list[GPUUnit]:
+def _created_units(results: Iterable[GPUUnit | BaseException]) -> list[GPUUnit]:
     results = list(results)
-    _raise_gravest(results)
+    _raise_most_severe(results)
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-def _raise_gravest(results: Iterable[object]) -> None:
+def _raise_most_severe(results: Iterable[object]) -> None:
     """What can never succeed decides over what may succeed on another try."""
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
-        raise next(filter(_is_final, failures), failures[0])
+        raise next(filter(_is_permanent, failures), failures[0])
 
 
-def _is_final(failure: BaseException) -> bool:
-    return isinstance(failure, Conflict) or (isinstance(failure, kube.KubeError) and refuses_for_good(failure))
+def _is_permanent(failure: BaseException) -> bool:
+    return isinstance(failure, Conflict) or (isinstance(failure, kube.KubeError) and is_permanent_rejection(failure))

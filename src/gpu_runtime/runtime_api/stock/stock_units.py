@@ -7,88 +7,88 @@ from typing import Any
 from msgspec import UNSET
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.operation import Operation, OperationType, Target
+from gpu_runtime.contract.crd.operation import Operation, OperationTarget, OperationType
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Invalid, OperationReused
-from gpu_runtime.runtime_api.api_informers import FLAVOUR, Caches, flavour
-from gpu_runtime.runtime_api.http.paging import page
-from gpu_runtime.runtime_api.http.route import Answer, Call, NoQuery, Route, Scope
-from gpu_runtime.runtime_api.kube_error_mapping import in_product_words
+from gpu_runtime.runtime_api.api_informers import FLAVOR_INDEX, APIInformers, flavor_key
+from gpu_runtime.runtime_api.http.paging import paginate
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.kube_error_mapping import translate_kube_errors
 from gpu_runtime.runtime_api.operations.jobs import JobView, job_view
-from gpu_runtime.runtime_api.operations.operation_store import Ledger, Recorded, is_finished
+from gpu_runtime.runtime_api.operations.operation_store import OperationStore, RecordedOperation, is_finished
 from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock
-from gpu_runtime.runtime_api.stock.stock_admission import accepted_seed
+from gpu_runtime.runtime_api.stock.stock_admission import admit_seed
 from gpu_runtime.runtime_api.stock.view import StockUnitView, phase_of, stock_unit_view
 
-PATH = "/api/v1/operator/stock-units"
+STOCK_UNITS_PATH = "/api/v1/operator/stock-units"
 
 
 @dataclass(frozen=True)
-class StockUnits:
-    caches: Caches
-    ledger: Ledger
+class StockUnitService:
+    informers: APIInformers
+    operation_store: OperationStore
     namespace: str
     """Where stock is."""
-    begin: Callable[[Operation], None]
+    enqueue: Callable[[Operation], None]
     """Works on an operation after the answer."""
 
-    async def seed(self, request: SeedStock) -> Recorded:
-        asked = accepted_seed(request)
-        target = Target(kind="GPUUnit", namespace=self.namespace)
-        with in_product_words():
-            recorded = await self.ledger.record(OperationType.SEED_STOCK, asked.operation_id, asked, target)
+    async def seed(self, request: SeedStock) -> RecordedOperation:
+        asked = admit_seed(request)
+        target = OperationTarget(kind="GPUUnit", namespace=self.namespace)
+        with translate_kube_errors():
+            recorded = await self.operation_store.record(OperationType.SEED_STOCK, asked.operation_id, asked, target)
         if not is_finished(recorded.operation.status):
-            self.begin(recorded.operation)
+            self.enqueue(recorded.operation)
         return recorded
 
     def list(self, query: ListStock) -> tuple[list[StockUnitView], str | None]:
-        found = [unit for unit in self._known(query.spec_name) if _is_asked_for(unit, query)]
-        units, continuation = page(found, lambda unit: unit.metadata.key, query.limit, query.after)
-        return [stock_unit_view(unit, self.caches.node_of(unit)) for unit in units], continuation
+        found = [unit for unit in self._cached_units(query.spec_name) if _matches(unit, query)]
+        units, continuation = paginate(found, lambda unit: unit.metadata.key, query.limit, query.after)
+        return [stock_unit_view(unit, self.informers.node_of(unit)) for unit in units], continuation
 
-    def _known(self, spec_name: str) -> Sequence[GPUUnit]:
+    def _cached_units(self, spec_name: str) -> Sequence[GPUUnit]:
         if spec_name:
-            return self.caches.units.store.by(FLAVOUR, flavour(self.namespace, spec_name))
-        return [unit for unit in self.caches.units.store.all() if unit.metadata.namespace == self.namespace]
+            return self.informers.units.store.by_index(FLAVOR_INDEX, flavor_key(self.namespace, spec_name))
+        return [unit for unit in self.informers.units.store.all() if unit.metadata.namespace == self.namespace]
 
 
-def _is_asked_for(unit: GPUUnit, query: ListStock) -> bool:
+def _matches(unit: GPUUnit, query: ListStock) -> bool:
     claimed = Annotation.CLAIMED_BY in unit.metadata.annotations
     return query.phase in (UNSET, phase_of(unit)) and query.claimed in (UNSET, claimed)
 
 
-def routes(stock: StockUnits) -> Sequence[Route]:
-    async def seed_stock(call: Call[SeedStock, NoQuery]) -> Answer:
+def routes(stock: StockUnitService) -> Sequence[Route]:
+    async def seed_stock(call: APIRequest[SeedStock, NoQuery]) -> APIResponse:
         recorded = await stock.seed(call.body)
-        return Answer(202 if recorded.new else 200, job_view(recorded.operation))
+        return APIResponse(202 if recorded.new else 200, job_view(recorded.operation))
 
-    async def list_stock(call: Call[None, ListStock]) -> Answer:
+    async def list_stock(call: APIRequest[None, ListStock]) -> APIResponse:
         units, continuation = stock.list(call.query)
-        return Answer(200, units, continuation)
+        return APIResponse(200, units, continuation)
 
     return (
         Route(
             "POST",
-            PATH,
+            STOCK_UNITS_PATH,
             "seedStock",
             "Seed stock units",
             seed_stock,
-            answers={202: JobView, 200: JobView},
+            responses={202: JobView, 200: JobView},
             faults=(Invalid, OperationReused),
             scope=Scope.OPERATOR,
             body=SeedStock,
             description="All of the stock is made, or none of it. 202: accepted, the job tells how it goes on."
             " 200: the same request was accepted before, and this is its job.",
-            examples={"two reservations of g1.1": EXAMPLE},
+            examples={"two reservations of g1.1": SEED_EXAMPLE},
             tag="Stock",
         ),
         Route(
             "GET",
-            PATH,
+            STOCK_UNITS_PATH,
             "listStockUnits",
             "List stock units",
             list_stock,
-            answers={200: list[StockUnitView]},
+            responses={200: list[StockUnitView]},
             faults=(Invalid,),
             scope=Scope.OPERATOR,
             query=ListStock,
@@ -97,7 +97,7 @@ def routes(stock: StockUnits) -> Sequence[Route]:
     )
 
 
-EXAMPLE: dict[str, Any] = {
+SEED_EXAMPLE: dict[str, Any] = {
     "operationID": "stock-g1-demo-001",
     "specName": "g1.1",
     "memory": "16Gi",

@@ -2,7 +2,7 @@
 
 from msgspec import field
 
-from gpu_runtime.contract.crd.conditions import READY, UnitPhase, find
+from gpu_runtime.contract.crd.conditions import READY_CONDITION, UnitPhase, find_condition
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.template import Template
@@ -113,7 +113,7 @@ class StockUnitView(View, frozen=True, kw_only=True):
 
 def pool_view(pool: StockPool) -> PoolView:
     about, spec, status = pool.metadata, pool.spec, pool.status
-    reason, message = _explanation(pool)
+    reason, message = _reason_and_message(pool)
     return PoolView(
         name=about.name,
         namespace=about.namespace,
@@ -139,7 +139,7 @@ def pool_view(pool: StockPool) -> PoolView:
 
 def stock_unit_view(unit: GPUUnit, node: str = "") -> StockUnitView:
     about, spec = unit.metadata, unit.spec
-    reason, message = _explanation(unit)
+    reason, message = _reason_and_message(unit)
     return StockUnitView(
         name=about.name,
         namespace=about.namespace,
@@ -161,6 +161,6 @@ def phase_of(found: GPUUnit | StockPool) -> UnitPhase:
     return UnitPhase(found.status.phase or UnitPhase.PROGRESSING)
 
 
-def _explanation(found: GPUUnit | StockPool) -> tuple[str, str]:
-    ready = find(found.status.conditions, READY)
+def _reason_and_message(found: GPUUnit | StockPool) -> tuple[str, str]:
+    ready = find_condition(found.status.conditions, READY_CONDITION)
     return (ready.reason, ready.message) if ready else ("", "")

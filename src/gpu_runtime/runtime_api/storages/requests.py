@@ -4,7 +4,7 @@ from msgspec import UNSET, UnsetType
 
 from gpu_runtime.contract.crd.conditions import StoragePhase
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
-from gpu_runtime.runtime_api.http.paging import Paged
+from gpu_runtime.runtime_api.http.paging import PagedQuery
 from gpu_runtime.runtime_api.http.route import Body, Query
 
 
@@ -42,7 +42,7 @@ class StorageQuery(Query, frozen=True, kw_only=True):
     """Where the storage is. Default: the first namespace that the configuration allows."""
 
 
-class ListStorages(Paged, frozen=True, kw_only=True):
+class ListStorages(PagedQuery, frozen=True, kw_only=True):
     """Which storages."""
 
     namespace: str = ""

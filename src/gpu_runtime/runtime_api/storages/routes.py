@@ -4,54 +4,56 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, StorageInUse, Unavailable
-from gpu_runtime.runtime_api.http.route import Answer, Call, Route, Scope
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, Scope
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, StorageQuery, UpdateStorage
-from gpu_runtime.runtime_api.storages.service import Storages
-from gpu_runtime.runtime_api.storages.view import StorageView, view
+from gpu_runtime.runtime_api.storages.service import StorageService
+from gpu_runtime.runtime_api.storages.view import StorageView, storage_view
 
-STORAGES = "/api/v1/gpu-storages"
-STORAGE = STORAGES + "/{name}"
+STORAGES_PATH = "/api/v1/gpu-storages"
+STORAGE_PATH = STORAGES_PATH + "/{name}"
 TAG = "GPU storages"
 
 
-def routes(service: Storages) -> Sequence[Route]:
-    handle = _Handlers(service)
+def routes(service: StorageService) -> Sequence[Route]:
+    handle = _StorageHandlers(service)
     return (_list(handle), _create(handle), _get(handle), _update(handle), _delete(handle))
 
 
-class _Handlers:
+class _StorageHandlers:
     """From calls to the service, and from storages to views."""
 
-    def __init__(self, service: Storages) -> None:
+    def __init__(self, service: StorageService) -> None:
         self._storages = service
 
-    async def list(self, call: Call[None, ListStorages]) -> Answer:
+    async def list(self, call: APIRequest[None, ListStorages]) -> APIResponse:
         found, continuation = self._storages.list(call.query)
-        return Answer(200, [view(each) for each in found], continuation)
+        return APIResponse(200, [storage_view(each) for each in found], continuation)
 
-    async def create(self, call: Call[CreateStorage, Any]) -> Answer:
+    async def create(self, call: APIRequest[CreateStorage, Any]) -> APIResponse:
         storage, first = await self._storages.create(call.body)
-        return Answer(201 if first else 200, view(storage))
+        return APIResponse(201 if first else 200, storage_view(storage))
 
-    async def get(self, call: Call[None, StorageQuery]) -> Answer:
-        return Answer(200, view(await self._storages.get(call.query.namespace, call.path["name"])))
+    async def get(self, call: APIRequest[None, StorageQuery]) -> APIResponse:
+        return APIResponse(200, storage_view(await self._storages.get(call.query.namespace, call.path["name"])))
 
-    async def update(self, call: Call[UpdateStorage, StorageQuery]) -> Answer:
-        return Answer(200, view(await self._storages.update(call.query.namespace, call.path["name"], call.body)))
+    async def update(self, call: APIRequest[UpdateStorage, StorageQuery]) -> APIResponse:
+        return APIResponse(
+            200, storage_view(await self._storages.update(call.query.namespace, call.path["name"], call.body))
+        )
 
-    async def delete(self, call: Call[None, StorageQuery]) -> Answer:
+    async def delete(self, call: APIRequest[None, StorageQuery]) -> APIResponse:
         await self._storages.delete(call.query.namespace, call.path["name"])
-        return Answer(204)
+        return APIResponse(204)
 
 
-def _list(handle: _Handlers) -> Route:
+def _list(handle: _StorageHandlers) -> Route:
     return Route(
         "GET",
-        STORAGES,
+        STORAGES_PATH,
         "listStorages",
         "List storages",
         handle.list,
-        answers={200: list[StorageView]},
+        responses={200: list[StorageView]},
         faults=(Invalid, Unavailable),
         scope=Scope.RUNTIME,
         query=ListStorages,
@@ -60,14 +62,14 @@ def _list(handle: _Handlers) -> Route:
     )
 
 
-def _create(handle: _Handlers) -> Route:
+def _create(handle: _StorageHandlers) -> Route:
     return Route(
         "POST",
-        STORAGES,
+        STORAGES_PATH,
         "createStorage",
         "Create a storage",
         handle.create,
-        answers={201: StorageView, 200: StorageView},
+        responses={201: StorageView, 200: StorageView},
         faults=(Invalid, Conflict, Unavailable),
         scope=Scope.RUNTIME,
         body=CreateStorage,
@@ -80,14 +82,14 @@ def _create(handle: _Handlers) -> Route:
     )
 
 
-def _get(handle: _Handlers) -> Route:
+def _get(handle: _StorageHandlers) -> Route:
     return Route(
         "GET",
-        STORAGE,
+        STORAGE_PATH,
         "getStorage",
         "Get a storage",
         handle.get,
-        answers={200: StorageView},
+        responses={200: StorageView},
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.RUNTIME,
         query=StorageQuery,
@@ -96,14 +98,14 @@ def _get(handle: _Handlers) -> Route:
     )
 
 
-def _update(handle: _Handlers) -> Route:
+def _update(handle: _StorageHandlers) -> Route:
     return Route(
         "PUT",
-        STORAGE,
+        STORAGE_PATH,
         "updateStorage",
         "Grow a storage",
         handle.update,
-        answers={200: StorageView},
+        responses={200: StorageView},
         faults=(Invalid, NotFound, Conflict, Unavailable),
         scope=Scope.RUNTIME,
         body=UpdateStorage,
@@ -114,14 +116,14 @@ def _update(handle: _Handlers) -> Route:
     )
 
 
-def _delete(handle: _Handlers) -> Route:
+def _delete(handle: _StorageHandlers) -> Route:
     return Route(
         "DELETE",
-        STORAGE,
+        STORAGE_PATH,
         "deleteStorage",
         "Delete a storage and its data",
         handle.delete,
-        answers={204: None},
+        responses={204: None},
         faults=(Invalid, NotFound, StorageInUse, Conflict, Unavailable),
         scope=Scope.RUNTIME,
         query=StorageQuery,

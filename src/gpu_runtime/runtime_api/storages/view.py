@@ -1,6 +1,6 @@
 """A storage as callers see it. Pure."""
 
-from gpu_runtime.contract.crd.conditions import READY, StoragePhase, find
+from gpu_runtime.contract.crd.conditions import READY_CONDITION, StoragePhase, find_condition
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
 from gpu_runtime.runtime_api.http.route import View
@@ -61,9 +61,9 @@ class StorageView(View, frozen=True, kw_only=True):
     """Whether its end was asked for."""
 
 
-def view(storage: GPUStorage) -> StorageView:
+def storage_view(storage: GPUStorage) -> StorageView:
     about, spec, status = storage.metadata, storage.spec, storage.status
-    ready = find(status.conditions, READY)
+    ready = find_condition(status.conditions, READY_CONDITION)
     return StorageView(
         name=about.name,
         namespace=about.namespace,

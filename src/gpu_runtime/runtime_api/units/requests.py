@@ -9,11 +9,11 @@ from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
-from gpu_runtime.contract.crd.markers import held
+from gpu_runtime.contract.crd.markers import openapi
 from gpu_runtime.contract.crd.operation import OperationID
-from gpu_runtime.contract.crd.template import Count, Image, Quantity, SpecName, Template
-from gpu_runtime.contract.crd.well_known import NAME_LIMIT, NAME_PATTERN
-from gpu_runtime.runtime_api.http.paging import Paged
+from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
+from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH, NAME_PATTERN
+from gpu_runtime.runtime_api.http.paging import PagedQuery
 from gpu_runtime.runtime_api.http.route import Body, Query
 
 
@@ -23,7 +23,7 @@ class CreateUnit(Body, frozen=True, kw_only=True):
     operation_id: OperationID = field(name="operationID")
     """The caller's name for this operation. The same request under the same name is made once."""
 
-    name: Annotated[str, held(pattern=NAME_PATTERN, maxLength=NAME_LIMIT)]
+    name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
     """The unit's name, and its Service's."""
 
     namespace: str = ""
@@ -85,7 +85,7 @@ class UpdateUnit(Body, frozen=True, kw_only=True):
     spec_name: SpecName | UnsetType = UNSET
     """Never changes. It may be repeated."""
 
-    memory: Quantity | UnsetType = UNSET
+    memory: QuantityString | UnsetType = UNSET
     """Never changes, since it was reserved with the stock. It may be repeated."""
 
     gpu: Count | UnsetType = UNSET
@@ -99,7 +99,7 @@ class UnitQuery(Query, frozen=True, kw_only=True):
     """Where the unit is. Default: the first namespace that the configuration allows."""
 
 
-class ListUnits(Paged, frozen=True, kw_only=True):
+class ListUnits(PagedQuery, frozen=True, kw_only=True):
     """Which units."""
 
     namespace: str = ""

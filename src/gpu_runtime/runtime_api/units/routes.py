@@ -13,70 +13,70 @@ from gpu_runtime.contract.errors import (
     StorageInUse,
     Unavailable,
 )
-from gpu_runtime.runtime_api.http.route import Answer, Call, Handler, Route, Scope
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, RouteHandler, Scope
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
-from gpu_runtime.runtime_api.units.service import Units
-from gpu_runtime.runtime_api.units.view import UnitView, view
+from gpu_runtime.runtime_api.units.service import UnitService
+from gpu_runtime.runtime_api.units.view import UnitView, unit_view
 
-UNITS = "/api/v1/gpu-units"
-UNIT = UNITS + "/{name}"
+UNITS_PATH = "/api/v1/gpu-units"
+UNIT_PATH = UNITS_PATH + "/{name}"
 TAG = "GPU units"
 
-OfOne = Call[None, UnitQuery]
+UnitAPIRequest = APIRequest[None, UnitQuery]
 
 
-def routes(service: Units) -> Sequence[Route]:
-    handle = _Handlers(service)
+def routes(service: UnitService) -> Sequence[Route]:
+    handle = _UnitHandlers(service)
     return (
         _list(handle),
         _create(handle),
         _get(handle),
         _update(handle),
         _delete(handle),
-        _switch("stop", "Stop a unit", "Takes the unit's pod away and keeps everything else.", handle.stop),
-        _switch("start", "Start a unit", "Gives a stopped unit its pod again.", handle.start),
+        _start_stop_route("stop", "Stop a unit", "Takes the unit's pod away and keeps everything else.", handle.stop),
+        _start_stop_route("start", "Start a unit", "Gives a stopped unit its pod again.", handle.start),
     )
 
 
-class _Handlers:
+class _UnitHandlers:
     """From calls to the service, and from units to views."""
 
-    def __init__(self, service: Units) -> None:
+    def __init__(self, service: UnitService) -> None:
         self._units = service
 
-    async def list(self, call: Call[None, ListUnits]) -> Answer:
+    async def list(self, call: APIRequest[None, ListUnits]) -> APIResponse:
         found, continuation = self._units.list(call.query)
-        return Answer(200, [view(unit) for unit in found], continuation)
+        return APIResponse(200, [unit_view(unit) for unit in found], continuation)
 
-    async def create(self, call: Call[CreateUnit, Any]) -> Answer:
+    async def create(self, call: APIRequest[CreateUnit, Any]) -> APIResponse:
         unit, first = await self._units.create(call.body)
-        return Answer(201 if first else 200, view(unit))
+        return APIResponse(201 if first else 200, unit_view(unit))
 
-    async def get(self, call: OfOne) -> Answer:
-        return Answer(200, view(await self._units.get(call.query.namespace, call.path["name"])))
+    async def get(self, call: UnitAPIRequest) -> APIResponse:
+        return APIResponse(200, unit_view(await self._units.get(call.query.namespace, call.path["name"])))
 
-    async def update(self, call: Call[UpdateUnit, UnitQuery]) -> Answer:
-        return Answer(200, view(await self._units.update(call.query.namespace, call.path["name"], call.body)))
+    async def update(self, call: APIRequest[UpdateUnit, UnitQuery]) -> APIResponse:
+        return APIResponse(200, unit_view(await self._units.update(call.query.namespace, call.path["name"], call.body)))
 
-    async def delete(self, call: OfOne) -> Answer:
+    async def delete(self, call: UnitAPIRequest) -> APIResponse:
         await self._units.delete(call.query.namespace, call.path["name"])
-        return Answer(204)
+        return APIResponse(204)
 
-    async def stop(self, call: OfOne) -> Answer:
-        return Answer(200, view(await self._units.stop(call.query.namespace, call.path["name"])))
+    async def stop(self, call: UnitAPIRequest) -> APIResponse:
+        return APIResponse(200, unit_view(await self._units.stop(call.query.namespace, call.path["name"])))
 
-    async def start(self, call: OfOne) -> Answer:
-        return Answer(200, view(await self._units.start(call.query.namespace, call.path["name"])))
+    async def start(self, call: UnitAPIRequest) -> APIResponse:
+        return APIResponse(200, unit_view(await self._units.start(call.query.namespace, call.path["name"])))
 
 
-def _list(handle: _Handlers) -> Route:
+def _list(handle: _UnitHandlers) -> Route:
     return Route(
         "GET",
-        UNITS,
+        UNITS_PATH,
         "listUnits",
         "List units",
         handle.list,
-        answers={200: list[UnitView]},
+        responses={200: list[UnitView]},
         faults=(Invalid, Unavailable),
         scope=Scope.RUNTIME,
         query=ListUnits,
@@ -89,14 +89,14 @@ def _list(handle: _Handlers) -> Route:
     )
 
 
-def _create(handle: _Handlers) -> Route:
+def _create(handle: _UnitHandlers) -> Route:
     return Route(
         "POST",
-        UNITS,
+        UNITS_PATH,
         "createUnit",
         "Create a unit from stock",
         handle.create,
-        answers={201: UnitView, 200: UnitView},
+        responses={201: UnitView, 200: UnitView},
         faults=(Invalid, NoStock, OperationReused, Conflict, Gone, StorageInUse, Unavailable),
         scope=Scope.RUNTIME,
         body=CreateUnit,
@@ -111,14 +111,14 @@ def _create(handle: _Handlers) -> Route:
     )
 
 
-def _get(handle: _Handlers) -> Route:
+def _get(handle: _UnitHandlers) -> Route:
     return Route(
         "GET",
-        UNIT,
+        UNIT_PATH,
         "getUnit",
         "Get a unit",
         handle.get,
-        answers={200: UnitView},
+        responses={200: UnitView},
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.RUNTIME,
         query=UnitQuery,
@@ -127,14 +127,14 @@ def _get(handle: _Handlers) -> Route:
     )
 
 
-def _update(handle: _Handlers) -> Route:
+def _update(handle: _UnitHandlers) -> Route:
     return Route(
         "PUT",
-        UNIT,
+        UNIT_PATH,
         "updateUnit",
         "Change a unit",
         handle.update,
-        answers={200: UnitView},
+        responses={200: UnitView},
         faults=(Invalid, NotFound, Conflict, StorageInUse, Unavailable),
         scope=Scope.RUNTIME,
         body=UpdateUnit,
@@ -148,14 +148,14 @@ def _update(handle: _Handlers) -> Route:
     )
 
 
-def _delete(handle: _Handlers) -> Route:
+def _delete(handle: _UnitHandlers) -> Route:
     return Route(
         "DELETE",
-        UNIT,
+        UNIT_PATH,
         "deleteUnit",
         "Delete a unit",
         handle.delete,
-        answers={204: None},
+        responses={204: None},
         faults=(Invalid, NotFound, Conflict, Unavailable),
         scope=Scope.RUNTIME,
         query=UnitQuery,
@@ -164,14 +164,14 @@ def _delete(handle: _Handlers) -> Route:
     )
 
 
-def _switch(verb: str, summary: str, promise: str, handler: Handler) -> Route:
+def _start_stop_route(verb: str, summary: str, promise: str, handler: RouteHandler) -> Route:
     return Route(
         "POST",
-        f"{UNIT}/{verb}",
+        f"{UNIT_PATH}/{verb}",
         f"{verb}Unit",
         summary,
         handler,
-        answers={200: UnitView},
+        responses={200: UnitView},
         faults=(Invalid, NotFound, Conflict, Unavailable),
         scope=Scope.RUNTIME,
         query=UnitQuery,
@@ -198,7 +198,7 @@ _WITH_STORAGE = _WEB_SERVER | {
     "name": "demo-mounted",
     "storageMounts": [{"name": "model-cache", "mountPath": "/workspace/cache"}],
 }
-_DOUBLING = """\
+_FUNCTION_SOURCE = """\
 from gpu_runtime.framework import handler, serve
 
 @handler
@@ -212,7 +212,7 @@ _FUNCTION = {
     "name": "demo-function",
     "specName": "g1.1",
     "image": "gpu-runtime:local",
-    "template": {"command": ["python", "-c"], "args": [_DOUBLING]},
+    "template": {"command": ["python", "-c"], "args": [_FUNCTION_SOURCE]},
     "serverless": {"enabled": True, "requestID": "demo-function", "maxWorkers": 4},
 }
 _MOVED_MOUNT = {"storageMounts": [{"name": "model-cache", "mountPath": "/workspace/data"}]}

@@ -2,7 +2,7 @@
 
 from msgspec import field
 
-from gpu_runtime.contract.crd.conditions import READY, UnitPhase, find
+from gpu_runtime.contract.crd.conditions import READY_CONDITION, UnitPhase, find_condition
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, Serverless, StorageMount
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
@@ -103,9 +103,9 @@ class UnitView(View, frozen=True, kw_only=True):
     """The stock unit that it was made from."""
 
 
-def view(unit: GPUUnit) -> UnitView:
+def unit_view(unit: GPUUnit) -> UnitView:
     about, spec, status = unit.metadata, unit.spec, unit.status
-    ready = find(status.conditions, READY)
+    ready = find_condition(status.conditions, READY_CONDITION)
     return UnitView(
         name=about.name,
         namespace=about.namespace,

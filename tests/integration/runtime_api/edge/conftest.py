@@ -19,17 +19,17 @@ import yaml
 
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane, free_port
-from localcluster.nats_server import Account
-from localcluster.supervisor_client import tail, wait_until
-from tests.conftest import available
-from tests.integration.conftest import CONFIG
+from localcluster.nats_server import NatsAccount
+from localcluster.supervisor_client import tail_log, wait_until
+from tests.conftest import enter_or_skip
+from tests.integration.conftest import CONFIG_DIR
 
-IDENTITY = "system:serviceaccount:runtime-system:runtime-api"
-PROJECT = CONFIG.parent
+RUNTIME_API_USER = "system:serviceaccount:runtime-system:runtime-api"
+PROJECT_ROOT = CONFIG_DIR.parent
 
 
 @dataclass
-class Reply:
+class HttpReply:
     status: int
     """0 where there was no answer."""
     headers: Any
@@ -37,22 +37,22 @@ class Reply:
 
 
 @dataclass
-class Replica:
+class ApiProcess:
     """A runtime API as a process of its own."""
 
     folder: Path
     kubeconfig: Path
     settings: dict[str, Any] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
-    endpoints: int = field(default_factory=free_port)
+    health_port: int = field(default_factory=free_port)
     process: "subprocess.Popen[bytes] | None" = None
 
-    def start(self) -> "Replica":
+    def start(self) -> "ApiProcess":
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "settings.yaml"
         settings = {
             "api": {"bind": f"127.0.0.1:{self.port}"},
-            "endpoints": {"bind": f"127.0.0.1:{self.endpoints}"},
+            "endpoints": {"bind": f"127.0.0.1:{self.health_port}"},
             "kubernetes": {"kubeconfig": str(self.kubeconfig)},
             "authentication": {"mode": "off"},
             "limits": {"drainSeconds": 0.3, "requestsPerSecond": 0},
@@ -60,7 +60,7 @@ class Replica:
         config.write_text(yaml.safe_dump(settings | self.settings))
         program = ["setpriv", "--pdeathsig", "KILL", "--", *self.command(config)]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(program, stderr=log, cwd=PROJECT)
+            self.process = subprocess.Popen(program, stderr=log, cwd=PROJECT_ROOT)
         return self
 
     def command(self, config: Path) -> list[str]:
@@ -71,38 +71,38 @@ class Replica:
         return self.folder / "log"
 
     @property
-    def lines(self) -> list[dict[str, Any]]:
+    def log_lines(self) -> list[dict[str, Any]]:
         """All that are written whole. What callers send may contain what other systems take for the end of a line."""
         return [json.loads(line) for line in self.log.read_text().split("\n")[:-1]]
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def ask(self, path: str, method: str = "GET", body: Any = None, token: str = "", timeout: float = 60) -> Reply:
+    def request(self, path: str, method: str = "GET", body: Any = None, token: str = "", timeout: float = 60) -> HttpReply:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.url(path), data, headers, method=method)  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
-                return Reply(answer.status, answer.headers, _json(answer.read()))
+                return HttpReply(answer.status, answer.headers, _json(answer.read()))
         except urllib.error.HTTPError as refusal:
             with refusal:
-                return Reply(refusal.code, refusal.headers, _json(refusal.read()))
+                return HttpReply(refusal.code, refusal.headers, _json(refusal.read()))
         except OSError:
-            return Reply(0, {}, None)
+            return HttpReply(0, {}, None)
 
-    def wait_for(self, path: str, status: int, timeout: float = 60, **how: Any) -> Reply:
-        last = Reply(0, {}, None)
+    def wait_for(self, path: str, status: int, timeout: float = 60, **how: Any) -> HttpReply:
+        last = HttpReply(0, {}, None)
 
         def holds() -> bool:
             nonlocal last
-            last = self.ask(path, **how)
+            last = self.request(path, **how)
             return last.status == status
 
-        wait_until(holds, timeout, lambda: f"{path} answers {last} instead of {status}:\n{tail(self.log, 20)}")
+        wait_until(holds, timeout, lambda: f"{path} answers {last} instead of {status}:\n{tail_log(self.log, 20)}")
         return last
 
-    def wait_ready(self) -> "Replica":
+    def wait_ready(self) -> "ApiProcess":
         self.wait_for("/readyz", 200, timeout=180)
         return self
 
@@ -110,7 +110,7 @@ class Replica:
         assert self.process
         self.process.send_signal(number)
 
-    def ended(self, timeout: float = 60) -> int:
+    def wait_exit(self, timeout: float = 60) -> int:
         assert self.process
         return self.process.wait(timeout)
 
@@ -122,26 +122,26 @@ def _json(body: bytes) -> Any:
         return body.decode()
 
 
-def nats_settings(account: Account) -> dict[str, Any]:
+def nats_settings(account: NatsAccount) -> dict[str, Any]:
     """With little room: the server reserves what streams may hold, and many tests share it."""
     room = 32 * 1024 * 1024
     return {"urls": [account.url], "streams": {"queueBytes": room, "deadLetterBytes": room}}
 
 
 @dataclass
-class Cluster:
-    plane: ControlPlane
+class ApiCluster:
+    control_plane: ControlPlane
     folder: Path
-    nats: Account
-    replicas: list[Replica] = field(default_factory=list)
+    nats_account: NatsAccount
+    replicas: list[ApiProcess] = field(default_factory=list)
 
-    def replica(self, **settings: Any) -> Replica:
-        identity = self.plane.kubeconfig_for("runtime-api", IDENTITY)
-        own = {"nats": nats_settings(self.nats), **settings}
-        self.replicas.append(Replica(self.folder / f"replica-{len(self.replicas)}", identity, own))
+    def start_replica(self, **settings: Any) -> ApiProcess:
+        identity = self.control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER)
+        own = {"nats": nats_settings(self.nats_account), **settings}
+        self.replicas.append(ApiProcess(self.folder / f"replica-{len(self.replicas)}", identity, own))
         return self.replicas[-1].start()
 
-    def end_replicas(self) -> None:
+    def kill_replicas(self) -> None:
         for replica in self.replicas:
             assert replica.process
             replica.process.kill()
@@ -149,19 +149,19 @@ class Cluster:
 
 
 @pytest.fixture(scope="package")
-def api_plane() -> Iterator[ControlPlane]:
-    with available(control_planes.control_plane(nodes=1, gpus_per_node=1)) as plane:
+def api_control_plane() -> Iterator[ControlPlane]:
+    with enter_or_skip(control_planes.temporary_control_plane(nodes=1, gpus_per_node=1)) as plane:
         for part in ("namespace", "crd", "rbac"):
-            plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG / part))
+            plane.kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG_DIR / part))
         plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
         yield plane
 
 
 @pytest.fixture
-def cluster(api_plane: ControlPlane, tmp_path: Path, nats_account: Account) -> Iterator[Cluster]:
-    made = Cluster(api_plane, tmp_path, nats_account)
+def cluster(api_control_plane: ControlPlane, tmp_path: Path, nats_account: NatsAccount) -> Iterator[ApiCluster]:
+    made = ApiCluster(api_control_plane, tmp_path, nats_account)
     yield made
-    made.end_replicas()
-    if not api_plane.ready():
-        api_plane.start_apiserver()
-        api_plane.wait_ready()
+    made.kill_replicas()
+    if not api_control_plane.is_ready():
+        api_control_plane.start_apiserver()
+        api_control_plane.wait_ready()

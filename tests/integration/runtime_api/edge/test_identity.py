@@ -10,15 +10,15 @@ from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ServiceAccount, ServiceAccountToken
 
-from gpu_runtime.kube.client import connect
-from gpu_runtime.kube.config import load_config
-from gpu_runtime.kube.meta import Key
+from gpu_runtime.kube.client import open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.http.caller import Caller
 from gpu_runtime.runtime_api.http.route import Scope
 from gpu_runtime.runtime_api.http.token_review import TokenReviewer
 from localcluster.control_plane import ControlPlane
 from localcluster.supervisor_client import wait_until
-from tests.integration.runtime_api.edge.conftest import IDENTITY, Cluster
+from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER, ApiCluster
 
 TRUSTED = [{"namespace": "default", "name": "shop", "scopes": ["runtime"]}]
 FILE_TOKEN, NEXT_TOKEN, UNKNOWN_TOKEN = "a-token-of-the-file", "the-next-token-of-the-file", "a-token-of-nobody"
@@ -37,61 +37,61 @@ def token(kube: OtherEyes, name: str, *audiences: str) -> str:
     return answer.status.token
 
 
-def test_service_accounts_are_known_by_their_tokens(cluster: Cluster) -> None:
+def test_service_account_tokens_identify_the_caller(cluster: ApiCluster) -> None:
     settings = {"mode": "required", "serviceAccounts": TRUSTED}
-    replica = cluster.replica(authentication=settings).wait_ready()
-    with cluster.plane.client() as kube:
+    replica = cluster.start_replica(authentication=settings).wait_ready()
+    with cluster.control_plane.client() as kube:
         right, wrong = token(kube, "shop", "gpu-runtime"), token(kube, "shop", "elsewhere")
         api_server, stranger = token(kube, "shop"), token(kube, "stranger", "gpu-runtime")
-    assert replica.ask("/test/slow?seconds=0", token=right).json == {"data": "serviceaccount:default/shop"}
+    assert replica.request("/test/slow?seconds=0", token=right).json == {"data": "serviceaccount:default/shop"}
     forged = right[:-6] + ("AAAAAA" if not right.endswith("AAAAAA") else "BBBBBB")
     for refused in (wrong, api_server, forged, "", "no-token-at-all"):
-        reply = replica.ask("/test/slow?seconds=0", token=refused)
+        reply = replica.request("/test/slow?seconds=0", token=refused)
         assert (reply.status, reply.json["error"]["code"]) == (401, "unauthenticated")
         assert reply.headers["WWW-Authenticate"].startswith("Bearer")
-    lacking = replica.ask("/test/operator", token=right)
+    lacking = replica.request("/test/operator", token=right)
     assert (lacking.status, "lacks the scope operator" in lacking.json["error"]["message"]) == (403, True)
-    assert replica.ask("/test/slow?seconds=0", token=stranger).status == 403
-    assert replica.ask("/api/v1/health").status == 200
+    assert replica.request("/test/slow?seconds=0", token=stranger).status == 403
+    assert replica.request("/api/v1/health").status == 200
 
 
-async def test_the_token_of_a_deleted_account_is_asked_about_again_after_a_minute_and_refused(
-    api_plane: ControlPlane,
+async def test_token_of_a_deleted_account_is_rejected_after_the_cache_ttl(
+    api_control_plane: ControlPlane,
 ) -> None:
     time = 0.0
-    config = load_config(api_plane.kubeconfig_for("runtime-api", IDENTITY))
-    async with connect(config, field_manager="test") as client:
-        scopes = {Key("default", "leaving"): frozenset({Scope.RUNTIME})}
+    config = load_cluster_config(api_control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER))
+    async with open_kube_client(config, field_manager="test") as client:
+        scopes = {ObjectKey("default", "leaving"): frozenset({Scope.RUNTIME})}
         reviewer = TokenReviewer(client, ["gpu-runtime"], scopes, lambda: time)
-        with api_plane.client() as kube:
+        with api_control_plane.client() as kube:
             theirs = token(kube, "leaving", "gpu-runtime")
             known = Caller("serviceaccount:default/leaving", frozenset({Scope.RUNTIME}))
-            assert await reviewer.find(theirs) == known
+            assert await reviewer.find_caller(theirs) == known
             kube.delete(ServiceAccount, "leaving", namespace="default")
-        assert await reviewer.find(theirs) == known
+        assert await reviewer.find_caller(theirs) == known
         async with asyncio.timeout(60):  # the API server has a memory of its own, of ten seconds
-            while await reviewer.find(theirs) is not None:
+            while await reviewer.find_caller(theirs) is not None:
                 time += 61.0
                 await asyncio.sleep(0.2)
 
 
-def test_while_kubernetes_is_away_nobody_is_called_a_stranger(cluster: Cluster, tmp_path: Path) -> None:
+def test_unreachable_kubernetes_is_503_and_not_401(cluster: ApiCluster, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(
         yaml.safe_dump({"tokens": [{"name": "ops", "token": FILE_TOKEN, "scopes": ["runtime", "operator"]}]})
     )
     settings = {"mode": "required", "serviceAccounts": TRUSTED, "tokenFile": str(tokens)}
-    replica = cluster.replica(authentication=settings).wait_ready()
-    with cluster.plane.client() as kube:
+    replica = cluster.start_replica(authentication=settings).wait_ready()
+    with cluster.control_plane.client() as kube:
         theirs = token(kube, "shop", "gpu-runtime")
-    cluster.plane.processes.stop("kube-apiserver")
-    reply = replica.ask("/test/slow?seconds=0", token=theirs)
+    cluster.control_plane.processes.stop("kube-apiserver")
+    reply = replica.request("/test/slow?seconds=0", token=theirs)
     assert (reply.status, "whose token" in reply.json["error"]["message"]) == (503, True)
-    assert replica.ask("/test/slow?seconds=0", token=UNKNOWN_TOKEN).status == 401
-    assert replica.ask("/test/slow?seconds=0", token=FILE_TOKEN).json == {"data": "token:ops"}
+    assert replica.request("/test/slow?seconds=0", token=UNKNOWN_TOKEN).status == 401
+    assert replica.request("/test/slow?seconds=0", token=FILE_TOKEN).json == {"data": "token:ops"}
 
 
-def test_a_changed_token_file_is_taken_up_while_the_process_runs(cluster: Cluster, tmp_path: Path) -> None:
+def test_changed_token_file_is_reloaded_at_runtime(cluster: ApiCluster, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
 
     def write(token: str) -> None:
@@ -100,14 +100,14 @@ def test_a_changed_token_file_is_taken_up_while_the_process_runs(cluster: Cluste
         fresh.rename(tokens)
 
     write(FILE_TOKEN)
-    replica = cluster.replica(authentication={"mode": "required", "tokenFile": str(tokens)}).wait_ready()
-    assert replica.ask("/test/units", token=FILE_TOKEN).status == 200
+    replica = cluster.start_replica(authentication={"mode": "required", "tokenFile": str(tokens)}).wait_ready()
+    assert replica.request("/test/units", token=FILE_TOKEN).status == 200
     write(NEXT_TOKEN)
     replica.wait_for("/test/units", 200, token=NEXT_TOKEN)
-    assert replica.ask("/test/units", token=FILE_TOKEN).status == 401
+    assert replica.request("/test/units", token=FILE_TOKEN).status == 401
     tokens.write_text("tokens: nonsense")
     wait_until(lambda: "stay good" in replica.log.read_text(), 60, lambda: "nothing is said of the broken file")
-    assert replica.ask("/test/units", token=NEXT_TOKEN).status == 200
+    assert replica.request("/test/units", token=NEXT_TOKEN).status == 200
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_a_changed_token_file_is_taken_up_while_the_process_runs(cluster: Cluste
         ({"mode": "required", "tokenFile": "/nowhere/tokens.yaml"}, "/nowhere/tokens.yaml: No such file or directory"),
     ],
 )
-def test_settings_that_let_nobody_in_end_the_process_with_a_sentence(
-    cluster: Cluster, authentication: dict[str, str], said: str
+def test_authentication_without_any_caller_ends_the_process(
+    cluster: ApiCluster, authentication: dict[str, str], said: str
 ) -> None:
-    replica = cluster.replica(authentication=authentication)
-    assert replica.ended() == 1
-    assert said in replica.lines[-1]["message"]
-    assert "error" not in replica.lines[-1], "a traceback"
+    replica = cluster.start_replica(authentication=authentication)
+    assert replica.wait_exit() == 1
+    assert said in replica.log_lines[-1]["message"]
+    assert "error" not in replica.log_lines[-1], "a traceback"

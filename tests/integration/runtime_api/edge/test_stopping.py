@@ -10,13 +10,13 @@ from pathlib import Path
 from signal import SIGTERM
 
 from localcluster.supervisor_client import wait_until
-from tests.integration.runtime_api.edge.conftest import Cluster, Replica
+from tests.integration.runtime_api.edge.conftest import ApiCluster, ApiProcess
 
 
-def test_slow_requests_in_flight_are_answered(cluster: Cluster, tmp_path: Path) -> None:
-    replica, release = cluster.replica(limits={"drainSeconds": 0.2}).wait_ready(), tmp_path / "release"
+def test_slow_in_flight_requests_are_answered_during_shutdown(cluster: ApiCluster, tmp_path: Path) -> None:
+    replica, release = cluster.start_replica(limits={"drainSeconds": 0.2}).wait_ready(), tmp_path / "release"
     with ThreadPoolExecutor(20) as pool:
-        slow = [pool.submit(replica.ask, f"/test/held?until={release}", timeout=60) for _ in range(20)]
+        slow = [pool.submit(replica.request, f"/test/held?until={release}", timeout=60) for _ in range(20)]
         try:
             wait_until(lambda: connections(replica) >= 20, 60, lambda: "the requests do not arrive")
             replica.signal(SIGTERM)
@@ -26,31 +26,31 @@ def test_slow_requests_in_flight_are_answered(cluster: Cluster, tmp_path: Path) 
         replies = [answer.result() for answer in slow]
     assert [reply.status for reply in replies] == [200] * 20
     assert {reply.headers["Connection"] for reply in replies} == {"close"}
-    assert replica.ended() == 0
+    assert replica.wait_exit() == 0
 
 
-def connections(replica: Replica) -> int:
+def connections(replica: ApiProcess) -> int:
     """Established connections to the API's port, as the kernel counts them on the server's side."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[1].endswith(f":{replica.port:04X}") and row[3] == "01" for row in rows)
 
 
-def test_readiness_goes_first_and_requests_are_taken_until_the_drain_is_over(cluster: Cluster) -> None:
-    draining, brief = cluster.replica(limits={"drainSeconds": 30}), cluster.replica(limits={"drainSeconds": 1})
+def test_readiness_fails_first_and_requests_are_served_during_the_shutdown_delay(cluster: ApiCluster) -> None:
+    draining, brief = cluster.start_replica(limits={"drainSeconds": 30}), cluster.start_replica(limits={"drainSeconds": 1})
     draining.wait_ready().signal(SIGTERM)
     draining.wait_for("/readyz", 503)
-    answer = draining.ask("/test/units")
+    answer = draining.request("/test/units")
     assert (answer.status, answer.headers["Connection"]) == (200, "close")
     brief.wait_ready()
     signalled = time.monotonic()
     brief.signal(SIGTERM)
-    assert brief.ended() == 0
+    assert brief.wait_exit() == 0
     assert time.monotonic() - signalled >= 1
 
 
-def test_a_request_that_meets_the_end_of_the_listener_on_an_open_connection_is_answered(cluster: Cluster) -> None:
+def test_request_on_an_open_connection_is_answered_after_the_listener_closed(cluster: ApiCluster) -> None:
     """A connection that was made, or kept, has a request on its way that nobody here can know of."""
-    replica = cluster.replica(limits={"drainSeconds": 0.2}).wait_ready()
+    replica = cluster.start_replica(limits={"drainSeconds": 0.2}).wait_ready()
     with connected(replica) as kept, connected(replica) as fresh:
         kept.request("GET", "/test/units")
         assert kept.getresponse().read().startswith(b'{"data":[')
@@ -61,22 +61,22 @@ def test_a_request_that_meets_the_end_of_the_listener_on_an_open_connection_is_a
             connection.request("GET", "/test/units")
             answer = connection.getresponse()
             assert (answer.status, answer.headers["Connection"]) == (200, "close")
-    assert replica.ended() == 0
+    assert replica.wait_exit() == 0
 
 
-def connected(replica: Replica) -> "closing[http.client.HTTPConnection]":
+def connected(replica: ApiProcess) -> "closing[http.client.HTTPConnection]":
     """Closed whatever happens: what a failed test leaves open fails the next one."""
     return closing(http.client.HTTPConnection("127.0.0.1", replica.port, timeout=60))
 
 
-def listens(replica: Replica) -> bool:
+def listens(replica: ApiProcess) -> bool:
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", replica.port)) == 0
 
 
-def test_callers_that_leave_when_told_lose_nothing(cluster: Cluster) -> None:
+def test_callers_that_respect_connection_close_lose_no_request(cluster: ApiCluster) -> None:
     """As a load balancer does it: each connection is used until its answer says close, and no new one is opened."""
-    replica = cluster.replica(limits={"drainSeconds": 1}).wait_ready()
+    replica = cluster.start_replica(limits={"drainSeconds": 1}).wait_ready()
     begun = threading.Barrier(9)
 
     def caller() -> int:
@@ -98,4 +98,4 @@ def test_callers_that_leave_when_told_lose_nothing(cluster: Cluster) -> None:
         replica.wait_for("/test/slow?seconds=0.1", 200)
         replica.signal(SIGTERM)
         assert all(done.result() > 1 for done in callers)
-    assert replica.ended() == 0
+    assert replica.wait_exit() == 0

@@ -8,144 +8,150 @@ from datetime import UTC, datetime
 
 from msgspec import structs
 
-from gpu_runtime.contract.messages.dead_letter import DeadLetters
+from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_record import REVISION, InvocationRecord, Stage, advanced, ended
+from gpu_runtime.contract.messages.invocation_record import (
+    REVISION_HEADER,
+    InvocationRecord,
+    RecordState,
+    advance_record,
+    finish_record,
+)
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.result_query import (
-    RESULT,
-    RESULTS,
-    FindResult,
-    FoundResult,
-    ListedResults,
-    ListResults,
+    RESULT_QUERY,
+    RESULTS_QUERY,
+    GetResultRequest,
+    GetResultResponse,
+    ListResultsRequest,
+    ListResultsResponse,
 )
-from gpu_runtime.contract.messages.streams import Topology
-from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.jetstream.connection import Connection
-from gpu_runtime.jetstream.delivery import Delivery, Done, Outcome, Outgoing
-from gpu_runtime.jetstream.kv import Bucket
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
+from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.pull_consumer import Consumption
-from gpu_runtime.jetstream.request_reply import answering
+from gpu_runtime.jetstream.pull_consumer import PullConsumer
+from gpu_runtime.jetstream.request_reply import serve_requests
 
 
 @dataclass
-class OtherSide:
-    connection: Connection
-    topology: Topology = field(default_factory=Topology)
-    answer: Callable[[Invocation], tuple[str, bytes]] = lambda called: (called.content_type, called.body)
+class FakeServerlessBackend:
+    connection: NatsConnection
+    topology: StreamTopology = field(default_factory=StreamTopology)
+    respond: Callable[[Invocation], tuple[str, bytes]] = lambda called: (called.content_type, called.body)
     """What the function answers: its content type and its bytes."""
-    called: list[Invocation] = field(default_factory=list)
-    stored: dict[str, Result] = field(default_factory=dict)
-    cancels: list[str] = field(default_factory=list)
-    replies: bool = True
+    invocations: list[Invocation] = field(default_factory=list)
+    stored_results: dict[str, Result] = field(default_factory=dict)
+    cancelled_ids: list[str] = field(default_factory=list)
+    sends_replies: bool = True
 
     def __post_init__(self) -> None:
         self.publisher = Publisher(self.connection)
-        self.state = Bucket(self.connection, self.publisher, self.topology.state)
+        self.records = KeyValueBucket(self.connection, self.publisher, self.topology.record_bucket)
 
     async def record(self, invocation_id: str) -> InvocationRecord:
-        entry = await self.state.get(invocation_id)
+        entry = await self.records.get(invocation_id)
         assert entry is not None, f"there is no record of {invocation_id}"
         return decode(entry.value, InvocationRecord)
 
-    async def write(self, invocation_id: str, record: InvocationRecord) -> None:
-        entry = await self.state.get(invocation_id)
+    async def write_record(self, invocation_id: str, record: InvocationRecord) -> None:
+        entry = await self.records.get(invocation_id)
         assert entry is not None
-        assert await self.state.update(invocation_id, encode(record), entry.revision)
+        assert await self.records.update(invocation_id, encode(record), entry.revision)
 
-    async def forget(self, invocation_id: str) -> None:
-        entry = await self.state.get(invocation_id)
+    async def purge_record(self, invocation_id: str) -> None:
+        entry = await self.records.get(invocation_id)
         assert entry is not None
-        assert await self.state.purge(invocation_id, entry.revision)
+        assert await self.records.purge(invocation_id, entry.revision)
 
-    async def reach(self, invocation_id: str, stage: Stage, worker: str = "") -> None:
-        await self.write(invocation_id, advanced(await self.record(invocation_id), stage, now(), worker))
+    async def advance_record(self, invocation_id: str, stage: RecordState, worker: str = "") -> None:
+        await self.write_record(invocation_id, advance_record(await self.record(invocation_id), stage, now(), worker))
 
     async def dispatch(self, invocation: Invocation) -> None:
         """Leave it where workers find it."""
         message = Dispatch(invocation=invocation, deadline=invocation.deadline or now(), dispatched_at=now())
         subject = self.topology.subjects.dispatch(invocation.serverless_request_id)
-        await self.publisher.publish(Outgoing(subject, encode(message), message.message_id))
+        await self.publisher.publish(OutgoingMessage(subject, encode(message), message.message_id))
 
-    async def bury(self, source: Queue, data: bytes, sequence: int, request_id: str = "f", name: str = "") -> str:
+    async def publish_dead_letter(self, source: Stream, data: bytes, sequence: int, request_id: str = "f", name: str = "") -> str:
         """Make a dead letter, and give its ID."""
-        subject = self.topology.subjects.queue(source, request_id)
-        letters = DeadLetters(self.topology.subjects, source)
-        delivery = Delivery(subject, data, {REVISION: "7", "Nats-Msg-Id": "x"}, "S", sequence, 5, now())
+        subject = self.topology.subjects.stream_subject(source, request_id)
+        letters = DeadLetterBuilder(self.topology.subjects, source)
+        delivery = Delivery(subject, data, {REVISION_HEADER: "7", "Nats-Msg-Id": "x"}, "S", sequence, 5, now())
         failure = Failure(failure_class=FailureClass.FUNCTION_CRASHED, message="it broke off five times")
-        letter = letters.letter(delivery, failure, now(), name)
-        await self.publisher.publish(letters.outgoing(letter))
+        letter = letters.build(delivery, failure, now(), name)
+        await self.publisher.publish(letters.to_outgoing(letter))
         return letter.id
 
-    async def end(self, result: Result) -> None:
+    async def store_result(self, result: Result) -> None:
         """What the result store does: the first result stands."""
-        stored = self.stored.setdefault(result.invocation_id, result)
-        entry = await self.state.get(result.invocation_id)
+        stored = self.stored_results.setdefault(result.invocation_id, result)
+        entry = await self.records.get(result.invocation_id)
         if entry is not None:
-            record = ended(decode(entry.value, InvocationRecord), stored.state, now())
-            await self.state.update(result.invocation_id, encode(record), entry.revision)
+            record = finish_record(decode(entry.value, InvocationRecord), stored.state, now())
+            await self.records.update(result.invocation_id, encode(record), entry.revision)
 
-    async def _call(self, delivery: Delivery) -> Outcome:
+    async def _handle_invocation(self, delivery: Delivery) -> DeliveryOutcome:
         invocation = decode(delivery.data, Invocation)
-        assert delivery.headers[REVISION]
-        self.called.append(invocation)
-        result = succeeded(invocation, *self.answer(invocation))
+        assert delivery.headers[REVISION_HEADER]
+        self.invocations.append(invocation)
+        result = succeeded_result(invocation, *self.respond(invocation))
         subject = self.topology.subjects.result(invocation.serverless_request_id)
-        await self.publisher.publish(Outgoing(subject, encode(result), result.message_id))
-        if invocation.reply_to and self.replies:
+        await self.publisher.publish(OutgoingMessage(subject, encode(result), result.message_id))
+        if invocation.reply_to and self.sends_replies:
             await self.connection.publish(invocation.reply_to, encode(result))
-        return Done()
+        return AckDelivery()
 
-    async def _store(self, delivery: Delivery) -> Outcome:
-        await self.end(decode(delivery.data, Result))
-        return Done()
+    async def _handle_result(self, delivery: Delivery) -> DeliveryOutcome:
+        await self.store_result(decode(delivery.data, Result))
+        return AckDelivery()
 
-    async def _find(self, data: bytes) -> bytes:
-        return encode(FoundResult(result=self.stored.get(decode(data, FindResult).invocation_id)))
+    async def _answer_get(self, data: bytes) -> bytes:
+        return encode(GetResultResponse(result=self.stored_results.get(decode(data, GetResultRequest).invocation_id)))
 
-    async def _list(self, data: bytes) -> bytes:
-        asked = decode(data, ListResults)
-        if asked.after and not asked.after.isdecimal():
-            return encode(ListedResults(problem="cannot be read"))
-        ours = [each for each in self.stored.values() if each.serverless_request_id == asked.serverless_request_id]
+    async def _answer_list(self, data: bytes) -> bytes:
+        asked = decode(data, ListResultsRequest)
+        if asked.continue_token and not asked.continue_token.isdecimal():
+            return encode(ListResultsResponse(error="cannot be read"))
+        ours = [each for each in self.stored_results.values() if each.serverless_request_id == asked.serverless_request_id]
         known = [each for each in reversed(ours) if asked.state in (None, each.state)]
-        start = int(asked.after or 0)
+        start = int(asked.continue_token or 0)
         page = [structs.replace(each, body=b"") for each in known[start : start + asked.limit]]
         after = str(start + len(page)) if len(known) > start + len(page) else ""
-        return encode(ListedResults(results=tuple(page), after=after))
+        return encode(ListResultsResponse(results=tuple(page), continue_token=after))
 
     @asynccontextmanager
-    async def working(self) -> AsyncIterator[None]:
+    async def running_workers(self) -> AsyncIterator[None]:
         """Take what is queued, run it and reply."""
-        async with self._consuming(Consumption(self.publisher, self.topology.activation, self._call, no_letter)):
+        async with self._running_consumer(PullConsumer(self.publisher, self.topology.invoke_consumer, self._handle_invocation, fail_on_dead_letter)):
             yield
 
     @asynccontextmanager
-    async def storing(self) -> AsyncIterator[None]:
+    async def running_result_store(self) -> AsyncIterator[None]:
         """Store results and answer for them."""
         query = self.topology.subjects.query
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(answering(self.connection, query(RESULT), self._find))
-            await stack.enter_async_context(answering(self.connection, query(RESULTS), self._list))
-            consumption = Consumption(self.publisher, self.topology.storing, self._store, no_letter)
-            await stack.enter_async_context(self._consuming(consumption))
+            await stack.enter_async_context(serve_requests(self.connection, query(RESULT_QUERY), self._answer_get))
+            await stack.enter_async_context(serve_requests(self.connection, query(RESULTS_QUERY), self._answer_list))
+            consumption = PullConsumer(self.publisher, self.topology.result_consumer, self._handle_result, fail_on_dead_letter)
+            await stack.enter_async_context(self._running_consumer(consumption))
             yield
 
     @asynccontextmanager
-    async def hearing_cancels(self) -> AsyncIterator[None]:
+    async def recording_cancels(self) -> AsyncIterator[None]:
         subscription = await self.connection.subscribe(
-            self.topology.subjects.all_cancels, lambda message: self.cancels.append(message.data.decode())
+            self.topology.subjects.all_cancels, lambda message: self.cancelled_ids.append(message.data.decode())
         )
         yield
         await self.connection.unsubscribe(subscription)
 
     @asynccontextmanager
-    async def _consuming(self, consumption: Consumption) -> AsyncIterator[None]:
+    async def _running_consumer(self, consumption: PullConsumer) -> AsyncIterator[None]:
         stopping = asyncio.Event()
         running = asyncio.create_task(consumption.run(stopping))
         try:
@@ -155,11 +161,11 @@ class OtherSide:
             await running
 
 
-def no_letter(delivery: Delivery, outcome: object) -> list[Outgoing]:
+def fail_on_dead_letter(delivery: Delivery, outcome: object) -> list[OutgoingMessage]:
     raise AssertionError(f"given up: {delivery} {outcome}")
 
 
-def succeeded(invocation: Invocation, content_type: str, body: bytes) -> Result:
+def succeeded_result(invocation: Invocation, content_type: str, body: bytes) -> Result:
     result = Result(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,

@@ -7,15 +7,15 @@ from msgspec import structs
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_record import Stage
+from gpu_runtime.contract.messages.invocation_record import RecordState
 from gpu_runtime.contract.messages.message_codec import encode
-from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful
-from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.jetstream.delivery import Outgoing
+from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful_result
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.stream_admin import messages_by_subject
 from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.invocations.conftest import Api
-from tests.integration.runtime_api.invocations.plane import OtherSide, now, succeeded
+from tests.integration.runtime_api.invocations.conftest import ApiReplica
+from tests.integration.runtime_api.invocations.plane import FakeServerlessBackend, now, succeeded_result
 from tests.integration.runtime_api.live import until
 
 
@@ -25,19 +25,19 @@ def invocation(function: str, invocation_id: str) -> Invocation:
     )
 
 
-async def test_every_stage_is_told_and_then_the_result(api: Api, function: str, other_side: OtherSide) -> None:
+async def test_every_state_is_shown_and_then_the_result(api: ApiReplica, function: str, backend: FakeServerlessBackend) -> None:
     await api.invoke(function, invocationID="i", payload=1)
     assert (await api.get("i")).data["state"] == "queued"
-    await other_side.reach("i", Stage.DISPATCHED)
+    await backend.advance_record("i", RecordState.DISPATCHED)
     assert (await api.get("i")).data["state"] == "dispatched"
-    await other_side.reach("i", Stage.RUNNING, "w-1")
+    await backend.advance_record("i", RecordState.RUNNING, "w-1")
     running = (await api.get("i")).data
     assert (running["state"], running["worker"]) == ("running", "w-1")
-    await other_side.end(succeeded(invocation(function, "i"), "application/json", b'{"big": 1.10}'))
+    await backend.store_result(succeeded_result(invocation(function, "i"), "application/json", b'{"big": 1.10}'))
     away = await api.get("i")
     assert (away.status, "succeeded" in away.error["message"]) == (503, True)
     assert "the result store is away" in away.error["message"]
-    async with other_side.storing():
+    async with backend.running_result_store():
         ended = await api.get("i")
         assert (ended.data["state"], ended.data["payload"], ended.data["statusCode"]) == (
             "succeeded",
@@ -45,45 +45,45 @@ async def test_every_stage_is_told_and_then_the_result(api: Api, function: str, 
             200,
         )
         assert ended.data["timings"]["finishedAt"]
-        await other_side.forget("i")
+        await backend.purge_record("i")
         assert (await api.get("i")).data == ended.data, "the store remembers longer than the record is kept"
-        other_side.stored.clear()
+        backend.stored_results.clear()
         assert (await api.get("i")).status == 404
 
 
-async def test_a_failure_has_its_class_and_a_result_that_is_gone_is_said(
-    api: Api, function: str, other_side: OtherSide
+async def test_failure_has_its_class_and_an_expired_result_is_flagged(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
     await api.invoke(function, invocationID="i")
     failure = Failure(failure_class=FailureClass.FUNCTION_GONE, message="it was deleted")
-    await other_side.end(unsuccessful(invocation(function, "i"), ResultState.FAILED, failure, now()))
-    async with other_side.storing():
+    await backend.store_result(unsuccessful_result(invocation(function, "i"), ResultState.FAILED, failure, now()))
+    async with backend.running_result_store():
         failed = (await api.get("i")).data
         assert (failed["state"], failed["failure"]) == (
             "failed",
             {"class": "function_gone", "message": "it was deleted"},
         )
-        other_side.stored.clear()
+        backend.stored_results.clear()
         gone = (await api.get("i")).data
         assert (gone["state"], gone["resultGone"]) == ("failed", True)
 
 
 @pytest.mark.parametrize("unknown", ["none-such", "a.b", "x" * 129])
-async def test_an_unknown_invocation_is_404(api: Api, other_side: OtherSide, unknown: str) -> None:
-    async with other_side.storing():
+async def test_an_unknown_invocation_is_404(api: ApiReplica, backend: FakeServerlessBackend, unknown: str) -> None:
+    async with backend.running_result_store():
         assert (await api.get(unknown)).status == 404
         assert (await api.cancel(unknown)).status == 404
 
 
-async def test_one_that_was_left_behind_ends_as_expired_when_somebody_looks(
-    api: Api, function: str, other_side: OtherSide
+async def test_abandoned_invocation_expires_on_read(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
     await api.invoke(function, invocationID="left")
-    record = await other_side.record("left")
-    await other_side.write("left", structs.replace(record, deadline=now() - timedelta(seconds=15)))
-    async with other_side.storing():
+    record = await backend.record("left")
+    await backend.write_record("left", structs.replace(record, deadline=now() - timedelta(seconds=15)))
+    async with backend.running_result_store():
         assert (await api.get("left")).data["state"] == "queued", "the activator may still come"
-        await other_side.write("left", structs.replace(record, deadline=now() - timedelta(seconds=31)))
+        await backend.write_record("left", structs.replace(record, deadline=now() - timedelta(seconds=31)))
 
         async def expired() -> bool:
             return bool((await api.get("left")).data["state"] == "expired")
@@ -92,17 +92,17 @@ async def test_one_that_was_left_behind_ends_as_expired_when_somebody_looks(
         assert (await api.get("left")).data["failure"]["class"] == "timed_out"
 
 
-async def test_a_cancelled_invocation_is_told_to_everybody_and_ends(
-    api: Api, function: str, other_side: OtherSide
+async def test_cancel_is_published_and_ends_the_invocation(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
     await api.invoke(function, invocationID="c")
-    async with other_side.hearing_cancels():
+    async with backend.recording_cancels():
         cancelled = await api.cancel("c")
         assert (cancelled.status, cancelled.data["cancelRequested"]) == (202, True)
         assert (await api.cancel("c")).status == 202, "asked again, it is told again"
-        await eventually(lambda: other_side.cancels == ["c", "c"], "whoever holds it hears of it")
+        await eventually(lambda: backend.cancelled_ids == ["c", "c"], "whoever holds it hears of it")
     assert (await api.get("c")).data["cancelRequested"]
-    async with other_side.storing():
+    async with backend.running_result_store():
 
         async def ended() -> bool:
             return bool((await api.get("c")).data["state"] == "cancelled")
@@ -110,29 +110,29 @@ async def test_a_cancelled_invocation_is_told_to_everybody_and_ends(
         await until(ended, "the store has its end")
         assert (await api.cancel("c")).status == 200
         assert (await api.get("c")).data["failure"]["class"] == "cancelled"
-        await other_side.forget("c")
+        await backend.purge_record("c")
         assert (await api.cancel("c")).status == 200
         assert (await api.invoke(function, invocationID="d")).status == 202
-        await other_side.end(succeeded(invocation(function, "d"), "", b""))
+        await backend.store_result(succeeded_result(invocation(function, "d"), "", b""))
         late = await api.cancel("d")
     assert (late.status, late.error["code"], "succeeded" in late.error["message"]) == (409, "conflict", True)
 
 
-async def test_the_end_of_an_invocation_that_runs_is_left_to_its_worker(
-    api: Api, function: str, other_side: OtherSide
+async def test_cancel_of_a_running_invocation_leaves_the_result_to_its_worker(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
     """It may have answered its caller already, while the store is away. Then that is how it ended."""
     await api.invoke(function, invocationID="r")
-    await other_side.reach("r", Stage.RUNNING, "w0")
-    async with other_side.hearing_cancels():
+    await backend.advance_record("r", RecordState.RUNNING, "w0")
+    async with backend.recording_cancels():
         cancelled = await api.cancel("r")
         assert (cancelled.status, cancelled.data["cancelRequested"]) == (202, True)
-        await eventually(lambda: other_side.cancels == ["r"], "its worker hears of it")
-    results = other_side.topology.stream_name(Queue.RESULT)
-    assert await messages_by_subject(other_side.connection, results, ">") == {}
+        await eventually(lambda: backend.cancelled_ids == ["r"], "its worker hears of it")
+    results = backend.topology.stream_name(Stream.RESULT)
+    assert await messages_by_subject(backend.connection, results, ">") == {}
 
 
-async def listed(api: Api, function: str, **query: object) -> list[tuple[str, str]]:
+async def listed(api: ApiReplica, function: str, **query: object) -> list[tuple[str, str]]:
     """What all pages hold together, in their order."""
     found: list[tuple[str, str]] = []
     after: dict[str, str] = {}
@@ -145,22 +145,22 @@ async def listed(api: Api, function: str, **query: object) -> list[tuple[str, st
         after = {"continue": page.body["continue"]}
 
 
-async def test_a_list_has_the_living_first_and_then_the_dead_page_by_page(
-    api: Api, function: str, other_side: OtherSide
+async def test_list_returns_unfinished_invocations_before_finished_ones(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
     for number in range(5):
         await api.invoke(function, invocationID=f"q{number}")
     for number in range(4):
-        await other_side.dispatch(invocation(function, f"d{number}"))
+        await backend.dispatch(invocation(function, f"d{number}"))
     await api.invoke(function, invocationID="r")
-    await other_side.dispatch(invocation(function, "r"))
-    await other_side.reach("r", Stage.RUNNING)
+    await backend.dispatch(invocation(function, "r"))
+    await backend.advance_record("r", RecordState.RUNNING)
     for number in range(3):
-        await other_side.end(succeeded(invocation(function, f"s{number}"), "", b"large"))
+        await backend.store_result(succeeded_result(invocation(function, f"s{number}"), "", b"large"))
     queued = [(f"q{number}", "queued") for number in range(5)]
     dispatched = [(f"d{number}", "dispatched") for number in range(4)]
     stored = [(f"s{number}", "succeeded") for number in (2, 1, 0)]
-    async with other_side.storing():
+    async with backend.running_result_store():
         found = await listed(api, function, limit=4)
         assert list(dict.fromkeys(found)) == [*queued, ("r", "running"), *dispatched, *stored]
         assert await listed(api, function, state="queued", limit=2) == queued
@@ -173,25 +173,25 @@ async def test_a_list_has_the_living_first_and_then_the_dead_page_by_page(
     assert (await api.list(function, state="failed")).status == 503
 
 
-async def test_a_list_of_nothing_in_particular_is_refused(api: Api, function: str, other_side: OtherSide) -> None:
+async def test_list_with_an_invalid_query_is_rejected(api: ApiReplica, function: str, backend: FakeServerlessBackend) -> None:
     for query in ({"state": "lost"}, {"limit": "0"}, {"continue": "?"}, {"serverlessRequestID": "a.b"}):
-        refused = await api.ask(
+        refused = await api.request(
             "GET", "/api/v1/serverless/invocations", params={"serverlessRequestID": function} | query
         )
         assert refused.status == 400, query
-    assert (await api.ask("GET", "/api/v1/serverless/invocations")).status == 400
-    async with other_side.storing():
+    assert (await api.request("GET", "/api/v1/serverless/invocations")).status == 400
+    async with backend.running_result_store():
         for number in range(3):
-            await other_side.end(succeeded(invocation(function, f"s{number}"), "", b""))
+            await backend.store_result(succeeded_result(invocation(function, f"s{number}"), "", b""))
         first = await api.list(function, state="succeeded", limit=1)
         other = await api.list(function, state="queued", **{"continue": first.body["continue"]})
     assert (other.status, other.error["details"][0]["field"]) == (400, "continue")
 
 
-async def test_what_nobody_can_read_in_a_queue_hides_nothing_else(
-    api: Api, function: str, other_side: OtherSide
+async def test_undecodable_message_does_not_hide_other_invocations(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
-    subject = other_side.topology.subjects.invoke(function)
-    await other_side.publisher.publish(Outgoing(subject, b"{"))
-    await other_side.publisher.publish(Outgoing(subject, encode(invocation(function, "odd"))))
+    subject = backend.topology.subjects.invoke(function)
+    await backend.publisher.publish(OutgoingMessage(subject, b"{"))
+    await backend.publisher.publish(OutgoingMessage(subject, encode(invocation(function, "odd"))))
     assert await listed(api, function, state="queued") == [("odd", "queued")]

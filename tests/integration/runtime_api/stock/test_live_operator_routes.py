@@ -7,48 +7,50 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.errors import TooLarge
-from gpu_runtime.runtime_api.http.route import Answer, Call, Route, Scope
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, Scope
 from gpu_runtime.runtime_api.operations import jobs
 from gpu_runtime.runtime_api.stock import inventory, pool_routes, stock_units
 from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.replicas import Replica
+from tests.integration.runtime_api.replicas import ServiceReplica
 from tests.integration.runtime_api.stock.conftest import StartReplica
 
 OPERATOR = "/api/v1/operator"
 
 
-def routes_of(replica: Replica) -> Mapping[tuple[str, str], Route]:
+def routes_of(replica: ServiceReplica) -> Mapping[tuple[str, str], Route]:
     routes = (
         *pool_routes.routes(replica.pools),
         *stock_units.routes(replica.stock),
-        *inventory.routes(inventory.Inventory(replica.caches, replica.namespace)),
+        *inventory.routes(inventory.InventoryService(replica.caches, replica.namespace)),
         *jobs.routes(replica.jobs),
     )
     return {(route.method, route.path): route for route in routes}
 
 
-async def call(replica: Replica, line: str, body: Any = None, query: Any = None, **path: str) -> Answer:
+async def call(replica: ServiceReplica, line: str, body: Any = None, query: Any = None, **path: str) -> APIResponse:
     method, _, rest = line.partition(" ")
     route = routes_of(replica)[method, OPERATOR + rest]
-    asked = Call(
+    asked = APIRequest(
         body=msgspec.convert(body, route.body) if route.body else None,
         query=msgspec.convert(query or {}, route.query, strict=False),
         path=path,
     )
     answer = await route.handler(asked)
-    msgspec.convert(msgspec.to_builtins(answer.data), route.answers[answer.status])  # what it says is what it promises
+    msgspec.convert(
+        msgspec.to_builtins(answer.data), route.responses[answer.status]
+    )  # what it says is what it promises
     return answer
 
 
 async def test_a_seeding_from_the_request_to_the_inventory(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
-        first = await call(replica, "POST /stock-units", stock_units.EXAMPLE)
-        again = await call(replica, "POST /stock-units", stock_units.EXAMPLE)
+        first = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
+        again = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
         assert (first.status, first.data.status, again.status) == (202, "accepted", 200)
-        await replica.seeding.carry(replica.begun[0])
-        job = await call(replica, "GET /jobs/{operationID}", operationID=stock_units.EXAMPLE["operationID"])
+        await replica.seeding.resume(replica.enqueued_operations[0])
+        job = await call(replica, "GET /jobs/{operationID}", operationID=stock_units.SEED_EXAMPLE["operationID"])
         assert (job.status, job.data.status, job.data.seeded) == (200, "succeeded", 2)
-        ended = await call(replica, "POST /stock-units", stock_units.EXAMPLE)
+        ended = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
         assert (ended.status, ended.data.status) == (200, "succeeded")
         listed = await call(replica, "GET /stock-units", query={"specName": "g1.1", "claimed": "false", "limit": "1"})
         assert len(listed.data) == 1
@@ -64,10 +66,10 @@ async def test_a_seeding_from_the_request_to_the_inventory(start_replica: StartR
 
 async def test_a_pool_from_the_request_to_its_end(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
-        example: dict[str, Any] = pool_routes.EXAMPLE | {"namespace": namespace}
+        example: dict[str, Any] = pool_routes.POOL_EXAMPLE | {"namespace": namespace}
         first = await call(replica, "POST /stockpools", example)
         assert (first.status, first.data.target.name) == (202, "pool-g1-demo")
-        await replica.making.carry(replica.begun[0])
+        await replica.making.resume(replica.enqueued_operations[0])
         assert (await call(replica, "POST /stockpools", example)).status == 200
         shown = await call(replica, "GET /stockpools/{name}", name="pool-g1-demo")
         assert (shown.data.phase, shown.data.operation_id) == ("Progressing", example["operationID"])
@@ -79,18 +81,18 @@ async def test_a_pool_from_the_request_to_its_end(start_replica: StartReplica, n
         assert (await call(replica, "GET /stockpools", query={"namespace": namespace})).data == []
 
 
-async def test_a_request_that_no_record_can_hold_is_refused_as_such(
+async def test_request_too_large_for_an_operation_is_rejected(
     start_replica: StartReplica, namespace: str
 ) -> None:
     async with start_replica() as replica:
         template = {"args": ["x" * 300_000]}
         with pytest.raises(TooLarge, match="records at most 262144"):
             await call(
-                replica, "POST /stockpools", pool_routes.EXAMPLE | {"namespace": namespace, "template": template}
+                replica, "POST /stockpools", pool_routes.POOL_EXAMPLE | {"namespace": namespace, "template": template}
             )
 
 
-async def test_every_route_is_for_operators_and_says_what_it_is(start_replica: StartReplica) -> None:
+async def test_every_stock_route_is_documented_with_operator_scope(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
         routes = routes_of(replica)
         assert len({route.name for route in routes.values()}) == len(routes) == 8

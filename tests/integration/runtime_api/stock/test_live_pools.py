@@ -12,7 +12,7 @@ from gpu_runtime.contract.crd.well_known import Annotation, generated_pool_name
 from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NotFound, OperationReused
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools
 from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.replicas import Killed, Replica
+from tests.integration.runtime_api.replicas import SimulatedKill, ServiceReplica
 from tests.integration.runtime_api.stock.conftest import StartReplica
 
 TEMPLATE = Template(
@@ -37,15 +37,15 @@ def request(**changes: Any) -> CreateStockPool:
     return CreateStockPool(**asked | changes)
 
 
-async def make(replica: Replica, asked: CreateStockPool) -> str:
+async def make(replica: ServiceReplica, asked: CreateStockPool) -> str:
     recorded = await replica.pools.create(asked)
-    return (await replica.making.carry(recorded.operation)).status.state
+    return (await replica.making.resume(recorded.operation)).status.state
 
 
-async def test_a_pool_is_what_was_asked_and_names_its_operation(start_replica: StartReplica, namespace: str) -> None:
+async def test_pool_matches_the_request_and_names_its_operation(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
         assert await make(replica, request()) == "Succeeded"
-        pool = (await replica.pools_there())["warm"]
+        pool = (await replica.pools_by_name())["warm"]
         operation = (await replica.operations())["make"]
         assert pool.spec == request().spec()
         assert pool.metadata.annotations == {
@@ -59,40 +59,40 @@ async def test_a_pool_is_what_was_asked_and_names_its_operation(start_replica: S
         assert job.target.name == "warm"
 
 
-async def test_the_same_request_on_two_replicas_at_once_makes_one_pool(start_replica: StartReplica) -> None:
+async def test_concurrent_requests_on_two_replicas_create_one_pool(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         first, second = await asyncio.gather(one.pools.create(request()), other.pools.create(request()))
         assert sorted([first.new, second.new]) == [False, True]
-        ended = await asyncio.gather(one.making.carry(first.operation), other.making.carry(second.operation))
+        ended = await asyncio.gather(one.making.resume(first.operation), other.making.resume(second.operation))
         assert [each.status.state for each in ended] == ["Succeeded"] * 2
-        assert list(await one.pools_there()) == ["warm"]
+        assert list(await one.pools_by_name()) == ["warm"]
         with pytest.raises(OperationReused):
             await other.pools.create(request(spec_name="g2.1"))
 
 
-async def test_a_pool_without_a_name_has_the_same_one_for_every_retry(start_replica: StartReplica) -> None:
+async def test_generated_pool_name_is_stable_across_retries(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         await make(one, request(name=""))
         assert await make(other, request(name="")) == "Succeeded"
-        assert list(await one.pools_there()) == [generated_pool_name("make")]
+        assert list(await one.pools_by_name()) == [generated_pool_name("make")]
 
 
 @pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "unheard"])
 @pytest.mark.parametrize("at_write", range(1, 5))
-async def test_whoever_is_killed_at_whatever_write_another_replica_goes_on(
+async def test_pool_creation_killed_at_any_write_is_resumed_by_another_replica(
     start_replica: StartReplica, at_write: int, carried_out: bool
 ) -> None:
     """The record, its start, the pool, its end."""
     async with start_replica() as one, start_replica() as other:
-        with pytest.raises(Killed):
-            await make(one.mortal(at_write, carried_out=carried_out), request())
+        with pytest.raises(SimulatedKill):
+            await make(one.killed_at_write(at_write, after_write=carried_out), request())
         assert await make(other, request()) == "Succeeded"
-        pools = await other.pools_there()
+        pools = await other.pools_by_name()
         assert list(pools) == ["warm"]
         assert (await other.operations())["make"].status.target_uid == pools["warm"].metadata.uid
 
 
-async def test_a_name_that_another_operation_has_is_refused_and_nothing_is_recorded(
+async def test_pool_name_in_use_is_rejected_without_an_operation(
     start_replica: StartReplica,
 ) -> None:
     async with start_replica() as replica:
@@ -102,22 +102,22 @@ async def test_a_name_that_another_operation_has_is_refused_and_nothing_is_recor
         assert list(await replica.operations()) == ["make"]
 
 
-async def test_a_lost_race_for_a_name_fails_in_the_job_and_leaves_the_winner_alone(start_replica: StartReplica) -> None:
+async def test_lost_race_for_a_pool_name_fails_the_operation(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
         first = await replica.pools.create(request())
         second = await replica.pools.create(request(operation_id="second", gpu=2))
-        await asyncio.gather(replica.making.carry(first.operation), replica.making.carry(second.operation))
+        await asyncio.gather(replica.making.resume(first.operation), replica.making.resume(second.operation))
         jobs = [await replica.jobs.get("make"), await replica.jobs.get("second")]
         assert sorted(job.status for job in jobs) == ["failed", "succeeded"]
         [error] = [job.error for job in jobs if job.error]
         assert error.code == "conflict"
         assert "choose another name" in error.message
         winner = next(job.operation_id for job in jobs if not job.error)
-        pool = (await replica.pools_there())["warm"]
+        pool = (await replica.pools_by_name())["warm"]
         assert pool.metadata.annotations[Annotation.OPERATION_ID] == winner
 
 
-async def test_the_replay_of_a_create_whose_pool_was_deleted_is_gone(start_replica: StartReplica) -> None:
+async def test_replay_of_a_create_whose_pool_was_deleted_is_410(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         await make(one, request())
         await one.pools.delete("", "warm")
@@ -130,16 +130,16 @@ async def test_the_replay_of_a_create_whose_pool_was_deleted_is_gone(start_repli
 
 async def test_a_pool_that_is_deleted_before_its_operation_ended_stays_deleted(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
-        with pytest.raises(Killed):
-            await make(one.mortal(3, carried_out=True), request())
+        with pytest.raises(SimulatedKill):
+            await make(one.killed_at_write(3, after_write=True), request())
         await other.pools.delete("", "warm")
         operation = (await other.operations())["make"]
         assert operation.status.state == "Succeeded"
-        await other.making.carry(operation)
-        assert await other.pools_there() == {}
+        await other.making.resume(operation)
+        assert await other.pools_by_name() == {}
 
 
-async def test_a_pool_outlives_the_memory_of_its_operation(start_replica: StartReplica) -> None:
+async def test_pool_outlives_its_operation(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
         await make(replica, request())
         old = (await replica.operations())["make"]
@@ -148,7 +148,7 @@ async def test_a_pool_outlives_the_memory_of_its_operation(start_replica: StartR
         assert (await replica.operations())["make"].status.target_uid == old.status.target_uid
 
 
-async def test_pools_are_seen_on_every_replica(start_replica: StartReplica, namespace: str) -> None:
+async def test_pools_are_visible_on_every_replica(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as one, start_replica() as other:
         await make(one, request())
         assert (await other.pools.get("", "warm")).replicas == 2
@@ -174,13 +174,13 @@ async def test_a_bad_request_writes_nothing(start_replica: StartReplica) -> None
         with pytest.raises(Invalid, match="namespace"):
             await replica.pools.create(request(namespace="kube-system"))
         assert await replica.operations() == {}
-        assert await replica.pools_there() == {}
+        assert await replica.pools_by_name() == {}
 
 
-async def test_a_pool_made_by_hand_can_be_seen_and_deleted(start_replica: StartReplica, namespace: str) -> None:
+async def test_pool_created_with_kubectl_can_be_read_and_deleted(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
         metadata = {"name": "manual", "namespace": namespace}
         await replica.client.create(STOCK_POOLS, {"metadata": metadata, "spec": {"specName": "g1.1", "replicas": 0}})
         assert (await replica.pools.get("", "manual")).operation_id is None
         await replica.pools.delete("", "manual")
-        assert await replica.pools_there() == {}
+        assert await replica.pools_by_name() == {}

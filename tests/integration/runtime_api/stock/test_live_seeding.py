@@ -15,12 +15,12 @@ from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
 from gpu_runtime.contract.crd.well_known import Annotation, stock_unit_name
 from gpu_runtime.contract.errors import NotFound, OperationReused
-from gpu_runtime.runtime_api.operations.background_queue import Workers
+from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.stock import stock_seeder
 from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock
 from localcluster.supervisor_client import ProcessFailed, wait_until
 from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.replicas import Killed, Replica
+from tests.integration.runtime_api.replicas import SimulatedKill, ServiceReplica
 from tests.integration.runtime_api.stock.conftest import StartReplica
 
 STOCK_QUOTA = "count/gpuunits.runtime.lokiwager.io"
@@ -34,18 +34,18 @@ def request(**changes: Any) -> SeedStock:
 NAMES = [stock_unit_name("seed", index) for index in range(3)]
 
 
-async def seed(replica: Replica, asked: SeedStock) -> str:
+async def seed(replica: ServiceReplica, asked: SeedStock) -> str:
     """Seed to the end, as the request's own process does, and give the state that the record ends in."""
     recorded = await replica.stock.seed(asked)
-    return (await replica.seeding.carry(recorded.operation)).status.state
+    return (await replica.seeding.resume(recorded.operation)).status.state
 
 
-async def test_the_same_request_on_two_replicas_at_once_seeds_once(start_replica: StartReplica) -> None:
+async def test_concurrent_requests_on_two_replicas_seed_once(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         first, second = await asyncio.gather(one.stock.seed(request()), other.stock.seed(request(memory="1024Mi")))
         assert sorted([first.new, second.new]) == [False, True]
         assert first.operation.metadata.uid == second.operation.metadata.uid
-        ended = await asyncio.gather(one.seeding.carry(first.operation), other.seeding.carry(second.operation))
+        ended = await asyncio.gather(one.seeding.resume(first.operation), other.seeding.resume(second.operation))
         assert {each.status.state for each in ended} == {"Succeeded"}
         units = await one.units()
         assert sorted(units) == NAMES
@@ -53,7 +53,7 @@ async def test_the_same_request_on_two_replicas_at_once_seeds_once(start_replica
         assert set(ended[0].status.stock_uids) == {unit.metadata.uid for unit in units.values()}
 
 
-async def test_stock_is_an_envelope_that_names_its_operation(start_replica: StartReplica) -> None:
+async def test_stock_unit_has_the_reservation_and_names_its_operation(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
         await seed(replica, request())
         operation = (await replica.operations())["seed"]
@@ -74,15 +74,15 @@ async def test_another_request_under_the_same_operation_is_refused(start_replica
         assert len(await one.units()) == 3
 
 
-async def test_a_replay_makes_nothing_again_that_was_consumed(start_replica: StartReplica) -> None:
+async def test_replay_does_not_recreate_consumed_stock(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         await seed(one, request())
         consumed = (await one.units())[NAMES[0]]
         await one.client.delete(GPU_UNITS, consumed.metadata.key, uid=consumed.metadata.uid)
         replayed = await other.stock.seed(request())
         assert not replayed.new
-        assert other.begun == []
-        await other.seeding.carry(replayed.operation)
+        assert other.enqueued_operations == []
+        await other.seeding.resume(replayed.operation)
         assert sorted(await other.units()) == NAMES[1:]
 
 
@@ -92,12 +92,12 @@ WRITES = range(1, 7)
 
 @pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "unheard"])
 @pytest.mark.parametrize("at_write", WRITES)
-async def test_whoever_is_killed_at_whatever_write_another_replica_goes_on(
+async def test_seeding_killed_at_any_write_is_resumed_by_another_replica(
     start_replica: StartReplica, at_write: int, carried_out: bool
 ) -> None:
     async with start_replica() as one, start_replica() as other:
-        with pytest.raises(Killed):
-            await seed(one.mortal(at_write, carried_out=carried_out), request())
+        with pytest.raises(SimulatedKill):
+            await seed(one.killed_at_write(at_write, after_write=carried_out), request())
         assert await seed(other, request()) == "Succeeded"
         units = await other.units()
         assert sorted(units) == NAMES
@@ -105,14 +105,14 @@ async def test_whoever_is_killed_at_whatever_write_another_replica_goes_on(
         assert set(operation.status.stock_uids) == {unit.metadata.uid for unit in units.values()}
 
 
-async def test_a_resumed_seeding_goes_on_after_what_is_written_down(
+async def test_resumed_seeding_continues_after_the_recorded_progress(
     start_replica: StartReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record, start, two units, progress, and the third unit is never made."""
     monkeypatch.setattr(stock_seeder, "BATCH", 2)
     async with start_replica() as one, start_replica() as other:
-        with pytest.raises(Killed):
-            await seed(one.mortal(6, carried_out=False), request())
+        with pytest.raises(SimulatedKill):
+            await seed(one.killed_at_write(6, after_write=False), request())
         job = await other.jobs.get("seed")
         assert (job.status, job.requested, job.seeded) == ("running", 3, 2)
         first = (await other.units())[NAMES[0]]
@@ -122,7 +122,7 @@ async def test_a_resumed_seeding_goes_on_after_what_is_written_down(
 
 
 @pytest.fixture
-def two_at_most(kube: Lightkube, namespace: str) -> None:
+def quota_of_two(kube: Lightkube, namespace: str) -> None:
     """A quota that counts. Kubernetes learns of new kinds every half minute, and older quotas are not counted anew."""
     limit = ResourceQuotaSpec(hard={STOCK_QUOTA: "2"})
     deadline, number = time.monotonic() + 240, 0
@@ -144,8 +144,8 @@ def counts(kube: Lightkube, namespace: str, name: str) -> bool:
     return bool(status and status.used and STOCK_QUOTA in status.used)
 
 
-@pytest.mark.usefixtures("two_at_most")
-async def test_a_quota_that_refuses_leaves_nothing_behind(start_replica: StartReplica) -> None:
+@pytest.mark.usefixtures("quota_of_two")
+async def test_seeding_rejected_by_a_quota_leaves_no_stock(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         assert await seed(one, request()) == "Failed"
         assert await one.units() == {}
@@ -163,9 +163,9 @@ GIVING_UP = range(2, 11)
 """Start, three tries of which two succeed, giving up, two deletions, the end. Of more writes, no test dies."""
 
 
-@pytest.mark.usefixtures("two_at_most")
+@pytest.mark.usefixtures("quota_of_two")
 @pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "unheard"])
-async def test_whoever_is_killed_while_giving_up_another_replica_undoes_the_rest(
+async def test_rollback_killed_at_any_write_is_finished_by_another_replica(
     start_replica: StartReplica, carried_out: bool
 ) -> None:
     async with start_replica() as one, start_replica() as other:
@@ -173,15 +173,15 @@ async def test_whoever_is_killed_while_giving_up_another_replica_undoes_the_rest
         for at_write in GIVING_UP:
             asked = request(operation_id=f"seed-{at_write}")
             try:
-                await seed(one.mortal(at_write, carried_out=carried_out), asked)
-            except Killed:
+                await seed(one.killed_at_write(at_write, after_write=carried_out), asked)
+            except SimulatedKill:
                 killed += 1
             assert await seed(other, asked) == "Failed"
             assert await other.units() == {}
         assert killed >= 7
 
 
-async def test_stock_of_a_forgotten_operation_is_not_taken_for_the_new_ones_own(start_replica: StartReplica) -> None:
+async def test_stock_of_an_evicted_operation_is_not_adopted_by_its_successor(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
         await seed(replica, request(replicas=1))
         before = await replica.units()
@@ -194,27 +194,31 @@ async def test_stock_of_a_forgotten_operation_is_not_taken_for_the_new_ones_own(
         assert "choose a new operationID" in error.message
 
 
-async def test_the_process_of_the_first_request_works_in_the_background(start_replica: StartReplica) -> None:
+async def test_seeding_runs_in_the_background_of_the_first_replica(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
-        workers, stopping = Workers(replica.drivers), asyncio.Event()
+        workers, stopping = BackgroundQueue(replica.drivers), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(workers.run(stopping, grace=5))
-            workers.begin((await replica.stock.seed(request(replicas=30))).operation)
-            key = replica.ledger.key("seed")
-            await eventually(lambda: replica.caches.pending.store.get(key) is not None, "the operation is pending")
-            await eventually(lambda: replica.caches.pending.store.get(key) is None, "the operation has ended")
+            tasks.create_task(workers.run(stopping, grace_seconds=5))
+            workers.enqueue((await replica.stock.seed(request(replicas=30))).operation)
+            key = replica.operation_store.key("seed")
+            await eventually(
+                lambda: replica.caches.unfinished_operations.store.get(key) is not None, "the operation is pending"
+            )
+            await eventually(
+                lambda: replica.caches.unfinished_operations.store.get(key) is None, "the operation has ended"
+            )
             stopping.set()
         assert (await replica.jobs.get("seed")).status == "succeeded"
         assert len(await replica.units()) == 30
 
 
-async def test_what_a_replica_seeded_it_lists_before_any_watch_tells(start_replica: StartReplica) -> None:
+async def test_seeded_stock_is_listed_before_the_watch_event(start_replica: StartReplica) -> None:
     async with start_replica(watching=False) as replica:
         await seed(replica, request())
         assert [unit.name for unit in replica.stock.list(ListStock())[0]] == NAMES
 
 
-async def test_jobs_are_told_by_replicas_that_never_heard_the_request(start_replica: StartReplica) -> None:
+async def test_operation_is_readable_on_every_replica(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         with pytest.raises(NotFound, match="no operation seed"):
             await other.jobs.get("seed")
@@ -229,7 +233,7 @@ async def test_jobs_are_told_by_replicas_that_never_heard_the_request(start_repl
         assert ended.finished_at
 
 
-async def test_stock_is_listed_in_pages_and_by_what_is_asked(start_replica: StartReplica) -> None:
+async def test_stock_list_has_pages_and_filters(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         await seed(one, request())
         await seed(one, request(operation_id="more", spec_name="g2.1", replicas=1))

@@ -17,19 +17,19 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 from lightkube.types import PatchType
 
-from gpu_runtime.kube.client import Client, connect
-from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.client import KubeClient, open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.runtime_api.api_informers import Caches, open_caches
+from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
 from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.operations.operation_store import Ledger
-from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStock
-from gpu_runtime.runtime_api.storages.service import Storages
-from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
+from gpu_runtime.runtime_api.operations.operation_store import OperationStore
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
+from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStockDeleter
+from gpu_runtime.runtime_api.storages.service import StorageService
+from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.units.handoff import Handoff
-from gpu_runtime.runtime_api.units.service import Units
-from gpu_runtime.runtime_api.units.stock_selector import Shelf
+from gpu_runtime.runtime_api.units.service import UnitService
+from gpu_runtime.runtime_api.units.stock_selector import StockSelector
 from localcluster.control_plane import ControlPlane
 
 GROUP = "runtime.lokiwager.io"
@@ -40,69 +40,69 @@ Object: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Replica:
-    storages: Storages
-    units: Units
-    caches: Caches
-    client: Client
+class StorageReplica:
+    storages: StorageService
+    units: UnitService
+    caches: APIInformers
+    client: KubeClient
 
 
-class Replicas(Protocol):
-    async def __call__(self, *, idle: bool = False) -> Replica: ...
+class StartStorageReplica(Protocol):
+    async def __call__(self, *, idle: bool = False) -> StorageReplica: ...
 
 
 @dataclass(frozen=True)
-class Cluster:
+class StorageCluster:
     """Storages, units and stock of one test, seen and changed by somebody else."""
 
     kube: OtherEyes
-    namespaces: Namespaces
+    namespaces: APINamespaceSettings
 
     @property
     def namespace(self) -> str:
         return self.namespaces.units[0]
 
-    def make(self, kind: Any, name: str, spec: Object, namespace: str = "", **metadata: Any) -> Object:
+    def create(self, kind: Any, name: str, spec: Object, namespace: str = "", **metadata: Any) -> Object:
         about = ObjectMeta(name=name, namespace=namespace or self.namespace, **metadata)
         return as_dict(self.kube.create(kind(metadata=about, spec=spec)))
 
-    def storage(self, name: str, **spec: Any) -> Object:
-        return self.make(STORAGE, name, {"size": "1Gi", **spec})
+    def create_storage(self, name: str, **spec: Any) -> Object:
+        return self.create(STORAGE, name, {"size": "1Gi", **spec})
 
-    def stock(self, *names: str) -> None:
+    def create_stock(self, *names: str) -> None:
         """Ready stock, as a controller would report it."""
         for name in names:
-            self.make(UNIT, name, {"specName": "g1.1", "memory": "1Gi", "gpu": 1}, self.namespaces.stock)
+            self.create(UNIT, name, {"specName": "g1.1", "memory": "1Gi", "gpu": 1}, self.namespaces.stock)
             self._patch(UNIT.Status, name, {"status": {"phase": "Ready"}}, self.namespaces.stock)
 
-    def stock_left(self) -> list[str]:
-        return [each["metadata"]["name"] for each in self.all(UNIT, self.namespaces.stock)]
+    def remaining_stock(self) -> list[str]:
+        return [each["metadata"]["name"] for each in self.list_objects(UNIT, self.namespaces.stock)]
 
-    def all(self, kind: Any, namespace: str = "") -> list[Object]:
+    def list_objects(self, kind: Any, namespace: str = "") -> list[Object]:
         return [as_dict(found) for found in self.kube.list(kind, namespace=namespace or self.namespace)]
 
-    def look(self, kind: Any, name: str) -> Object:
+    def get(self, kind: Any, name: str) -> Object:
         return as_dict(self.kube.get(kind, name, namespace=self.namespace))
 
-    def gone(self, kind: Any, name: str) -> bool:
+    def is_deleted(self, kind: Any, name: str) -> bool:
         try:
-            self.look(kind, name)
+            self.get(kind, name)
         except ApiError as error:
             return error.status.code == 404
         return False
 
-    def held_by(self, storage: str) -> str | None:
-        attached = self.look(STORAGE, storage)["spec"].get("attachedTo")
+    def attached_unit(self, storage: str) -> str | None:
+        attached = self.get(STORAGE, storage)["spec"].get("attachedTo")
         return attached and str(attached["unit"])
 
     def patch(self, kind: Any, name: str, patch: Object) -> None:
         self._patch(kind, name, patch, self.namespace)
 
-    def report(self, name: str, **status: Any) -> None:
+    def patch_storage_status(self, name: str, **status: Any) -> None:
         """As the controller manager would of a storage."""
         self.patch(STORAGE.Status, name, {"status": status})
 
-    def end(self, kind: Any, name: str) -> None:
+    def delete(self, kind: Any, name: str) -> None:
         self.kube.delete(kind, name, namespace=self.namespace)
 
     def _patch(self, kind: Any, name: str, patch: Object, namespace: str) -> None:
@@ -122,20 +122,20 @@ def stock_namespace(kube: OtherEyes, namespace: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def cluster(kube: OtherEyes, namespace: str, stock_namespace: str, platform_crds: tuple[str, ...]) -> Cluster:
-    return Cluster(kube, Namespaces(system=namespace, stock=stock_namespace, units=(namespace, "elsewhere")))
+def cluster(kube: OtherEyes, namespace: str, stock_namespace: str, platform_crds: tuple[str, ...]) -> StorageCluster:
+    return StorageCluster(kube, APINamespaceSettings(system=namespace, stock=stock_namespace, units=(namespace, "elsewhere")))
 
 
 @pytest.fixture
-async def replicas(control_plane: ControlPlane, cluster: Cluster) -> AsyncIterator[Replicas]:
+async def start_replica(control_plane: ControlPlane, cluster: StorageCluster) -> AsyncIterator[StartStorageReplica]:
     """As many replicas as a test asks for, each with its own connections and caches; idle ones hear of nothing."""
     async with AsyncExitStack() as stack:
 
-        async def another(*, idle: bool = False) -> Replica:
-            config = load_config(control_plane.kubeconfig)
-            client = await stack.enter_async_context(connect(config, field_manager="test"))
-            caches = open_caches(client, cluster.namespaces, KubeMetrics())
-            consumed = ConsumedStock(client, caches)
+        async def another(*, idle: bool = False) -> StorageReplica:
+            config = load_cluster_config(control_plane.kubeconfig)
+            client = await stack.enter_async_context(open_kube_client(config, field_manager="test"))
+            caches = new_informers(client, cluster.namespaces, KubeMetrics())
+            consumed = ConsumedStockDeleter(client, caches)
             if not idle:
                 await stack.enter_async_context(_running(caches, consumed))
             return _replica(client, caches, cluster.namespaces, consumed)
@@ -144,32 +144,34 @@ async def replicas(control_plane: ControlPlane, cluster: Cluster) -> AsyncIterat
 
 
 @pytest.fixture
-async def replica(replicas: Replicas) -> Replica:
-    return await replicas()
+async def replica(start_replica: StartStorageReplica) -> StorageReplica:
+    return await start_replica()
 
 
 @pytest.fixture
-async def idle(replicas: Replicas) -> Replica:
+async def stale_replica(start_replica: StartStorageReplica) -> StorageReplica:
     """A replica whose caches hear of nothing."""
-    return await replicas(idle=True)
+    return await start_replica(idle=True)
 
 
-def _replica(client: Client, caches: Caches, names: Namespaces, consumed: ConsumedStock) -> Replica:
-    ledger, attachments = Ledger(client, names.system, SystemClock()), Attachments(client, caches)
-    handoff = Handoff(client, caches, ledger, Shelf(caches, ledger), attachments, consumed=consumed)
-    units = Units(client, caches, names, handoff, handoff.settle, attachments)
-    return Replica(Storages(client, caches, names), units, caches, client)
+def _replica(
+    client: KubeClient, caches: APIInformers, names: APINamespaceSettings, consumed: ConsumedStockDeleter
+) -> StorageReplica:
+    ledger, attachments = OperationStore(client, names.system, SystemClock()), StorageAttacher(client, caches)
+    handoff = Handoff(client, caches, ledger, StockSelector(caches, ledger), attachments, consumed_deleter=consumed)
+    units = UnitService(client, caches, names, handoff, handoff.finish_operation, attachments)
+    return StorageReplica(StorageService(client, caches, names), units, caches, client)
 
 
 @asynccontextmanager
-async def _running(caches: Caches, consumed: ConsumedStock) -> AsyncIterator[None]:
+async def _running(caches: APIInformers, consumed: ConsumedStockDeleter) -> AsyncIterator[None]:
     ending = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(consumed.run(ending, grace=5))
+        tasks.create_task(consumed.run(ending, grace_seconds=5))
         running = [tasks.create_task(cache.run()) for cache in caches.all]
         async with asyncio.timeout(60):
             for cache in caches.all:
-                await cache.synced()
+                await cache.wait_for_sync()
         yield
         ending.set()
         for task in running:

@@ -6,21 +6,21 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from tests.integration.runtime_api.conservation import settled
-from tests.integration.runtime_api.edge.conftest import Replica
-from tests.integration.runtime_api.handoff.crossing import Crossing, crossing
-from tests.integration.runtime_api.live import Answer, Caller, Platform, until
+from tests.integration.runtime_api.conservation import wait_conserved
+from tests.integration.runtime_api.edge.conftest import ApiProcess
+from tests.integration.runtime_api.handoff.crossing import KubeWriteProxy, kube_write_proxy
+from tests.integration.runtime_api.live import ApiResponse, ApiCaller, LivePlatform, until
 from tests.integration.runtime_api.storages.holding import (
-    Mounted,
-    create,
-    held_by,
-    make_storages,
-    manager_killed,
-    manager_started,
-    mounts,
-    storages,
-    strays,
-    watched,
+    MountObserver,
+    create_unit_with_mounts,
+    attached_unit,
+    create_storages,
+    kill_manager,
+    start_manager,
+    storage_mounts,
+    list_storages,
+    orphaned_attachments,
+    observing_mounts,
 )
 
 CREATE = (
@@ -42,17 +42,17 @@ SECONDS = 10
 
 
 @dataclass(frozen=True)
-class Case:
+class StorageKillCase:
     """A request whose replica is killed at one of its writes, with stock and storages of its own."""
 
     writes: tuple[str, ...]
     write: int
-    carried_out: bool
+    after_write: bool
 
     @property
     def name(self) -> str:
         kind = "create" if self.writes is CREATE else "update"
-        return f"{kind}-{self.write}-{'unheard' if self.carried_out else 'unsent'}"
+        return f"{kind}-{self.write}-{'unheard' if self.after_write else 'unsent'}"
 
     @property
     def storages(self) -> list[str]:
@@ -61,7 +61,7 @@ class Case:
     @property
     def replayed(self) -> int:
         """What the request is answered after the kill, by another replica."""
-        alone = self.writes is UPDATE or self.write + self.carried_out >= CHOSEN
+        alone = self.writes is UPDATE or self.write + self.after_write >= CHOSEN
         return 200 if alone else 201
 
     @property
@@ -69,59 +69,59 @@ class Case:
         """What the caller may hear, with 0 for nothing: a create is answered before its last write."""
         return {0, 201} if self.writes is CREATE and self.write == len(CREATE) else {0}
 
-    async def ask(self, client: Caller, replica: Replica) -> Answer:
+    async def ask(self, client: ApiCaller, replica: ApiProcess) -> ApiResponse:
         if self.writes is CREATE:
-            return await create(client, replica, self.name, self.name, *self.storages)
-        return await client.ask(replica, "PUT", f"/api/v1/gpu-units/{self.name}", mounts(*self.storages))
+            return await create_unit_with_mounts(client, replica, self.name, self.name, *self.storages)
+        return await client.request(replica, "PUT", f"/api/v1/gpu-units/{self.name}", storage_mounts(*self.storages))
 
 
 CASES = [
-    *(Case(writes, write, carried_out=False) for writes in (CREATE, UPDATE) for write in range(1, len(writes) + 1)),
-    *(Case(writes, len(writes), carried_out=True) for writes in (CREATE, UPDATE)),
+    *(StorageKillCase(writes, write, after_write=False) for writes in (CREATE, UPDATE) for write in range(1, len(writes) + 1)),
+    *(StorageKillCase(writes, len(writes), after_write=True) for writes in (CREATE, UPDATE)),
 ]
 """Before each write, and after the last one. To be killed after a write leaves the same as before the next one."""
 
 
-async def test_whoever_is_killed_no_storage_stays_attached_to_nothing(platform: Platform, client: Caller) -> None:
+async def test_kill_at_any_write_leaves_no_orphaned_attachment(platform: LivePlatform, api_client: ApiCaller) -> None:
     stock, every = {case.name: 1 for case in CASES}, [name for case in CASES for name in case.storages]
-    await make_storages(client, every, with_volumes=False)
-    await client.stocked(stock)
+    await create_storages(api_client, every, with_volumes=False)
+    await api_client.seed_and_wait(stock)
     updates = [case for case in CASES if case.writes is UPDATE]
-    made = await asyncio.gather(*(client.create(platform.standing[0], case.name, case.name) for case in updates))
+    made = await asyncio.gather(*(api_client.create_unit(platform.shared_replicas[0], case.name, case.name) for case in updates))
     assert {answer.status for answer in made} == {201}
-    async with watched(client) as mounted, AsyncExitStack() as stack:
+    async with observing_mounts(api_client) as mounted, AsyncExitStack() as stack:
         doomed = [
-            await stack.enter_async_context(crossing(platform, case.name, case.write, carried_out=case.carried_out))
+            await stack.enter_async_context(kube_write_proxy(platform, case.name, case.write, after_write=case.after_write))
             for case in CASES
         ]
-        await client.started(*(each.replica for each in doomed))
+        await api_client.start_replicas(*(each.replica for each in doomed))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(manager_dies(client))
+            tasks.create_task(manager_dies(api_client))
             deaths = await asyncio.gather(
-                *(killed(client, case, each) for case, each in zip(CASES, doomed, strict=True))
+                *(killed(api_client, case, each) for case, each in zip(CASES, doomed, strict=True))
             )
-        await nothing_is_stray(client)
+        await wait_no_orphaned_attachments(api_client)
         print(
             f"no storage was attached to nothing {time.monotonic() - max(deaths):.1f} s after the last of {len(deaths)}"
         )
-        await settled(client, stock)
-        await replayed(client)
-        await everything_is_released(client, mounted, every)
+        await wait_conserved(api_client, stock)
+        await replayed(api_client)
+        await everything_is_released(api_client, mounted, every)
 
 
-async def manager_dies(client: Caller) -> None:
+async def manager_dies(client: ApiCaller) -> None:
     """Somewhere in the middle of what the others do."""
     await asyncio.sleep(random.uniform(0, 0.5))  # noqa: S311
-    await manager_killed(client)
+    await kill_manager(client)
     await asyncio.sleep(random.uniform(0, 0.5))  # noqa: S311
-    await manager_started(client)
+    await start_manager(client)
 
 
-async def killed(client: Caller, case: Case, doomed: Crossing) -> float:
+async def killed(client: ApiCaller, case: StorageKillCase, doomed: KubeWriteProxy) -> float:
     """Gives the time of death."""
     answer = await case.ask(client, doomed.replica)
     try:
-        await asyncio.wait_for(doomed.reached.wait(), 60)
+        await asyncio.wait_for(doomed.fault_reached.wait(), 60)
     except TimeoutError:
         raise AssertionError(f"{case.name}: {answer}, {doomed.writes}") from None
     assert answer.status in case.answers
@@ -129,11 +129,11 @@ async def killed(client: Caller, case: Case, doomed: Crossing) -> float:
     return time.monotonic()
 
 
-async def nothing_is_stray(client: Caller) -> None:
+async def wait_no_orphaned_attachments(client: ApiCaller) -> None:
     found: list[str] = []
 
     async def in_order() -> bool:
-        found[:] = await strays(client)
+        found[:] = await orphaned_attachments(client)
         return not found
 
     try:
@@ -142,24 +142,24 @@ async def nothing_is_stray(client: Caller) -> None:
         raise AssertionError(f"{error}: {found}") from None
 
 
-async def replayed(client: Caller) -> None:
-    standing = client.platform.standing
+async def replayed(client: ApiCaller) -> None:
+    standing = client.platform.shared_replicas
     answers = await asyncio.gather(*(case.ask(client, standing[n % 3]) for n, case in enumerate(CASES)))
     statuses = {case.name: answer.status for case, answer in zip(CASES, answers, strict=True)}
     assert statuses == {case.name: case.replayed for case in CASES}
-    held = await storages(client)
+    held = await list_storages(client)
     for case in CASES:
-        assert [held_by(held[name]) for name in case.storages] == [case.name] * len(case.storages)
+        assert [attached_unit(held[name]) for name in case.storages] == [case.name] * len(case.storages)
 
 
-async def everything_is_released(client: Caller, mounted: Mounted, every: list[str]) -> None:
+async def everything_is_released(client: ApiCaller, mounted: MountObserver, every: list[str]) -> None:
     """Also what lost its unit while there was no controller manager."""
-    await manager_killed(client)
-    gone = await asyncio.gather(*(client.delete(client.platform.standing[0], case.name) for case in CASES))
+    await kill_manager(client)
+    gone = await asyncio.gather(*(client.delete_unit(client.platform.shared_replicas[0], case.name) for case in CASES))
     assert {answer.status for answer in gone} == {204}
-    await manager_started(client)
+    await start_manager(client)
 
     async def are_free() -> bool:
-        return not any(mounted.holders[name] for name in every)
+        return not any(mounted.attached_units[name] for name in every)
 
     print(f"what lost its unit meanwhile was released within {await until(are_free, 'all are free'):.1f} s")

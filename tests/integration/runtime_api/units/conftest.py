@@ -13,14 +13,14 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.types import PatchType
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.kube.client import Client, connect
-from gpu_runtime.kube.config import load_config
+from gpu_runtime.kube.client import KubeClient, open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.runtime_api.api_informers import Caches, open_caches
-from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.storages.storage_attacher import Attachments
+from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
+from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.units.requests import CreateUnit
-from gpu_runtime.runtime_api.units.service import Units
+from gpu_runtime.runtime_api.units.service import UnitService
 from localcluster.control_plane import ControlPlane
 
 UNIT = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "GPUUnit", "gpuunits")
@@ -29,50 +29,50 @@ Object: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Replica:
-    units: Units
-    caches: Caches
-    client: Client
-    settled: "Settled"
+class UnitReplica:
+    units: UnitService
+    caches: APIInformers
+    client: KubeClient
+    finished_operations: "FinishedOperations"
 
 
-class Settled(list[str]):
+class FinishedOperations(list[str]):
     """The operations that were to be brought to their end."""
 
-    async def settle(self, operation_id: str) -> None:
+    async def finish(self, operation_id: str) -> None:
         self.append(operation_id)
 
 
-class Replicas(Protocol):
-    async def __call__(self, *, idle: bool = False) -> Replica: ...
+class StartUnitReplica(Protocol):
+    async def __call__(self, *, idle: bool = False) -> UnitReplica: ...
 
 
 @dataclass(frozen=True)
-class Cluster:
+class UnitCluster:
     """The units of one namespace, seen and changed by somebody else."""
 
     kube: OtherEyes
     namespace: str
 
-    def make(self, name: str, annotations: Object | None = None, **spec: Any) -> Object:
+    def create(self, name: str, annotations: Object | None = None, **spec: Any) -> Object:
         given = {"specName": "g1.1", "image": "python:3.12", **spec}
         about = ObjectMeta(name=name, namespace=self.namespace, annotations=annotations or {})
         return as_dict(self.kube.create(UNIT(metadata=about, spec=given)))
 
-    def make_storage(self, name: str) -> None:
+    def create_storage(self, name: str) -> None:
         about = ObjectMeta(name=name, namespace=self.namespace)
         self.kube.create(STORAGE(metadata=about, spec={"size": "1Gi"}))
 
-    def look(self, name: str) -> Object:
+    def get(self, name: str) -> Object:
         return as_dict(self.kube.get(UNIT, name, namespace=self.namespace))
 
     def patch(self, name: str, patch: Object) -> None:
         self.kube.patch(UNIT, name, patch, namespace=self.namespace, patch_type=PatchType.MERGE)
 
-    def report(self, name: str, **status: Any) -> None:
+    def patch_status(self, name: str, **status: Any) -> None:
         self.kube.patch(UNIT.Status, name, {"status": status}, namespace=self.namespace, patch_type=PatchType.MERGE)
 
-    def end(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         self.kube.delete(UNIT, name, namespace=self.namespace)
 
 
@@ -80,57 +80,59 @@ def as_dict(found: Any) -> Object:
     return dict(found.to_dict())
 
 
-class Nobody:
+class RejectingHandoff:
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
         raise AssertionError(f"{request.name} is not to be made here")
 
 
 @pytest.fixture
-def cluster(kube: OtherEyes, namespace: str, platform_crds: tuple[str, ...]) -> Cluster:
-    return Cluster(kube, namespace)
+def cluster(kube: OtherEyes, namespace: str, platform_crds: tuple[str, ...]) -> UnitCluster:
+    return UnitCluster(kube, namespace)
 
 
 @pytest.fixture
-def namespaces(namespace: str) -> Namespaces:
-    return Namespaces(system=namespace, stock=f"{namespace}-stock", units=(namespace, "elsewhere"))
+def namespaces(namespace: str) -> APINamespaceSettings:
+    return APINamespaceSettings(system=namespace, stock=f"{namespace}-stock", units=(namespace, "elsewhere"))
 
 
 @pytest.fixture
-async def replicas(control_plane: ControlPlane, namespaces: Namespaces, cluster: Cluster) -> AsyncIterator[Replicas]:
+async def start_replica(
+    control_plane: ControlPlane, namespaces: APINamespaceSettings, cluster: UnitCluster
+) -> AsyncIterator[StartUnitReplica]:
     """As many replicas as a test asks for, each with its own connections and caches; idle ones hear of nothing."""
     async with AsyncExitStack() as stack:
 
-        async def another(*, idle: bool = False) -> Replica:
-            config = load_config(control_plane.kubeconfig)
-            client = await stack.enter_async_context(connect(config, field_manager="test"))
-            caches = open_caches(client, namespaces, KubeMetrics())
+        async def another(*, idle: bool = False) -> UnitReplica:
+            config = load_cluster_config(control_plane.kubeconfig)
+            client = await stack.enter_async_context(open_kube_client(config, field_manager="test"))
+            caches = new_informers(client, namespaces, KubeMetrics())
             if not idle:
                 await stack.enter_async_context(_running(caches))
-            settled = Settled()
-            units = Units(client, caches, namespaces, Nobody(), settled.settle, Attachments(client, caches))
-            return Replica(units, caches, client, settled)
+            settled = FinishedOperations()
+            units = UnitService(client, caches, namespaces, RejectingHandoff(), settled.finish, StorageAttacher(client, caches))
+            return UnitReplica(units, caches, client, settled)
 
         yield another
 
 
 @pytest.fixture
-async def replica(replicas: Replicas) -> Replica:
-    return await replicas()
+async def replica(start_replica: StartUnitReplica) -> UnitReplica:
+    return await start_replica()
 
 
 @pytest.fixture
-async def idle(replicas: Replicas) -> Replica:
+async def stale_replica(start_replica: StartUnitReplica) -> UnitReplica:
     """A replica whose caches hear of nothing."""
-    return await replicas(idle=True)
+    return await start_replica(idle=True)
 
 
 @asynccontextmanager
-async def _running(caches: Caches) -> AsyncIterator[None]:
+async def _running(caches: APIInformers) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(cache.run()) for cache in caches.all]
         async with asyncio.timeout(60):
             for cache in caches.all:
-                await cache.synced()
+                await cache.wait_for_sync()
         yield
         for task in running:
             task.cancel()

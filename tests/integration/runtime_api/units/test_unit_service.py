@@ -10,20 +10,20 @@ from lightkube import ApiError
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.operation import Operation, OperationType, Target
+from gpu_runtime.contract.crd.operation import Operation, OperationTarget, OperationType
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, Unavailable
-from gpu_runtime.kube.client import connect
-from gpu_runtime.kube.config import load_config
-from gpu_runtime.kube.meta import Key
-from gpu_runtime.kube.retry import IMPATIENT
+from gpu_runtime.kube.client import open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.kube.retry import NO_RETRY
 from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.operations.operation_store import Ledger
+from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
 from localcluster.control_plane import ControlPlane, free_port
 from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.units.conftest import Cluster, Replica, Replicas
+from tests.integration.runtime_api.units.conftest import UnitCluster, UnitReplica, StartUnitReplica
 
 HTTP = {"name": "http", "port": 8080, "protocol": "TCP"}
 WEB: dict[str, Any] = {
@@ -49,111 +49,111 @@ def version(found: dict[str, Any]) -> str:
     return str(found["metadata"]["resourceVersion"])
 
 
-async def known(replica: Replica, namespace: str, *names: str) -> None:
+async def wait_cached(replica: UnitReplica, namespace: str, *names: str) -> None:
     store = replica.caches.units.store
-    await eventually(lambda: all(store.get(Key(namespace, name)) for name in names), f"{names} are known")
+    await eventually(lambda: all(store.get(ObjectKey(namespace, name)) for name in names), f"{names} are known")
 
 
-async def known_from_before(idle: Replica, cluster: Cluster, name: str) -> None:
+async def create_cached_unit(idle: UnitReplica, cluster: UnitCluster, name: str) -> None:
     """A new unit that the cache knows; it will not hear of what becomes of it."""
-    cluster.make(name)
-    idle.caches.units.store.put(await idle.client.get(GPU_UNITS, Key(cluster.namespace, name)))
+    cluster.create(name)
+    idle.caches.units.store.put(await idle.client.get(GPU_UNITS, ObjectKey(cluster.namespace, name)))
 
 
-async def test_a_unit_is_found_before_the_cache_knows_it(idle: Replica, cluster: Cluster) -> None:
-    cluster.make("web")
-    assert (await idle.units.get("", "web")).spec.image == "python:3.12"
+async def test_unit_missing_in_the_cache_is_read_live(stale_replica: UnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("web")
+    assert (await stale_replica.units.get("", "web")).spec.image == "python:3.12"
 
 
-async def test_a_unit_is_read_from_the_cache_once_it_knows_it(replica: Replica, cluster: Cluster) -> None:
-    cluster.make("web")
-    await known(replica, cluster.namespace, "web")
+async def test_cached_unit_is_read_from_the_cache(replica: UnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("web")
+    await wait_cached(replica, cluster.namespace, "web")
     found = await replica.units.get(cluster.namespace, "web")
     assert found is replica.caches.units.store.get(found.metadata.key)
 
 
 @pytest.mark.parametrize("name", ["none-such", "Not_A_Name", ".", "..", "a/b", "a" * 64, ""])
-async def test_a_unit_that_is_not_there_is_not_found(idle: Replica, name: str) -> None:
+async def test_a_unit_that_is_not_there_is_not_found(stale_replica: UnitReplica, name: str) -> None:
     with pytest.raises(NotFound, match="there is no unit"):
-        await idle.units.get("", name)
+        await stale_replica.units.get("", name)
 
 
-async def test_other_namespaces_are_refused_everywhere(idle: Replica, namespaces: Any) -> None:
+async def test_other_namespaces_are_refused_everywhere(stale_replica: UnitReplica, namespaces: Any) -> None:
     for namespace in ("default", namespaces.stock):
-        for refused in (idle.units.get, idle.units.stop, idle.units.start, idle.units.delete):
+        for refused in (stale_replica.units.get, stale_replica.units.stop, stale_replica.units.start, stale_replica.units.delete):
             with pytest.raises(Invalid, match=f"namespace: '{namespace}' holds no units here"):
                 await refused(namespace, "web")
         with pytest.raises(Invalid, match="holds no units here"):
-            await idle.units.update(namespace, "web", update())
+            await stale_replica.units.update(namespace, "web", update())
         with pytest.raises(Invalid, match="holds no units here"):
-            idle.units.list(ListUnits(namespace=namespace))
+            stale_replica.units.list(ListUnits(namespace=namespace))
 
 
-async def test_an_update_keeps_what_it_does_not_name(replica: Replica, cluster: Cluster) -> None:
-    before = cluster.make("web", {"example.com/note": "mine"}, **WEB)
-    cluster.report("web", phase="Ready", serviceName="web")
+async def test_update_preserves_unnamed_fields(replica: UnitReplica, cluster: UnitCluster) -> None:
+    before = cluster.create("web", {"example.com/note": "mine"}, **WEB)
+    cluster.patch_status("web", phase="Ready", serviceName="web")
     written = await replica.units.update("", "web", update(image="python:3.13"))
-    after = cluster.look("web")
+    after = cluster.get("web")
     assert after["spec"] == before["spec"] | {"image": "python:3.13"}
     assert after["status"] == {"phase": "Ready", "serviceName": "web"} | after["status"]
     assert after["metadata"]["annotations"] == {"example.com/note": "mine"}
     assert (written.spec.image, written.metadata.generation) == ("python:3.13", 2)
 
 
-async def test_a_replica_reads_what_it_wrote(replica: Replica, cluster: Cluster) -> None:
-    cluster.make("web")
-    await known(replica, cluster.namespace, "web")
+async def test_a_replica_reads_what_it_wrote(replica: UnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("web")
+    await wait_cached(replica, cluster.namespace, "web")
     for number in range(20):
         await replica.units.update("", "web", update(image=f"python:{number}"))
         assert (await replica.units.get("", "web")).spec.image == f"python:{number}"
 
 
-async def test_an_update_that_changes_nothing_writes_nothing(replica: Replica, cluster: Cluster) -> None:
+async def test_an_update_that_changes_nothing_writes_nothing(replica: UnitReplica, cluster: UnitCluster) -> None:
     units = replace(replica.units, client=replica.client.fenced(NoWrites()))
-    before = cluster.make("web", **WEB)
+    before = cluster.create("web", **WEB)
     same = {name: before["spec"][name] for name in ("image", "template", "access", "memory", "gpu", "specName")}
     for body in ({}, same):
         found = await units.update("", "web", update(**body))
         assert found.metadata.resource_version == version(before)
     assert (await units.start("", "web")).metadata.resource_version == version(before)
-    assert version(cluster.look("web")) == version(before)
+    assert version(cluster.get("web")) == version(before)
 
 
-async def test_what_a_named_part_does_not_repeat_goes_away(replica: Replica, cluster: Cluster) -> None:
-    cluster.make("web", storageMounts=[{"name": "data", "mountPath": "/data"}], **WEB)
+async def test_update_replaces_named_parts_completely(replica: UnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("web", storageMounts=[{"name": "data", "mountPath": "/data"}], **WEB)
     await replica.units.update("", "web", update(template={"ports": [HTTP]}, access={}, storageMounts=[]))
-    spec = cluster.look("web")["spec"]
+    spec = cluster.get("web")["spec"]
     assert spec["template"] == {"ports": [HTTP]}
     assert spec["access"] == {"scheme": "http"}
     assert "storageMounts" not in spec
 
 
-async def test_a_unit_becomes_a_function_and_keeps_its_queue(replica: Replica, cluster: Cluster) -> None:
-    cluster.make("web")
+async def test_unit_becomes_a_function_and_its_request_id_is_immutable(replica: UnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("web")
     await replica.units.update("", "web", update(serverless={"enabled": True, "requestID": "f", "maxWorkers": 3}))
-    before = cluster.look("web")
+    before = cluster.get("web")
     assert before["spec"]["serverless"]["maxWorkers"] == 3
     with pytest.raises(Invalid, match=r"serverless\.requestID: never changes from 'f'"):
         await replica.units.update("", "web", update(serverless={"enabled": True, "requestID": "g"}))
-    assert version(cluster.look("web")) == version(before)
+    assert version(cluster.get("web")) == version(before)
     await replica.units.update("", "web", update(serverless={"requestID": "f"}))
-    after = cluster.look("web")["spec"]["serverless"]
+    after = cluster.get("web")["spec"]["serverless"]
     assert (after["enabled"], after["maxWorkers"], after["requestID"]) == (False, 1, "f")
 
 
-async def test_a_refused_update_writes_nothing(replica: Replica, cluster: Cluster) -> None:
-    before = cluster.make("web", **WEB)
+async def test_a_refused_update_writes_nothing(replica: UnitReplica, cluster: UnitCluster) -> None:
+    before = cluster.create("web", **WEB)
     with pytest.raises(Invalid) as refused:
         await replica.units.update("", "web", update(image="", gpu=2, template={}))
-    assert [problem.path for problem in refused.value.problems] == ["gpu", "image", "access.primaryPort"]
-    assert version(cluster.look("web")) == version(before)
+    assert [problem.path for problem in refused.value.errors] == ["gpu", "image", "access.primaryPort"]
+    assert version(cluster.get("web")) == version(before)
 
 
-async def test_updates_of_different_fields_at_once_all_survive(replicas: Replicas, cluster: Cluster) -> None:
+async def test_concurrent_updates_of_different_fields_are_all_applied(start_replica: StartUnitReplica, cluster: UnitCluster) -> None:
     ports = [{"name": f"p{number}", "port": 80 + number} for number in range(4)]
-    cluster.make("web", template={"ports": ports})
-    cluster.make_storage("data")
-    one, other = await replicas(), await replicas()
+    cluster.create("web", template={"ports": ports})
+    cluster.create_storage("data")
+    one, other = await start_replica(), await start_replica()
     bodies = [
         body
         for n in range(4)
@@ -168,7 +168,7 @@ async def test_updates_of_different_fields_at_once_all_survive(replicas: Replica
     async with asyncio.TaskGroup() as tasks:
         for index, body in enumerate(bodies):
             tasks.create_task((one, other)[index % 2].units.update("", "web", update(**body)))
-    found = cluster.look("web")
+    found = cluster.get("web")
     assert found["metadata"]["generation"] == 1 + len(bodies), "every update was written, and once"
     spec = found["spec"]
     assert spec["image"] in {f"python:{n}" for n in range(4)}
@@ -178,9 +178,9 @@ async def test_updates_of_different_fields_at_once_all_survive(replicas: Replica
     assert spec["serverless"]["idleTimeoutSeconds"] in {1, 2, 3, 4}
 
 
-async def test_parts_that_are_replaced_at_once_do_not_mix(replicas: Replicas, cluster: Cluster) -> None:
-    cluster.make("web", template={"ports": [HTTP]})
-    one, other = await replicas(), await replicas()
+async def test_concurrent_replacements_of_one_part_do_not_mix(start_replica: StartUnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("web", template={"ports": [HTTP]})
+    one, other = await start_replica(), await start_replica()
     parts = [{field: [str(n)], "ports": [HTTP]} for n in range(10) for field in ("command", "args")]
     async with asyncio.TaskGroup() as tasks:
         writing = [
@@ -190,12 +190,12 @@ async def test_parts_that_are_replaced_at_once_do_not_mix(replicas: Replicas, cl
     assert [task.result().spec.template for task in writing] == [msgspec.convert(part, Template) for part in parts]
 
 
-async def test_updates_get_through_while_the_status_is_written(
-    replica: Replica, replicas: Replicas, cluster: Cluster
+async def test_updates_succeed_during_status_writes(
+    replica: UnitReplica, start_replica: StartUnitReplica, cluster: UnitCluster
 ) -> None:
-    cluster.make("web")
-    controller = (await replicas()).client
-    key, written = Key(cluster.namespace, "web"), 0
+    cluster.create("web")
+    controller = (await start_replica()).client
+    key, written = ObjectKey(cluster.namespace, "web"), 0
 
     async def report() -> None:
         nonlocal written
@@ -212,55 +212,55 @@ async def test_updates_get_through_while_the_status_is_written(
         for number in range(30):
             await replica.units.update("", "web", update(image=f"python:{number}"))
         reporting.cancel()
-    found = cluster.look("web")
+    found = cluster.get("web")
     assert (found["spec"]["image"], found["metadata"]["generation"]) == ("python:29", 31)
     assert found["status"]["observedGeneration"] >= written, "no status was lost"
 
 
-async def test_stop_and_start_are_as_good_once_as_twice(replica: Replica, cluster: Cluster) -> None:
-    before = cluster.make("web", **WEB)
+async def test_stop_and_start_are_idempotent(replica: UnitReplica, cluster: UnitCluster) -> None:
+    before = cluster.create("web", **WEB)
     for switch, running in ((replica.units.stop, False), (replica.units.start, True)):
         first = await switch("", "web")
         again = await switch(cluster.namespace, "web")
         assert first.spec.running is running
         assert again.metadata.resource_version == first.metadata.resource_version
-        assert cluster.look("web")["spec"] == before["spec"] | {"running": running}
-    assert cluster.look("web")["metadata"]["generation"] == 3
+        assert cluster.get("web")["spec"] == before["spec"] | {"running": running}
+    assert cluster.get("web")["metadata"]["generation"] == 3
 
 
-async def test_a_unit_that_was_stopped_elsewhere_is_started_though_the_cache_lags(
-    idle: Replica, cluster: Cluster
+async def test_start_with_a_stale_cache_starts_the_unit(
+    stale_replica: UnitReplica, cluster: UnitCluster
 ) -> None:
-    await known_from_before(idle, cluster, "web")
+    await create_cached_unit(stale_replica, cluster, "web")
     cluster.patch("web", {"spec": {"running": False}})
-    await idle.units.start("", "web")
-    assert cluster.look("web")["spec"]["running"] is True
+    await stale_replica.units.start("", "web")
+    assert cluster.get("web")["spec"]["running"] is True
 
 
-async def test_a_unit_with_a_bad_spec_can_be_stopped(replica: Replica, cluster: Cluster) -> None:
-    cluster.make("web", memory="not-a-quantity")
+async def test_a_unit_with_a_bad_spec_can_be_stopped(replica: UnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("web", memory="not-a-quantity")
     assert (await replica.units.stop("", "web")).spec.running is False
 
 
-async def test_a_deleted_unit_is_gone_at_once_and_cannot_be_deleted_twice(idle: Replica, cluster: Cluster) -> None:
-    await known_from_before(idle, cluster, "web")
-    await idle.units.delete("", "web")
+async def test_deleted_unit_is_404_immediately(stale_replica: UnitReplica, cluster: UnitCluster) -> None:
+    await create_cached_unit(stale_replica, cluster, "web")
+    await stale_replica.units.delete("", "web")
     with pytest.raises(ApiError, match="not found"):
-        cluster.look("web")
-    for refused in (idle.units.get, idle.units.delete, idle.units.stop):
+        cluster.get("web")
+    for refused in (stale_replica.units.get, stale_replica.units.delete, stale_replica.units.stop):
         with pytest.raises(NotFound, match="there is no unit 'web'"):
             await refused("", "web")
     with pytest.raises(NotFound):
-        await idle.units.update("", "web", update(image="new"))
-    assert idle.settled == []
+        await stale_replica.units.update("", "web", update(image="new"))
+    assert stale_replica.finished_operations == []
 
 
-async def test_a_unit_that_lives_on_for_a_finalizer_is_shown_as_deleting(replica: Replica, cluster: Cluster) -> None:
-    cluster.make("web")
+async def test_unit_with_a_finalizer_is_shown_as_deleting(replica: UnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("web")
     cluster.patch("web", {"metadata": {"finalizers": ["example.com/wait"]}})
     await replica.units.delete("", "web")
     await replica.units.delete("", "web")
-    store, key = replica.caches.units.store, Key(cluster.namespace, "web")
+    store, key = replica.caches.units.store, ObjectKey(cluster.namespace, "web")
     await eventually(
         lambda: (unit := store.get(key)) is not None and unit.metadata.deletion_timestamp is not None, "it is deleting"
     )
@@ -270,36 +270,36 @@ async def test_a_unit_that_lives_on_for_a_finalizer_is_shown_as_deleting(replica
     await eventually(lambda: store.get(key) is None, "it is gone")
 
 
-async def test_an_unfinished_create_is_settled_before_its_unit_is_deleted(replica: Replica, cluster: Cluster) -> None:
-    await begun(replica, cluster.namespace)
+async def test_unfinished_create_is_finished_before_its_unit_is_deleted(replica: UnitReplica, cluster: UnitCluster) -> None:
+    await begin_create(replica, cluster.namespace)
     seen = []
 
     async def settle(operation_id: str) -> None:
-        seen.append((operation_id, cluster.look("web")["metadata"]["name"]))
+        seen.append((operation_id, cluster.get("web")["metadata"]["name"]))
 
-    cluster.make("web", {Annotation.OPERATION_ID: "unit-1"})
-    await replace(replica.units, settle=settle).delete("", "web")
+    cluster.create("web", {Annotation.OPERATION_ID: "unit-1"})
+    await replace(replica.units, finish_operation=settle).delete("", "web")
     assert seen == [("unit-1", "web")], "it was still there"
 
 
-async def test_a_unit_that_the_settling_took_away_is_deleted(replica: Replica, cluster: Cluster) -> None:
-    await begun(replica, cluster.namespace)
+async def test_delete_succeeds_if_finishing_the_create_removed_the_unit(replica: UnitReplica, cluster: UnitCluster) -> None:
+    await begin_create(replica, cluster.namespace)
 
     async def settle(_: str) -> None:
-        cluster.end("web")
-        cluster.make("web", image="of-another-unit")
+        cluster.delete("web")
+        cluster.create("web", image="of-another-unit")
 
-    cluster.make("web", {Annotation.OPERATION_ID: "unit-1"})
-    await replace(replica.units, settle=settle).delete("", "web")
-    assert cluster.look("web")["spec"]["image"] == "of-another-unit"
+    cluster.create("web", {Annotation.OPERATION_ID: "unit-1"})
+    await replace(replica.units, finish_operation=settle).delete("", "web")
+    assert cluster.get("web")["spec"]["image"] == "of-another-unit"
 
 
-async def test_pages_neither_repeat_nor_hide_units_while_others_come_and_go(replica: Replica, cluster: Cluster) -> None:
+async def test_pages_neither_repeat_nor_hide_units_while_others_come_and_go(replica: UnitReplica, cluster: UnitCluster) -> None:
     staying = [f"stay-{number:02}" for number in range(12)]
     going = [f"stay-{number:02}-gone" for number in range(12)]
     for name in staying + going:
-        cluster.make(name)
-    await known(replica, cluster.namespace, *staying, *going)
+        cluster.create(name)
+    await wait_cached(replica, cluster.namespace, *staying, *going)
 
     seen: list[str] = []
     after, turn = None, 0
@@ -311,9 +311,9 @@ async def test_pages_neither_repeat_nor_hide_units_while_others_come_and_go(repl
             break
         for gone in (going.pop(0), going.pop()) if len(going) > 1 else ():
             await replica.units.delete("", gone)
-        cluster.make(f"aaa-{turn}")
-        cluster.make(f"stay-11-z{turn}")
-        await known(replica, cluster.namespace, f"aaa-{turn}", f"stay-11-z{turn}")
+        cluster.create(f"aaa-{turn}")
+        cluster.create(f"stay-11-z{turn}")
+        await wait_cached(replica, cluster.namespace, f"aaa-{turn}", f"stay-11-z{turn}")
         turn += 1
     assert turn > 2
     assert [name for name in seen if name in staying] == staying
@@ -321,14 +321,14 @@ async def test_pages_neither_repeat_nor_hide_units_while_others_come_and_go(repl
     assert seen == sorted(seen)
 
 
-async def test_a_list_shows_what_is_asked_for(replica: Replica, cluster: Cluster) -> None:
-    cluster.make("plain")
-    cluster.make("large", specName="g8")
-    cluster.make("function", serverless={"enabled": True, "requestID": "f"})
-    cluster.make("resting", serverless={"requestID": "g"})
-    cluster.report("large", phase="Ready")
-    await known(replica, cluster.namespace, "plain", "large", "function", "resting")
-    large, store = Key(cluster.namespace, "large"), replica.caches.units.store
+async def test_unit_list_filters(replica: UnitReplica, cluster: UnitCluster) -> None:
+    cluster.create("plain")
+    cluster.create("large", specName="g8")
+    cluster.create("function", serverless={"enabled": True, "requestID": "f"})
+    cluster.create("resting", serverless={"requestID": "g"})
+    cluster.patch_status("large", phase="Ready")
+    await wait_cached(replica, cluster.namespace, "plain", "large", "function", "resting")
+    large, store = ObjectKey(cluster.namespace, "large"), replica.caches.units.store
     await eventually(lambda: (unit := store.get(large)) is not None and unit.status.phase == "Ready", "it is Ready")
 
     def names(**query: Any) -> list[str]:
@@ -344,26 +344,26 @@ async def test_a_list_shows_what_is_asked_for(replica: Replica, cluster: Cluster
     assert names(serverless=False, spec_name="g1.1") == ["plain", "resting"]
 
 
-async def test_a_list_that_cannot_be_complete_is_refused(idle: Replica) -> None:
+async def test_incomplete_unit_list_is_unavailable(stale_replica: UnitReplica) -> None:
     with pytest.raises(Unavailable, match="still being read"):
-        idle.units.list(ListUnits())
+        stale_replica.units.list(ListUnits())
 
 
-async def test_what_cannot_be_asked_is_unavailable(control_plane: ControlPlane, idle: Replica) -> None:
-    away = replace(load_config(control_plane.kubeconfig), server=f"https://127.0.0.1:{free_port()}")
-    async with connect(away, field_manager="test") as client:
-        units = replace(idle.units, client=client.patient(timeout=1, retries=IMPATIENT))
+async def test_unreachable_kubernetes_is_unavailable(control_plane: ControlPlane, stale_replica: UnitReplica) -> None:
+    away = replace(load_cluster_config(control_plane.kubeconfig), server=f"https://127.0.0.1:{free_port()}")
+    async with open_kube_client(away, field_manager="test") as client:
+        units = replace(stale_replica.units, client=client.with_options(timeout=1, retries=NO_RETRY))
         for refused in (units.get, units.stop, units.delete):
             with pytest.raises(Unavailable, match="Kubernetes cannot be reached"):
                 await refused("", "web")
 
 
-async def begun(replica: Replica, namespace: str) -> tuple[Ledger, Operation]:
+async def begin_create(replica: UnitReplica, namespace: str) -> tuple[OperationStore, Operation]:
     """A create that is not finished, and of which the replica knows."""
-    ledger = Ledger(replica.client, namespace, SystemClock())
+    ledger = OperationStore(replica.client, namespace, SystemClock())
     request = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image="python")
-    target = Target(kind="GPUUnit", namespace=namespace, name="web")
+    target = OperationTarget(kind="GPUUnit", namespace=namespace, name="web")
     operation = (await ledger.record(OperationType.CREATE_UNIT, "unit-1", request, target)).operation
-    store = replica.caches.pending.store
+    store = replica.caches.unfinished_operations.store
     await eventually(lambda: store.get(operation.metadata.key) is not None, "the operation is known")
     return ledger, operation

@@ -5,16 +5,16 @@ from datetime import UTC, datetime
 import pytest
 
 from gpu_runtime.contract.messages.invocation_record import (
-    RECORD,
-    REVISION,
+    RECORD_HEADER,
+    REVISION_HEADER,
     InvocationRecord,
-    Known,
-    headers_of,
-    known_from,
+    RecordAtRevision,
+    record_from_headers,
+    record_headers,
 )
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
-KNOWN = Known(
+RECORD_AT_REVISION = RecordAtRevision(
     InvocationRecord(
         request_hash="abc", serverless_request_id="thumbs", enqueued_at=NOW, deadline=NOW, updated_at=NOW, worker="w"
     ),
@@ -22,23 +22,23 @@ KNOWN = Known(
 )
 
 
-def test_headers_say_the_record_and_its_revision() -> None:
-    headers = headers_of(KNOWN)
-    assert known_from(headers) == KNOWN
+def test_record_headers_round_trip() -> None:
+    headers = record_headers(RECORD_AT_REVISION)
+    assert record_from_headers(headers) == RECORD_AT_REVISION
     assert all("\n" not in value and value.isascii() for value in headers.values())
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {REVISION: ""},
-        {REVISION: "x"},
-        {REVISION: "-1"},
-        {REVISION: "²"},
-        {RECORD: ""},
-        {RECORD: "{"},
-        {RECORD: '{"version":9}'},
+        {REVISION_HEADER: ""},
+        {REVISION_HEADER: "x"},
+        {REVISION_HEADER: "-1"},
+        {REVISION_HEADER: "²"},
+        {RECORD_HEADER: ""},
+        {RECORD_HEADER: "{"},
+        {RECORD_HEADER: '{"version":9}'},
     ],
 )
-def test_whoever_cannot_read_all_of_it_reads_the_record_itself(change: dict[str, str]) -> None:
-    assert known_from(headers_of(KNOWN) | change) is None
+def test_incomplete_or_invalid_record_headers_are_ignored(change: dict[str, str]) -> None:
+    assert record_from_headers(record_headers(RECORD_AT_REVISION) | change) is None

@@ -7,16 +7,28 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.errors import Rejected, TooLarge
-from gpu_runtime.contract.messages.dead_letter import UNKNOWN, DeadLetter, DeadLetters
+from gpu_runtime.contract.messages.dead_letter import UNKNOWN_REQUEST_ID, DeadLetter, DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_problems
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Stage, advanced, ended, taken_back
-from gpu_runtime.contract.messages.limits import BODY_LIMIT, META_LIMIT, check_body, meta_problems, shortened
-from gpu_runtime.contract.messages.message_codec import Message, Unreadable, decode, encode, utc
-from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, unsuccessful, with_body
-from gpu_runtime.contract.messages.subjects import Queue, Subjects
+from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_errors
+from gpu_runtime.contract.messages.invocation_record import (
+    InvocationRecord,
+    RecordState,
+    advance_record,
+    cancel_record,
+    finish_record,
+)
+from gpu_runtime.contract.messages.limits import (
+    MAX_METADATA_BYTES,
+    MAX_PAYLOAD_BYTES,
+    check_body,
+    metadata_errors,
+    truncate_text,
+)
+from gpu_runtime.contract.messages.message_codec import Message, MessageDecodeError, decode, encode, to_utc_milliseconds
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, unsuccessful_result, with_body
+from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.jetstream.delivery import Delivery
 
@@ -54,9 +66,9 @@ MESSAGES: dict[str, Message] = {
         "image/png",
         b"\x89PNG",
     ),
-    "failed result": unsuccessful(invocation(), ResultState.EXPIRED, BROKEN, LATER, attempts=3),
-    "event": WorkerEvent(kind=WorkerEventKind.STARTED, serverless_request_id="doubling", worker="w", at=NOW),
-    "dead letter": DeadLetters(Subjects(), Queue.DISPATCH).letter(delivery(bytes(range(256))), BROKEN, LATER),
+    "failed result": unsuccessful_result(invocation(), ResultState.EXPIRED, BROKEN, LATER, attempts=3),
+    "event": WorkerEvent(kind=WorkerEventKind.STARTED, serverless_request_id="doubling", unit="w", sent_at=NOW),
+    "dead letter": DeadLetterBuilder(Subjects(), Stream.DISPATCH).build(delivery(bytes(range(256))), BROKEN, LATER),
     "record": InvocationRecord(
         request_hash="h", serverless_request_id="doubling", enqueued_at=NOW, deadline=LATER, updated_at=NOW
     ),
@@ -64,19 +76,19 @@ MESSAGES: dict[str, Message] = {
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_a_message_arrives_as_it_was_said(kind: str) -> None:
+def test_message_round_trip(kind: str) -> None:
     message = MESSAGES[kind]
     assert decode(encode(message), type(message)) == message
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_every_message_says_its_version_and_is_written_in_camel_case(kind: str) -> None:
+def test_every_message_has_a_version_and_camel_case_fields(kind: str) -> None:
     document = msgspec.json.decode(encode(MESSAGES[kind]))
     assert document["version"] == 1
     assert not [name for name in document if "_" in name]
 
 
-def test_a_field_that_is_not_known_is_ignored() -> None:
+def test_unknown_field_is_ignored() -> None:
     document = msgspec.json.decode(encode(invocation())) | {"colour": "green"}
     assert decode(msgspec.json.encode(document), Invocation) == invocation()
 
@@ -84,7 +96,7 @@ def test_a_field_that_is_not_known_is_ignored() -> None:
 def test_a_higher_version_is_refused_with_the_remedy() -> None:
     document = msgspec.json.decode(encode(invocation())) | {"version": 2}
     with pytest.raises(
-        Unreadable, match="this Invocation has version 2; this process reads up to version 1: upgrade it"
+        MessageDecodeError, match="this Invocation has version 2; this process reads up to version 1: upgrade it"
     ):
         decode(msgspec.json.encode(document), Invocation)
 
@@ -100,7 +112,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_what_is_no_message_is_rejected_with_a_reason(case: str) -> None:
+def test_undecodable_message_is_rejected_with_a_reason(case: str) -> None:
     data, reason = UNREADABLE[case]
     with pytest.raises(Rejected, match=reason):
         decode(data, Invocation)
@@ -111,13 +123,13 @@ def test_json_of_a_body_keeps_its_numbers() -> None:
     assert decode(encode(invocation(body=body)), Invocation).body == body
 
 
-def test_a_deadline_counts_from_the_acceptance() -> None:
+def test_deadline_is_enqueued_at_plus_timeout() -> None:
     assert invocation(timeout_seconds=1.5).deadline == NOW + timedelta(seconds=1.5)
 
 
-def test_moments_are_said_in_utc_to_the_millisecond() -> None:
+def test_timestamps_are_utc_with_milliseconds() -> None:
     moment = datetime.fromisoformat("2026-11-16T13:00:00.123456+01:00")
-    assert utc(moment) == NOW + timedelta(milliseconds=123)
+    assert to_utc_milliseconds(moment) == NOW + timedelta(milliseconds=123)
 
 
 SAME: dict[str, dict[str, Any]] = {
@@ -140,37 +152,39 @@ OTHER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_what_asks_the_same_has_one_hash(case: str) -> None:
+def test_equivalent_invocations_have_the_same_hash(case: str) -> None:
     assert invocation_hash(invocation(**SAME[case])) == invocation_hash(invocation())
 
 
 @pytest.mark.parametrize("case", OTHER)
-def test_what_asks_otherwise_has_another_hash(case: str) -> None:
+def test_different_invocations_have_different_hashes(case: str) -> None:
     assert invocation_hash(invocation(**OTHER[case])) != invocation_hash(invocation())
 
 
-def test_blanks_count_where_the_body_is_no_json() -> None:
+def test_whitespace_in_a_non_json_body_changes_the_hash() -> None:
     one = invocation(content_type="text/plain", body=b"1 ")
     assert invocation_hash(one) != invocation_hash(invocation(content_type="text/plain", body=b"1"))
 
 
 @pytest.mark.parametrize("good", ["a", "0190b1b0-7e5c-7000-8000-000000000000", "A_b-9", "x" * 128])
-def test_ids_that_are_taken(good: str) -> None:
-    assert list(invocation_id_problems(good)) == []
+def test_valid_invocation_ids_are_accepted(good: str) -> None:
+    assert list(invocation_id_errors(good)) == []
 
 
 @pytest.mark.parametrize("bad", ["", "a.b", "a b", "a*", ">", "ä", "a\n", "x" * 129])
-def test_ids_that_are_not_taken_are_named(bad: str) -> None:
-    (problem,) = invocation_id_problems(bad)
+def test_invalid_invocation_id_is_reported_by_field(bad: str) -> None:
+    (problem,) = invocation_id_errors(bad)
     assert problem.path == "invocationID"
 
 
-def test_limits_are_said_in_the_error() -> None:
-    check_body(b"x" * BODY_LIMIT)
-    with pytest.raises(TooLarge, match=f"payload: has {BODY_LIMIT + 1} bytes; at most {BODY_LIMIT} are taken"):
-        check_body(b"x" * (BODY_LIMIT + 1))
-    (problem,) = meta_problems({"a": "x" * META_LIMIT}, "headers")
-    assert str(META_LIMIT) in problem.text
+def test_size_limit_error_states_the_limit() -> None:
+    check_body(b"x" * MAX_PAYLOAD_BYTES)
+    with pytest.raises(
+        TooLarge, match=f"payload: has {MAX_PAYLOAD_BYTES + 1} bytes; at most {MAX_PAYLOAD_BYTES} are taken"
+    ):
+        check_body(b"x" * (MAX_PAYLOAD_BYTES + 1))
+    (problem,) = metadata_errors({"a": "x" * MAX_METADATA_BYTES}, "headers")
+    assert str(MAX_METADATA_BYTES) in problem.message
 
 
 SIGNS = len('{"n":""}')
@@ -179,25 +193,25 @@ SIGNS = len('{"n":""}')
 @pytest.mark.parametrize(
     "meta",
     [
-        {"n": "x" * (META_LIMIT - SIGNS)},
-        {"n": "\N{GRINNING FACE}" * ((META_LIMIT - SIGNS) // 4)},
-        {"n": "\x01" * ((META_LIMIT - SIGNS) // 6)},
-        {f"{number:04}": "" for number in range(META_LIMIT // 10)},
+        {"n": "x" * (MAX_METADATA_BYTES - SIGNS)},
+        {"n": "\N{GRINNING FACE}" * ((MAX_METADATA_BYTES - SIGNS) // 4)},
+        {"n": "\x01" * ((MAX_METADATA_BYTES - SIGNS) // 6)},
+        {f"{number:04}": "" for number in range(MAX_METADATA_BYTES // 10)},
     ],
     ids=["letters", "other letters", "control characters", "many"],
 )
 def test_the_largest_invocation_fits_into_a_message_and_its_dead_letter_too(meta: dict[str, str]) -> None:
-    assert list(meta_problems(meta, "headers")) == []
-    assert list(meta_problems(meta | {"name": "value"}, "headers"))
-    largest = invocation(body=b"x" * BODY_LIMIT, headers=meta, attributes=meta, invocation_id="i" * 128)
+    assert list(metadata_errors(meta, "headers")) == []
+    assert list(metadata_errors(meta | {"name": "value"}, "headers"))
+    largest = invocation(body=b"x" * MAX_PAYLOAD_BYTES, headers=meta, attributes=meta, invocation_id="i" * 128)
     data = encode(Dispatch(invocation=largest, deadline=LATER, dispatched_at=NOW))
     failure = Failure(failure_class=FailureClass.INTERNAL, message="x" * 10_000)
-    letter = DeadLetters(Subjects(), Queue.DISPATCH).letter(delivery(data), failure, LATER)
+    letter = DeadLetterBuilder(Subjects(), Stream.DISPATCH).build(delivery(data), failure, LATER)
     assert len(encode(letter)) + 200 < 1024 * 1024
 
 
-def test_a_body_above_the_limit_is_cut_and_says_so() -> None:
-    result = unsuccessful(invocation(), ResultState.FAILED, BROKEN, LATER)
+def test_body_above_the_limit_is_truncated_and_flagged() -> None:
+    result = unsuccessful_result(invocation(), ResultState.FAILED, BROKEN, LATER)
     cut = with_body(result, "text/plain", b"abcdef", limit=4)
     assert (cut.body, cut.body_truncated, cut.body_bytes) == (b"abcd", True, 6)
     whole = with_body(result, "text/plain", b"abcd", limit=4)
@@ -205,25 +219,25 @@ def test_a_body_above_the_limit_is_cut_and_says_so() -> None:
 
 
 def test_a_long_reason_is_shortened_visibly() -> None:
-    assert shortened("x" * 10, 10) == "x" * 10
-    assert shortened("x" * 11, 10) == "x" * 9 + "…"
+    assert truncate_text("x" * 10, 10) == "x" * 10
+    assert truncate_text("x" * 11, 10) == "x" * 9 + "…"
 
 
-def test_a_dead_letter_keeps_the_original_and_is_the_same_when_made_again() -> None:
-    letters = DeadLetters(Subjects(), Queue.DISPATCH)
-    letter = letters.letter(delivery(b"\xff\x00"), BROKEN, LATER, "i-1")
-    sent, again = letters.outgoing(letter), letters.outgoing(letters.letter(delivery(b"\xff\x00"), BROKEN, NOW))
+def test_dead_letter_contains_the_original_and_is_deterministic() -> None:
+    letters = DeadLetterBuilder(Subjects(), Stream.DISPATCH)
+    letter = letters.build(delivery(b"\xff\x00"), BROKEN, LATER, "i-1")
+    sent, again = letters.to_outgoing(letter), letters.to_outgoing(letters.build(delivery(b"\xff\x00"), BROKEN, NOW))
     assert sent.subject == "runtime.serverless.dlq.dispatch.doubling"
     assert sent.message_id == again.message_id
     read = decode(sent.data, DeadLetter)
     assert (read.data, read.subject, read.headers) == (b"\xff\x00", delivery().subject, {"Nats-Msg-Id": "i-1"})
-    assert (read.attempts, read.failure_class, read.reason) == (5, FailureClass.INTERNAL, "no")
+    assert (read.delivery_count, read.failure_class, read.reason) == (5, FailureClass.INTERNAL, "no")
 
 
-def test_a_dead_letter_of_a_strange_subject_has_a_place_too() -> None:
-    letters = DeadLetters(Subjects(), Queue.INVOKE)
-    letter = letters.letter(delivery(subject="runtime.serverless.invoke.Strange"), BROKEN, LATER)
-    assert letters.outgoing(letter).subject == f"runtime.serverless.dlq.invoke.{UNKNOWN}"
+def test_dead_letter_of_an_invalid_subject_uses_the_unknown_token() -> None:
+    letters = DeadLetterBuilder(Subjects(), Stream.INVOKE)
+    letter = letters.build(delivery(subject="runtime.serverless.invoke.Strange"), BROKEN, LATER)
+    assert letters.to_outgoing(letter).subject == f"runtime.serverless.dlq.invoke.{UNKNOWN_REQUEST_ID}"
 
 
 def record(**changes: Any) -> InvocationRecord:
@@ -232,23 +246,23 @@ def record(**changes: Any) -> InvocationRecord:
     return msgspec.structs.replace(usual, **changes)
 
 
-def test_a_record_goes_forward_only() -> None:
-    running = advanced(record(), Stage.RUNNING, LATER, "w-1")
-    assert (running.stage, running.worker, running.updated_at) == (Stage.RUNNING, "w-1", LATER)
-    assert advanced(running, Stage.DISPATCHED, LATER) is running
-    done = ended(running, ResultState.SUCCEEDED, LATER)
-    assert (done.stage, done.result_state) == (Stage.TERMINAL, ResultState.SUCCEEDED)
-    assert ended(done, ResultState.EXPIRED, LATER) is done
-    assert advanced(done, Stage.RUNNING, LATER) is done
-    assert taken_back(done, LATER) is done
+def test_record_state_never_goes_backward() -> None:
+    running = advance_record(record(), RecordState.RUNNING, LATER, "w-1")
+    assert (running.state, running.worker, running.updated_at) == (RecordState.RUNNING, "w-1", LATER)
+    assert advance_record(running, RecordState.DISPATCHED, LATER) is running
+    done = finish_record(running, ResultState.SUCCEEDED, LATER)
+    assert (done.state, done.result_state) == (RecordState.TERMINAL, ResultState.SUCCEEDED)
+    assert finish_record(done, ResultState.EXPIRED, LATER) is done
+    assert advance_record(done, RecordState.RUNNING, LATER) is done
+    assert cancel_record(done, LATER) is done
 
 
-def test_another_worker_is_recorded_when_it_takes_over() -> None:
-    running = advanced(record(), Stage.RUNNING, NOW, "w-1")
-    assert advanced(running, Stage.RUNNING, LATER, "w-2").worker == "w-2"
+def test_record_names_the_worker_of_the_latest_delivery() -> None:
+    running = advance_record(record(), RecordState.RUNNING, NOW, "w-1")
+    assert advance_record(running, RecordState.RUNNING, LATER, "w-2").worker == "w-2"
 
 
-def test_a_cancelled_record_stays_where_it_is_until_somebody_notices() -> None:
-    cancelled = taken_back(record(), LATER)
-    assert (cancelled.cancelled, cancelled.stage) == (True, Stage.QUEUED)
-    assert taken_back(cancelled, LATER) is cancelled
+def test_cancelled_record_is_flagged_and_keeps_its_state() -> None:
+    cancelled = cancel_record(record(), LATER)
+    assert (cancelled.cancelled, cancelled.state) == (True, RecordState.QUEUED)
+    assert cancel_record(cancelled, LATER) is cancelled

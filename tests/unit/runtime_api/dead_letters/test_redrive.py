@@ -10,10 +10,10 @@ from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_problems
+from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_errors
 from gpu_runtime.contract.messages.message_codec import Message, encode
-from gpu_runtime.contract.messages.subjects import Queue
-from gpu_runtime.runtime_api.dead_letters.redrive import invocation_again, new_id, result_again
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.runtime_api.dead_letters.redrive import redrive_invocation_id, redriven_invocation, redriven_result
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CALL = Invocation(
@@ -27,7 +27,7 @@ CALL = Invocation(
 )
 
 
-def letter(source: Queue, data: bytes) -> DeadLetter:
+def letter(source: Stream, data: bytes) -> DeadLetter:
     return DeadLetter(
         id=f"{source}-7",
         source=source,
@@ -37,18 +37,18 @@ def letter(source: Queue, data: bytes) -> DeadLetter:
         data=data,
         failure_class=FailureClass.INTERNAL,
         reason="",
-        attempts=5,
-        stored_at=NOW,
-        dead_at=NOW,
+        delivery_count=5,
+        published_at=NOW,
+        dead_lettered_at=NOW,
     )
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [(Queue.INVOKE, CALL), (Queue.DISPATCH, Dispatch(invocation=CALL, deadline=NOW, dispatched_at=NOW))],
+    [(Stream.INVOKE, CALL), (Stream.DISPATCH, Dispatch(invocation=CALL, deadline=NOW, dispatched_at=NOW))],
 )
-def test_the_same_is_asked_for_by_nobody_who_waits(source: Queue, message: Message) -> None:
-    again = invocation_again(letter(source, encode(message)))
+def test_redriven_invocation_is_async_with_a_derived_id(source: Stream, message: Message) -> None:
+    again = redriven_invocation(letter(source, encode(message)))
     assert (again.invocation_id, again.mode, again.reply_to, again.enqueued_at) == (
         *(f"i-redrive-{source}-7", "async", ""),
         None,
@@ -56,27 +56,27 @@ def test_the_same_is_asked_for_by_nobody_who_waits(source: Queue, message: Messa
     assert invocation_hash(again) == invocation_hash(CALL)
 
 
-def test_a_long_id_is_cut_and_stays_an_id() -> None:
-    made = new_id("x" * 128, "invoke-123456")
+def test_long_invocation_id_is_truncated_to_a_valid_id() -> None:
+    made = redrive_invocation_id("x" * 128, "invoke-123456")
     assert len(made) == 128
-    assert not list(invocation_id_problems(made))
+    assert not list(invocation_id_errors(made))
     assert made.endswith("-redrive-invoke-123456")
 
 
-def test_what_cannot_be_read_stays() -> None:
+def test_undecodable_dead_letter_is_not_redriven() -> None:
     with pytest.raises(Conflict, match="dead letter invoke-7 cannot be sent again"):
-        invocation_again(letter(Queue.INVOKE, b"{"))
+        redriven_invocation(letter(Stream.INVOKE, b"{"))
 
 
-def test_a_result_is_sent_as_it_was() -> None:
-    again = result_again(letter(Queue.RESULT, b"anything"))
+def test_redriven_result_is_unchanged() -> None:
+    again = redriven_result(letter(Stream.RESULT, b"anything"))
     assert (again.subject, again.data) == ("runtime.serverless.result.f", b"anything")
     assert again.headers == {"Gpu-Runtime-Revision": "3"}
     assert again.message_id.startswith("redrive-result-7-")
 
 
 @pytest.mark.parametrize("changed", [{"invocation_id": "two words"}, {"serverless_request_id": "Not.A.Token"}])
-def test_what_died_of_its_own_names_is_not_sent_again(changed: dict[str, str]) -> None:
+def test_dead_letter_with_invalid_ids_is_not_redriven(changed: dict[str, str]) -> None:
     dead = structs.replace(CALL, **changed)
     with pytest.raises(Conflict, match="dead letter invoke-7 cannot be sent again"):
-        invocation_again(letter(Queue.INVOKE, encode(dead)))
+        redriven_invocation(letter(Stream.INVOKE, encode(dead)))

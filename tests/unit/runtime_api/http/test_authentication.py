@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from gpu_runtime.contract.errors import Unauthenticated, Unavailable
-from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.errors import Unreachable
-from gpu_runtime.kube.meta import Key
-from gpu_runtime.process.settings import BadSettings
-from gpu_runtime.runtime_api.http.authentication import Bearer, authenticator, bearer_token
-from gpu_runtime.runtime_api.http.caller import ANYBODY, Caller
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.errors import KubeUnreachable
+from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.process.settings import InvalidSettings
+from gpu_runtime.runtime_api.http.authentication import BearerAuthenticator, build_authenticator, parse_bearer_token
+from gpu_runtime.runtime_api.http.caller import ANONYMOUS, Caller
 from gpu_runtime.runtime_api.http.route import Scope
 from gpu_runtime.runtime_api.http.token_file import TokenFile
 from gpu_runtime.runtime_api.http.token_review import (
@@ -26,10 +26,10 @@ from gpu_runtime.runtime_api.http.token_review import (
     ReviewStatus,
     TokenReview,
     TokenReviewer,
-    account_of,
-    claims_of,
+    decode_claims,
+    service_account_key,
 )
-from gpu_runtime.runtime_api.settings import Authentication, ServiceAccountScopes
+from gpu_runtime.runtime_api.settings import AuthenticationSettings, ServiceAccountScopeSettings
 
 ALICE, BOB = "alice-alice-alice", "bob-bob-bob-bob-bob"
 
@@ -45,11 +45,11 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_token_of_the_file_names_its_holder(path: Path) -> None:
+def test_token_from_the_file_identifies_the_caller(path: Path) -> None:
     known = TokenFile(path)
-    assert known.find(BOB) == Caller("token:bob", frozenset({Scope.RUNTIME}))
-    assert known.find(BOB + "x") is None
-    assert known.find("ä\udcff") is None
+    assert known.find_caller(BOB) == Caller("token:bob", frozenset({Scope.RUNTIME}))
+    assert known.find_caller(BOB + "x") is None
+    assert known.find_caller("ä\udcff") is None
 
 
 UNUSABLE = {
@@ -78,22 +78,22 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize(("text", "message"), UNUSABLE.values(), ids=UNUSABLE)
-def test_a_file_that_cannot_be_used_is_an_error_that_quotes_no_token(path: Path, text: str, message: str) -> None:
+def test_invalid_token_file_error_contains_no_token(path: Path, text: str, message: str) -> None:
     path.write_text(text)
-    with pytest.raises(BadSettings, match=message) as refusal:
+    with pytest.raises(InvalidSettings, match=message) as refusal:
         TokenFile(path)
     assert not any(secret in str(refusal.value) for secret in (ALICE, BOB, "short-secret", "with blanks"))
 
 
-def test_a_changed_file_is_read_again(path: Path) -> None:
+def test_changed_token_file_is_reloaded(path: Path) -> None:
     known = TokenFile(path)
     path.write_text(tokens(carol=ALICE))
-    known.look_again()
-    assert known.find(ALICE) == Caller("token:carol", frozenset({Scope.RUNTIME}))
-    assert known.find(BOB) is None
+    known.reload_if_changed()
+    assert known.find_caller(ALICE) == Caller("token:carol", frozenset({Scope.RUNTIME}))
+    assert known.find_caller(BOB) is None
 
 
-def test_the_swapped_link_of_a_mounted_secret_is_a_changed_file(tmp_path: Path) -> None:
+def test_token_file_behind_a_swapped_symlink_is_reloaded(tmp_path: Path) -> None:
     for version, holder in (("v1", "alice"), ("v2", "bob")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "tokens.yaml").write_text(tokens(**{holder: ALICE}))
@@ -103,41 +103,41 @@ def test_the_swapped_link_of_a_mounted_secret_is_a_changed_file(tmp_path: Path) 
     known = TokenFile(tmp_path / "tokens.yaml")
     (tmp_path / "..new").symlink_to("v2")
     (tmp_path / "..new").rename(tmp_path / "..data")
-    known.look_again()
-    found = known.find(ALICE)
+    known.reload_if_changed()
+    found = known.find_caller(ALICE)
     assert found
     assert found.name == "token:bob"
 
 
 @pytest.mark.parametrize("breaking", [lambda path: path.write_text("tokens: 3"), lambda path: path.unlink()])
-def test_a_broken_new_file_keeps_the_old_tokens_and_is_told_once(
+def test_invalid_reloaded_token_file_preserves_the_old_tokens(
     path: Path, breaking: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     known = TokenFile(path)
     breaking(path)
-    known.look_again()
-    known.look_again()
-    assert known.find(ALICE)
+    known.reload_if_changed()
+    known.reload_if_changed()
+    assert known.find_caller(ALICE)
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert "the tokens from before stay good" in caplog.text
 
 
 @pytest.mark.parametrize("header", [None, "", "good", "Basic Z29vZA==", "Bearer", "Bearer  ", f"Bearer {'x' * 20_000}"])
-def test_what_is_no_bearer_token_is_told_how_to_send_one(header: str | None) -> None:
+def test_missing_or_malformed_bearer_token_is_rejected_with_the_remedy(header: str | None) -> None:
     with pytest.raises(Unauthenticated, match="send 'Authorization: Bearer TOKEN'"):
-        bearer_token(header)
+        parse_bearer_token(header)
 
 
-def test_the_scheme_has_any_case() -> None:
-    assert bearer_token("bEARER abc") == "abc"
+def test_bearer_scheme_is_case_insensitive() -> None:
+    assert parse_bearer_token("bEARER abc") == "abc"
 
 
-class Reviews(Client):
+class FakeTokenReviews(KubeClient):
     """An API server that knows some tokens, for the logic around it."""
 
     def __init__(self, **known: str) -> None:
-        self.known = known
+        self.usernames_by_signature = known
         self.asked = 0
         self.away = False
 
@@ -145,8 +145,8 @@ class Reviews(Client):
         assert resource is TOKEN_REVIEWS
         self.asked += 1
         if self.away:
-            raise Unreachable("nobody there", sent=False)
-        user = self.known.get(manifest["spec"]["token"].split(".")[2])
+            raise KubeUnreachable("nobody there", sent=False)
+        user = self.usernames_by_signature.get(manifest["spec"]["token"].split(".")[2])
         if user is None:
             return TokenReview()
         audiences = tuple(manifest["spec"]["audiences"])
@@ -168,43 +168,43 @@ class Clock:
         return self.time
 
 
-def reviewer(client: Client, clock: Clock) -> TokenReviewer:
-    return TokenReviewer(client, ["gpu-runtime"], {Key("shop", "web"): frozenset({Scope.RUNTIME})}, clock)
+def reviewer(client: KubeClient, clock: Clock) -> TokenReviewer:
+    return TokenReviewer(client, ["gpu-runtime"], {ObjectKey("shop", "web"): frozenset({Scope.RUNTIME})}, clock)
 
 
 WEB = "system:serviceaccount:shop:web"
 
 
 async def test_a_service_account_is_named_and_has_its_scopes() -> None:
-    found = reviewer(Reviews(web=WEB, other="system:serviceaccount:shop:other"), Clock())
-    assert await found.find(a_token("web")) == Caller("serviceaccount:shop/web", frozenset({Scope.RUNTIME}))
-    assert await found.find(a_token("other")) == Caller("serviceaccount:shop/other", frozenset())
-    assert await found.find(a_token("forged")) is None
+    found = reviewer(FakeTokenReviews(web=WEB, other="system:serviceaccount:shop:other"), Clock())
+    assert await found.find_caller(a_token("web")) == Caller("serviceaccount:shop/web", frozenset({Scope.RUNTIME}))
+    assert await found.find_caller(a_token("other")) == Caller("serviceaccount:shop/other", frozenset())
+    assert await found.find_caller(a_token("forged")) is None
 
 
-async def test_what_kubernetes_said_is_remembered_for_a_minute_and_a_refusal_for_seconds() -> None:
-    client, clock = Reviews(web=WEB), Clock()
+async def test_token_review_is_cached_for_60_s_and_a_rejection_for_5_s() -> None:
+    client, clock = FakeTokenReviews(web=WEB), Clock()
     found = reviewer(client, clock)
     good, bad = a_token("web"), a_token("forged")
     for clock.time, asked in ((0, 1), (59, 1), (60, 2), (119, 2), (120, 3)):
-        assert await found.find(good)
+        assert await found.find_caller(good)
         assert client.asked == asked
     client.asked = 0
     for clock.time, asked in ((200, 1), (204, 1), (205, 2)):
-        assert await found.find(bad) is None
+        assert await found.find_caller(bad) is None
         assert client.asked == asked
 
 
-async def test_nothing_is_remembered_beyond_the_end_of_the_token() -> None:
-    client, clock = Reviews(web=WEB), Clock()
+async def test_token_review_cache_never_outlives_the_token() -> None:
+    client, clock = FakeTokenReviews(web=WEB), Clock()
     found = reviewer(client, clock)
-    assert await found.find(a_token("web", exp=30))
+    assert await found.find_caller(a_token("web", exp=30))
     clock.time = 30
-    assert await found.find(a_token("web", exp=30)) is None
+    assert await found.find_caller(a_token("web", exp=30)) is None
     assert client.asked == 1
 
 
-NOT_WORTH_ASKING = {
+IMPLAUSIBLE_TOKENS = {
     "no web token": "just-a-word",
     "garbage inside": "a.!!!.c",
     "a list inside": f"a.{base64.urlsafe_b64encode(b'[]').decode()}.c",
@@ -215,86 +215,88 @@ NOT_WORTH_ASKING = {
 }
 
 
-@pytest.mark.parametrize("token", NOT_WORTH_ASKING.values(), ids=NOT_WORTH_ASKING)
-async def test_kubernetes_is_not_asked_about_what_cannot_be_good(token: str) -> None:
-    client = Reviews(web=WEB)
-    assert await reviewer(client, Clock()).find(token) is None
+@pytest.mark.parametrize("token", IMPLAUSIBLE_TOKENS.values(), ids=IMPLAUSIBLE_TOKENS)
+async def test_implausible_token_is_rejected_without_a_review(token: str) -> None:
+    client = FakeTokenReviews(web=WEB)
+    assert await reviewer(client, Clock()).find_caller(token) is None
     assert client.asked == 0
 
 
-async def test_a_server_that_does_not_look_at_audiences_is_not_believed() -> None:
-    class Careless(Reviews):
+async def test_review_without_audiences_is_not_trusted() -> None:
+    class Careless(FakeTokenReviews):
         async def create(self, resource: Any, manifest: Any) -> Any:
             return await super().create(resource, {"spec": manifest["spec"] | {"audiences": []}})
 
-    assert await reviewer(Careless(web=WEB), Clock()).find(a_token("web")) is None
+    assert await reviewer(Careless(web=WEB), Clock()).find_caller(a_token("web")) is None
 
 
-async def test_while_kubernetes_is_away_a_token_is_neither_good_nor_bad() -> None:
-    client = Reviews(web=WEB)
+async def test_unreachable_kubernetes_makes_token_review_unavailable() -> None:
+    client = FakeTokenReviews(web=WEB)
     client.away = True
     found = reviewer(client, Clock())
     with pytest.raises(Unavailable, match="Kubernetes cannot say now whose token this is"):
-        await found.find(a_token("web"))
+        await found.find_caller(a_token("web"))
     client.away = False
-    assert await found.find(a_token("web")), "a failure must not be remembered"
+    assert await found.find_caller(a_token("web")), "a failure must not be remembered"
 
 
-async def test_memory_is_bounded() -> None:
-    found = reviewer(Reviews(), Clock())
+async def test_token_review_cache_is_bounded() -> None:
+    found = reviewer(FakeTokenReviews(), Clock())
     for number in range(5000):
-        await found.find(a_token(f"forged-{number}"))
-    assert len(found._remembered) == 4096
+        await found.find_caller(a_token(f"forged-{number}"))
+    assert len(found._reviews) == 4096
 
 
-async def test_the_file_is_asked_before_the_cluster(path: Path) -> None:
-    client = Reviews(web=WEB)
+async def test_token_file_is_checked_before_kubernetes(path: Path) -> None:
+    client = FakeTokenReviews(web=WEB)
     client.away = True
-    both = Bearer(TokenFile(path), reviewer(client, Clock()))
-    assert (await both.caller(f"Bearer {ALICE}")).name == "token:alice"
+    both = BearerAuthenticator(TokenFile(path), reviewer(client, Clock()))
+    assert (await both.authenticate(f"Bearer {ALICE}")).name == "token:alice"
     with pytest.raises(Unauthenticated, match="not known here"):
-        await both.caller("Bearer unknown-unknown-unknown")
+        await both.authenticate("Bearer unknown-unknown-unknown")
     with pytest.raises(Unavailable):
-        await both.caller(f"Bearer {a_token('web')}")
+        await both.authenticate(f"Bearer {a_token('web')}")
 
 
 @pytest.mark.parametrize(
     ("username", "account"),
-    [(WEB, Key("shop", "web")), ("system:node:a", None), ("system:serviceaccount:shop", None), ("", None)],
+    [(WEB, ObjectKey("shop", "web")), ("system:node:a", None), ("system:serviceaccount:shop", None), ("", None)],
 )
-def test_an_account_has_a_namespace_and_a_name(username: str, account: Key | None) -> None:
-    assert account_of(username) == account
+def test_service_account_username_is_parsed(username: str, account: ObjectKey | None) -> None:
+    assert service_account_key(username) == account
 
 
-def test_claims_are_read_without_padding() -> None:
-    claims = claims_of(a_token("x", exp=5))
+def test_token_claims_are_decoded_without_padding() -> None:
+    claims = decode_claims(a_token("x", exp=5))
     assert claims
     assert claims.exp == 5
 
 
-async def test_where_authentication_is_off_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    who, background = authenticator(Authentication(mode="off"), Reviews())
-    assert await who.caller(None) == ANYBODY
+async def test_disabled_authentication_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    who, background = build_authenticator(AuthenticationSettings(mode="off"), FakeTokenReviews())
+    assert await who.authenticate(None) == ANONYMOUS
     assert background == ()
     [record] = caplog.records
     assert (record.levelno, "authentication is off" in record.message) == (logging.WARNING, True)
 
 
-def test_settings_that_let_nobody_in_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match="nobody could call; give a tokenFile or serviceAccounts"):
-        authenticator(Authentication(), Reviews())
-    with pytest.raises(BadSettings, match=r"none\.yaml: No such file or directory; correct the file, or the Secret"):
-        authenticator(Authentication(token_file=str(tmp_path / "none.yaml")), Reviews())
+def test_authentication_without_any_caller_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="nobody could call; give a tokenFile or serviceAccounts"):
+        build_authenticator(AuthenticationSettings(), FakeTokenReviews())
+    with pytest.raises(
+        InvalidSettings, match=r"none\.yaml: No such file or directory; correct the file, or the Secret"
+    ):
+        build_authenticator(AuthenticationSettings(token_file=str(tmp_path / "none.yaml")), FakeTokenReviews())
 
 
-async def test_the_cluster_is_asked_only_where_accounts_are_trusted(path: Path) -> None:
-    client = Reviews(web=WEB)
+async def test_token_reviews_need_configured_service_accounts(path: Path) -> None:
+    client = FakeTokenReviews(web=WEB)
     token = f"Bearer {a_token('web', exp=4e9)}"
-    only_file, _ = authenticator(Authentication(token_file=str(path)), client)
+    only_file, _ = build_authenticator(AuthenticationSettings(token_file=str(path)), client)
     with pytest.raises(Unauthenticated):
-        await only_file.caller(token)
+        await only_file.authenticate(token)
     assert client.asked == 0
-    trusted = (ServiceAccountScopes(namespace="shop", name="web", scopes=("operator",)),)
-    accounts, background = authenticator(Authentication(service_accounts=trusted), client)
-    assert await accounts.caller(token) == Caller("serviceaccount:shop/web", frozenset({Scope.OPERATOR}))
+    trusted = (ServiceAccountScopeSettings(namespace="shop", name="web", scopes=("operator",)),)
+    accounts, background = build_authenticator(AuthenticationSettings(service_accounts=trusted), client)
+    assert await accounts.authenticate(token) == Caller("serviceaccount:shop/web", frozenset({Scope.OPERATOR}))
     assert background == ()

@@ -7,7 +7,7 @@ import pytest
 from msgspec import field
 
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.runtime_api.http.decoding import NoBody, read_body, read_path, read_query
+from gpu_runtime.runtime_api.http.decoding import NoBody, decode_body, decode_query, validate_path_params
 from gpu_runtime.runtime_api.http.route import NoQuery, Query
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
@@ -16,7 +16,7 @@ WHOLE = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx
 
 
 def problems(refusal: Invalid) -> list[str]:
-    return [str(problem) for problem in refusal.problems]
+    return [str(problem) for problem in refusal.errors]
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -47,13 +47,13 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
 def test_a_wrong_field_is_named_with_what_is_expected(change: Any, message: str) -> None:
     with pytest.raises(Invalid) as refusal:
-        read_body(json.dumps(WHOLE | change).encode(), JSON, CreateUnit)
+        decode_body(json.dumps(WHOLE | change).encode(), JSON, CreateUnit)
     assert problems(refusal.value) == [message]
 
 
-def test_what_is_unknown_and_what_is_missing_is_told_in_one_answer() -> None:
+def test_unknown_and_missing_fields_are_reported_together() -> None:
     with pytest.raises(Invalid) as refusal:
-        read_body(b'{"name": "web", "Image": "nginx"}', JSON, CreateUnit)
+        decode_body(b'{"name": "web", "Image": "nginx"}', JSON, CreateUnit)
     assert problems(refusal.value) == [
         "Image: there is no such field; did you mean image?",
         "operationID: is required",
@@ -81,22 +81,22 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("raw", "message"), UNREADABLE.values(), ids=UNREADABLE)
-def test_what_is_no_json_object_is_told_so_with_the_place(raw: bytes, message: str) -> None:
+def test_malformed_json_is_reported_with_its_position(raw: bytes, message: str) -> None:
     with pytest.raises(Invalid) as refusal:
-        read_body(raw, JSON, CreateUnit)
+        decode_body(raw, JSON, CreateUnit)
     assert str(refusal.value).startswith(message)
 
 
 @pytest.mark.parametrize(
     "content_type", ["application/x-www-form-urlencoded", "text/plain", "application/octet-stream"]
 )
-def test_another_content_type_is_named(content_type: str) -> None:
+def test_other_content_type_is_rejected(content_type: str) -> None:
     with pytest.raises(Invalid, match=f"Content-Type: is '{content_type}'; send the body as application/json"):
-        read_body(b"{}", content_type, NoBody)
+        decode_body(b"{}", content_type, NoBody)
 
 
-def test_a_whole_request_becomes_its_struct() -> None:
-    read = read_body(json.dumps(WHOLE | {"template": {"args": ["a"]}}).encode(), JSON, CreateUnit)
+def test_valid_body_is_decoded() -> None:
+    read = decode_body(json.dumps(WHOLE | {"template": {"args": ["a"]}}).encode(), JSON, CreateUnit)
     assert (read.operation_id, read.name, read.template.args) == ("op", "web", ("a",))
 
 
@@ -107,10 +107,10 @@ class Filter(Query, frozen=True, kw_only=True):
     claimed: bool | None = None
 
 
-def test_parameters_become_numbers_and_switches() -> None:
+def test_query_parameters_are_converted() -> None:
     pairs = [("limit", "5"), ("continue", "abc"), ("specName", "null"), ("claimed", "true")]
-    assert read_query(pairs, Filter) == Filter(limit=5, continuation="abc", spec_name="null", claimed=True)
-    assert read_query([], Filter) == Filter()
+    assert decode_query(pairs, Filter) == Filter(limit=5, continuation="abc", spec_name="null", claimed=True)
+    assert decode_query([], Filter) == Filter()
 
 
 PARAMETERS = {
@@ -124,18 +124,18 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(("pairs", "message"), PARAMETERS.values(), ids=PARAMETERS)
-def test_a_wrong_parameter_is_named(pairs: list[tuple[str, str]], message: str) -> None:
+def test_invalid_query_parameter_is_reported(pairs: list[tuple[str, str]], message: str) -> None:
     with pytest.raises(Invalid) as refusal:
-        read_query(pairs, NoQuery if pairs[0][0] == "a" else Filter)
+        decode_query(pairs, NoQuery if pairs[0][0] == "a" else Filter)
     assert problems(refusal.value) == [message]
 
 
 @pytest.mark.parametrize("part", ["web", "op 1/ä", "a" * 256, "..."])
-def test_a_name_in_the_path_is_taken(part: str) -> None:
-    assert read_path({"name": part}) == {"name": part}
+def test_valid_path_name_is_accepted(part: str) -> None:
+    assert validate_path_params({"name": part}) == {"name": part}
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a\nb", " a", "a" * 257, "\x00"])
-def test_what_is_no_name_in_the_path_is_refused(part: str) -> None:
+def test_invalid_path_name_is_rejected(part: str) -> None:
     with pytest.raises(Invalid, match=r"^name: is not a name$"):
-        read_path({"name": part})
+        validate_path_params({"name": part})

@@ -11,22 +11,22 @@ import pytest
 import schemathesis
 
 from gpu_runtime.contract.errors import Gone, NoStock, NotFound, OperationReused, Overloaded
-from gpu_runtime.runtime_api.http.envelope import status_of
-from gpu_runtime.runtime_api.http.openapi import document, written
+from gpu_runtime.runtime_api.http.envelope import http_status
+from gpu_runtime.runtime_api.http.openapi import openapi_document, serialize_document
 from gpu_runtime.runtime_api.http.route import Route, Scope
 from gpu_runtime.runtime_api.openapi_routes import documented_routes
-from tests.unit.runtime_api.http.sample_routes import EXAMPLE, ShelfService, sample_routes
+from tests.unit.runtime_api.http.sample_routes import EXAMPLE, WidgetService, sample_routes
 
 CHECKED_IN = Path(__file__).parents[4] / "docs" / "api" / "openapi.json"
 OPEN_ON_PURPOSE = {"/api/v1/health"}
 
-SAMPLES = {route.name: route for route in sample_routes(ShelfService())}
+SAMPLES = {route.name: route for route in sample_routes(WidgetService())}
 APIS = pytest.mark.parametrize("routes", [list(SAMPLES.values()), documented_routes()], ids=["sample", "ours"])
 
 
 def operation(*routes: Route) -> dict[str, Any]:
     """What the document says of the first of them."""
-    found: dict[str, Any] = document(routes)["paths"][routes[0].path][routes[0].method.lower()]
+    found: dict[str, Any] = openapi_document(routes)["paths"][routes[0].path][routes[0].method.lower()]
     return found
 
 
@@ -35,13 +35,13 @@ def validator(openapi: dict[str, Any], name: str) -> jsonschema_rs.Validator:
     return jsonschema_rs.validator_for(schema)
 
 
-def test_what_is_checked_in_is_what_the_code_says() -> None:
-    assert CHECKED_IN.read_bytes() == written(document(documented_routes()))
+def test_openapi_document_is_up_to_date() -> None:
+    assert CHECKED_IN.read_bytes() == serialize_document(openapi_document(documented_routes()))
 
 
 @APIS
 def test_the_document_is_openapi_and_its_schemas_are_json_schemas(routes: Sequence[Route]) -> None:
-    openapi = document(routes)
+    openapi = openapi_document(routes)
     schemathesis.openapi.from_dict(openapi).validate()
     for schema in openapi["components"]["schemas"].values():
         jsonschema_rs.meta.validate(schema | {"$schema": "https://json-schema.org/draft/2020-12/schema"})
@@ -49,7 +49,7 @@ def test_the_document_is_openapi_and_its_schemas_are_json_schemas(routes: Sequen
 
 @APIS
 def test_every_reference_leads_somewhere(routes: Sequence[Route]) -> None:
-    openapi = document(routes)
+    openapi = openapi_document(routes)
     for reference in references(openapi):
         found: Any = openapi
         for part in reference.removeprefix("#/").split("/"):
@@ -69,7 +69,7 @@ def references(value: Any) -> Iterator[str]:
 
 
 @APIS
-def test_every_route_says_what_it_is_for_and_who_may_use_it(routes: Sequence[Route]) -> None:
+def test_every_route_has_summary_tag_and_scope(routes: Sequence[Route]) -> None:
     for route in routes:
         assert route.summary, route.name
         assert route.tag, route.name
@@ -80,7 +80,7 @@ def test_every_route_says_what_it_is_for_and_who_may_use_it(routes: Sequence[Rou
 
 @APIS
 def test_every_body_has_an_example_that_fits_its_schema(routes: Sequence[Route]) -> None:
-    openapi = document(routes)
+    openapi = openapi_document(routes)
     for route in routes:
         if route.body:
             assert route.examples, f"{route.name} has no example"
@@ -91,7 +91,7 @@ def test_every_body_has_an_example_that_fits_its_schema(routes: Sequence[Route])
 
 @APIS
 def test_every_field_and_parameter_is_described(routes: Sequence[Route]) -> None:
-    openapi = document(routes)
+    openapi = openapi_document(routes)
     for name, schema in openapi["components"]["schemas"].items():
         bare = [field for field, inner in schema["properties"].items() if not (set(inner) & {"description", "$ref"})]
         assert not bare, name
@@ -102,19 +102,19 @@ def test_every_field_and_parameter_is_described(routes: Sequence[Route]) -> None
 
 def test_the_order_of_the_routes_does_not_matter() -> None:
     routes = list(SAMPLES.values())
-    assert written(document(routes)) == written(document(routes[::-1]))
+    assert serialize_document(openapi_document(routes)) == serialize_document(openapi_document(routes[::-1]))
 
 
-def test_two_routes_of_one_name_are_refused() -> None:
+def test_two_routes_with_one_name_are_rejected() -> None:
     other = dataclasses.replace(SAMPLES["getShelf"], path="/elsewhere")
     with pytest.raises(ValueError, match="several routes have the same name: getShelf"):
-        document([SAMPLES["getShelf"], other])
+        openapi_document([SAMPLES["getShelf"], other])
 
 
-def test_two_routes_in_one_place_are_refused() -> None:
+def test_two_routes_with_one_method_and_path_are_rejected() -> None:
     other = dataclasses.replace(SAMPLES["getShelf"], name="showShelf")
     with pytest.raises(ValueError, match=r"the same place: GET /api/v1/operator/shelves/{name}"):
-        document([SAMPLES["getShelf"], other])
+        openapi_document([SAMPLES["getShelf"], other])
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_two_routes_in_one_place_are_refused() -> None:
         ("deleteShelf", "204 400 401 403 404 413 429 503"),
     ],
 )
-def test_a_route_answers_what_it_can_answer_and_nothing_else(name: str, statuses: str) -> None:
+def test_documented_statuses_of_a_route(name: str, statuses: str) -> None:
     assert " ".join(operation(SAMPLES[name])["responses"]) == statuses
 
 
-def test_a_refusal_of_a_route_names_its_codes() -> None:
+def test_error_response_lists_its_codes() -> None:
     route = dataclasses.replace(SAMPLES["createShelf"], faults=(NoStock, OperationReused, Gone))
     told = operation(route)["responses"]
     assert told["409"]["description"].endswith("Code: `no_stock`, `operation_reused`.")
@@ -152,8 +152,8 @@ def test_204_has_no_content() -> None:
     assert "content" not in operation(SAMPLES["deleteShelf"])["responses"]["204"]
 
 
-def test_refusals_carry_the_headers_that_tell_what_to_do() -> None:
-    told = document([SAMPLES["getShelf"]])["components"]["responses"]
+def test_error_responses_document_their_headers() -> None:
+    told = openapi_document([SAMPLES["getShelf"]])["components"]["responses"]
     assert {name: sorted(each["headers"]) for name, each in told.items()} == {
         "Invalid": ["X-Request-ID"],
         "Unauthenticated": ["WWW-Authenticate", "X-Request-ID"],
@@ -173,7 +173,7 @@ def test_parameters_have_types_limits_and_defaults() -> None:
     assert (name["name"], name["in"], name["required"]) == ("name", "path", True)
 
 
-def test_who_may_call_is_said() -> None:
+def test_security_scope_is_documented() -> None:
     assert operation(SAMPLES["getShelf"])["security"] == [{"bearer": ["operator"]}]
     assert operation(SAMPLES["getHealth"])["security"] == []
 
@@ -198,17 +198,17 @@ REQUEST = msgspec.to_builtins(EXAMPLE)
     ],
     ids=str,
 )
-def test_a_body_with_something_wrong_at_any_depth_does_not_fit(wrong: dict[str, Any]) -> None:
-    fits = validator(document(list(SAMPLES.values())), "CreateShelf")
+def test_invalid_body_at_any_depth_violates_the_schema(wrong: dict[str, Any]) -> None:
+    fits = validator(openapi_document(list(SAMPLES.values())), "CreateShelf")
     assert fits.is_valid(REQUEST)
     assert not fits.is_valid(REQUEST | wrong)
 
 
 @pytest.mark.parametrize("left_open", [{"name": ""}, {"access": None}, {"access": {"primaryPort": ""}}], ids=str)
-def test_what_means_not_given_fits(left_open: dict[str, Any]) -> None:
-    assert validator(document(list(SAMPLES.values())), "CreateShelf").is_valid(REQUEST | left_open)
+def test_null_and_empty_optional_fields_match_the_schema(left_open: dict[str, Any]) -> None:
+    assert validator(openapi_document(list(SAMPLES.values())), "CreateShelf").is_valid(REQUEST | left_open)
 
 
 @pytest.mark.parametrize(("fault", "status"), [(NotFound, 404), (NoStock, 409), (Overloaded, 429)])
-def test_a_fault_has_the_status_of_its_branch(fault: Any, status: int) -> None:
-    assert status_of(fault) == status
+def test_fault_has_the_status_of_its_base_class(fault: Any, status: int) -> None:
+    assert http_status(fault) == status

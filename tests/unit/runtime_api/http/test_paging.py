@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.runtime_api.http.paging import page
+from gpu_runtime.runtime_api.http.paging import paginate
 
 Item = tuple[str, str]
 
@@ -13,9 +13,9 @@ def itself(item: Item) -> Item:
 
 
 def walk(items: list[Item], limit: int) -> list[Item]:
-    found, after = page(items, itself, limit, None)
+    found, after = paginate(items, itself, limit, None)
     while after:
-        more, after = page(items, itself, limit, after)
+        more, after = paginate(items, itself, limit, after)
         found += more
     return found
 
@@ -28,19 +28,19 @@ def test_pages_together_are_the_list_in_order(count: int, limit: int) -> None:
 
 
 def test_the_last_page_has_no_continuation_even_when_it_is_full() -> None:
-    assert page([("n", "a"), ("n", "b")], itself, 2, None) == ([("n", "a"), ("n", "b")], None)
+    assert paginate([("n", "a"), ("n", "b")], itself, 2, None) == ([("n", "a"), ("n", "b")], None)
 
 
-def test_what_comes_and_goes_between_pages_repeats_nothing_and_hides_nothing() -> None:
+def test_changes_between_pages_cause_no_duplicates_and_no_gaps() -> None:
     before = [("n", name) for name in "bdfh"]
-    first, after = page(before, itself, 2, None)
+    first, after = paginate(before, itself, 2, None)
     now = [("n", name) for name in "acefh"]  # b and d are gone, a, c and e are new
-    second, _ = page(now, itself, 10, after)
+    second, _ = paginate(now, itself, 10, after)
     assert first == [("n", "b"), ("n", "d")]
     assert second == [("n", "e"), ("n", "f"), ("n", "h")]
 
 
 @pytest.mark.parametrize("after", ["x", "!!!!", "e30", "WyJhIl0", "ünicode", "W10=", "bm9uZQ"])
-def test_a_continuation_that_nobody_gave_is_refused_by_its_name(after: str) -> None:
+def test_invalid_continue_token_is_rejected(after: str) -> None:
     with pytest.raises(Invalid, match=r"^continue: cannot be read"):
-        page([("n", "a")], itself, 2, after)
+        paginate([("n", "a")], itself, 2, after)

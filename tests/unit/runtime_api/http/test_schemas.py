@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import UNSET, Meta, UnsetType
 
-from gpu_runtime.contract.crd.markers import held
+from gpu_runtime.contract.crd.markers import openapi
 from gpu_runtime.runtime_api.http.json_schema import components, schema_of, struct_schema
 from gpu_runtime.runtime_api.http.route import Body, View
 
 
-class Colour(StrEnum):
+class Color(StrEnum):
     RED = "red"
     BLUE = "blue"
 
@@ -52,16 +52,16 @@ class Change(Body, frozen=True, kw_only=True):
         (bool, {"type": "boolean"}),
         (Annotated[float, Meta(gt=0, lt=1)], {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
         (Annotated[str, Meta(min_length=1, pattern="^a")], {"type": "string", "minLength": 1, "pattern": "^a"}),
-        (Annotated[str, held(maxLength=3)], {"type": "string", "maxLength": 3}),
+        (Annotated[str, openapi(maxLength=3)], {"type": "string", "maxLength": 3}),
         (Annotated[list[str], Meta(max_length=2)], {"type": "array", "items": {"type": "string"}, "maxItems": 2}),
         (
-            Annotated[tuple[int, ...], held(maxItems=2, **{"x-kubernetes-list-type": "set"})],
+            Annotated[tuple[int, ...], openapi(maxItems=2, **{"x-kubernetes-list-type": "set"})],
             {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
         ),
         (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
         (datetime, {"type": "string", "format": "date-time"}),
         (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
-        (Colour, {"type": "string", "enum": ["blue", "red"]}),
+        (Color, {"type": "string", "enum": ["blue", "red"]}),
         (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
         (Inner, {"$ref": "#/components/schemas/Inner"}),
         (Any, {}),
@@ -73,37 +73,37 @@ def test_each_sort_of_type_has_its_schema(kind: Any, schema: dict[str, Any]) -> 
     assert found | {"enum": sorted(found["enum"])} == schema if "enum" in found else found == schema
 
 
-def test_what_is_got_is_never_null_and_may_grow() -> None:
-    schema = struct_schema(Whole, sent=False)
+def test_response_schema_has_no_null_and_is_open() -> None:
+    schema = struct_schema(Whole, is_request=False)
     assert schema["properties"]["trouble"] == {"description": "What is wrong.", "type": "string"}
     assert schema["required"] == ["name"]
     assert "additionalProperties" not in schema
 
 
-def test_what_is_sent_may_be_null_where_that_is_taken_and_is_closed() -> None:
-    schema = struct_schema(Whole, sent=True)
+def test_request_schema_allows_null_and_is_closed() -> None:
+    schema = struct_schema(Whole, is_request=True)
     assert schema["properties"]["trouble"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
     assert schema["additionalProperties"] is False
 
 
 def test_a_field_is_described_by_the_class_that_declares_it() -> None:
-    assert struct_schema(Whole, sent=False)["properties"]["name"]["description"] == "Its name."
+    assert struct_schema(Whole, is_request=False)["properties"]["name"]["description"] == "Its name."
 
 
-def test_a_part_that_is_both_sent_and_got_is_closed() -> None:
+def test_struct_of_requests_and_responses_is_closed() -> None:
     schemas = components([Change], [list[Whole]])
     assert list(schemas) == ["Change", "Inner", "Whole"]
     closed = {name for name, schema in schemas.items() if schema.get("additionalProperties") is False}
     assert closed == {"Change", "Inner"}
 
 
-def test_a_field_that_may_be_left_unset_is_not_required() -> None:
-    schema = struct_schema(Change, sent=True)
+def test_unset_field_is_not_required() -> None:
+    schema = struct_schema(Change, is_request=True)
     assert "required" not in schema
     assert schema["properties"]["inner"] == {"description": "The part.", "$ref": "#/components/schemas/Inner"}
 
 
-def test_two_models_of_one_name_are_refused() -> None:
+def test_two_models_with_one_name_are_rejected() -> None:
     other = type("Inner", (Inner,), {"__doc__": "Another."}, frozen=True, kw_only=True)
     with pytest.raises(ValueError, match="both have a Inner"):
         components([], [Inner, other])

@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from gpu_runtime.runtime_api.http import swagger
-from gpu_runtime.runtime_api.http.swagger import FILES, add_swagger, packaged
+from gpu_runtime.runtime_api.http.swagger import FILE_CONTENT_TYPES, add_swagger, load_static_file
 
 FOLDER = Path(swagger.__file__).with_name("swagger_ui")
 DOCUMENT = b'{"openapi": "3.1.1"}\n'
@@ -32,20 +32,20 @@ async def test_the_document_is_served_as_it_is(page: ClientSession) -> None:
 
 
 @pytest.mark.parametrize("path", ["/swagger", "/swagger/"])
-async def test_the_folder_leads_to_the_page(page: ClientSession, path: str) -> None:
+async def test_swagger_folder_redirects_to_the_page(page: ClientSession, path: str) -> None:
     async with page.get(path) as response:
         assert response.status == 200
         assert response.url.path == "/swagger/index.html"
 
 
-@pytest.mark.parametrize(("name", "content_type"), FILES.items())
-async def test_every_file_has_its_type_and_may_not_be_taken_for_another(
+@pytest.mark.parametrize(("name", "content_type"), FILE_CONTENT_TYPES.items())
+async def test_every_file_has_its_content_type_and_nosniff(
     page: ClientSession, name: str, content_type: str
 ) -> None:
     async with page.get(f"/swagger/{name}") as response:
         assert (response.status, response.content_type, response.charset) == (200, content_type, "utf-8")
         assert response.headers["X-Content-Type-Options"] == "nosniff"
-        assert len(await response.read()) == len(gzip.decompress(packaged(name).compressed))
+        assert len(await response.read()) == len(gzip.decompress(load_static_file(name).compressed))
 
 
 async def test_nothing_may_be_loaded_from_elsewhere(page: ClientSession) -> None:
@@ -54,12 +54,12 @@ async def test_nothing_may_be_loaded_from_elsewhere(page: ClientSession) -> None
         text = await response.text()
     assert policy["default-src"] == "'none'"
     assert (policy["script-src"], policy["connect-src"]) == ("'self'", "'self'")
-    assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {*FILES, "data:,"} - {"index.html"}
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {*FILE_CONTENT_TYPES, "data:,"} - {"index.html"}
     assert "http" not in text
     assert not re.search(r"<script>|<style>|\son\w+=", text), "what is inline would be refused by the policy"
 
 
-async def test_what_is_known_already_is_not_sent_again(page: ClientSession) -> None:
+async def test_matching_etag_returns_304(page: ClientSession) -> None:
     async with page.get("/swagger/swagger-ui.css") as response:
         tag = response.headers["ETag"]
     async with page.get("/swagger/swagger-ui.css", headers={"If-None-Match": tag}) as response:
@@ -69,7 +69,7 @@ async def test_what_is_known_already_is_not_sent_again(page: ClientSession) -> N
 
 
 @pytest.mark.parametrize(("asked", "encoding"), [("gzip, br", "gzip"), ("identity", None)])
-async def test_only_those_who_can_read_it_get_it_compressed(
+async def test_compression_follows_accept_encoding(
     page: ClientSession, asked: str, encoding: str | None
 ) -> None:
     async with page.get("/swagger/swagger-ui.css", headers={"Accept-Encoding": asked}) as response:
@@ -77,7 +77,7 @@ async def test_only_those_who_can_read_it_get_it_compressed(
         assert (await response.read()).startswith(b".swagger-ui")
 
 
-def test_the_files_of_others_are_the_ones_that_were_taken_over() -> None:
+def test_vendored_files_match_their_checksums() -> None:
     written_down = dict(re.findall(r"^    ([0-9a-f]{64})  (\S+)$", (FOLDER / "README.md").read_text(), re.MULTILINE))
     assert sorted(written_down.values()) == sorted(path.stem for path in FOLDER.glob("*.gz"))
     for digest, name in written_down.items():

@@ -6,8 +6,8 @@ import pytest
 from msgspec import UNSET
 
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.runtime_api.http.paging import cursor
-from gpu_runtime.runtime_api.invocations.listing import beginning, next_place, places
+from gpu_runtime.runtime_api.http.paging import encode_cursor
+from gpu_runtime.runtime_api.invocations.listing import next_position, sources_for, start_position
 from gpu_runtime.runtime_api.invocations.requests import InvocationState, ListInvocations
 
 
@@ -24,17 +24,17 @@ def query(state: Any = UNSET, after: str | None = None) -> ListInvocations:
         (InvocationState.EXPIRED, ("stored",)),
     ],
 )
-def test_what_is_asked_for_is_looked_for_where_it_can_be(state: Any, where: tuple[str, ...]) -> None:
-    assert places(query(state)) == where
-    walked = [beginning(query(state))[0]]
-    while (following := next_place(walked[-1], query(state))) is not None:
+def test_sources_of_a_list_depend_on_the_state_filter(state: Any, where: tuple[str, ...]) -> None:
+    assert sources_for(query(state)) == where
+    walked = [start_position(query(state))[0]]
+    while (following := next_position(walked[-1], query(state))) is not None:
         walked.append(following[0])
     assert tuple(walked) == where
 
 
 def test_a_page_begins_where_the_last_one_ended() -> None:
-    assert beginning(query(after=cursor(("dispatch", "17")))) == ("dispatch", "17")
-    assert beginning(query(after=cursor(("stored", "any thing")))) == ("stored", "any thing")
+    assert start_position(query(after=encode_cursor(("dispatch", "17")))) == ("dispatch", "17")
+    assert start_position(query(after=encode_cursor(("stored", "any thing")))) == ("stored", "any thing")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_a_page_begins_where_the_last_one_ended() -> None:
         (UNSET, ("nowhere", "")),
     ],
 )
-def test_a_position_of_another_question_is_refused(state: Any, position: tuple[str, str]) -> None:
+def test_continue_token_of_another_query_is_rejected(state: Any, position: tuple[str, str]) -> None:
     with pytest.raises(Invalid, match="continue: is of another question"):
-        beginning(query(state, cursor(position)))
+        start_position(query(state, encode_cursor(position)))

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Stage, ended, taken_back
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordState, cancel_record, finish_record
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
@@ -20,9 +20,9 @@ from gpu_runtime.runtime_api.invocations.view import (
     FailureView,
     InvocationView,
     TimingsView,
+    encode_payload,
     record_view,
     result_view,
-    shown,
 )
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -39,7 +39,7 @@ def plain(view: InvocationView) -> dict[str, Any]:
     return found
 
 
-def test_a_record_tells_how_far_it_has_come() -> None:
+def test_record_view_shows_the_state() -> None:
     assert plain(record_view("i", RECORD)) == {
         "invocationID": "i",
         "serverlessRequestID": "f",
@@ -48,10 +48,10 @@ def test_a_record_tells_how_far_it_has_come() -> None:
         "timings": {"enqueuedAt": "2026-01-02T03:04:05Z"},
         "worker": "w",
     }
-    assert plain(record_view("i", taken_back(RECORD, NOW)))["cancelRequested"]
-    over = plain(record_view("i", ended(taken_back(RECORD, NOW), ResultState.CANCELLED, NOW)))
+    assert plain(record_view("i", cancel_record(RECORD, NOW)))["cancelRequested"]
+    over = plain(record_view("i", finish_record(cancel_record(RECORD, NOW), ResultState.CANCELLED, NOW)))
     assert (over["state"], "cancelRequested" in over, "deadline" in over) == ("cancelled", False, False)
-    assert record_view("i", msgspec.structs.replace(RECORD, stage=Stage.RUNNING)).state == "running"
+    assert record_view("i", msgspec.structs.replace(RECORD, state=RecordState.RUNNING)).state == "running"
 
 
 BODIES = {
@@ -66,10 +66,10 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("body", "kind", "whole", "payload", "encoding"), BODIES.values(), ids=BODIES)
-def test_a_body_is_shown_as_json_where_it_is_json(
+def test_json_body_is_shown_as_json_and_other_bodies_as_base64(
     body: bytes, kind: str, whole: bool, payload: bytes | None, encoding: str
 ) -> None:
-    found, how = shown(body, kind, whole=whole)
+    found, how = encode_payload(body, kind, whole=whole)
     assert isinstance(found, msgspec.Raw)
     assert how == encoding
     assert payload is None or bytes(found) == payload
@@ -85,12 +85,12 @@ def test_an_empty_body_is_not_shown() -> None:
     )
 
 
-def test_what_was_cut_is_said() -> None:
+def test_truncated_body_is_flagged() -> None:
     view = plain(result_view(with_body(RESULT, "text/plain", b"abcdef", limit=3)))
     assert (view["payload"], view["bodyTruncated"], view["bodyBytes"]) == ("YWJj", True, 6)
 
 
-def test_a_failure_is_told_with_its_class() -> None:
+def test_failure_view_has_class_and_message() -> None:
     failure = Failure(failure_class=FailureClass.TIMED_OUT, message="too late")
     view = plain(result_view(msgspec.structs.replace(RESULT, state=ResultState.EXPIRED, failure=failure)))
     assert (view["state"], view["failure"]) == ("expired", {"class": "timed_out", "message": "too late"})
@@ -100,11 +100,11 @@ MODELS = (Invoke, ListInvocations, InvocationView, FailureView, TimingsView, Lis
 
 
 @pytest.mark.parametrize("model", [*MODELS, RedriveView])
-def test_every_field_is_explained(model: type[msgspec.Struct]) -> None:
+def test_every_field_has_a_description(model: type[msgspec.Struct]) -> None:
     assert set(model.__annotations__) - set(field_docs(model)) == set()
 
 
-def test_every_route_explains_itself_and_works_while_kubernetes_is_away() -> None:
+def test_invocation_routes_are_documented_and_need_no_cluster() -> None:
     nobody: Any = None
     for scope, found in ((Scope.RUNTIME, routes(nobody)), (Scope.OPERATOR, letter_routes(nobody))):
         for route in found:

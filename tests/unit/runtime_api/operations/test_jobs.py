@@ -5,7 +5,7 @@ import pytest
 
 from gpu_runtime.contract.crd.operation import OperationState, OperationType
 from gpu_runtime.runtime_api.operations.jobs import job_view
-from tests.unit.runtime_api.objects import STOCK, TROUBLE, operation
+from tests.unit.runtime_api.objects import STOCK, FAILURE, operation
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from tests.unit.runtime_api.objects import STOCK, TROUBLE, operation
     [
         (OperationState.ACCEPTED, "accepted"),
         (OperationState.RUNNING, "running"),
-        (OperationState.GIVING_UP, "running"),
+        (OperationState.ROLLING_BACK, "running"),
         (OperationState.SUCCEEDED, "succeeded"),
         (OperationState.FAILED, "failed"),
     ],
@@ -22,24 +22,24 @@ def test_every_state_has_a_status(state: OperationState, status: str) -> None:
     assert job_view(operation(state=state)).status == status
 
 
-def test_a_seeding_tells_how_far_it_is() -> None:
+def test_seeding_view_shows_requested_and_seeded_count() -> None:
     job = job_view(operation(state=OperationState.RUNNING, stock_uids=("a", "b")))
     assert (job.requested, job.seeded) == (3, 2)
 
 
 @pytest.mark.parametrize("request_", ["", "no JSON", '{"replicas":"many"}', "[" * 5000])
-def test_a_seeding_whose_request_cannot_be_read_is_told_of_all_the_same(request_: str) -> None:
+def test_seeding_with_undecodable_request_is_shown(request_: str) -> None:
     job = job_view(operation(request=request_, stock_uids=("a",)))
     assert (job.requested, job.seeded) == (None, 1)
 
 
-def test_other_operations_seed_nothing() -> None:
+def test_other_operations_have_no_seeding_counts() -> None:
     job = job_view(operation(OperationType.CREATE_UNIT, OperationState.RUNNING, "{}", stock=STOCK))
     assert (job.requested, job.seeded) == (None, None)
 
 
-def test_a_failure_is_told_in_the_words_of_the_fault() -> None:
-    told = msgspec.to_builtins(job_view(operation(state=OperationState.FAILED, error=TROUBLE)))
+def test_failed_operation_view_has_the_fault_code_and_message() -> None:
+    told = msgspec.to_builtins(job_view(operation(state=OperationState.FAILED, error=FAILURE)))
     assert told == {
         "operationID": "one",
         "type": "SeedStock",

@@ -6,8 +6,8 @@ import pytest
 
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType, SourceStock
 from gpu_runtime.runtime_api.operations.jobs import job_view
-from gpu_runtime.runtime_api.operations.operation_store import is_given_up, is_under_way
-from gpu_runtime.runtime_api.stock.stock_claim import Claim, claim_of
+from gpu_runtime.runtime_api.operations.operation_store import is_attempt_abandoned, is_in_progress
+from gpu_runtime.runtime_api.stock.stock_claim import ClaimState, claim_state
 from tests.unit.runtime_api.objects import STOCK, operation
 
 OTHER = SourceStock(namespace="runtime-stock", name="stock-2", uid="u2")
@@ -36,34 +36,34 @@ WAITING = create()
         (create(SUCCEEDED, recorded_with=STOCK, attempt=1, stock=STOCK), STOCK, 1, False),
     ],
 )
-def test_the_status_counts_from_its_first_attempt_on(
+def test_status_overrides_spec_after_the_first_attempt(
     found: Operation, stock: SourceStock | None, attempt: int, under_way: bool
 ) -> None:
-    assert (found.progress.stock, found.progress.attempt) == (stock, attempt)
-    assert is_under_way(found.progress) is under_way
+    assert (found.effective_status.stock, found.effective_status.attempt) == (stock, attempt)
+    assert is_in_progress(found.effective_status) is under_way
 
 
 @pytest.mark.parametrize(
     ("found", "given_up"), [(WAITING, [0]), (BEGUN, [0]), (STEPPED_BACK, [0, 1]), (CHOSE_AGAIN, [0, 1])]
 )
-def test_an_attempt_is_given_up_when_a_later_one_is_made_or_none_is(found: Operation, given_up: list[int]) -> None:
-    assert [attempt for attempt in range(4) if is_given_up(found, attempt)] == given_up
+def test_attempt_is_abandoned_by_a_later_attempt_or_a_rollback(found: Operation, given_up: list[int]) -> None:
+    assert [attempt for attempt in range(4) if is_attempt_abandoned(found, attempt)] == given_up
 
 
 @pytest.mark.parametrize(
     ("found", "first", "other"),
     [
-        (BEGUN, Claim.STANDS, Claim.UNWANTED),
-        (STEPPED_BACK, Claim.UNWANTED, Claim.UNWANTED),
-        (CHOSE_AGAIN, Claim.UNWANTED, Claim.STANDS),
-        (create(SUCCEEDED, recorded_with=STOCK, attempt=2, stock=OTHER), Claim.UNWANTED, Claim.CONSUMED),
-        (create(FAILED, recorded_with=STOCK, attempt=1, stock=STOCK), Claim.UNWANTED, Claim.UNWANTED),
+        (BEGUN, ClaimState.VALID, ClaimState.STALE),
+        (STEPPED_BACK, ClaimState.STALE, ClaimState.STALE),
+        (CHOSE_AGAIN, ClaimState.STALE, ClaimState.VALID),
+        (create(SUCCEEDED, recorded_with=STOCK, attempt=2, stock=OTHER), ClaimState.STALE, ClaimState.CONSUMED),
+        (create(FAILED, recorded_with=STOCK, attempt=1, stock=STOCK), ClaimState.STALE, ClaimState.STALE),
     ],
 )
-def test_only_a_claim_on_the_stock_that_counts_stands(found: Operation, first: Claim, other: Claim) -> None:
-    assert (claim_of(found, STOCK.uid), claim_of(found, OTHER.uid)) == (first, other)
+def test_only_the_claim_of_the_current_attempt_is_valid(found: Operation, first: ClaimState, other: ClaimState) -> None:
+    assert (claim_state(found, STOCK.uid), claim_state(found, OTHER.uid)) == (first, other)
 
 
-def test_what_is_recorded_with_its_stock_runs_from_then_on() -> None:
+def test_operation_recorded_with_stock_is_running() -> None:
     job = job_view(BEGUN)
     assert (job.status, job.started_at) == ("running", "2026-01-02T03:04:05Z")

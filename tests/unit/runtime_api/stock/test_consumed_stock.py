@@ -7,97 +7,99 @@ from typing import Any, cast
 import pytest
 
 from gpu_runtime.contract.crd.operation import SourceStock
-from gpu_runtime.kube.client import Client
-from gpu_runtime.kube.errors import NotFound, Status, Unreachable
-from gpu_runtime.kube.meta import Key
-from gpu_runtime.runtime_api.api_informers import Caches
-from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStock
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.errors import ApiStatus, KubeNotFound, KubeUnreachable
+from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.runtime_api.api_informers import APIInformers
+from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStockDeleter
 from tests.unit.kube.fake_time import now, on_fake_time
 
 STOCK = [SourceStock(namespace="stock", name=f"stock-{number}", uid=f"u{number}") for number in range(10)]
 NAMES = [each.name for each in STOCK]
 
 
-class Deletions:
+class FakeDeletions:
     """A client and the caches of one: each deletion takes its time, and is forgotten afterwards."""
 
     def __init__(self, seconds: float = 1, meanwhile: Callable[[str], None] = lambda _: None) -> None:
-        self.forgotten: list[str] = []
+        self.deleted_names: list[str] = []
         self._seconds = seconds
         self._meanwhile = meanwhile
 
     @property
-    def units(self) -> "Deletions":
+    def units(self) -> "FakeDeletions":
         return self
 
-    async def delete(self, _resource: Any, key: Key, *, uid: str) -> None:
+    async def delete(self, _resource: Any, key: ObjectKey, *, uid: str) -> None:
         assert uid == f"u{key.name.removeprefix('stock-')}"
         self._meanwhile(key.name)
         await asyncio.sleep(self._seconds)
 
-    def forget(self, key: Key, _uid: str) -> None:
-        self.forgotten.append(key.name)
+    def record_delete(self, key: ObjectKey, _uid: str) -> None:
+        self.deleted_names.append(key.name)
 
-    def consumed(self, **limits: int) -> ConsumedStock:
-        return ConsumedStock(cast(Client, self), cast(Caches, self), **limits)
+    def consumed(self, **limits: int) -> ConsumedStockDeleter:
+        return ConsumedStockDeleter(cast(KubeClient, self), cast(APIInformers, self), **limits)
 
 
-def stopped() -> asyncio.Event:
+def stopped_event() -> asyncio.Event:
     stopping = asyncio.Event()
     stopping.set()
     return stopping
 
 
 @on_fake_time
-async def test_what_waits_at_the_end_is_deleted_within_the_grace() -> None:
-    deletions = Deletions()
+async def test_queued_deletions_finish_within_the_shutdown_timeout() -> None:
+    deletions = FakeDeletions()
     consumed = deletions.consumed(at_once=2)
     for each in STOCK:
-        consumed.clear(each)
-    await consumed.run(stopped(), grace=10)
-    assert deletions.forgotten == NAMES
+        consumed.enqueue(each)
+    await consumed.run(stopped_event(), grace_seconds=10)
+    assert deletions.deleted_names == NAMES
     assert now() == 1005
 
 
 @on_fake_time
-async def test_what_takes_longer_is_left_to_the_sweep() -> None:
-    deletions = Deletions()
+async def test_deletions_after_the_shutdown_timeout_are_skipped() -> None:
+    deletions = FakeDeletions()
     consumed = deletions.consumed(at_once=2)
     for each in STOCK:
-        consumed.clear(each)
-    await consumed.run(stopped(), grace=2.5)
-    assert deletions.forgotten == NAMES[:4]
+        consumed.enqueue(each)
+    await consumed.run(stopped_event(), grace_seconds=2.5)
+    assert deletions.deleted_names == NAMES[:4]
     assert now() == 1002.5
 
 
 @on_fake_time
-async def test_beyond_the_limit_nothing_is_taken_on() -> None:
-    deletions = Deletions()
+async def test_full_queue_drops_new_deletions() -> None:
+    deletions = FakeDeletions()
     consumed = deletions.consumed(waiting=3)
     for each in STOCK:
-        consumed.clear(each)
-    await consumed.run(stopped(), grace=10)
-    assert deletions.forgotten == NAMES[:3]
+        consumed.enqueue(each)
+    await consumed.run(stopped_event(), grace_seconds=10)
+    assert deletions.deleted_names == NAMES[:3]
 
 
-GONE = NotFound(Status(code=404, reason="NotFound", message="it is gone"))
+NOT_FOUND = KubeNotFound(ApiStatus(code=404, reason="NotFound", message="it is gone"))
 
 
 @pytest.mark.parametrize(
-    ("failure", "forgotten"), [(GONE, NAMES), (Unreachable("no answer", sent=True), NAMES[1:])], ids=["gone", "away"]
+    ("failure", "forgotten"),
+    [(NOT_FOUND, NAMES), (KubeUnreachable("no answer", sent=True), NAMES[1:])],
+    ids=["gone", "away"],
 )
-def test_one_failure_stops_nothing_else(failure: Exception, forgotten: list[str]) -> None:
+def test_failed_deletion_does_not_stop_the_queue(failure: Exception, forgotten: list[str]) -> None:
     def fail(name: str) -> None:
         if name == NAMES[0]:
             raise failure
 
     @on_fake_time
     async def body() -> None:
-        deletions = Deletions(meanwhile=fail)
+        deletions = FakeDeletions(meanwhile=fail)
         consumed = deletions.consumed()
         for each in STOCK:
-            consumed.clear(each)
-        await consumed.run(stopped(), grace=10)
-        assert sorted(deletions.forgotten) == forgotten
+            consumed.enqueue(each)
+        await consumed.run(stopped_event(), grace_seconds=10)
+        assert sorted(deletions.deleted_names) == forgotten
 
     body()

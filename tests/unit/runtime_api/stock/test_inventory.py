@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from gpu_runtime.runtime_api.stock.inventory import Seen, inventory
+from gpu_runtime.runtime_api.stock.inventory import InventorySnapshot, count_inventory
 from tests.unit.runtime_api.objects import pool, unit
 
 ENVELOPE: dict[str, Any] = {"gpu": 2, "memory": "1536Mi"}
 
 
-def test_every_stock_unit_is_in_one_state_and_all_hold_what_they_reserve() -> None:
+def test_stock_is_counted_once_by_state_with_its_reservation() -> None:
     stock = [
         unit(**ENVELOPE),
         unit(claimed="op", **ENVELOPE),
@@ -18,7 +18,7 @@ def test_every_stock_unit_is_in_one_state_and_all_hold_what_they_reserve() -> No
         unit(phase="Failed", memory="lots"),
         unit(phase="Empty", running=False, **ENVELOPE),
     ]
-    assert msgspec.to_builtins(inventory(Seen(stock=stock)).total.stock) == {
+    assert msgspec.to_builtins(count_inventory(InventorySnapshot(stock=stock)).total.stock) == {
         "ready": 1,
         "progressing": 1,
         "failed": 1,
@@ -28,9 +28,9 @@ def test_every_stock_unit_is_in_one_state_and_all_hold_what_they_reserve() -> No
     }
 
 
-def test_units_count_by_phase_and_what_is_stopped_holds_nothing() -> None:
+def test_units_are_counted_by_phase_and_stopped_units_reserve_nothing() -> None:
     active = [unit(phase="Ready", **ENVELOPE), unit(phase="Empty", running=False, **ENVELOPE)]
-    assert msgspec.to_builtins(inventory(Seen(active=active)).total.active) == {
+    assert msgspec.to_builtins(count_inventory(InventorySnapshot(active=active)).total.active) == {
         "ready": 1,
         "progressing": 0,
         "failed": 0,
@@ -39,8 +39,10 @@ def test_units_count_by_phase_and_what_is_stopped_holds_nothing() -> None:
     }
 
 
-def test_pools_hold_what_they_want_whether_or_not_it_is_there() -> None:
-    found = inventory(Seen(pools=[pool(replicas=3, available=2, **ENVELOPE), pool(replicas=0, **ENVELOPE)]))
+def test_pools_reserve_their_desired_replicas() -> None:
+    found = count_inventory(
+        InventorySnapshot(pools=[pool(replicas=3, available=2, **ENVELOPE), pool(replicas=0, **ENVELOPE)])
+    )
     assert msgspec.to_builtins(found.total.pools) == {
         "pools": 2,
         "desired": 3,
@@ -49,12 +51,12 @@ def test_pools_hold_what_they_want_whether_or_not_it_is_there() -> None:
     }
 
 
-def test_flavours_are_told_apart_and_add_up() -> None:
-    seen = Seen(
+def test_inventory_is_per_flavor_with_a_total() -> None:
+    seen = InventorySnapshot(
         stock=[unit(spec_name="b"), unit(spec_name="a"), unit(spec_name="b")], pools=[pool(spec_name="c", replicas=1)]
     )
-    found = inventory(seen)
-    assert [(each.spec_name, each.stock.ready, each.pools.desired) for each in found.flavours] == [
+    found = count_inventory(seen)
+    assert [(each.spec_name, each.stock.ready, each.pools.desired) for each in found.flavors] == [
         ("a", 1, 0),
         ("b", 2, 0),
         ("c", 0, 1),
@@ -62,6 +64,6 @@ def test_flavours_are_told_apart_and_add_up() -> None:
     assert (found.total.stock.ready, found.total.pools.desired) == (3, 1)
 
 
-def test_nothing_is_counted_as_nothing() -> None:
-    total = inventory(Seen()).total
+def test_empty_inventory_is_zero() -> None:
+    total = count_inventory(InventorySnapshot()).total
     assert (total.stock.ready, total.active.reserved.memory, total.pools.reserved.gpus) == (0, "0", 0)

@@ -7,22 +7,22 @@ from msgspec import convert
 
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.request_hash import canonical_request
-from gpu_runtime.runtime_api.settings import Namespaces
-from gpu_runtime.runtime_api.stock.pool_routes import EXAMPLE as POOL
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
+from gpu_runtime.runtime_api.stock.pool_routes import POOL_EXAMPLE as POOL
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
-from gpu_runtime.runtime_api.stock.stock_admission import accepted_pool, accepted_seed, pool_key
-from gpu_runtime.runtime_api.stock.stock_manifests import POOL_REQUEST, SEED_REQUEST
-from gpu_runtime.runtime_api.stock.stock_units import EXAMPLE as SEED
+from gpu_runtime.runtime_api.stock.stock_admission import admit_pool, admit_seed, pool_key
+from gpu_runtime.runtime_api.stock.stock_manifests import POOL_REQUEST_DECODER, SEED_REQUEST_DECODER
+from gpu_runtime.runtime_api.stock.stock_units import SEED_EXAMPLE as SEED
 
-NAMESPACES = Namespaces(pools=("default", "pools"))
+NAMESPACES = APINamespaceSettings(pools=("default", "pools"))
 
 
 def pool(**changes: Any) -> CreateStockPool:
-    return accepted_pool(convert(POOL | changes, CreateStockPool), NAMESPACES)
+    return admit_pool(convert(POOL | changes, CreateStockPool), NAMESPACES)
 
 
 def seed(**changes: Any) -> SeedStock:
-    return accepted_seed(convert(SEED | changes, SeedStock))
+    return admit_seed(convert(SEED | changes, SeedStock))
 
 
 BAD_POOLS = [
@@ -45,7 +45,7 @@ BAD_POOLS = [
 def test_a_bad_pool_is_refused_with_every_field_that_is_wrong(changes: dict[str, Any], fields: list[str]) -> None:
     with pytest.raises(Invalid) as refused:
         pool(**changes)
-    assert [problem.path for problem in refused.value.problems] == fields
+    assert [problem.path for problem in refused.value.errors] == fields
 
 
 BAD_SEEDS = [
@@ -63,10 +63,10 @@ BAD_SEEDS = [
 def test_bad_stock_is_refused_with_every_field_that_is_wrong(changes: dict[str, Any], fields: list[str]) -> None:
     with pytest.raises(Invalid) as refused:
         seed(**changes)
-    assert [problem.path for problem in refused.value.problems] == fields
+    assert [problem.path for problem in refused.value.errors] == fields
 
 
-def test_the_bound_of_a_seeding_is_in_the_message() -> None:
+def test_seeding_above_the_limit_states_the_limit() -> None:
     with pytest.raises(Invalid, match="replicas: 1001 is not between 1 and 1000"):
         seed(replicas=1001)
 
@@ -86,12 +86,12 @@ SAME = [
 
 
 @pytest.mark.parametrize("changes", SAME)
-def test_a_retry_that_says_the_same_otherwise_is_the_same_request(changes: dict[str, Any]) -> None:
+def test_equivalent_pool_requests_are_the_same_request(changes: dict[str, Any]) -> None:
     assert canonical_request(pool(**changes)) == canonical_request(pool())
 
 
 @pytest.mark.parametrize("changes", [{"gpu": 2}, {"namespace": "pools"}, {"name": "other"}, {"template": {}}])
-def test_a_request_that_means_something_else_is_another(changes: dict[str, Any]) -> None:
+def test_different_pool_requests_are_different_requests(changes: dict[str, Any]) -> None:
     assert canonical_request(pool(**changes)) != canonical_request(pool())
 
 
@@ -99,12 +99,12 @@ def test_a_pool_without_a_name_gets_one_from_its_operation() -> None:
     assert pool(name="").name == pool(name="").name != pool(name="", operationID="another").name
 
 
-def test_what_the_record_keeps_is_the_whole_request() -> None:
-    assert POOL_REQUEST.decode(canonical_request(pool(replicas=0))) == pool(replicas=0)
-    assert SEED_REQUEST.decode(canonical_request(seed())) == seed()
+def test_recorded_request_decodes_to_the_whole_request() -> None:
+    assert POOL_REQUEST_DECODER.decode(canonical_request(pool(replicas=0))) == pool(replicas=0)
+    assert SEED_REQUEST_DECODER.decode(canonical_request(seed())) == seed()
 
 
-def test_a_pool_is_looked_for_where_pools_may_be() -> None:
+def test_pool_namespace_must_be_allowed() -> None:
     assert pool_key("", "p", NAMESPACES) == ("default", "p")
     with pytest.raises(Invalid, match="namespace"):
         pool_key("kube-system", "p", NAMESPACES)

@@ -7,11 +7,17 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
-from gpu_runtime.runtime_api.storages.storage_admission import accepted, chosen, grown, identity, is_as_asked
+from gpu_runtime.runtime_api.storages.storage_admission import (
+    admit_storage,
+    apply_resize,
+    resolve_namespace,
+    spec_matches_request,
+    storage_request_hash,
+)
 
-NAMESPACES = Namespaces(units=("runtime-instance", "batch"))
+NAMESPACES = APINamespaceSettings(units=("runtime-instance", "batch"))
 GOOD = {"name": "model-cache", "namespace": "batch", "size": "20Gi", "storageClassName": "fast"}
 
 
@@ -20,17 +26,17 @@ def create(**changes: Any) -> CreateStorage:
 
 
 def identity_of(**changes: Any) -> str:
-    return identity(accepted(create(**changes), NAMESPACES))
+    return storage_request_hash(admit_storage(create(**changes), NAMESPACES))
 
 
-def test_a_good_request_is_taken_as_it_is() -> None:
-    assert accepted(create(), NAMESPACES) == create()
+def test_valid_storage_request_is_unchanged() -> None:
+    assert admit_storage(create(), NAMESPACES) == create()
 
 
-def test_what_is_left_out_is_what_the_configuration_says() -> None:
-    request = accepted(msgspec.convert({"name": "data", "size": "1Gi"}, CreateStorage), NAMESPACES)
+def test_omitted_storage_fields_have_configured_defaults() -> None:
+    request = admit_storage(msgspec.convert({"name": "data", "size": "1Gi"}, CreateStorage), NAMESPACES)
     assert (request.namespace, request.storage_class_name) == ("runtime-instance", "rook-ceph-block")
-    assert accepted(request, NAMESPACES) == request
+    assert admit_storage(request, NAMESPACES) == request
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -51,21 +57,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_named_by_its_path(changes: dict[str, Any], said: str) -> None:
+def test_invalid_storage_field_is_reported_by_path(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(Invalid) as refused:
-        accepted(create(**changes), NAMESPACES)
+        admit_storage(create(**changes), NAMESPACES)
     assert refused.value.message.startswith(said), refused.value.message
-    assert len(refused.value.problems) == 1
+    assert len(refused.value.errors) == 1
 
 
-def test_all_that_is_wrong_is_named_at_once() -> None:
+def test_all_invalid_storage_fields_are_reported_together() -> None:
     with pytest.raises(Invalid) as refused:
-        accepted(create(name="", namespace="default", size="x", storageClassName=" "), NAMESPACES)
-    assert [each.path for each in refused.value.problems] == ["name", "namespace", "size", "storageClassName"]
+        admit_storage(create(name="", namespace="default", size="x", storageClassName=" "), NAMESPACES)
+    assert [each.path for each in refused.value.errors] == ["name", "namespace", "size", "storageClassName"]
 
 
 @pytest.mark.parametrize("size", ["20Gi", "20480Mi", "21474836480", "20971520Ki", "21474836480000m"])
-def test_another_spelling_of_the_size_is_the_same_request(size: str) -> None:
+def test_equal_sizes_are_the_same_request(size: str) -> None:
     assert identity_of(size=size) == identity_of()
 
 
@@ -75,7 +81,7 @@ def test_the_defaults_written_out_are_the_same_request() -> None:
 
 
 @pytest.mark.parametrize("other", [{"name": "b"}, {"namespace": ""}, {"size": "20G"}, {"storageClassName": ""}])
-def test_whatever_differs_makes_another_request(other: dict[str, str]) -> None:
+def test_different_storage_requests_are_different_requests(other: dict[str, str]) -> None:
     assert identity_of(**other) != identity_of()
 
 
@@ -90,9 +96,9 @@ def test_whatever_differs_makes_another_request(other: dict[str, str]) -> None:
         ("20Gi", "slow", False),
     ],
 )
-def test_a_storage_made_by_hand_is_as_asked_if_it_means_the_same(size: str, class_name: str, same: bool) -> None:
+def test_storage_created_with_kubectl_matches_an_equivalent_request(size: str, class_name: str, same: bool) -> None:
     spec = GPUStorageSpec(size=size, storage_class_name=class_name)
-    assert is_as_asked(spec, accepted(create(), NAMESPACES)) is same
+    assert spec_matches_request(spec, admit_storage(create(), NAMESPACES)) is same
 
 
 @pytest.mark.parametrize(
@@ -106,20 +112,20 @@ def test_a_storage_made_by_hand_is_as_asked_if_it_means_the_same(size: str, clas
         ("many", "1Gi", "1Gi"),
     ],
 )
-def test_a_storage_grows_to_what_is_asked_and_the_same_in_other_words_is_no_change(
+def test_storage_grows_and_an_equal_size_is_no_change(
     now: str, asked: str, after: str
 ) -> None:
     spec = GPUStorageSpec(size=now, storage_class_name="fast")
-    assert grown(spec, UpdateStorage(size=asked)) == msgspec.structs.replace(spec, size=after)
+    assert apply_resize(spec, UpdateStorage(size=asked)) == msgspec.structs.replace(spec, size=after)
 
 
 @pytest.mark.parametrize("size", ["19Gi", "20G", "1", "", "many", "0", "-40Gi"])
 def test_a_storage_never_shrinks(size: str) -> None:
     with pytest.raises(Invalid, match=r"^size: "):
-        grown(GPUStorageSpec(size="20Gi"), UpdateStorage(size=size))
+        apply_resize(GPUStorageSpec(size="20Gi"), UpdateStorage(size=size))
 
 
 def test_the_namespace_is_the_first_one_or_an_allowed_one() -> None:
-    assert (chosen("", NAMESPACES), chosen("batch", NAMESPACES)) == ("runtime-instance", "batch")
+    assert (resolve_namespace("", NAMESPACES), resolve_namespace("batch", NAMESPACES)) == ("runtime-instance", "batch")
     with pytest.raises(Invalid, match="namespace: 'kube-system' holds no storages here; use runtime-instance or batch"):
-        chosen("kube-system", NAMESPACES)
+        resolve_namespace("kube-system", NAMESPACES)

@@ -10,11 +10,11 @@ import pytest
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, RuntimeFault, StorageInUse, Unavailable
 from gpu_runtime.process.field_docs import field_docs
-from gpu_runtime.runtime_api.http.route import Call, NoQuery, Route, Scope
-from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.http.route import APIRequest, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, StorageQuery, UpdateStorage
 from gpu_runtime.runtime_api.storages.routes import routes
-from gpu_runtime.runtime_api.storages.storage_admission import accepted, grown
+from gpu_runtime.runtime_api.storages.storage_admission import admit_storage, apply_resize
 from gpu_runtime.runtime_api.storages.view import StorageView
 
 STORAGE = msgspec.convert({"metadata": {"name": "data", "namespace": "batch"}, "spec": {"size": "20Gi"}}, GPUStorage)
@@ -56,14 +56,14 @@ FAULTS: dict[str, tuple[str, str, set[type[RuntimeFault]]]] = {
 }
 
 
-def test_every_way_to_storages_is_there_with_what_it_may_answer() -> None:
+def test_storage_routes_and_their_statuses() -> None:
     prefix = "/api/v1/gpu-storages"
     found = {name: (route.method, route.path, set(route.faults)) for name, route in by_name().items()}
     assert found == {name: (method, prefix + path, faults) for name, (method, path, faults) in FAULTS.items()}
 
 
 @pytest.mark.parametrize("route", by_name().values(), ids=by_name())
-def test_a_route_explains_itself_and_is_for_the_runtime(route: Route) -> None:
+def test_storage_route_is_documented_with_runtime_scope(route: Route) -> None:
     assert route.summary
     assert route.description
     assert route.tag
@@ -71,38 +71,38 @@ def test_a_route_explains_itself_and_is_for_the_runtime(route: Route) -> None:
 
 
 @pytest.mark.parametrize("model", [StorageView, CreateStorage, UpdateStorage, StorageQuery, ListStorages])
-def test_every_field_is_explained(model: type[msgspec.Struct]) -> None:
+def test_every_storage_field_has_a_description(model: type[msgspec.Struct]) -> None:
     assert set(model.__annotations__) - set(field_docs(model)) == set()
 
 
 def test_the_examples_are_accepted() -> None:
     for title, example in by_name()["createStorage"].examples.items():
-        assert accepted(msgspec.convert(example, CreateStorage), Namespaces()), title
+        assert admit_storage(msgspec.convert(example, CreateStorage), APINamespaceSettings()), title
     for title, example in by_name()["updateStorage"].examples.items():
-        assert grown(STORAGE.spec, msgspec.convert(example, UpdateStorage)) != STORAGE.spec, title
+        assert apply_resize(STORAGE.spec, msgspec.convert(example, UpdateStorage)) != STORAGE.spec, title
 
 
 @pytest.mark.parametrize(("first", "status"), [(True, 201), (False, 200)])
 async def test_the_first_create_is_201_and_its_replay_200(first: bool, status: int) -> None:
     storages, body = FakeStorages(first), CreateStorage(name="data", size="20Gi")
-    answer = await by_name(storages)["createStorage"].handler(Call(body, NoQuery()))
+    answer = await by_name(storages)["createStorage"].handler(APIRequest(body, NoQuery()))
     assert (answer.status, answer.data.name) == (status, "data")
     assert storages.asked == [("create", body)]
 
 
-async def test_a_list_passes_on_where_it_goes_on() -> None:
+async def test_list_storages_passes_the_continue_token() -> None:
     storages, query = FakeStorages(), ListStorages(mounted=True)
-    answer = await by_name(storages)["listStorages"].handler(Call(None, query))
+    answer = await by_name(storages)["listStorages"].handler(APIRequest(None, query))
     assert (answer.status, [each.name for each in answer.data], answer.continuation) == (200, ["data"], "more")
     assert storages.asked == [("list", query)]
 
 
-async def test_one_storage_is_named_by_path_and_query() -> None:
+async def test_storage_is_selected_by_path_and_namespace() -> None:
     storages, where, body = FakeStorages(), StorageQuery(namespace="batch"), UpdateStorage(size="40Gi")
     known = by_name(storages)
-    read = await known["getStorage"].handler(Call(None, where, {"name": "data"}))
-    written = await known["updateStorage"].handler(Call(body, where, {"name": "data"}))
-    ended = await known["deleteStorage"].handler(Call(None, where, {"name": "data"}))
+    read = await known["getStorage"].handler(APIRequest(None, where, {"name": "data"}))
+    written = await known["updateStorage"].handler(APIRequest(body, where, {"name": "data"}))
+    ended = await known["deleteStorage"].handler(APIRequest(None, where, {"name": "data"}))
     assert [(each.status, each.data and each.data.name) for each in (read, written, ended)] == [
         (200, "data"),
         (200, "data"),
@@ -111,7 +111,7 @@ async def test_one_storage_is_named_by_path_and_query() -> None:
     assert storages.asked == [("get", "batch", "data"), ("update", "batch", "data", body), ("delete", "batch", "data")]
 
 
-def test_a_query_is_read_as_it_stands_in_an_address() -> None:
+def test_storage_query_is_decoded_from_the_url() -> None:
     written = {"phase": "Ready", "mounted": "false", "limit": "7", "continue": "x", "namespace": "batch"}
     read = msgspec.convert(written, ListStorages, strict=False)
     assert (read.phase, read.mounted, read.limit, read.after, read.namespace) == ("Ready", False, 7, "x", "batch")

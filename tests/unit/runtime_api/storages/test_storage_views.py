@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
-from gpu_runtime.runtime_api.storages.view import phase_of, view
+from gpu_runtime.runtime_api.storages.view import phase_of, storage_view
 
 SPEC = {"size": "20Gi", "storageClassName": "fast"}
 
@@ -17,7 +17,7 @@ def storage(spec: Any = (), status: Any = (), **metadata: Any) -> GPUStorage:
 
 
 def seen(spec: Any = (), status: Any = (), **metadata: Any) -> dict[str, Any]:
-    found = msgspec.json.decode(msgspec.json.encode(view(storage(spec, status, **metadata))))
+    found = msgspec.json.decode(msgspec.json.encode(storage_view(storage(spec, status, **metadata))))
     assert isinstance(found, dict)
     return found
 
@@ -27,7 +27,7 @@ def condition(status: str, reason: str) -> dict[str, Any]:
     return {"type": "Ready", "status": status, "observedGeneration": 1, **said}
 
 
-def test_a_storage_that_nobody_has_looked_at_is_pending() -> None:
+def test_unreconciled_storage_is_pending() -> None:
     assert seen() == {
         "name": "data",
         "namespace": "runtime-instance",
@@ -45,7 +45,7 @@ def test_a_storage_that_nobody_has_looked_at_is_pending() -> None:
     }
 
 
-def test_a_storage_with_a_volume_says_how_much_it_holds_and_who_mounts_it() -> None:
+def test_bound_storage_view_has_capacity_and_mounting_unit() -> None:
     status = {
         "phase": "Ready",
         "claimName": "data",
@@ -79,14 +79,14 @@ def test_a_storage_with_a_volume_says_how_much_it_holds_and_who_mounts_it() -> N
         ("Failed", "ClaimLost", False),
     ],
 )
-def test_what_can_be_mounted_although_it_is_not_ready(phase: str, reason: str, mountable: bool) -> None:
+def test_mountable_of_a_storage_that_is_not_ready(phase: str, reason: str, mountable: bool) -> None:
     found = seen(status={"phase": phase, "conditions": [condition("False", reason)]})
     assert (found["ready"], found["reason"], found["mountable"]) == (False, reason, mountable)
 
 
-def test_a_storage_that_is_being_deleted_says_so() -> None:
+def test_terminating_storage_view_is_deleting() -> None:
     assert seen(deletionTimestamp="2026-01-01T00:00:00Z")["deleting"] is True
 
 
-def test_a_phase_of_a_later_version_is_pending() -> None:
+def test_unknown_phase_is_shown_as_pending() -> None:
     assert phase_of(storage(status={"phase": "Migrating"})) == "Pending"

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_runtime.runtime_api.units.handoff import AT_ONCE, Handoff
+from gpu_runtime.runtime_api.units.handoff import MAX_CONCURRENT_HANDOFFS, Handoff
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
 
-async def test_creates_wait_their_turn_in_the_order_of_their_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_creates_above_the_concurrency_limit_wait_in_fifo_order(monkeypatch: pytest.MonkeyPatch) -> None:
     under_way: set[str] = set()
     began: list[str] = []
     most = 0
@@ -24,9 +24,9 @@ async def test_creates_wait_their_turn_in_the_order_of_their_coming(monkeypatch:
 
     monkeypatch.setattr(Handoff, "_create", create)
     nothing = cast(Any, None)
-    handoff = Handoff(nothing, nothing, nothing, nothing, nothing, consumed=nothing)
-    names = [f"unit-{number}" for number in range(10 * AT_ONCE)]
+    handoff = Handoff(nothing, nothing, nothing, nothing, nothing, consumed_deleter=nothing)
+    names = [f"unit-{number}" for number in range(10 * MAX_CONCURRENT_HANDOFFS)]
     asked = [CreateUnit(operation_id=name, name=name, spec_name="g1.1", image="python") for name in names]
     await asyncio.gather(*map(handoff.create, asked))
     assert began == names
-    assert most == AT_ONCE
+    assert most == MAX_CONCURRENT_HANDOFFS

@@ -8,11 +8,11 @@ import pytest
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.request_hash import canonical_request
-from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
-from gpu_runtime.runtime_api.units.unit_admission import accepted, chosen, updated
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update, resolve_namespace
 
-NAMESPACES = Namespaces(units=("runtime-instance", "batch"))
+NAMESPACES = APINamespaceSettings(units=("runtime-instance", "batch"))
 HTTP = {"ports": [{"name": "http", "port": 8080}]}
 GOOD = {
     "operationID": "unit-1",
@@ -54,19 +54,19 @@ def update(**body: Any) -> UpdateUnit:
 
 
 def paths(refused: pytest.ExceptionInfo[Invalid]) -> list[str]:
-    return [problem.path for problem in refused.value.problems]
+    return [problem.path for problem in refused.value.errors]
 
 
-def test_a_good_request_is_taken_as_it_is() -> None:
-    assert accepted(create(), NAMESPACES) == create()
+def test_valid_unit_request_is_unchanged() -> None:
+    assert admit_unit(create(), NAMESPACES) == create()
 
 
-def test_what_is_left_out_is_what_the_configuration_says() -> None:
-    request = accepted(without("namespace", "stockNamespace"), NAMESPACES)
+def test_omitted_unit_fields_have_configured_defaults() -> None:
+    request = admit_unit(without("namespace", "stockNamespace"), NAMESPACES)
     assert (request.namespace, request.stock_namespace) == ("runtime-instance", "runtime-stock")
 
 
-def test_two_spellings_of_one_request_are_one_request() -> None:
+def test_equivalent_unit_requests_are_the_same_request() -> None:
     sloppy = create(
         image=" python:3.12 ",
         stockNamespace="",
@@ -74,13 +74,13 @@ def test_two_spellings_of_one_request_are_one_request() -> None:
         access={"primaryPort": "http", "scheme": "HTTP"},
         storageMounts=[{"name": "data", "mountPath": "//data/", "readOnly": False}],
     )
-    assert accepted(sloppy, NAMESPACES) == accepted(create(), NAMESPACES)
-    assert canonical_request(accepted(sloppy, NAMESPACES)) == canonical_request(accepted(create(), NAMESPACES))
+    assert admit_unit(sloppy, NAMESPACES) == admit_unit(create(), NAMESPACES)
+    assert canonical_request(admit_unit(sloppy, NAMESPACES)) == canonical_request(admit_unit(create(), NAMESPACES))
 
 
-def test_what_was_accepted_is_accepted_unchanged() -> None:
-    once = accepted(without("namespace", "stockNamespace", "access"), NAMESPACES)
-    assert accepted(once, NAMESPACES) == once
+def test_normalized_unit_request_is_stable() -> None:
+    once = admit_unit(without("namespace", "stockNamespace", "access"), NAMESPACES)
+    assert admit_unit(once, NAMESPACES) == once
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -126,15 +126,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_create_is_refused_with_path_and_remedy(change: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid) as refused:
-        accepted(create(**change), NAMESPACES)
-    assert len(refused.value.problems) == 1
+        admit_unit(create(**change), NAMESPACES)
+    assert len(refused.value.errors) == 1
     assert refused.value.message.startswith(message)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_invalid_unit_fields_are_reported_together() -> None:
     wrong = create(operationID="", name="", namespace="a", stockNamespace="b", specName="", image="")
     with pytest.raises(Invalid) as refused:
-        accepted(wrong, NAMESPACES)
+        admit_unit(wrong, NAMESPACES)
     assert paths(refused) == ["operationID", "name", "namespace", "stockNamespace", "specName", "image"]
 
 
@@ -157,12 +157,12 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("body", "changed"), CHANGES.values(), ids=CHANGES)
 def test_an_update_changes_only_what_it_names(body: dict[str, Any], changed: dict[str, Any]) -> None:
-    assert updated(existing(), update(**body)) == existing(**changed)
+    assert apply_update(existing(), update(**body)) == existing(**changed)
 
 
-def test_what_somebody_spelled_otherwise_stays_unless_it_is_named() -> None:
+def test_update_preserves_the_notation_of_unnamed_fields() -> None:
     odd = existing(memory="1024Mi", storageMounts=[{"name": "data", "mountPath": "/data/"}])
-    assert updated(odd, update(image="new")) == msgspec.structs.replace(odd, image="new")
+    assert apply_update(odd, update(image="new")) == msgspec.structs.replace(odd, image="new")
 
 
 REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -192,30 +192,30 @@ REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("body", "message"), REFUSED_CHANGES.values(), ids=REFUSED_CHANGES)
 def test_an_update_is_refused_with_path_and_remedy(body: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid) as refused:
-        updated(existing(), update(**body))
-    assert len(refused.value.problems) == 1
+        apply_update(existing(), update(**body))
+    assert len(refused.value.errors) == 1
     assert refused.value.message.startswith(message)
 
 
 def test_a_unit_becomes_a_function_later() -> None:
     plain = msgspec.structs.replace(existing(), serverless=None)
-    assert updated(plain, update(serverless={"enabled": True, "requestID": "f"})) == existing()
+    assert apply_update(plain, update(serverless={"enabled": True, "requestID": "f"})) == existing()
 
 
 @pytest.mark.parametrize("field", UpdateUnit.__struct_fields__)
-def test_nothing_is_taken_away_with_null(field: str) -> None:
+def test_update_with_null_is_rejected(field: str) -> None:
     name = next(each.encode_name for each in msgspec.structs.fields(UpdateUnit) if each.name == field)
     with pytest.raises(msgspec.ValidationError, match=rf"got `null` - at `\$.{name}`"):
         update(**{name: None})
 
 
 def test_a_namespace_is_one_that_the_configuration_allows() -> None:
-    assert chosen("", NAMESPACES) == "runtime-instance"
-    assert chosen("batch", NAMESPACES) == "batch"
+    assert resolve_namespace("", NAMESPACES) == "runtime-instance"
+    assert resolve_namespace("batch", NAMESPACES) == "batch"
     with pytest.raises(Invalid, match="'default' holds no units here; use runtime-instance or batch"):
-        chosen("default", NAMESPACES)
+        resolve_namespace("default", NAMESPACES)
 
 
 def test_the_stock_namespace_is_not_one_for_units() -> None:
     with pytest.raises(ValueError, match="units must not name runtime-stock"):
-        Namespaces(units=("runtime-stock",))
+        APINamespaceSettings(units=("runtime-stock",))

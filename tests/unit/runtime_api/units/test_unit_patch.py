@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
-from gpu_runtime.runtime_api.units.merge_patch import difference
+from gpu_runtime.runtime_api.units.merge_patch import create_merge_patch
 
 HTTP = {"name": "http", "port": 8080}
 FUNCTION = {"enabled": True, "requestID": "f", "maxWorkers": 4, "framework": {"invokePath": "/run"}}
@@ -65,13 +65,13 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize(("before", "after", "patch"), CASES.values(), ids=CASES)
-def test_a_patch_says_what_differs(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
-    said = msgspec.json.encode(difference(spec(**before), spec(**after)))
+def test_merge_patch_contains_only_differences(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
+    said = msgspec.json.encode(create_merge_patch(spec(**before), spec(**after)))
     assert msgspec.json.decode(said) == patch
 
 
 @pytest.mark.parametrize(("before", "after", "patch"), CASES.values(), ids=CASES)
-def test_a_patch_makes_one_spec_of_the_other(before: Any, after: Any, patch: dict[str, Any]) -> None:
+def test_merge_patch_transforms_one_spec_into_the_other(before: Any, after: Any, patch: dict[str, Any]) -> None:
     merged = merge(msgspec.to_builtins(spec(**before)), patch)
     assert msgspec.convert(merged, GPUUnitSpec) == spec(**after)
 

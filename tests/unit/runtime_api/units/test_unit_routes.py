@@ -11,11 +11,11 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.condition_view import ConditionView
-from gpu_runtime.runtime_api.http.route import Call, NoQuery, Route, Scope
-from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.http.route import APIRequest, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
 from gpu_runtime.runtime_api.units.routes import routes
-from gpu_runtime.runtime_api.units.unit_admission import accepted, updated
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update
 from gpu_runtime.runtime_api.units.view import SourceStockView, UnitView
 
 UNIT = msgspec.convert(
@@ -50,7 +50,7 @@ def by_name(units: Any = None) -> dict[str, Route]:
     return {route.name: route for route in routes(units)}
 
 
-def test_every_way_to_units_is_there() -> None:
+def test_unit_routes_exist() -> None:
     assert {(route.method, route.path) for route in by_name().values()} == {
         ("GET", "/api/v1/gpu-units"),
         ("POST", "/api/v1/gpu-units"),
@@ -63,7 +63,7 @@ def test_every_way_to_units_is_there() -> None:
 
 
 @pytest.mark.parametrize("route", by_name().values(), ids=by_name())
-def test_a_route_explains_itself_and_is_for_the_runtime(route: Route) -> None:
+def test_unit_route_is_documented_with_runtime_scope(route: Route) -> None:
     assert route.summary
     assert route.description
     assert route.tag
@@ -74,7 +74,7 @@ def test_a_route_explains_itself_and_is_for_the_runtime(route: Route) -> None:
 @pytest.mark.parametrize(
     "model", [UnitView, ConditionView, SourceStockView, CreateUnit, UpdateUnit, UnitQuery, ListUnits]
 )
-def test_every_field_is_explained(model: type[msgspec.Struct]) -> None:
+def test_every_unit_field_has_a_description(model: type[msgspec.Struct]) -> None:
     own = model.__annotations__
     assert set(own) - set(field_docs(model)) == set()
 
@@ -82,54 +82,56 @@ def test_every_field_is_explained(model: type[msgspec.Struct]) -> None:
 def test_the_examples_of_create_are_accepted() -> None:
     examples = by_name()["createUnit"].examples
     for title, example in examples.items():
-        assert accepted(msgspec.convert(example, CreateUnit), Namespaces()), title
+        assert admit_unit(msgspec.convert(example, CreateUnit), APINamespaceSettings()), title
 
 
 def test_the_examples_of_update_are_accepted() -> None:
     for title, example in by_name()["updateUnit"].examples.items():
-        assert updated(UNIT.spec, msgspec.convert(example, UpdateUnit)) != UNIT.spec, title
+        assert apply_update(UNIT.spec, msgspec.convert(example, UpdateUnit)) != UNIT.spec, title
 
 
 async def test_the_first_create_is_201_and_its_replay_200() -> None:
     body = msgspec.convert(by_name()["createUnit"].examples["A web server"], CreateUnit)
     for first, status in ((True, 201), (False, 200)):
         units = FakeUnits(first)
-        answer = await by_name(units)["createUnit"].handler(Call(body, NoQuery()))
+        answer = await by_name(units)["createUnit"].handler(APIRequest(body, NoQuery()))
         assert (answer.status, answer.data.name) == (status, "web")
         assert units.asked == [("create", body)]
 
 
-async def test_a_list_passes_on_where_it_goes_on() -> None:
+async def test_list_units_passes_the_continue_token() -> None:
     units = FakeUnits()
     query = ListUnits(spec_name="g1.1")
-    answer = await by_name(units)["listUnits"].handler(Call(None, query))
+    answer = await by_name(units)["listUnits"].handler(APIRequest(None, query))
     assert (answer.status, [unit.name for unit in answer.data], answer.continuation) == (200, ["web"], "more")
     assert units.asked == [("list", query)]
 
 
 @pytest.mark.parametrize("verb", ["get", "stop", "start"])
-async def test_one_unit_is_named_by_path_and_query(verb: str) -> None:
+async def test_unit_is_selected_by_path_and_namespace(verb: str) -> None:
     units = FakeUnits()
-    answer = await by_name(units)[f"{verb}Unit"].handler(Call(None, UnitQuery(namespace="batch"), {"name": "web"}))
+    answer = await by_name(units)[f"{verb}Unit"].handler(
+        APIRequest(None, UnitQuery(namespace="batch"), {"name": "web"})
+    )
     assert (answer.status, answer.data.name) == (200, "web")
     assert units.asked == [(verb, "batch", "web")]
 
 
 async def test_an_update_passes_its_body_on() -> None:
     units, body = FakeUnits(), UpdateUnit(image="new")
-    answer = await by_name(units)["updateUnit"].handler(Call(body, UnitQuery(), {"name": "web"}))
+    answer = await by_name(units)["updateUnit"].handler(APIRequest(body, UnitQuery(), {"name": "web"}))
     assert (answer.status, answer.data.name) == (200, "web")
     assert units.asked == [("update", "", "web", body)]
 
 
 async def test_a_delete_answers_without_data() -> None:
     units = FakeUnits()
-    answer = await by_name(units)["deleteUnit"].handler(Call(None, UnitQuery(), {"name": "web"}))
+    answer = await by_name(units)["deleteUnit"].handler(APIRequest(None, UnitQuery(), {"name": "web"}))
     assert (answer.status, answer.data) == (204, None)
     assert units.asked == [("delete", "", "web")]
 
 
-def test_a_query_is_read_as_it_stands_in_an_address() -> None:
+def test_unit_query_is_decoded_from_the_url() -> None:
     written = {"phase": "Ready", "serverless": "true", "limit": "7", "continue": "x", "specName": "g1.1"}
     read = msgspec.convert(written, ListUnits, strict=False)
     assert (read.phase, read.serverless, read.limit, read.after, read.spec_name) == ("Ready", True, 7, "x", "g1.1")

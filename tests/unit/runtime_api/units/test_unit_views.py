@@ -7,7 +7,7 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import GROUP
-from gpu_runtime.runtime_api.units.view import view
+from gpu_runtime.runtime_api.units.view import unit_view
 
 PLAIN = {"specName": "g1.1", "image": "python"}
 READY = {
@@ -23,12 +23,12 @@ READY = {
 def seen(spec: Any = (), status: Any = (), **metadata: Any) -> dict[str, Any]:
     about = {"name": "web", "namespace": "runtime-instance", "generation": 1, **metadata}
     unit = msgspec.convert({"metadata": about, "spec": PLAIN | dict(spec), "status": dict(status)}, GPUUnit)
-    found = msgspec.json.decode(msgspec.json.encode(view(unit)))
+    found = msgspec.json.decode(msgspec.json.encode(unit_view(unit)))
     assert isinstance(found, dict)
     return found
 
 
-def test_a_unit_that_nobody_has_looked_at_is_on_its_way() -> None:
+def test_unreconciled_unit_is_progressing() -> None:
     assert seen() == {
         "name": "web",
         "namespace": "runtime-instance",
@@ -51,7 +51,7 @@ def test_a_unit_that_nobody_has_looked_at_is_on_its_way() -> None:
     }
 
 
-def test_a_unit_that_serves_says_so_and_where() -> None:
+def test_ready_unit_view_has_its_access_url() -> None:
     status = {
         "phase": "Ready",
         "readyReplicas": 1,
@@ -66,7 +66,7 @@ def test_a_unit_that_serves_says_so_and_where() -> None:
     assert found["generation"] == 4
 
 
-def test_what_was_asked_is_shown_as_it_was_asked() -> None:
+def test_unit_view_shows_the_spec_unchanged() -> None:
     spec = {
         "memory": "1Gi",
         "gpu": 2,
@@ -80,7 +80,7 @@ def test_what_was_asked_is_shown_as_it_was_asked() -> None:
     assert {name: found[name] for name in spec} == spec
 
 
-def test_where_a_unit_came_from_is_read_from_its_annotations() -> None:
+def test_source_stock_is_read_from_annotations() -> None:
     annotations = {
         f"{GROUP}/operation-id": "unit-1",
         f"{GROUP}/source-stock-name": "stock-1",
@@ -93,12 +93,12 @@ def test_where_a_unit_came_from_is_read_from_its_annotations() -> None:
     assert found["createdAt"] == "2026-01-01T00:00:00Z"
 
 
-def test_a_unit_whose_end_was_asked_for_is_deleting() -> None:
+def test_terminating_unit_view_is_deleting() -> None:
     assert seen(deletionTimestamp="2026-01-01T00:00:00Z")["deleting"] is True
 
 
 @pytest.mark.parametrize(("phase", "shown"), [("Empty", "Empty"), ("Failed", "Failed"), ("Resting", "Progressing")])
-def test_a_phase_of_a_later_version_does_not_spoil_a_list(phase: str, shown: str) -> None:
+def test_unknown_unit_phase_is_shown_as_progressing(phase: str, shown: str) -> None:
     assert seen(status={"phase": phase})["phase"] == shown
 
 

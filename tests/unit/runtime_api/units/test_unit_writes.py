@@ -10,24 +10,24 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Conflict, Invalid
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.retry import Backoff
-from gpu_runtime.runtime_api.settings import Namespaces
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units import service
 from gpu_runtime.runtime_api.units.requests import CreateUnit
-from gpu_runtime.runtime_api.units.service import ATTEMPTS, Units
+from gpu_runtime.runtime_api.units.service import MAX_WRITE_ATTEMPTS, UnitService
 
 UNIT = msgspec.convert(
     {"metadata": {"name": "web", "namespace": "runtime-instance"}, "spec": {"specName": "g1.1"}}, GPUUnit
 )
 
 
-class Contended:
+class ConflictingClient:
     """A client whose every write comes second, and a cache that learns nothing from it."""
 
     def __init__(self) -> None:
         self.reads = self.writes = 0
         self.units = self
 
-    def learn(self, _unit: GPUUnit) -> None: ...
+    def record_write(self, _unit: GPUUnit) -> None: ...
 
     async def get(self, *_: Any) -> GPUUnit:
         self.reads += 1
@@ -40,19 +40,19 @@ class Contended:
 
     async def merge_patch(self, *_: Any, **__: Any) -> GPUUnit:
         self.writes += 1
-        raise kube.Conflict(kube.Status(code=409, message="the object has been modified"))
+        raise kube.KubeConflict(kube.ApiStatus(code=409, message="the object has been modified"))
 
 
-async def test_a_write_that_loses_every_race_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_APART", Backoff(first=0))
-    contended: Any = Contended()
-    units = Units(contended, contended, Namespaces(), contended, contended, contended)
+async def test_write_fails_after_max_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_APART", Backoff(initial_seconds=0))
+    contended: Any = ConflictingClient()
+    units = UnitService(contended, contended, APINamespaceSettings(), contended, contended, contended)
     with pytest.raises(Conflict, match="somebody else wrote at the same time; try again"):
         await units.stop("", "web")
-    assert (contended.reads, contended.writes) == (ATTEMPTS, ATTEMPTS)
+    assert (contended.reads, contended.writes) == (MAX_WRITE_ATTEMPTS, MAX_WRITE_ATTEMPTS)
 
 
-class Making:
+class RecordingHandoff:
     """A handoff that makes what it is asked for, and a cache that takes note."""
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class Making:
         self.asked.append(request)
         return UNIT, True
 
-    def learn(self, unit: GPUUnit) -> None:
+    def record_write(self, unit: GPUUnit) -> None:
         self.learned.append(unit)
 
 
-async def test_a_create_is_checked_and_spelled_out_before_the_handoff_sees_it() -> None:
-    making: Any = Making()
-    units = Units(making, making, Namespaces(), making, making, making)
+async def test_create_is_validated_and_normalized_before_the_handoff() -> None:
+    making: Any = RecordingHandoff()
+    units = UnitService(making, making, APINamespaceSettings(), making, making, making)
     sloppy = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image=" python ")
     with pytest.raises(Invalid, match="name: is required"):
         await units.create(structs.replace(sloppy, name=""))

@@ -1,5 +1,10 @@
 """The child of a GPUStorage, computed from what was seen. Nothing here awaits."""
 
-from gpu_runtime.controller_manager.gpu_storage.children.pvc import claim, corrected, growth, is_ours
+from gpu_runtime.controller_manager.gpu_storage.children.pvc import (
+    expansion_patch,
+    is_pvc_of,
+    metadata_patch,
+    pvc_manifest,
+)
 
-__all__ = ["claim", "corrected", "growth", "is_ours"]
+__all__ = ["expansion_patch", "is_pvc_of", "metadata_patch", "pvc_manifest"]

@@ -14,7 +14,7 @@ from gpu_runtime.kube.quantity import Quantity
 ACCESS_MODE = "ReadWriteOnce"
 
 
-def claim(storage: GPUStorage) -> Manifest:
+def pvc_manifest(storage: GPUStorage) -> Manifest:
     metadata, spec = storage.metadata, storage.spec
     return {
         "metadata": {
@@ -31,35 +31,35 @@ def claim(storage: GPUStorage) -> Manifest:
     }
 
 
-def is_ours(found: PersistentVolumeClaim, storage: GPUStorage) -> bool:
+def is_pvc_of(found: PersistentVolumeClaim, storage: GPUStorage) -> bool:
     """By its label, also after a restore in which the storage got another UID; or by the UID, if the label was lost."""
     labels, annotations = found.metadata.labels, found.metadata.annotations
     by_label = labels.get(Label.STORAGE) == storage.metadata.name
     return by_label or annotations.get(Annotation.STORAGE_UID) == storage.metadata.uid
 
 
-def corrected(found: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
+def metadata_patch(found: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
     """What must be changed about the claim's metadata, if anything."""
-    wanted, metadata = claim(storage)["metadata"], found.metadata
+    wanted, metadata = pvc_manifest(storage)["metadata"], found.metadata
     change = {
-        "labels": _missing(wanted["labels"], metadata.labels),
-        "annotations": _missing(wanted["annotations"], metadata.annotations),
+        "labels": _differing(wanted["labels"], metadata.labels),
+        "annotations": _differing(wanted["annotations"], metadata.annotations),
         "ownerReferences": None if metadata.owner_references else {},
     }
     needed = {part: value for part, value in change.items() if value != {}}
     return {"metadata": needed} if needed else None
 
 
-def growth(found: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
+def expansion_patch(found: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
     """What must be changed for the volume to grow, if it is to. A claim that asks for more than is wanted stays."""
-    if requested(found) >= Quantity(storage.spec.size):
+    if requested_size(found) >= Quantity(storage.spec.size):
         return None
     return {"spec": {"resources": {"requests": {"storage": storage.spec.size}}}}
 
 
-def requested(found: PersistentVolumeClaim) -> Quantity:
+def requested_size(found: PersistentVolumeClaim) -> Quantity:
     return Quantity(found.spec.resources.requests.get("storage", "0"))
 
 
-def _missing(wanted: Mapping[str, str], actual: Mapping[str, str]) -> dict[str, str]:
+def _differing(wanted: Mapping[str, str], actual: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if actual.get(name) != value}

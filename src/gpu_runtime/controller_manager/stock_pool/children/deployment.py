@@ -5,25 +5,25 @@ import msgspec
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Label, pool_child_name, pool_labels
-from gpu_runtime.controller_manager.stock_pool.observe import Observed
-from gpu_runtime.controller_manager.workload.drift import child
+from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
+from gpu_runtime.controller_manager.workload.drift import child_manifest
 from gpu_runtime.controller_manager.workload.pod_template import (
-    STOCK_GRACE_SECONDS,
-    STOCK_PRIORITY,
-    USER_CONTAINER,
-    container,
-    user_pod_security,
+    STOCK_PRIORITY_CLASS,
+    STOCK_TERMINATION_GRACE_SECONDS,
+    USER_SECURITY_CONTEXT,
+    main_container,
+    user_pod_security_context,
 )
 from gpu_runtime.kube.meta import Manifest
 
 # A shell that is a container's first process ignores SIGTERM unless it traps it.
-PLACEHOLDER = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")
+PLACEHOLDER_COMMAND = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")
 
 
-def deployment(seen: Observed) -> Manifest:
+def deployment(seen: ObservedPool) -> Manifest:
     metadata, spec = seen.pool.metadata, seen.pool.spec
     labels = pool_labels(metadata.name, spec.spec_name)
-    return child(
+    return child_manifest(
         seen.pool,
         STOCK_POOLS,
         pool_child_name(metadata.name),
@@ -34,24 +34,24 @@ def deployment(seen: Observed) -> Manifest:
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": {Label.POOL: metadata.name}},
-            "template": {"metadata": {"labels": labels | {Label.POOL_UID: metadata.uid}}, "spec": _pod(seen)},
+            "template": {"metadata": {"labels": labels | {Label.POOL_UID: metadata.uid}}, "spec": _pod_spec(seen)},
         },
     )
 
 
-def _pod(seen: Observed) -> Manifest:
+def _pod_spec(seen: ObservedPool) -> Manifest:
     spec, settings = seen.pool.spec, seen.settings
-    template = spec.template if spec.template.command or spec.template.args else _placeholder(spec.template)
-    main = container(spec.image or settings.images.placeholder, template, spec.memory, spec.gpu)
+    template = spec.template if spec.template.command or spec.template.args else _placeholder_template(spec.template)
+    main = main_container(spec.image or settings.images.placeholder, template, spec.memory, spec.gpu)
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "priorityClassName": STOCK_PRIORITY,
-        "terminationGracePeriodSeconds": STOCK_GRACE_SECONDS,
-        "securityContext": user_pod_security(settings.pod_security.require_non_root),
-        "containers": [main | {"securityContext": USER_CONTAINER}],
+        "priorityClassName": STOCK_PRIORITY_CLASS,
+        "terminationGracePeriodSeconds": STOCK_TERMINATION_GRACE_SECONDS,
+        "securityContext": user_pod_security_context(settings.pod_security.require_non_root),
+        "containers": [main | {"securityContext": USER_SECURITY_CONTEXT}],
     }
 
 
-def _placeholder(template: Template) -> Template:
-    return msgspec.structs.replace(template, command=PLACEHOLDER)
+def _placeholder_template(template: Template) -> Template:
+    return msgspec.structs.replace(template, command=PLACEHOLDER_COMMAND)

@@ -1,15 +1,15 @@
 """All children of a pool, in the order in which they are made."""
 
-from gpu_runtime.contract.crd.conditions import Reason
+from gpu_runtime.contract.crd.conditions import ReadyReason
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment
 from gpu_runtime.controller_manager.stock_pool.children.service import service
-from gpu_runtime.controller_manager.stock_pool.observe import Observed
-from gpu_runtime.controller_manager.workload.apply import Child
-from gpu_runtime.controller_manager.workload.unstructured import DEPLOYMENTS, SERVICES
+from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
+from gpu_runtime.controller_manager.workload.apply import DesiredChild
+from gpu_runtime.controller_manager.workload.unstructured import RAW_DEPLOYMENTS, RAW_SERVICES
 
 
-def desired_children(seen: Observed) -> tuple[Child, ...]:
+def desired_children(seen: ObservedPool) -> tuple[DesiredChild, ...]:
     return (
-        Child(DEPLOYMENTS, seen.deployment, deployment(seen), Reason.DEPLOYMENT_SYNC_FAILED),
-        Child(SERVICES, seen.service, service(seen), Reason.SERVICE_SYNC_FAILED),
+        DesiredChild(RAW_DEPLOYMENTS, seen.deployment, deployment(seen), ReadyReason.DEPLOYMENT_SYNC_FAILED),
+        DesiredChild(RAW_SERVICES, seen.service, service(seen), ReadyReason.SERVICE_SYNC_FAILED),
     )

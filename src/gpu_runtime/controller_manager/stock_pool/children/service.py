@@ -2,17 +2,17 @@
 
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
 from gpu_runtime.contract.crd.well_known import Label, pool_child_name, pool_labels
-from gpu_runtime.controller_manager.stock_pool.observe import Observed
-from gpu_runtime.controller_manager.workload.drift import child
+from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
+from gpu_runtime.controller_manager.workload.drift import child_manifest
 from gpu_runtime.controller_manager.workload.pod_template import service_ports
 from gpu_runtime.kube.meta import Manifest
 
 
-def service(seen: Observed) -> Manifest | None:
+def service(seen: ObservedPool) -> Manifest | None:
     metadata, spec = seen.pool.metadata, seen.pool.spec
     if not spec.template.ports:
         return None
-    return child(
+    return child_manifest(
         seen.pool,
         STOCK_POOLS,
         pool_child_name(metadata.name),
