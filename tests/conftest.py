@@ -21,7 +21,7 @@ from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
 from localcluster.errors import MissingRequirement
 from localcluster.nats_server import NatsAccount, NatsServer, temporary_nats_server
-from tests.lanes import SerialGroupScheduling
+from tests.xdist_scheduler import SerialGroupScheduling
 
 SKIP_REASON_PREFIX = "LEFT OUT: "
 

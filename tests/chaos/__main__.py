@@ -23,13 +23,13 @@ from lightkube import AsyncClient, KubeConfig
 
 from localcluster.errors import MissingRequirement
 from localcluster.paths import LOCAL_STATE_DIR
-from tests.chaos.faults import FaultInjector
-from tests.chaos.kubelet import FakeKubelet, running_kubelet
-from tests.chaos.plan import FaultKind, schedule_faults
-from tests.chaos.platform import SystemUnderTest, running_system
-from tests.chaos.rounds import ChaosRound, InvariantViolated
-from tests.chaos.watching import ClusterWatch, watch_cluster
-from tests.integration.runtime_api.live import ClusterReader
+from tests.chaos.chaos_round import ChaosRound, InvariantViolated
+from tests.chaos.fake_kubelet import FakeKubelet, running_kubelet
+from tests.chaos.fault_injector import FaultInjector
+from tests.chaos.fault_schedule import FaultKind, schedule_faults
+from tests.chaos.system_under_test import SystemUnderTest, running_system
+from tests.chaos.watch_invariants import ClusterWatch, watch_cluster
+from tests.integration.runtime_api.live_platform import ClusterReader
 
 ARTIFACTS_DIR = LOCAL_STATE_DIR / "chaos"
 MIN_ROUND_SECONDS = 60.0
@@ -59,7 +59,9 @@ class ChaosSummary:
         self.units += sum(unit.operation.succeeded for unit in history.units.values())
         self.storages += len(history.storages)
         self.invocations += len(history.invocations)
-        self.terminal_states.update(each.terminal_views[0]["state"] for each in history.invocations.values() if each.terminal_views)
+        self.terminal_states.update(
+            each.terminal_views[0]["state"] for each in history.invocations.values() if each.terminal_views
+        )
         self.executions += done.executions
         self.repeated_executions += done.repeated_executions
         self.longest_recovery_seconds = max(self.longest_recovery_seconds, done.recovery_seconds)
@@ -99,7 +101,17 @@ class ChaosRun:
         self._truncate_logs()
         faults = FaultInjector(self.platform, self.kubelet, print_line)
         happening = schedule_faults(self.seed, number)
-        made = ChaosRound(self.platform, self.kubelet, self.cluster_watch, self.cluster_reader, faults, self.seed, number, happening, print_line)
+        made = ChaosRound(
+            self.platform,
+            self.kubelet,
+            self.cluster_watch,
+            self.cluster_reader,
+            faults,
+            self.seed,
+            number,
+            happening,
+            print_line,
+        )
         try:
             await made.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the seed and the logs tell of it

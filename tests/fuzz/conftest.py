@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from localcluster.nats_server import NatsServer
-from tests.integration.runtime_api.live import LivePlatform, running_live_platform
+from tests.integration.runtime_api.live_platform import LivePlatform, running_live_platform
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from lightkube import Client
 
 from localcluster.supervisor_client import wait_until
-from tests.fuzz.cases import CASE_COUNT, FUZZ_SEED, replay_hint, settings
-from tests.fuzz.model import CONFLICT, CREATED, STATUS_410, INVALID, NOT_FOUND, NO_CONTENT, OK, ApiModel, Request
+from tests.fuzz.api_model import CONFLICT, CREATED, INVALID, NO_CONTENT, NOT_FOUND, OK, STATUS_410, ApiModel, Request
+from tests.fuzz.fuzz_settings import CASE_COUNT, FUZZ_SEED, replay_hint, settings
 from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object, as_dict
-from tests.integration.runtime_api.conservation import conservation_errors
 from tests.integration.runtime_api.edge.conftest import ApiProcess, HttpReply
-from tests.integration.runtime_api.live import OPERATION, STOCK_NAMESPACE, TOKEN, UNIT_NAMESPACE, LivePlatform, ClusterSnapshot
+from tests.integration.runtime_api.live_platform import (
+    OPERATION,
+    STOCK_NAMESPACE,
+    TOKEN,
+    UNIT_NAMESPACE,
+    ClusterSnapshot,
+    LivePlatform,
+)
+from tests.integration.runtime_api.stock_conservation import conservation_errors
 
 STEPS, FEW_STEPS = 100, 30
 """Of one sequence, in a long and in a short run. The next one begins with new names and new stock."""
@@ -140,7 +147,9 @@ class ApiMachine(RuleBasedStateMachine):
     def grows_a_storage(self, replica: int, which: int, size: int) -> None:
         name = self._storage(which)
         request = {"size": f"{size * 1024}Mi"}
-        reply = self._ask(replica, "PUT", f"gpu-storages/{name}", request, self.model.expected_storage_update(name, size))
+        reply = self._ask(
+            replica, "PUT", f"gpu-storages/{name}", request, self.model.expected_storage_update(name, size)
+        )
         self.model.record_storage_update(name, size, reply.status)
 
     @rule(replica=REPLICAS, which=WHICH)

@@ -43,8 +43,8 @@ from gpu_runtime.runtime_api.operations.operation_store import attempt_of
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
-from tests.fuzz.cases import fuzzed, call_or_rejection
-from tests.fuzz.nasty import message_bytes, texts
+from tests.fuzz.fuzz_settings import call_or_rejection, fuzzed
+from tests.fuzz.strategies import message_bytes, texts
 
 AMOUNTS = st.one_of(
     st.from_regex(r"[+-]?[0-9]{0,12}\.?[0-9]{0,12}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?", fullmatch=True),
@@ -217,7 +217,12 @@ def test_any_error_response_maps_to_a_fault(status: int, body: bytes) -> None:
     assert isinstance(refusal_of_kubernetes(status, body), KubeError)
 
 
-UNUSUAL_TIMESTAMPS = ("2026-12-31T23:59:60Z", "2026-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "2026-01-01t00:00:00z")
+UNUSUAL_TIMESTAMPS = (
+    "2026-12-31T23:59:60Z",
+    "2026-01-01T00:00:00",
+    "0001-01-01T00:00:00+23:59",
+    "2026-01-01t00:00:00z",
+)
 
 
 @fuzzed(100)

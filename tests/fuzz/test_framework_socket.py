@@ -14,19 +14,19 @@ from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest
 from gpu_runtime.worker_sidecar.framework_response import FrameworkOutcome
 from gpu_runtime.worker_sidecar.retry_decision import FinishInvocation, RetryInvocation, disposition_of
 from localcluster.supervisor_client import wait_until
-from tests.fuzz.cases import fuzzed
-from tests.fuzz.loop import LoopThread
-from tests.fuzz.nasty import deeply_nested, mutated_bytes, texts
-from tests.integration.framework.worker import (
+from tests.fuzz.fuzz_settings import fuzzed
+from tests.fuzz.loop_thread import LoopThread
+from tests.fuzz.strategies import deeply_nested, mutated_bytes, texts
+from tests.integration.framework.framework_process import (
     CHUNKED_REQUEST,
     CLOSING_REQUEST,
     ECHO_SOURCE,
-    VALID_REQUEST,
     STATUS_LINE_PATTERN,
+    VALID_REQUEST,
     FrameworkProcess,
     exchange,
-    temporary_socket_dir,
     running_framework,
+    temporary_socket_dir,
 )
 
 FULL_REQUEST = (
@@ -43,9 +43,20 @@ def request_with_header(name: str, value: str) -> bytes:
 
 NAMES = st.sampled_from(["Invocation-Id", "Deadline", "Attempt", "Attributes", "Header-X"])
 REQUESTS = st.one_of(
-    mutated_bytes([VALID_REQUEST, CHUNKED_REQUEST, FULL_REQUEST, CLOSING_REQUEST, VALID_REQUEST + VALID_REQUEST, FULL_REQUEST + CHUNKED_REQUEST]),
+    mutated_bytes(
+        [
+            VALID_REQUEST,
+            CHUNKED_REQUEST,
+            FULL_REQUEST,
+            CLOSING_REQUEST,
+            VALID_REQUEST + VALID_REQUEST,
+            FULL_REQUEST + CHUNKED_REQUEST,
+        ]
+    ),
     st.builds(request_with_header, NAMES, texts()),
-    deeply_nested().map(lambda body: VALID_REQUEST.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % len(body) + body),
+    deeply_nested().map(
+        lambda body: VALID_REQUEST.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    ),
     st.binary(max_size=300),
 )
 
@@ -54,7 +65,9 @@ REQUESTS = st.one_of(
 def framework() -> Iterator[FrameworkProcess]:
     with (
         temporary_socket_dir() as place,
-        running_framework(ECHO_SOURCE, place, GPU_RUNTIME_CONCURRENCY="4", GPU_RUNTIME_MAX_BODY_BYTES="100000") as running,
+        running_framework(
+            ECHO_SOURCE, place, GPU_RUNTIME_CONCURRENCY="4", GPU_RUNTIME_MAX_BODY_BYTES="100000"
+        ) as running,
     ):
         yield running
 
@@ -139,7 +152,9 @@ def unusual_framework(loop_thread: LoopThread) -> Iterator[UnusualFramework]:
 
 @fuzzed(100)
 @given(st.one_of(mutated_bytes(ANSWERS), st.binary(max_size=100)))
-def test_random_responses_lead_to_a_retry_decision(loop_thread: LoopThread, unusual_framework: UnusualFramework, answer: bytes) -> None:
+def test_random_responses_lead_to_a_retry_decision(
+    loop_thread: LoopThread, unusual_framework: UnusualFramework, answer: bytes
+) -> None:
     """None raises, and none outlasts the deadline by much."""
     problem, outcome = loop_thread.call(unusual_framework.outcomes_of(answer), within=10)
     assert problem is None or problem

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localcluster.supervisor_client import wait_until
-from tests.fuzz.cases import fuzzed
-from tests.fuzz.nasty import deeply_nested, mutated_bytes, texts
+from tests.fuzz.fuzz_settings import fuzzed
+from tests.fuzz.strategies import deeply_nested, mutated_bytes, texts
 from tests.integration.runtime_api.edge.conftest import ApiProcess
-from tests.integration.runtime_api.live import TOKEN, LivePlatform
+from tests.integration.runtime_api.live_platform import TOKEN, LivePlatform
 
 STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) ")
 AUTHENTICATED_HEADERS = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
@@ -26,11 +26,17 @@ CALL = (
 )
 SEEDS = (
     *(LIST, SIZED, CHUNKED, CALL, LIST + SIZED, SIZED + CHUNKED + LIST),
-    b"DELETE /api/v1/gpu-units/none?namespace=runtime-instance HTTP/1.1\r\n" + AUTHENTICATED_HEADERS + b"Content-Length: 0\r\n\r\n",
-    b"PUT /api/v1/gpu-storages/none HTTP/1.1\r\n" + AUTHENTICATED_HEADERS + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+    b"DELETE /api/v1/gpu-units/none?namespace=runtime-instance HTTP/1.1\r\n"
+    + AUTHENTICATED_HEADERS
+    + b"Content-Length: 0\r\n\r\n",
+    b"PUT /api/v1/gpu-storages/none HTTP/1.1\r\n"
+    + AUTHENTICATED_HEADERS
+    + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
     b"GET /swagger/%2e%2e/index.html HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nX-Request-ID: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
-    b"GET /api/v1/operator/dead-letters?source=invoke&continue=WyJ4IiwiMSJd HTTP/1.1\r\n" + AUTHENTICATED_HEADERS + b"\r\n",
+    b"GET /api/v1/operator/dead-letters?source=invoke&continue=WyJ4IiwiMSJd HTTP/1.1\r\n"
+    + AUTHENTICATED_HEADERS
+    + b"\r\n",
 )
 
 

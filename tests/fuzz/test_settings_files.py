@@ -16,8 +16,8 @@ from gpu_runtime.process.settings import BaseSettings, InvalidSettings, load_set
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
-from tests.fuzz.cases import fuzzed, call_or_rejection
-from tests.fuzz.nasty import altered_documents, mutated_bytes, texts
+from tests.fuzz.fuzz_settings import call_or_rejection, fuzzed
+from tests.fuzz.strategies import altered_documents, mutated_bytes, texts
 
 MODELS: dict[str, type[BaseSettings]] = {
     "activator": ActivatorSettings,

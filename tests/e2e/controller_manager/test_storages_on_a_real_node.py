@@ -13,8 +13,8 @@ from tests.e2e.controller_manager.test_units_on_a_real_node import (
     apply_manifest,
     get,
     is_deleted,
-    sleeping_unit,
     platform_node,
+    sleeping_unit,
     wait_ready,
 )
 
@@ -58,7 +58,9 @@ def test_data_outlives_its_unit_and_is_deleted_with_its_storage(platform_node: N
     in_pod(platform_node, "writer", "echo precious > /workspace/file")
 
     apply_manifest(platform_node, storage("kept", size="2Gi"))
-    wait_until(lambda: status(platform_node, "kept").get("capacity") == "2Gi", 60, lambda: str(status(platform_node, "kept")))
+    wait_until(
+        lambda: status(platform_node, "kept").get("capacity") == "2Gi", 60, lambda: str(status(platform_node, "kept"))
+    )
     assert wait_ready(platform_node, NAMESPACE, "kept", "gpustorage")["status"]["phase"] == "Ready"
     assert in_pod(platform_node, "writer", "cat /workspace/file") == "precious", "a volume grows under what runs"
 

@@ -134,7 +134,9 @@ def test_a_pool_runs_and_its_crash_is_explained(platform_node: Node) -> None:
     apply_manifest(platform_node, pool)
     assert wait_ready(platform_node, "default", "placeholder", "stockpool")["status"]["available"] == 1
     crash = ["python", "-c", "import sys; print('no such model: demo', file=sys.stderr); sys.exit(3)"]
-    apply_manifest(platform_node, pool | {"spec": pool["spec"] | {"image": "python:3.12", "template": {"command": crash}}})  # type: ignore[operator]
+    apply_manifest(
+        platform_node, pool | {"spec": pool["spec"] | {"image": "python:3.12", "template": {"command": crash}}}
+    )  # type: ignore[operator]
 
     def message() -> str:
         found = get(platform_node, "stockpool", "default", "placeholder") or {}

@@ -94,7 +94,9 @@ def test_a_service_answers_from_the_host_and_from_a_pod_by_name(node_namespace: 
 
     wait_until(host_sees_it, 60, lambda: f"{address} does not answer on the host")
     url = f"http://web.{node_namespace.namespace}.svc.cluster.local/"
-    node_namespace.apply(pod("visitor", ["curl", "--silent", "--retry", "5", "--retry-connrefused", url]), folder="visitor")
+    node_namespace.apply(
+        pod("visitor", ["curl", "--silent", "--retry", "5", "--retry-connrefused", url]), folder="visitor"
+    )
     node_namespace.wait("pod/visitor", "jsonpath={.status.phase}=Succeeded")
     assert "Directory listing" in node_namespace.kubectl("logs", "visitor")
 
@@ -145,7 +147,9 @@ def test_a_volume_never_shrinks(node_namespace: NodeNamespace) -> None:
         node_namespace.kubectl("patch", "pvc", "data", "--patch", smaller)
 
 
-def test_pod_beyond_the_gpu_capacity_waits_for_a_free_gpu(node_namespace: NodeNamespace, kube: Client, node: Node) -> None:
+def test_pod_beyond_the_gpu_capacity_waits_for_a_free_gpu(
+    node_namespace: NodeNamespace, kube: Client, node: Node
+) -> None:
     limits = {"limits": {"nvidia.com/gpu": "1"}}
     names = [f"gpu-{number}" for number in range(node.gpus + 1)]
     node_namespace.apply(*(pod(name, WEB_SERVER, resources=limits) for name in names), folder="gpus")
@@ -160,7 +164,9 @@ def test_pod_beyond_the_gpu_capacity_waits_for_a_free_gpu(node_namespace: NodeNa
     waiting = next(p for p in pods() if p.status and p.status.phase == "Pending")
     assert waiting.status
     assert any("Insufficient nvidia.com/gpu" in (c.message or "") for c in waiting.status.conditions or [])
-    given = {node_namespace.kubectl("exec", name, "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip() for name in running()}
+    given = {
+        node_namespace.kubectl("exec", name, "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip() for name in running()
+    }
     assert len(given) == node.gpus, "two pods were given the same GPU"
     node_namespace.kubectl("delete", "pod", running()[0])
     assert waiting.metadata
@@ -183,7 +189,9 @@ def test_memory_request_may_exceed_the_machine(node_namespace: NodeNamespace) ->
         ("gpu-runtime:local", ["python", "-c", "import gpu_runtime; print('imported')"], "imported"),
     ],
 )
-def test_local_image_replaces_the_image_of_the_same_name(node_namespace: NodeNamespace, image: str, command: list[str], said: str) -> None:
+def test_local_image_replaces_the_image_of_the_same_name(
+    node_namespace: NodeNamespace, image: str, command: list[str], said: str
+) -> None:
     node_namespace.apply(pod("main", command, image), folder="image")
     node_namespace.wait("pod/main", "jsonpath={.status.phase}=Succeeded")
     assert said in node_namespace.kubectl("logs", "main")

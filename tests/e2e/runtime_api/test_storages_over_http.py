@@ -6,9 +6,9 @@ import pytest
 
 from localcluster.node import Node
 from localcluster.supervisor_client import ProcessFailed, wait_until
-from tests.e2e.asking import request_with_retry
 from tests.e2e.controller_manager.test_storages_on_a_real_node import in_pod
 from tests.e2e.controller_manager.test_units_on_a_real_node import platform_node
+from tests.e2e.node_api_requests import request_with_retry
 
 __all__ = ["platform_node"]
 
@@ -76,4 +76,8 @@ def test_a_file_of_one_unit_is_read_by_the_next_one(platform_node: Node) -> None
         return request_with_retry(platform_node, "DELETE", "/gpu-storages/kept-data")[0] in (204, 404)
 
     wait_until(deleted, 60, lambda: "the storage is still held")
-    wait_until(lambda: request_with_retry(platform_node, "GET", "/gpu-storages/kept-data")[0] == 404, 60, lambda: "it is still there")
+    wait_until(
+        lambda: request_with_retry(platform_node, "GET", "/gpu-storages/kept-data")[0] == 404,
+        60,
+        lambda: "it is still there",
+    )

@@ -7,8 +7,8 @@ import pytest
 
 from localcluster.node import Node
 from localcluster.supervisor_client import wait_until
-from tests.e2e.asking import request_with_retry
-from tests.e2e.serverless.calling import UNIT_NAMESPACE, DeployedFunction
+from tests.e2e.node_api_requests import request_with_retry
+from tests.e2e.serverless.deployed_function import UNIT_NAMESPACE, DeployedFunction
 
 DOUBLING = """
 import time
@@ -117,7 +117,9 @@ def test_saturated_function_does_not_delay_another_one(doubling: DeployedFunctio
     for _ in range(20):
         status, said = doubling.invoke({"n": 2}, mode="sync", timeoutSeconds=20)  # what waits takes ten times as long
         assert (status, said["data"]["payload"]) == (200, {"n": 4}), said
-    status, said = request_with_retry(doubling.node, "GET", "/serverless/invocations?serverlessRequestID=slow&limit=100")
+    status, said = request_with_retry(
+        doubling.node, "GET", "/serverless/invocations?serverlessRequestID=slow&limit=100"
+    )
     waiting = [each for each in said["data"] if each["state"] in ("dispatched", "running", "queued")]
     assert (status, len(waiting) > 10) == (200, True), said
     slow.delete()

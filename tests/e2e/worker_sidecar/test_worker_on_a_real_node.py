@@ -15,7 +15,7 @@ from localcluster import dev_platform
 from localcluster.node import Node
 from localcluster.supervisor_client import wait_until
 from tests.integration.conftest import CONFIG_DIR
-from tests.integration.worker_sidecar.serving import FUNCTION_ID, sidecar_harness
+from tests.integration.worker_sidecar.sidecar_harness import FUNCTION_ID, sidecar_harness
 
 # No Python helper: any program that speaks HTTP at the socket will do.
 FRAMEWORK = """

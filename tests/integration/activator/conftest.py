@@ -14,10 +14,10 @@ from gpu_runtime.process.nats_setup import stream_topology
 from localcluster.control_plane import ControlPlane
 from localcluster.nats_server import NatsAccount, NatsServer, temporary_nats_server
 from tests.conftest import enter_or_skip
-from tests.integration.activator.plane import ActivatorHarness, nats_settings
+from tests.integration.activator.activator_harness import ActivatorHarness, nats_settings
 from tests.integration.controller_manager.conftest import install_manifests
 from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER as API
-from tests.integration.runtime_api.live import LiveApiProcess
+from tests.integration.runtime_api.live_platform import LiveApiProcess
 
 
 @pytest.fixture(scope="package")
@@ -48,7 +48,9 @@ async def activator_harness(control: ControlPlane, api: LiveApiProcess, url: str
 
 
 @pytest.fixture
-async def harness(control_plane: ControlPlane, runtime_api: LiveApiProcess, nats_account: NatsAccount) -> AsyncIterator[ActivatorHarness]:
+async def harness(
+    control_plane: ControlPlane, runtime_api: LiveApiProcess, nats_account: NatsAccount
+) -> AsyncIterator[ActivatorHarness]:
     async with activator_harness(control_plane, runtime_api, nats_account.url) as made:
         yield made
 
@@ -61,6 +63,8 @@ def own_nats_server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def restartable_harness(control_plane: ControlPlane, runtime_api: LiveApiProcess, own_nats_server: NatsServer) -> AsyncIterator[ActivatorHarness]:
+async def restartable_harness(
+    control_plane: ControlPlane, runtime_api: LiveApiProcess, own_nats_server: NatsServer
+) -> AsyncIterator[ActivatorHarness]:
     async with activator_harness(control_plane, runtime_api, own_nats_server.create_account().url) as made:
         yield made

@@ -84,7 +84,8 @@ class ControllerManagerProcess:
         config.write_text(yaml.safe_dump(settings | self.settings))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", GPU_RUNTIME_PROGRAM, "controller-manager", "--config", config], stderr=log
+                ["setpriv", "--pdeathsig", "KILL", "--", GPU_RUNTIME_PROGRAM, "controller-manager", "--config", config],
+                stderr=log,
             )
         return self
 
@@ -186,7 +187,9 @@ class ControllerCluster:
         """Make the manager look at an object without changing anything that concerns it, and wait until it has."""
         manager = self.leader
         before = manager.reconciles
-        self.merge_patch(kind, namespace, name, {"metadata": {"annotations": {"example.com/touched": uuid.uuid4().hex}}})
+        self.merge_patch(
+            kind, namespace, name, {"metadata": {"annotations": {"example.com/touched": uuid.uuid4().hex}}}
+        )
         wait_until(lambda: manager.reconciles > before, 60, lambda: f"{name} was not looked at")
 
     def create(self, kind: Any, namespace: str, name: str, spec: Object, **metadata: Any) -> Object:
@@ -210,7 +213,9 @@ class ControllerCluster:
         """Write a status as whoever else is responsible for it would."""
         self.kube.patch(kind.Status, name, {"status": status}, namespace=namespace, patch_type=PatchType.MERGE)
 
-    def create_volume(self, namespace: str, name: str, size: str = "1Gi", storage_class: str = DEFAULT_STORAGE_CLASS) -> str:
+    def create_volume(
+        self, namespace: str, name: str, size: str = "1Gi", storage_class: str = DEFAULT_STORAGE_CLASS
+    ) -> str:
         """A volume that only the claim of that name can have: there is no provisioner that would make it."""
         source, claim = HostPathVolumeSource(path="/data"), ObjectReference(namespace=namespace, name=name)
         volume = PersistentVolumeSpec(
@@ -273,7 +278,9 @@ class ControllerCluster:
         return last
 
     def wait_reason(self, kind: Any, namespace: str, name: str, reason: str, timeout: float = 60) -> Object:
-        return self.wait_for(kind, namespace, name, lambda found: ready_condition(found).get("reason") == reason, timeout)
+        return self.wait_for(
+            kind, namespace, name, lambda found: ready_condition(found).get("reason") == reason, timeout
+        )
 
     def list_objects(self, kind: Any, namespace: str) -> list[Object]:
         return [as_dict(found) for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
@@ -286,16 +293,22 @@ class ControllerCluster:
             found[:] = self.list_objects(UNIT, namespace)
             return len(found) == count and all(ready_condition(unit).get("status") == "True" for unit in found)
 
-        wait_until(hold, timeout, lambda: f"of {count} units: {self._describe_unready(namespace, found)}", interval_seconds)
+        wait_until(
+            hold, timeout, lambda: f"of {count} units: {self._describe_unready(namespace, found)}", interval_seconds
+        )
 
     def _describe_unready(self, namespace: str, units: list[Object]) -> str:
         """The reasons, and all that is known of the first unit that is not Ready."""
         reasons = dict(Counter(ready_condition(unit).get("reason") for unit in units))
-        waiting = next((unit["metadata"]["name"] for unit in units if ready_condition(unit).get("status") != "True"), None)
+        waiting = next(
+            (unit["metadata"]["name"] for unit in units if ready_condition(unit).get("status") != "True"), None
+        )
         if waiting is None:
             return str(reasons)
         selector = f"--selector={GROUP}/unit={waiting}"
-        known = self.control_plane.kubectl("get", "deployments,replicasets,pods", "-n", namespace, selector, "-o", "yaml")
+        known = self.control_plane.kubectl(
+            "get", "deployments,replicasets,pods", "-n", namespace, selector, "-o", "yaml"
+        )
         return f"{reasons}\n{known}"
 
     def is_deleted(self, kind: Any, namespace: str, name: str) -> bool:
@@ -321,7 +334,10 @@ def install_manifests(plane: ControlPlane) -> None:
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerCluster]:
     """With one controller manager that leads."""
-    with enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
+    with (
+        enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=8)) as plane,
+        plane.client() as kube,
+    ):
         install_manifests(plane)
         made = ControllerCluster(plane, kube, tmp_path_factory.mktemp("managers"))
         made.start_manager().wait_ready().wait_leading()
@@ -345,7 +361,10 @@ def wait_garbage_collector(cluster: ControllerCluster) -> None:
 
 @pytest.fixture(scope="package")
 def shared_unmanaged_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerCluster]:
-    with enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=8)) as plane, plane.client() as kube:
+    with (
+        enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=8)) as plane,
+        plane.client() as kube,
+    ):
         install_manifests(plane)
         yield ControllerCluster(plane, kube, tmp_path_factory.mktemp("spare-managers"))
 
@@ -356,7 +375,9 @@ def unmanaged_cluster(shared_unmanaged_cluster: ControllerCluster) -> Iterator[C
     yield shared_unmanaged_cluster
     shared_unmanaged_cluster.stop_managers()
     # They were killed: nobody gave the Lease back, and the next test need not wait for its end.
-    shared_unmanaged_cluster.control_plane.kubectl("delete", "lease", "controller-manager", "-n=runtime-system", "--ignore-not-found")
+    shared_unmanaged_cluster.control_plane.kubectl(
+        "delete", "lease", "controller-manager", "-n=runtime-system", "--ignore-not-found"
+    )
 
 
 @pytest.fixture

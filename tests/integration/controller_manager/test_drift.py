@@ -188,14 +188,18 @@ def assert_no_writes(cluster: ControllerCluster, kind: Any, namespace: str, name
     wait_until(is_quiet, 60, lambda: f"there are still writes: {written}")
 
 
-def test_every_owned_field_of_a_units_deployment_is_corrected(cluster: ControllerCluster, namespace: str, unit: Object) -> None:
+def test_every_owned_field_of_a_units_deployment_is_corrected(
+    cluster: ControllerCluster, namespace: str, unit: Object
+) -> None:
     done, protected = correct_every_field(cluster, Deployment, namespace, unit_manifests(unit)["Deployment"])
     print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
     assert done > 60
     assert_no_writes(cluster, UNIT, namespace, "web")
 
 
-def test_every_owned_field_of_a_units_service_is_corrected(cluster: ControllerCluster, namespace: str, unit: Object) -> None:
+def test_every_owned_field_of_a_units_service_is_corrected(
+    cluster: ControllerCluster, namespace: str, unit: Object
+) -> None:
     done, protected = correct_every_field(cluster, Service, namespace, unit_manifests(unit)["Service"])
     print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
     assert done > 20
@@ -211,7 +215,9 @@ def test_every_owned_field_of_a_units_network_policy_is_corrected(
     assert_no_writes(cluster, UNIT, namespace, "web")
 
 
-def test_every_owned_field_of_a_pools_children_is_corrected(cluster: ControllerCluster, namespace: str, pool: Object) -> None:
+def test_every_owned_field_of_a_pools_children_is_corrected(
+    cluster: ControllerCluster, namespace: str, pool: Object
+) -> None:
     manifests = pool_manifests(pool)
     for kind in (Deployment, Service):
         done, protected = correct_every_field(cluster, kind, namespace, manifests[kind._api_info.resource.kind])
@@ -310,9 +316,13 @@ def test_foreign_pool_status_is_corrected(cluster: ControllerCluster, namespace:
     assert (corrected["status"]["phase"], corrected["status"]["available"]) == ("Ready", 2)
 
 
-def test_removed_spec_field_is_removed_from_the_children(cluster: ControllerCluster, namespace: str, unit: Object) -> None:
+def test_removed_spec_field_is_removed_from_the_children(
+    cluster: ControllerCluster, namespace: str, unit: Object
+) -> None:
     cluster.merge_patch(UNIT, namespace, "web", {"spec": {"template": {"ports": None, "args": None}, "memory": None}})
-    wait_until(lambda: cluster.is_deleted(Service, namespace, "web"), 60, lambda: "the Service of no port is still there")
+    wait_until(
+        lambda: cluster.is_deleted(Service, namespace, "web"), 60, lambda: "the Service of no port is still there"
+    )
     deployment = cluster.wait_for(
         Deployment, namespace, "web", lambda found: "args" not in found["spec"]["template"]["spec"]["containers"][0]
     )

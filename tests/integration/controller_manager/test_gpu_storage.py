@@ -11,7 +11,16 @@ from lightkube.resources.core_v1 import Event, PersistentVolume, PersistentVolum
 from lightkube.resources.storage_v1 import StorageClass
 
 from localcluster.supervisor_client import wait_until
-from tests.integration.controller_manager.conftest import DEFAULT_STORAGE_CLASS, GROUP, STORAGE, UNIT, ControllerCluster, Object, as_dict, ready_condition
+from tests.integration.controller_manager.conftest import (
+    DEFAULT_STORAGE_CLASS,
+    GROUP,
+    STORAGE,
+    UNIT,
+    ControllerCluster,
+    Object,
+    as_dict,
+    ready_condition,
+)
 from tests.integration.controller_manager.test_drift import assert_no_writes
 
 CLAIM = PersistentVolumeClaim
@@ -94,7 +103,10 @@ def test_pvc_waits_for_its_provisioner_or_first_consumer(cluster: ControllerClus
     record_provisioner_warning(cluster, get_pvc(cluster, namespace), "rpc error: no such pool")
     cluster.trigger_reconcile(STORAGE, namespace, "data")
     cluster.wait_for(
-        STORAGE, namespace, "data", lambda found: ready_condition(found)["message"].endswith(": rpc error: no such pool")
+        STORAGE,
+        namespace,
+        "data",
+        lambda found: ready_condition(found)["message"].endswith(": rpc error: no such pool"),
     )
     cluster.create(STORAGE, namespace, "lazy", {"size": "1Gi", "storageClassName": "on-demand"})
     lazy = cluster.wait_reason(STORAGE, namespace, "lazy", "WaitForFirstConsumer")
@@ -160,16 +172,16 @@ def test_storage_grows_if_its_class_allows_expansion(cluster: ControllerCluster,
     assert get_pvc(cluster, namespace)["spec"]["resources"]["requests"]["storage"] == "2Gi"
     waits = {"type": "FileSystemResizePending", "status": "True", "message": "start a pod to finish"}
     cluster.patch_status(CLAIM, namespace, "data", {"conditions": [waits]})
-    cluster.wait_for(STORAGE, namespace, "data", lambda found: "start a pod to finish" in ready_condition(found)["message"])
+    cluster.wait_for(
+        STORAGE, namespace, "data", lambda found: "start a pod to finish" in ready_condition(found)["message"]
+    )
     cluster.patch_status(CLAIM, namespace, "data", {"conditions": None, "capacity": {"storage": "2Gi"}})
     grown = cluster.wait_reason(STORAGE, namespace, "data", "StorageReady")
     assert grown["status"]["capacity"] == "2Gi"
     assert_no_writes(cluster, STORAGE, namespace, "data")
 
 
-def test_rejected_resize_preserves_the_data_and_reports_the_cause(
-    cluster: ControllerCluster, namespace: str
-) -> None:
+def test_rejected_resize_preserves_the_data_and_reports_the_cause(cluster: ControllerCluster, namespace: str) -> None:
     name = f"fixed-{namespace}"
     cluster.create_storage_class(name)
     cluster.create_volume(namespace, "data", storage_class=name)
@@ -178,7 +190,9 @@ def test_rejected_resize_preserves_the_data_and_reports_the_cause(
     cluster.merge_patch(STORAGE, namespace, "data", {"spec": {"size": "2Gi"}})
     refused = cluster.wait_reason(STORAGE, namespace, "data", "ResizeRefused")
     assert readiness(refused) == ("Ready", "False", "ResizeRefused")
-    assert f"StorageClass {name} does not allow volumes to grow: set its allowVolumeExpansion" in str(ready_condition(refused))
+    assert f"StorageClass {name} does not allow volumes to grow: set its allowVolumeExpansion" in str(
+        ready_condition(refused)
+    )
     assert refused["status"]["capacity"] == "1Gi"
     assert get_pvc(cluster, namespace)["spec"]["resources"]["requests"]["storage"] == "1Gi"
     # It can still be mounted.
@@ -190,7 +204,9 @@ def test_rejected_resize_preserves_the_data_and_reports_the_cause(
     cluster.kube.create(quota, namespace=namespace)
     cluster.wait_for(ResourceQuota, namespace, "little", lambda found: "used" in found.get("status", {}))
     cluster.kube.patch(StorageClass, name, {"allowVolumeExpansion": True})
-    cluster.wait_for(STORAGE, namespace, "data", lambda found: "exceeded quota: little" in ready_condition(found)["message"])
+    cluster.wait_for(
+        STORAGE, namespace, "data", lambda found: "exceeded quota: little" in ready_condition(found)["message"]
+    )
     cluster.kube.delete(ResourceQuota, "little", namespace=namespace)
     cluster.trigger_reconcile(STORAGE, namespace, "data")
     cluster.wait_reason(STORAGE, namespace, "data", "ResizePending")
@@ -250,7 +266,9 @@ def test_rejected_pvc_is_reported(cluster: ControllerCluster, namespace: str) ->
 
 
 @pytest.mark.parametrize("lost", ["volume", "claim"])
-def test_lost_volume_or_pvc_is_reported_and_never_recreated(cluster: ControllerCluster, namespace: str, lost: str) -> None:
+def test_lost_volume_or_pvc_is_reported_and_never_recreated(
+    cluster: ControllerCluster, namespace: str, lost: str
+) -> None:
     cluster.create_ready_storage(namespace, "data")
     if lost == "volume":
         volume = f"{namespace}-data"

@@ -11,7 +11,7 @@ from signal import Signals
 from lightkube.resources.core_v1 import PersistentVolumeClaim
 
 from tests.integration.controller_manager.conftest import GROUP, UNIT, ControllerCluster, wait_garbage_collector
-from tests.integration.controller_manager.test_storage_attachment import MOUNTING, pods, wait_attached_to
+from tests.integration.controller_manager.test_live_storage_attachment import MOUNTING, pods, wait_attached_to
 
 ROUNDS = 3
 NO_LEADER_ELECTION = {"enabled": False}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.framework.worker import temporary_socket_dir
+from tests.integration.framework.framework_process import temporary_socket_dir
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from localcluster.nats_server import NatsAccount, NatsServer, temporary_nats_ser
 from localcluster.pki import CertificateAuthority
 from tests.conftest import enter_or_skip
 from tests.integration.jetstream.conftest import QUICK_BACKOFF, account_options
-from tests.integration.jetstream.operator_mode import operator
-from tests.integration.kube.waiting import eventually
+from tests.integration.jetstream.nats_operator_mode import operator
+from tests.integration.kube.polling import eventually
 
 
 async def round_trip(made: NatsConnection) -> bytes:
@@ -140,7 +140,9 @@ async def test_one_reachable_url_is_enough(nats_account: NatsAccount) -> None:
         assert await round_trip(made) == b"hello"
 
 
-async def test_authentication_error_does_not_log_the_password(nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_authentication_error_does_not_log_the_password(
+    nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     wanted = ConnectionOptions((f"nats://somebody:secret-word@127.0.0.1:{nats.port}",))
     said = await wait_rejected(wanted, "Authorization Violation (are the credentials right?)")

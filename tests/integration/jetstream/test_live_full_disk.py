@@ -16,8 +16,8 @@ from localcluster.tmpfs_disk import TmpfsDisk, tmpfs_command
 from tests.conftest import enter_or_skip
 from tests.integration.conftest import nats_liveness_path
 from tests.integration.jetstream.conftest import account_options
-from tests.integration.jetstream.streams import RecordingHandler, running_consumer, create_streams
-from tests.integration.kube.waiting import eventually
+from tests.integration.jetstream.sample_streams import RecordingHandler, create_streams, running_consumer
+from tests.integration.kube.polling import eventually
 
 
 @pytest.fixture

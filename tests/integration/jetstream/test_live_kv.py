@@ -10,7 +10,7 @@ from gpu_runtime.jetstream.kv import KeyValueBucket, KeyValueEntry
 from gpu_runtime.jetstream.publisher import PubAck, Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_bucket
 from gpu_runtime.jetstream.stream_specs import BucketSpec
-from tests.integration.kube.waiting import eventually
+from tests.integration.kube.polling import eventually
 
 SPEC = BucketSpec(name="STATE", ttl_seconds=60, republish_to="told")
 
@@ -65,9 +65,7 @@ class DuplicatingPublisher(Publisher):
         return await super().publish(message)
 
 
-async def test_resent_write_is_recognized_as_its_own(
-    nats_connection: NatsConnection, bucket: KeyValueBucket
-) -> None:
+async def test_resent_write_is_recognized_as_its_own(nats_connection: NatsConnection, bucket: KeyValueBucket) -> None:
     """An acknowledgement that was lost makes nobody lose against himself."""
     doubtful = KeyValueBucket(nats_connection, DuplicatingPublisher(nats_connection), SPEC)
     created = await doubtful.create("key", b"1")

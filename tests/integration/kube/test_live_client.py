@@ -23,7 +23,7 @@ from gpu_runtime.kube.errors import (
 from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from localcluster.control_plane import ControlPlane
-from tests.integration.kube.waiting import CONFIG_MAPS
+from tests.integration.kube.polling import CONFIG_MAPS
 
 
 def config_map(namespace: str, name: str, **data: str) -> Manifest:

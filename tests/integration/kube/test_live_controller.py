@@ -24,7 +24,7 @@ from gpu_runtime.kube.manager import Manager
 from gpu_runtime.kube.meta import KubeObject, Manifest, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from localcluster.control_plane import ControlPlane
-from tests.integration.kube.waiting import CONFIG_MAPS, eventually
+from tests.integration.kube.polling import CONFIG_MAPS, eventually
 
 TIMING = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
 
@@ -140,7 +140,9 @@ async def test_lost_leadership_stops_controllers_until_reacquired(
         await eventually(lambda: "the lead is lost, all work has stopped" in caplog.messages, "the theft is noticed")
         kube.patch(LightLease, "a", {"spec": {"leaseDurationSeconds": 99}}, namespace=namespace)
         assert lease_seconds(kube, namespace, "a") == 99
-        await eventually(lambda: lease_seconds(kube, namespace, "a") == 5, "the thief does not renew, so it leads again")
+        await eventually(
+            lambda: lease_seconds(kube, namespace, "a") == 5, "the thief does not renew, so it leads again"
+        )
 
 
 async def test_api_server_outage_longer_than_the_lease_causes_no_exit(

@@ -21,7 +21,7 @@ from gpu_runtime.kube.election import LeaderElectionConfig, LeaderElector
 from gpu_runtime.kube.errors import KubeNotLeader
 from gpu_runtime.kube.meta import ObjectKey
 from localcluster.control_plane import ControlPlane
-from tests.integration.kube.waiting import CONFIG_MAPS, eventually
+from tests.integration.kube.polling import CONFIG_MAPS, eventually
 
 CANDIDATE_PROGRAM = Path(__file__).parent / "candidate.py"
 TIMING = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
@@ -129,9 +129,7 @@ async def test_paused_leader_writes_nothing_after_resume(
     assert last["writer"] == "second"
 
 
-async def test_unreachable_leader_stops_at_the_renew_deadline(
-    control_plane: ControlPlane, namespace: str
-) -> None:
+async def test_unreachable_leader_stops_at_the_renew_deadline(control_plane: ControlPlane, namespace: str) -> None:
     async with open_kube_client(load_cluster_config(control_plane.kubeconfig), field_manager="first") as client:
         timing = replace(TIMING, lease_duration=20)
         elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", timing)
@@ -167,7 +165,9 @@ async def test_unreachable_leader_stops_at_the_renew_deadline(
             )
 
 
-async def test_lease_acquired_by_another_holder_stops_the_leader(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+async def test_lease_acquired_by_another_holder_stops_the_leader(
+    client: KubeClient, kube: OtherEyes, namespace: str
+) -> None:
     elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", TIMING)
 
     async def work() -> None:

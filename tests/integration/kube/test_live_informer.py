@@ -24,7 +24,7 @@ from gpu_runtime.kube.store import ObjectChange
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
 from tests.conftest import enter_or_skip
-from tests.integration.kube.waiting import CONFIG_MAPS, eventually
+from tests.integration.kube.polling import CONFIG_MAPS, eventually
 
 
 @asynccontextmanager
@@ -49,7 +49,9 @@ def sample(metrics: KubeMetrics, name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-async def test_informer_reports_changes_of_selected_objects(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+async def test_informer_reports_changes_of_selected_objects(
+    client: KubeClient, kube: OtherEyes, namespace: str
+) -> None:
     create_config_map(kube, namespace, "old", colour="red")
     create_config_map(kube, namespace, "other", colour="blue")
     informer = Informer(client, CONFIG_MAPS, ListOptions(namespace, label_selector="colour=red"))

@@ -13,10 +13,15 @@ import pytest
 from localcluster.nats_server import NatsServer
 from localcluster.supervisor_client import ProcessFailed
 from tests.integration.controller_manager.conftest import Object
-from tests.integration.privilege import acts
-from tests.integration.privilege.overhearing import PLATFORM_USER_PREFIX
-from tests.integration.privilege.platform import OTHER_NAMESPACE, SYSTEM_NAMESPACE, AuditedPlatform, running_audited_platform
-from tests.integration.privilege.rights import Right, bound_subjects, right_findings, granted_rights
+from tests.integration.privilege import platform_scenarios
+from tests.integration.privilege.audited_platform import (
+    OTHER_NAMESPACE,
+    SYSTEM_NAMESPACE,
+    AuditedPlatform,
+    running_audited_platform,
+)
+from tests.integration.privilege.authorization_recorder import PLATFORM_USER_PREFIX
+from tests.integration.privilege.rbac_rights import Right, bound_subjects, granted_rights, right_findings
 
 PROCESSES = ("activator", "controller-manager", "runtime-api")
 ROLES = "clusterroles,clusterrolebindings,roles,rolebindings"
@@ -26,17 +31,24 @@ ROLES = "clusterroles,clusterrolebindings,roles,rolebindings"
 def exercised_platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[AuditedPlatform]:
     """A platform that has done everything once."""
     with running_audited_platform(tmp_path_factory.mktemp("privilege"), nats.create_account()) as platform:
-        parts = (acts.run_api_requests, acts.run_drift_and_deletion, acts.run_invocations)
+        parts = (
+            platform_scenarios.run_api_requests,
+            platform_scenarios.run_drift_and_deletion,
+            platform_scenarios.run_invocations,
+        )
         with ThreadPoolExecutor() as stage:
             for played in [stage.submit(part, platform) for part in parts]:
                 played.result()
-        acts.run_orphan_collection(platform)
+        platform_scenarios.run_orphan_collection(platform)
         yield platform
 
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_process_has_exactly_the_rights_it_uses(exercised_platform: AuditedPlatform, process: str) -> None:
-    rights, asked = granted_rights(exercised_platform.list_objects(ROLES), process), exercised_platform.authorization.requested[process]
+    rights, asked = (
+        granted_rights(exercised_platform.list_objects(ROLES), process),
+        exercised_platform.authorization.requested[process],
+    )
     found = right_findings(rights, asked)
     assert not found, f"the rights of {process}:\n" + "\n".join(found)
     for right in rights:
@@ -48,14 +60,18 @@ def test_rbac_rejects_no_request_of_a_process(exercised_platform: AuditedPlatfor
 
 
 def test_no_other_subject_has_role_bindings(exercised_platform: AuditedPlatform) -> None:
-    assert bound_subjects(exercised_platform.list_objects(ROLES)) == {f"ServiceAccount/{SYSTEM_NAMESPACE}/{process}" for process in PROCESSES}
+    assert bound_subjects(exercised_platform.list_objects(ROLES)) == {
+        f"ServiceAccount/{SYSTEM_NAMESPACE}/{process}" for process in PROCESSES
+    }
     assert exercised_platform.authorization.requested.keys() == set(PROCESSES)
 
 
 def test_only_pods_of_these_processes_have_a_token(exercised_platform: AuditedPlatform) -> None:
     """The pods of the platform as it is installed, and those that it made: of stock, units, workers and pools."""
     pods = exercised_platform.list_objects("pods")
-    assert {_account(pod) for pod in pods if _has_token(pod)} == {f"{SYSTEM_NAMESPACE}/{process}" for process in PROCESSES}
+    assert {_account(pod) for pod in pods if _has_token(pod)} == {
+        f"{SYSTEM_NAMESPACE}/{process}" for process in PROCESSES
+    }
     without = [pod for pod in pods if not _has_token(pod)]
     assert f"{SYSTEM_NAMESPACE}/result-store" in map(_account, without)
     assert {pod["metadata"]["namespace"] for pod in without} >= {SYSTEM_NAMESPACE, "runtime-stock", OTHER_NAMESPACE}
@@ -67,7 +83,9 @@ def test_rejected_access_is_recorded_by_the_webhook(exercised_platform: AuditedP
     with pytest.raises(
         ProcessFailed, match=re.escape(f'User "{PLATFORM_USER_PREFIX}result-store" cannot list resource "gpuunits"')
     ):
-        exercised_platform.control_plane.kubectl("get", "gpuunits", f"--namespace={OTHER_NAMESPACE}", f"--as={PLATFORM_USER_PREFIX}result-store")
+        exercised_platform.control_plane.kubectl(
+            "get", "gpuunits", f"--namespace={OTHER_NAMESPACE}", f"--as={PLATFORM_USER_PREFIX}result-store"
+        )
     question = Right("gpuunits.runtime.lokiwager.io", "list", OTHER_NAMESPACE)
     assert question in exercised_platform.authorization.requested["result-store"]
     assert question in exercised_platform.authorization.denied["result-store"]

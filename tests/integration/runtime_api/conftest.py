@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from localcluster.nats_server import NatsServer
-from tests.integration.runtime_api.live import ApiCaller, LivePlatform, api_caller, running_live_platform
+from tests.integration.runtime_api.live_platform import ApiCaller, LivePlatform, api_caller, running_live_platform
 
 
 @pytest.fixture(scope="package")

@@ -8,7 +8,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apps_v1 import Deployment
 
 from tests.integration.controller_manager.conftest import UNIT, as_dict, ready_condition
-from tests.integration.runtime_api.live import UNIT_NAMESPACE, ApiCaller, LivePlatform, until
+from tests.integration.runtime_api.live_platform import UNIT_NAMESPACE, ApiCaller, LivePlatform, until
 
 
 @asynccontextmanager
@@ -46,7 +46,10 @@ async def wait_ready(client: ApiCaller, name: str) -> None:
 
 async def deployments(client: ApiCaller) -> dict[str, str]:
     """The UIDs, by name."""
-    return {each["metadata"]["name"]: each["metadata"]["uid"] for each in await client.list_objects(Deployment, UNIT_NAMESPACE)}
+    return {
+        each["metadata"]["name"]: each["metadata"]["uid"]
+        for each in await client.list_objects(Deployment, UNIT_NAMESPACE)
+    }
 
 
 async def test_reconciliation_continues_without_any_runtime_api(platform: LivePlatform, api_client: ApiCaller) -> None:
@@ -77,9 +80,14 @@ async def test_api_works_without_controller_manager_and_units_become_ready_later
     first, second, third = platform.shared_replicas
     await api_client.seed_and_wait({flavour: len(names)})
     async with manager_killed(platform):
-        made = [await api_client.create_unit(each, flavour, name) for each, name in zip(platform.shared_replicas, names, strict=True)]
+        made = [
+            await api_client.create_unit(each, flavour, name)
+            for each, name in zip(platform.shared_replicas, names, strict=True)
+        ]
         assert [answer.status for answer in made] == [201, 201, 201], made
-        assert (await api_client.create_unit(first, flavour, names[1])).status == 200, "the same request, on another replica"
+        assert (await api_client.create_unit(first, flavour, names[1])).status == 200, (
+            "the same request, on another replica"
+        )
         storage = {"name": "storage-without-manager", "size": "1Gi"}
         assert (await api_client.request(second, "POST", "/api/v1/gpu-storages", storage)).status == 201
         assert (await api_client.seed_stock(third, flavour, 1, "seed-without-manager")).status == 202

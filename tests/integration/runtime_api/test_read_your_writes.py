@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from functools import partial
 
-from tests.integration.runtime_api.live import ApiResponse, ApiCaller, LiveApiProcess, LivePlatform, until
+from tests.integration.runtime_api.live_platform import ApiCaller, ApiResponse, LiveApiProcess, LivePlatform, until
 
 
-async def test_creates_and_deletes_are_visible_on_every_replica(
-    platform: LivePlatform, api_client: ApiCaller
-) -> None:
+async def test_creates_and_deletes_are_visible_on_every_replica(platform: LivePlatform, api_client: ApiCaller) -> None:
     await api_client.seed_and_wait({"seen": 10})
     for number in range(10):
         name, maker = f"seen-{number}", platform.shared_replicas[number % 3]

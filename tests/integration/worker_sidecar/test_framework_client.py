@@ -26,7 +26,7 @@ from gpu_runtime.worker_sidecar.framework_response import (
     TimedOut,
 )
 from localcluster.supervisor_client import wait_until
-from tests.integration.framework.worker import FrameworkProcess, running_command, running_framework
+from tests.integration.framework.framework_process import FrameworkProcess, running_command, running_framework
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "functions"
 LIMIT = 12_000_000
@@ -371,7 +371,9 @@ async def test_idle_connection_is_closed(socket_dir: Path, monkeypatch: pytest.M
         assert await calling.check_health() is None
 
 
-async def test_unsolicited_response_closes_an_idle_connection(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unsolicited_response_closes_an_idle_connection(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else it would answer the next invocation."""
     monkeypatch.setattr(framework_connections, "IDLE_SECONDS", 600)
     ended = asyncio.Event()

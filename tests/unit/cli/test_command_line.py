@@ -6,9 +6,7 @@ from gpu_runtime.cli.main import main
 
 
 @pytest.mark.parametrize("options", [[], ["--config", "x.yaml"], ["--metrics-bind-address=:8080", "-v"]])
-def test_removed_manager_command_names_its_replacement(
-    options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_removed_manager_command_names_its_replacement(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["manager", *options]) == 2
     said = capsys.readouterr().err
     assert "gpu-runtime controller-manager --config FILE" in said

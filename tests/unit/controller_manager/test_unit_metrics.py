@@ -5,7 +5,7 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.kube.store import ObjectChange
-from tests.unit.controller_manager.objects import unit
+from tests.unit.controller_manager.controller_objects import unit
 
 
 def in_phase(phase: str, namespace: str = "runtime-stock", **annotations: str) -> GPUUnit:

@@ -6,7 +6,14 @@ import pytest
 
 from gpu_runtime.contract.crd.well_known import Annotation, Label
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
-from tests.unit.controller_manager.objects import make_storage, deployment, pod, observed_unit, storage_in_phase, unit
+from tests.unit.controller_manager.controller_objects import (
+    deployment,
+    make_storage,
+    observed_unit,
+    pod,
+    storage_in_phase,
+    unit,
+)
 
 MOUNTS = [{"name": "data", "mountPath": "/data"}]
 FROM_STOCK = {Annotation.SOURCE_STOCK_UID: "s", Annotation.SOURCE_STOCK_NAME: "stock"}
@@ -23,7 +30,12 @@ def violation(found: Any, **more: Any) -> tuple[str, str, bool] | None:
     [
         ({}, "StorageMountInvalid", "there is no GPUStorage data in this namespace", True),
         ({"data": storage_in_phase()}, "StorageNotReady", "GPUStorage data is not attached to this unit yet", False),
-        ({"data": storage_in_phase("Ready", "b")}, "StorageMountInvalid", "GPUStorage data is attached to unit b", True),
+        (
+            {"data": storage_in_phase("Ready", "b")},
+            "StorageMountInvalid",
+            "GPUStorage data is attached to unit b",
+            True,
+        ),
         ({"data": storage_in_phase("Pending", "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
         ({"data": storage_in_phase(None, "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
         ({"data": storage_in_phase("Failed", "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
@@ -43,7 +55,9 @@ HELD = {"unit": "web"}
 
 def test_storage_attached_to_another_unit_is_reported_first() -> None:
     mounts = [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}]
-    found = violation(unit(storageMounts=mounts), storages={"a": storage_in_phase("Ready"), "b": storage_in_phase("Ready", "other")})
+    found = violation(
+        unit(storageMounts=mounts), storages={"a": storage_in_phase("Ready"), "b": storage_in_phase("Ready", "other")}
+    )
     assert found == ("StorageMountInvalid", "GPUStorage b is attached to unit other", True)
 
 

@@ -74,7 +74,13 @@ def test_recorded_write_applies_only_to_a_cached_object() -> None:
 
 def test_replace_removes_objects_that_are_not_listed() -> None:
     store: Store[KubeObject] = Store()
-    for item in (make_object("same"), make_object("changed", 1), make_object("gone"), make_object("unreadable"), make_object("older", 9)):
+    for item in (
+        make_object("same"),
+        make_object("changed", 1),
+        make_object("gone"),
+        make_object("unreadable"),
+        make_object("older", 9),
+    ):
         store.put(item)
     listed = [make_object("same"), make_object("changed", 2), make_object("new"), make_object("older", 3)]
     changes = store.replace(listed, keep=[ObjectKey("ns", "unreadable")])

@@ -33,7 +33,13 @@ from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector
-from tests.unit.runtime_api.interleaving import Document, FakeClient, FakeKubeServer, InterleavingScheduler, run_interleaved
+from tests.unit.runtime_api.interleaved_kube import (
+    Document,
+    FakeClient,
+    FakeKubeServer,
+    InterleavingScheduler,
+    run_interleaved,
+)
 
 SEEDS = 150
 REPLICAS = 3

@@ -64,7 +64,7 @@ class ApiProcess:
         return self
 
     def command(self, config: Path) -> list[str]:
-        return [sys.executable, "-m", "tests.integration.runtime_api.edge.replica", str(config)]
+        return [sys.executable, "-m", "tests.integration.runtime_api.edge.api_with_extra_routes", str(config)]
 
     @property
     def log(self) -> Path:
@@ -78,7 +78,9 @@ class ApiProcess:
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def request(self, path: str, method: str = "GET", body: Any = None, token: str = "", timeout: float = 60) -> HttpReply:
+    def request(
+        self, path: str, method: str = "GET", body: Any = None, token: str = "", timeout: float = 60
+    ) -> HttpReply:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.url(path), data, headers, method=method)  # noqa: S310

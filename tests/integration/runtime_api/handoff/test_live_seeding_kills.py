@@ -4,9 +4,9 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 
-from tests.integration.runtime_api.conservation import conservation_errors, wait_conserved
-from tests.integration.runtime_api.handoff.crossing import KubeWriteProxy, kube_write_proxy
-from tests.integration.runtime_api.live import ApiResponse, ApiCaller, LivePlatform, until
+from tests.integration.runtime_api.handoff.kube_write_proxy import KubeWriteProxy, kube_write_proxy
+from tests.integration.runtime_api.live_platform import ApiCaller, ApiResponse, LivePlatform, until
+from tests.integration.runtime_api.stock_conservation import conservation_errors, wait_conserved
 
 REPLICAS = 4
 RECORD, START, FIRST_UNIT, LAST_UNIT, END = 1, 2, 3, 6, 7
@@ -28,31 +28,38 @@ class SeedingCase:
         return self.write > RECORD or self.after_write
 
 
-async def test_seeding_of_a_killed_replica_is_finished_by_another(platform: LivePlatform, api_client: ApiCaller) -> None:
+async def test_seeding_of_a_killed_replica_is_finished_by_another(
+    platform: LivePlatform, api_client: ApiCaller
+) -> None:
     writes = (RECORD, START, FIRST_UNIT, LAST_UNIT, END)
     cases = [SeedingCase("seeder-dies", write, carried_out) for write in writes for carried_out in (False, True)]
     async with AsyncExitStack() as stack:
         doomed = [await stack.enter_async_context(_seeding_proxy(platform, case)) for case in cases]
         await api_client.start_replicas(*(each.replica for each in doomed))
-        await asyncio.gather(*(seed_until_fault(api_client, case, each) for case, each in zip(cases, doomed, strict=True)))
+        await asyncio.gather(
+            *(seed_until_fault(api_client, case, each) for case, each in zip(cases, doomed, strict=True))
+        )
         expected = {case.name: REPLICAS if case.is_recorded else 0 for case in cases}
         print(f"after {len(cases)} kills all stock was there within {await wait_conserved(api_client, expected):.1f} s")
-    answers = await asyncio.gather(*(api_client.seed_stock(platform.shared_replicas[0], case.name, REPLICAS) for case in cases))
+    answers = await asyncio.gather(
+        *(api_client.seed_stock(platform.shared_replicas[0], case.name, REPLICAS) for case in cases)
+    )
     replays = {case.name: answer.status for case, answer in zip(cases, answers, strict=True)}
     assert replays == {case.name: 200 if case.is_recorded else 202 for case in cases}
     await asyncio.gather(*(assert_consumable(platform, api_client, case) for case in cases))
     assert conservation_errors(await api_client.snapshot(), {case.name: REPLICAS for case in cases}) == []
 
 
-async def test_resumed_seeding_does_not_recreate_consumed_stock(
-    platform: LivePlatform, api_client: ApiCaller
-) -> None:
+async def test_resumed_seeding_does_not_recreate_consumed_stock(platform: LivePlatform, api_client: ApiCaller) -> None:
     writes = (START, FIRST_UNIT, LAST_UNIT, END)
     cases = [SeedingCase("seeder-sleeps", write, carried_out) for write in writes for carried_out in (False, True)]
     async with AsyncExitStack() as stack:
         asleep = [await stack.enter_async_context(_seeding_proxy(platform, case, pauses=True)) for case in cases]
         await api_client.start_replicas(*(each.replica for each in asleep))
-        requests = [asyncio.create_task(seed_until_fault(api_client, case, each)) for case, each in zip(cases, asleep, strict=True)]
+        requests = [
+            asyncio.create_task(seed_until_fault(api_client, case, each))
+            for case, each in zip(cases, asleep, strict=True)
+        ]
         await asyncio.gather(*(each.fault_reached.wait() for each in asleep))
         await asyncio.gather(*(assert_consumable(platform, api_client, case) for case in cases))
         for each in asleep:
@@ -68,7 +75,9 @@ async def test_resumed_seeding_does_not_recreate_consumed_stock(
     assert not [case.name for case in cases if seen.stock_of(case.name)]
 
 
-def _seeding_proxy(platform: LivePlatform, case: SeedingCase, *, pauses: bool = False) -> AbstractAsyncContextManager[KubeWriteProxy]:
+def _seeding_proxy(
+    platform: LivePlatform, case: SeedingCase, *, pauses: bool = False
+) -> AbstractAsyncContextManager[KubeWriteProxy]:
     return kube_write_proxy(platform, case.name, case.write, after_write=case.after_write, pause_replica=pauses)
 
 

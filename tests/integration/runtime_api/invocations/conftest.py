@@ -31,8 +31,8 @@ from gpu_runtime.runtime_api.settings import APINamespaceSettings, InvocationSet
 from localcluster.control_plane import ControlPlane
 from localcluster.nats_server import NatsAccount
 from tests.integration.jetstream.conftest import account_options
-from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.invocations.plane import FakeServerlessBackend
+from tests.integration.kube.polling import eventually
+from tests.integration.runtime_api.invocations.fake_serverless_backend import FakeServerlessBackend
 from tests.integration.runtime_api.units.conftest import UNIT
 
 INVOCATIONS_PATH = "/api/v1/serverless/invocations"

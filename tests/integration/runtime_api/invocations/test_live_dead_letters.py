@@ -5,10 +5,14 @@ import asyncio
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Stream
-from tests.integration.kube.waiting import eventually
+from tests.integration.kube.polling import eventually
 from tests.integration.runtime_api.invocations.conftest import DEAD_LETTERS_PATH, ApiReplica
-from tests.integration.runtime_api.invocations.plane import FakeServerlessBackend, now, succeeded_result
-from tests.integration.runtime_api.invocations.test_live_lives import invocation
+from tests.integration.runtime_api.invocations.fake_serverless_backend import (
+    FakeServerlessBackend,
+    now,
+    succeeded_result,
+)
+from tests.integration.runtime_api.invocations.test_live_invocation_states import invocation
 
 
 async def listed_ids(api: ApiReplica, **query: object) -> list[str]:
@@ -25,7 +29,9 @@ async def listed_ids(api: ApiReplica, **query: object) -> list[str]:
 
 async def test_dead_letters_are_listed_shown_and_deleted(api: ApiReplica, backend: FakeServerlessBackend) -> None:
     for number in range(3):
-        await backend.publish_dead_letter(Stream.INVOKE, encode(invocation("f", f"i{number}")), 10 - number, name=f"i{number}")
+        await backend.publish_dead_letter(
+            Stream.INVOKE, encode(invocation("f", f"i{number}")), 10 - number, name=f"i{number}"
+        )
     await backend.publish_dead_letter(Stream.RESULT, b"not JSON", 4, request_id="g")
     assert await listed_ids(api, limit=2) == ["invoke-10", "invoke-9", "invoke-8", "result-4"]
     assert await listed_ids(api, source="result") == ["result-4"]
@@ -67,7 +73,9 @@ async def test_redriven_invocation_runs_once_with_a_new_id(api: ApiReplica, back
 
 
 async def test_redriven_result_is_stored_unchanged(api: ApiReplica, backend: FakeServerlessBackend) -> None:
-    await backend.publish_dead_letter(Stream.RESULT, encode(succeeded_result(invocation("f", "r"), "", b"")), 3, name="r")
+    await backend.publish_dead_letter(
+        Stream.RESULT, encode(succeeded_result(invocation("f", "r"), "", b"")), 3, name="r"
+    )
     assert (await api.request("POST", f"{DEAD_LETTERS_PATH}/result-3/redrive")).data["invocationID"] == "r"
     async with backend.running_result_store():
         await eventually(lambda: "r" in backend.stored_results, "it is stored")

@@ -24,10 +24,16 @@ from localcluster.control_plane import free_port
 from localcluster.nats_server import NatsServer, temporary_nats_server
 from tests.conftest import enter_or_skip
 from tests.integration.jetstream.conftest import account_options
-from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.invocations.conftest import INVOCATIONS_PATH, ApiReplica, StartApi, FunctionCluster, serverless_backend
-from tests.integration.runtime_api.invocations.plane import FakeServerlessBackend, now
-from tests.integration.runtime_api.live import until
+from tests.integration.kube.polling import eventually
+from tests.integration.runtime_api.invocations.conftest import (
+    INVOCATIONS_PATH,
+    ApiReplica,
+    FunctionCluster,
+    StartApi,
+    serverless_backend,
+)
+from tests.integration.runtime_api.invocations.fake_serverless_backend import FakeServerlessBackend, now
+from tests.integration.runtime_api.live_platform import until
 
 
 async def queued_count(other_side: FakeServerlessBackend, function: str) -> int:
@@ -128,7 +134,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_a_wrong_request_is_refused_with_the_field(api: ApiReplica, function: str, backend: FakeServerlessBackend) -> None:
+async def test_a_wrong_request_is_refused_with_the_field(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
+) -> None:
     for what, (change, field) in WRONG.items():
         refused = await api.request("POST", INVOCATIONS_PATH, json={"serverlessRequestID": function} | change)
         assert (refused.status, refused.error["details"][0]["field"]) == (400, field), (what, refused)
@@ -201,7 +209,9 @@ async def test_sync_invocation_returns_the_function_response(
     assert len(backend.invocations) == 2
 
 
-async def test_numbers_in_the_payload_are_preserved(api: ApiReplica, function: str, backend: FakeServerlessBackend) -> None:
+async def test_numbers_in_the_payload_are_preserved(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
+) -> None:
     body = f'{{"serverlessRequestID": {json.dumps(function)}, "payload": [1.00, 123456789012345678901234567890]}}'
     sent = await api.request("POST", INVOCATIONS_PATH, data=body, headers={"Content-Type": "application/json"})
     assert sent.status == 202, sent
@@ -226,7 +236,9 @@ async def test_sync_invocation_without_reply_is_504_and_finishes_later(
         await until(has_ended, "its result can be fetched")
 
 
-async def test_lost_reply_is_replaced_by_the_record(api: ApiReplica, function: str, backend: FakeServerlessBackend) -> None:
+async def test_lost_reply_is_replaced_by_the_record(
+    api: ApiReplica, function: str, backend: FakeServerlessBackend
+) -> None:
     backend.sends_replies = False
     async with backend.running_workers(), backend.running_result_store():
         answer = await api.invoke(function, mode="sync", payload="x")
@@ -304,7 +316,11 @@ async def test_nats_kill_loses_no_accepted_invocation(start_api: StartApi, funct
         await eventually(lambda: len(accepted) > before + 20, "and again after the restart")
         done.set()
         await asyncio.gather(*callers)
-        async with serverless_backend(account_options(account)) as other_side, other_side.running_workers(), other_side.running_result_store():
+        async with (
+            serverless_backend(account_options(account)) as other_side,
+            other_side.running_workers(),
+            other_side.running_result_store(),
+        ):
             await eventually(lambda: accepted <= set(other_side.stored_results), "every accepted one ends")
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import pytest
 
 from localcluster.control_plane import ControlPlane
-from tests.integration.runtime_api.replicas import ServiceReplica, service_replica
+from tests.integration.runtime_api.service_replicas import ServiceReplica, service_replica
 
 
 class StartReplica(Protocol):

@@ -10,8 +10,8 @@ from gpu_runtime.contract.errors import TooLarge
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, Scope
 from gpu_runtime.runtime_api.operations import jobs
 from gpu_runtime.runtime_api.stock import inventory, pool_routes, stock_units
-from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.replicas import ServiceReplica
+from tests.integration.kube.polling import eventually
+from tests.integration.runtime_api.service_replicas import ServiceReplica
 from tests.integration.runtime_api.stock.conftest import StartReplica
 
 OPERATOR = "/api/v1/operator"
@@ -81,9 +81,7 @@ async def test_a_pool_from_the_request_to_its_end(start_replica: StartReplica, n
         assert (await call(replica, "GET /stockpools", query={"namespace": namespace})).data == []
 
 
-async def test_request_too_large_for_an_operation_is_rejected(
-    start_replica: StartReplica, namespace: str
-) -> None:
+async def test_request_too_large_for_an_operation_is_rejected(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
         template = {"args": ["x" * 300_000]}
         with pytest.raises(TooLarge, match="records at most 262144"):

@@ -11,8 +11,8 @@ from gpu_runtime.contract.crd.template import EnvVar, Port, Template
 from gpu_runtime.contract.crd.well_known import Annotation, generated_pool_name
 from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NotFound, OperationReused
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools
-from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.replicas import SimulatedKill, ServiceReplica
+from tests.integration.kube.polling import eventually
+from tests.integration.runtime_api.service_replicas import ServiceReplica, SimulatedKill
 from tests.integration.runtime_api.stock.conftest import StartReplica
 
 TEMPLATE = Template(

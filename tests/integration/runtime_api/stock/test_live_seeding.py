@@ -19,8 +19,8 @@ from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.stock import stock_seeder
 from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock
 from localcluster.supervisor_client import ProcessFailed, wait_until
-from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.replicas import SimulatedKill, ServiceReplica
+from tests.integration.kube.polling import eventually
+from tests.integration.runtime_api.service_replicas import ServiceReplica, SimulatedKill
 from tests.integration.runtime_api.stock.conftest import StartReplica
 
 STOCK_QUOTA = "count/gpuunits.runtime.lokiwager.io"

@@ -123,7 +123,9 @@ def stock_namespace(kube: OtherEyes, namespace: str) -> Iterator[str]:
 
 @pytest.fixture
 def cluster(kube: OtherEyes, namespace: str, stock_namespace: str, platform_crds: tuple[str, ...]) -> StorageCluster:
-    return StorageCluster(kube, APINamespaceSettings(system=namespace, stock=stock_namespace, units=(namespace, "elsewhere")))
+    return StorageCluster(
+        kube, APINamespaceSettings(system=namespace, stock=stock_namespace, units=(namespace, "elsewhere"))
+    )
 
 
 @pytest.fixture

@@ -6,21 +6,21 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from tests.integration.runtime_api.conservation import wait_conserved
 from tests.integration.runtime_api.edge.conftest import ApiProcess
-from tests.integration.runtime_api.handoff.crossing import KubeWriteProxy, kube_write_proxy
-from tests.integration.runtime_api.live import ApiResponse, ApiCaller, LivePlatform, until
-from tests.integration.runtime_api.storages.holding import (
+from tests.integration.runtime_api.handoff.kube_write_proxy import KubeWriteProxy, kube_write_proxy
+from tests.integration.runtime_api.live_platform import ApiCaller, ApiResponse, LivePlatform, until
+from tests.integration.runtime_api.stock_conservation import wait_conserved
+from tests.integration.runtime_api.storages.storage_observer import (
     MountObserver,
-    create_unit_with_mounts,
     attached_unit,
     create_storages,
+    create_unit_with_mounts,
     kill_manager,
+    list_storages,
+    observing_mounts,
+    orphaned_attachments,
     start_manager,
     storage_mounts,
-    list_storages,
-    orphaned_attachments,
-    observing_mounts,
 )
 
 CREATE = (
@@ -76,7 +76,11 @@ class StorageKillCase:
 
 
 CASES = [
-    *(StorageKillCase(writes, write, after_write=False) for writes in (CREATE, UPDATE) for write in range(1, len(writes) + 1)),
+    *(
+        StorageKillCase(writes, write, after_write=False)
+        for writes in (CREATE, UPDATE)
+        for write in range(1, len(writes) + 1)
+    ),
     *(StorageKillCase(writes, len(writes), after_write=True) for writes in (CREATE, UPDATE)),
 ]
 """Before each write, and after the last one. To be killed after a write leaves the same as before the next one."""
@@ -87,11 +91,15 @@ async def test_kill_at_any_write_leaves_no_orphaned_attachment(platform: LivePla
     await create_storages(api_client, every, with_volumes=False)
     await api_client.seed_and_wait(stock)
     updates = [case for case in CASES if case.writes is UPDATE]
-    made = await asyncio.gather(*(api_client.create_unit(platform.shared_replicas[0], case.name, case.name) for case in updates))
+    made = await asyncio.gather(
+        *(api_client.create_unit(platform.shared_replicas[0], case.name, case.name) for case in updates)
+    )
     assert {answer.status for answer in made} == {201}
     async with observing_mounts(api_client) as mounted, AsyncExitStack() as stack:
         doomed = [
-            await stack.enter_async_context(kube_write_proxy(platform, case.name, case.write, after_write=case.after_write))
+            await stack.enter_async_context(
+                kube_write_proxy(platform, case.name, case.write, after_write=case.after_write)
+            )
             for case in CASES
         ]
         await api_client.start_replicas(*(each.replica for each in doomed))

@@ -5,18 +5,18 @@ from collections import Counter
 from functools import partial
 
 from tests.integration.controller_manager.conftest import UNIT, Object, ready_condition
-from tests.integration.runtime_api.conservation import wait_conserved
-from tests.integration.runtime_api.live import UNIT_NAMESPACE, ApiResponse, ApiCaller, LivePlatform, until
-from tests.integration.runtime_api.storages.holding import (
+from tests.integration.runtime_api.live_platform import UNIT_NAMESPACE, ApiCaller, ApiResponse, LivePlatform, until
+from tests.integration.runtime_api.stock_conservation import wait_conserved
+from tests.integration.runtime_api.storages.storage_observer import (
     MountObserver,
-    list_pvcs,
-    create_unit_with_mounts,
     attached_unit,
     create_storages,
-    storage_mounts,
-    mounting_pods,
+    create_unit_with_mounts,
+    list_pvcs,
     list_storages,
+    mounting_pods,
     observing_mounts,
+    storage_mounts,
 )
 
 STORAGE_COUNT, ROUNDS = 10, 5
@@ -28,7 +28,9 @@ async def test_two_units_race_for_one_storage_fifty_times(platform: LivePlatform
     await create_storages(api_client, lanes)
     await api_client.seed_and_wait({"lanes": STORAGE_COUNT * ROUNDS})
     async with observing_mounts(api_client) as mounted:
-        winners = await asyncio.gather(*(race_for_storage(api_client, mounted, number) for number in range(STORAGE_COUNT)))
+        winners = await asyncio.gather(
+            *(race_for_storage(api_client, mounted, number) for number in range(STORAGE_COUNT))
+        )
     every = [name for lane in winners for name in lane]
     await wait_conserved(api_client, {"lanes": STORAGE_COUNT * ROUNDS}, deleted=every)
     assert len((await api_client.snapshot()).stock_of("lanes")) == 0
@@ -42,7 +44,10 @@ async def race_for_storage(client: ApiCaller, mounted: MountObserver, number: in
         names = [f"{storage}-{turn}-{one}" for one in "ab"]
         replicas = standing[(number + turn) % 3], standing[(number + turn + 1) % 3]
         answers = await asyncio.gather(
-            *(create_unit_with_mounts(client, each, "lanes", name, storage) for each, name in zip(replicas, names, strict=True))
+            *(
+                create_unit_with_mounts(client, each, "lanes", name, storage)
+                for each, name in zip(replicas, names, strict=True)
+            )
         )
         assert Counter(map(status_and_code, answers)) == {(201, ""): 1, (409, "storage_in_use"): 1}, answers
         winner = next(name for name, answer in zip(names, answers, strict=True) if answer.status == 201)
@@ -71,7 +76,9 @@ def status_and_code(answer: ApiResponse) -> tuple[int, str]:
     return answer.status, answer.code
 
 
-async def test_update_attaches_a_storage_and_releases_it_after_its_pod_terminated(platform: LivePlatform, api_client: ApiCaller) -> None:
+async def test_update_attaches_a_storage_and_releases_it_after_its_pod_terminated(
+    platform: LivePlatform, api_client: ApiCaller
+) -> None:
     await create_storages(api_client, ["wanders"])
     await api_client.seed_and_wait({"wanders": 2})
     one, other = "wanders-1", "wanders-2"
@@ -79,7 +86,11 @@ async def test_update_attaches_a_storage_and_releases_it_after_its_pod_terminate
     assert [answer.status for answer in made] == [201, 201]
 
     async def update(name: str, *mounted: str) -> tuple[int, str]:
-        return status_and_code(await api_client.request(platform.shared_replicas[1], "PUT", f"/api/v1/gpu-units/{name}", storage_mounts(*mounted)))
+        return status_and_code(
+            await api_client.request(
+                platform.shared_replicas[1], "PUT", f"/api/v1/gpu-units/{name}", storage_mounts(*mounted)
+            )
+        )
 
     async with observing_mounts(api_client) as mounted:
         for name, waiting in ((one, other), (other, one)):
@@ -115,7 +126,9 @@ async def test_delete_races_with_a_mount_fifty_times(platform: LivePlatform, api
         await wait_conserved(api_client, {"contested": RACES})
         await until(lambda: are_ready(api_client, kept), "the units run on their data")
         await assert_data_preserved(api_client, kept)
-    gone = await asyncio.gather(*(api_client.delete_unit(platform.shared_replicas[0], f"unit-of-{name}") for name in kept))
+    gone = await asyncio.gather(
+        *(api_client.delete_unit(platform.shared_replicas[0], f"unit-of-{name}") for name in kept)
+    )
     assert {answer.status for answer in gone} == {204}
 
 
@@ -125,7 +138,9 @@ async def mount_and_delete(client: ApiCaller, number: int) -> tuple[int, int]:
 
     async def make(after: float) -> int:
         await asyncio.sleep(after)
-        return (await create_unit_with_mounts(client, standing[number % 3], "contested", f"unit-of-{name}", name)).status
+        return (
+            await create_unit_with_mounts(client, standing[number % 3], "contested", f"unit-of-{name}", name)
+        ).status
 
     async def end(after: float) -> int:
         await asyncio.sleep(after)
@@ -155,5 +170,7 @@ async def are_deleted(client: ApiCaller, names: set[str]) -> bool:
 
 
 async def are_ready(client: ApiCaller, kept: set[str]) -> bool:
-    units: dict[str, Object] = {each["metadata"]["name"]: each for each in await client.list_objects(UNIT, UNIT_NAMESPACE)}
+    units: dict[str, Object] = {
+        each["metadata"]["name"]: each for each in await client.list_objects(UNIT, UNIT_NAMESPACE)
+    }
     return all(ready_condition(units[f"unit-of-{name}"]).get("reason") == "UnitReady" for name in kept)

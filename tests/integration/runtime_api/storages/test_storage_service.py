@@ -10,8 +10,14 @@ from gpu_runtime.contract.crd.conditions import StoragePhase
 from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, StorageInUse, Unavailable
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, UpdateStorage
-from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.storages.conftest import STORAGE, StorageCluster, Object, StorageReplica, StartStorageReplica
+from tests.integration.kube.polling import eventually
+from tests.integration.runtime_api.storages.conftest import (
+    STORAGE,
+    Object,
+    StartStorageReplica,
+    StorageCluster,
+    StorageReplica,
+)
 
 HELD = {"spec": {"attachedTo": {"unit": "web"}}}
 PROTECTED = {"metadata": {"finalizers": ["runtime.lokiwager.io/storage-protection"]}}
@@ -38,7 +44,9 @@ async def wait_cached(replica: StorageReplica, cluster: StorageCluster, *names: 
     await eventually(lambda: all(store.get(ObjectKey(cluster.namespace, name)) for name in names), f"{names} are known")
 
 
-async def test_storage_is_created_once_and_its_replay_returns_it(start_replica: StartStorageReplica, cluster: StorageCluster) -> None:
+async def test_storage_is_created_once_and_its_replay_returns_it(
+    start_replica: StartStorageReplica, cluster: StorageCluster
+) -> None:
     one, other = await start_replica(), await start_replica(idle=True)
     made, first = await one.storages.create(storage_request())
     assert first
@@ -50,7 +58,9 @@ async def test_storage_is_created_once_and_its_replay_returns_it(start_replica: 
 
 
 @pytest.mark.parametrize("other", [{"size": "2Gi"}, {"storage_class_name": "fast"}])
-async def test_other_request_with_the_same_name_is_a_conflict(replica: StorageReplica, cluster: StorageCluster, other: Object) -> None:
+async def test_other_request_with_the_same_name_is_a_conflict(
+    replica: StorageReplica, cluster: StorageCluster, other: Object
+) -> None:
     await replica.storages.create(storage_request())
     before = cluster.get(STORAGE, "data")
     with pytest.raises(Conflict, match="name: there is already another storage data"):
@@ -79,7 +89,9 @@ async def test_storage_created_with_kubectl_is_a_replay_if_equivalent(
         await stale_replica.storages.create(storage_request())
 
 
-async def test_concurrent_creates_on_replicas_create_one_storage(start_replica: StartStorageReplica, cluster: StorageCluster) -> None:
+async def test_concurrent_creates_on_replicas_create_one_storage(
+    start_replica: StartStorageReplica, cluster: StorageCluster
+) -> None:
     there = [await start_replica(idle=True) for _ in range(3)]
     for number in range(10):
         asked = [storage_request(name=f"data-{number}", size="1Gi") for _ in there]
@@ -183,14 +195,18 @@ async def test_a_storage_does_not_shrink(stale_replica: StorageReplica, cluster:
     assert cluster.get(STORAGE, "data") == before
 
 
-async def test_update_to_the_current_size_writes_nothing(stale_replica: StorageReplica, cluster: StorageCluster) -> None:
+async def test_update_to_the_current_size_writes_nothing(
+    stale_replica: StorageReplica, cluster: StorageCluster
+) -> None:
     before = cluster.create_storage("data", size="1024Mi")
     for size in ("1Gi", "1024Mi", "1073741824"):
         await read_only(stale_replica).update("", "data", UpdateStorage(size=size))
     assert cluster.get(STORAGE, "data") == before
 
 
-async def test_update_succeeds_despite_concurrent_status_writes(stale_replica: StorageReplica, cluster: StorageCluster) -> None:
+async def test_update_succeeds_despite_concurrent_status_writes(
+    stale_replica: StorageReplica, cluster: StorageCluster
+) -> None:
     cluster.create_storage("data")
     over = asyncio.Event()
 
@@ -210,7 +226,9 @@ async def test_update_succeeds_despite_concurrent_status_writes(stale_replica: S
     assert cluster.get(STORAGE, "data")["spec"]["size"] == "7Gi"
 
 
-async def test_concurrent_updates_end_with_the_largest_size(start_replica: StartStorageReplica, cluster: StorageCluster) -> None:
+async def test_concurrent_updates_end_with_the_largest_size(
+    start_replica: StartStorageReplica, cluster: StorageCluster
+) -> None:
     cluster.create_storage("data")
     there = [await start_replica(idle=True) for _ in range(3)]
     sizes = [f"{size}Gi" for size in range(2, 14)]
@@ -229,7 +247,9 @@ async def test_update_and_delete_of_a_missing_storage_are_404(stale_replica: Sto
         await stale_replica.storages.delete("", "none")
 
 
-async def test_delete_of_a_free_storage_succeeds_and_the_next_is_404(replica: StorageReplica, cluster: StorageCluster) -> None:
+async def test_delete_of_a_free_storage_succeeds_and_the_next_is_404(
+    replica: StorageReplica, cluster: StorageCluster
+) -> None:
     await replica.storages.create(storage_request())
     await replica.storages.delete("", "data")
     assert cluster.is_deleted(STORAGE, "data")
@@ -250,7 +270,9 @@ async def test_delete_of_an_attached_storage_is_rejected(replica: StorageReplica
     assert cluster.is_deleted(STORAGE, "data")
 
 
-async def test_terminating_storage_is_shown_and_not_updated(stale_replica: StorageReplica, cluster: StorageCluster) -> None:
+async def test_terminating_storage_is_shown_and_not_updated(
+    stale_replica: StorageReplica, cluster: StorageCluster
+) -> None:
     cluster.create_storage("data")
     cluster.patch(STORAGE, "data", PROTECTED)
     await stale_replica.storages.delete("", "data")
@@ -265,7 +287,9 @@ async def test_terminating_storage_is_shown_and_not_updated(stale_replica: Stora
     cluster.patch(STORAGE, "data", UNPROTECTED)
 
 
-async def test_delete_is_conditional_on_the_resource_version(stale_replica: StorageReplica, cluster: StorageCluster) -> None:
+async def test_delete_is_conditional_on_the_resource_version(
+    stale_replica: StorageReplica, cluster: StorageCluster
+) -> None:
     """Somebody attaches it between the look and the delete."""
     cluster.create_storage("data")
 

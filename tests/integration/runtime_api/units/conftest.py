@@ -109,7 +109,9 @@ async def start_replica(
             if not idle:
                 await stack.enter_async_context(_running(caches))
             settled = FinishedOperations()
-            units = UnitService(client, caches, namespaces, RejectingHandoff(), settled.finish, StorageAttacher(client, caches))
+            units = UnitService(
+                client, caches, namespaces, RejectingHandoff(), settled.finish, StorageAttacher(client, caches)
+            )
             return UnitReplica(units, caches, client, settled)
 
         yield another

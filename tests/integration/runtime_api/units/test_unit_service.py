@@ -22,8 +22,8 @@ from gpu_runtime.runtime_api.clock import SystemClock
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
 from localcluster.control_plane import ControlPlane, free_port
-from tests.integration.kube.waiting import eventually
-from tests.integration.runtime_api.units.conftest import UnitCluster, UnitReplica, StartUnitReplica
+from tests.integration.kube.polling import eventually
+from tests.integration.runtime_api.units.conftest import StartUnitReplica, UnitCluster, UnitReplica
 
 HTTP = {"name": "http", "port": 8080, "protocol": "TCP"}
 WEB: dict[str, Any] = {
@@ -80,7 +80,12 @@ async def test_a_unit_that_is_not_there_is_not_found(stale_replica: UnitReplica,
 
 async def test_other_namespaces_are_refused_everywhere(stale_replica: UnitReplica, namespaces: Any) -> None:
     for namespace in ("default", namespaces.stock):
-        for refused in (stale_replica.units.get, stale_replica.units.stop, stale_replica.units.start, stale_replica.units.delete):
+        for refused in (
+            stale_replica.units.get,
+            stale_replica.units.stop,
+            stale_replica.units.start,
+            stale_replica.units.delete,
+        ):
             with pytest.raises(Invalid, match=f"namespace: '{namespace}' holds no units here"):
                 await refused(namespace, "web")
         with pytest.raises(Invalid, match="holds no units here"):
@@ -128,7 +133,9 @@ async def test_update_replaces_named_parts_completely(replica: UnitReplica, clus
     assert "storageMounts" not in spec
 
 
-async def test_unit_becomes_a_function_and_its_request_id_is_immutable(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_unit_becomes_a_function_and_its_request_id_is_immutable(
+    replica: UnitReplica, cluster: UnitCluster
+) -> None:
     cluster.create("web")
     await replica.units.update("", "web", update(serverless={"enabled": True, "requestID": "f", "maxWorkers": 3}))
     before = cluster.get("web")
@@ -149,7 +156,9 @@ async def test_a_refused_update_writes_nothing(replica: UnitReplica, cluster: Un
     assert version(cluster.get("web")) == version(before)
 
 
-async def test_concurrent_updates_of_different_fields_are_all_applied(start_replica: StartUnitReplica, cluster: UnitCluster) -> None:
+async def test_concurrent_updates_of_different_fields_are_all_applied(
+    start_replica: StartUnitReplica, cluster: UnitCluster
+) -> None:
     ports = [{"name": f"p{number}", "port": 80 + number} for number in range(4)]
     cluster.create("web", template={"ports": ports})
     cluster.create_storage("data")
@@ -178,7 +187,9 @@ async def test_concurrent_updates_of_different_fields_are_all_applied(start_repl
     assert spec["serverless"]["idleTimeoutSeconds"] in {1, 2, 3, 4}
 
 
-async def test_concurrent_replacements_of_one_part_do_not_mix(start_replica: StartUnitReplica, cluster: UnitCluster) -> None:
+async def test_concurrent_replacements_of_one_part_do_not_mix(
+    start_replica: StartUnitReplica, cluster: UnitCluster
+) -> None:
     cluster.create("web", template={"ports": [HTTP]})
     one, other = await start_replica(), await start_replica()
     parts = [{field: [str(n)], "ports": [HTTP]} for n in range(10) for field in ("command", "args")]
@@ -228,9 +239,7 @@ async def test_stop_and_start_are_idempotent(replica: UnitReplica, cluster: Unit
     assert cluster.get("web")["metadata"]["generation"] == 3
 
 
-async def test_start_with_a_stale_cache_starts_the_unit(
-    stale_replica: UnitReplica, cluster: UnitCluster
-) -> None:
+async def test_start_with_a_stale_cache_starts_the_unit(stale_replica: UnitReplica, cluster: UnitCluster) -> None:
     await create_cached_unit(stale_replica, cluster, "web")
     cluster.patch("web", {"spec": {"running": False}})
     await stale_replica.units.start("", "web")
@@ -270,7 +279,9 @@ async def test_unit_with_a_finalizer_is_shown_as_deleting(replica: UnitReplica, 
     await eventually(lambda: store.get(key) is None, "it is gone")
 
 
-async def test_unfinished_create_is_finished_before_its_unit_is_deleted(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_unfinished_create_is_finished_before_its_unit_is_deleted(
+    replica: UnitReplica, cluster: UnitCluster
+) -> None:
     await begin_create(replica, cluster.namespace)
     seen = []
 
@@ -282,7 +293,9 @@ async def test_unfinished_create_is_finished_before_its_unit_is_deleted(replica:
     assert seen == [("unit-1", "web")], "it was still there"
 
 
-async def test_delete_succeeds_if_finishing_the_create_removed_the_unit(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_delete_succeeds_if_finishing_the_create_removed_the_unit(
+    replica: UnitReplica, cluster: UnitCluster
+) -> None:
     await begin_create(replica, cluster.namespace)
 
     async def settle(_: str) -> None:
@@ -294,7 +307,9 @@ async def test_delete_succeeds_if_finishing_the_create_removed_the_unit(replica:
     assert cluster.get("web")["spec"]["image"] == "of-another-unit"
 
 
-async def test_pages_neither_repeat_nor_hide_units_while_others_come_and_go(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_pages_neither_repeat_nor_hide_units_while_others_come_and_go(
+    replica: UnitReplica, cluster: UnitCluster
+) -> None:
     staying = [f"stay-{number:02}" for number in range(12)]
     going = [f"stay-{number:02}-gone" for number in range(12)]
     for name in staying + going:

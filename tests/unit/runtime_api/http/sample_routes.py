@@ -143,7 +143,14 @@ def sample_routes(service: WidgetService) -> Sequence[Route]:
             **about,
         ),
         Route(
-            "GET", shelves, "listShelves", "List shelves", service.list, {200: list[WidgetView]}, query=ListWidgets, **about
+            "GET",
+            shelves,
+            "listShelves",
+            "List shelves",
+            service.list,
+            {200: list[WidgetView]},
+            query=ListWidgets,
+            **about,
         ),
         Route("GET", shelf, "getShelf", "Show a shelf", service.get, {200: WidgetView}, (NotFound,), **about),
         Route(

@@ -39,9 +39,7 @@ async def test_swagger_folder_redirects_to_the_page(page: ClientSession, path: s
 
 
 @pytest.mark.parametrize(("name", "content_type"), FILE_CONTENT_TYPES.items())
-async def test_every_file_has_its_content_type_and_nosniff(
-    page: ClientSession, name: str, content_type: str
-) -> None:
+async def test_every_file_has_its_content_type_and_nosniff(page: ClientSession, name: str, content_type: str) -> None:
     async with page.get(f"/swagger/{name}") as response:
         assert (response.status, response.content_type, response.charset) == (200, content_type, "utf-8")
         assert response.headers["X-Content-Type-Options"] == "nosniff"
@@ -69,9 +67,7 @@ async def test_matching_etag_returns_304(page: ClientSession) -> None:
 
 
 @pytest.mark.parametrize(("asked", "encoding"), [("gzip, br", "gzip"), ("identity", None)])
-async def test_compression_follows_accept_encoding(
-    page: ClientSession, asked: str, encoding: str | None
-) -> None:
+async def test_compression_follows_accept_encoding(page: ClientSession, asked: str, encoding: str | None) -> None:
     async with page.get("/swagger/swagger-ui.css", headers={"Accept-Encoding": asked}) as response:
         assert response.headers.get("Content-Encoding") == encoding
         assert (await response.read()).startswith(b".swagger-ui")

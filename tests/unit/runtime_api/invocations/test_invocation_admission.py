@@ -102,7 +102,8 @@ def test_default_timeout_and_equal_explicit_timeout_have_one_hash() -> None:
 
 def test_mode_does_not_change_the_request_hash() -> None:
     records = [
-        prepare_enqueue(admit_invocation(invoke_request(mode=mode), InvocationLimits()), NOW)[1] for mode in ("async", "sync")
+        prepare_enqueue(admit_invocation(invoke_request(mode=mode), InvocationLimits()), NOW)[1]
+        for mode in ("async", "sync")
     ]
     assert records[0].request_hash == records[1].request_hash
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from gpu_runtime.runtime_api.stock.inventory import InventorySnapshot, count_inventory
-from tests.unit.runtime_api.objects import pool, unit
+from tests.unit.runtime_api.runtime_api_objects import pool, unit
 
 ENVELOPE: dict[str, Any] = {"gpu": 2, "memory": "1536Mi"}
 

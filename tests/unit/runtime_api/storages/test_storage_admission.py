@@ -112,9 +112,7 @@ def test_storage_created_with_kubectl_matches_an_equivalent_request(size: str, c
         ("many", "1Gi", "1Gi"),
     ],
 )
-def test_storage_grows_and_an_equal_size_is_no_change(
-    now: str, asked: str, after: str
-) -> None:
+def test_storage_grows_and_an_equal_size_is_no_change(now: str, asked: str, after: str) -> None:
     spec = GPUStorageSpec(size=now, storage_class_name="fast")
     assert apply_resize(spec, UpdateStorage(size=asked)) == msgspec.structs.replace(spec, size=after)
 

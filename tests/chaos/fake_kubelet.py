@@ -1,0 +1,136 @@
+"""In place of a kubelet: every pod of a worker gets its two processes here, and they end with it."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import aiohttp
+
+from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.contract.framework_protocol import SOCKET_VARIABLE
+from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS_ANNOTATION
+from localcluster.control_plane import free_port
+from localcluster.supervisor_client import ProcessFailed
+from tests.chaos.system_under_test import GPU_RUNTIME_PROGRAM, SystemUnderTest
+from tests.chaos.tcp_proxy import TcpProxy, running_proxy
+from tests.integration.controller_manager.conftest import Object
+
+DRAIN_TIMEOUT_SECONDS = 12.0
+"""Seconds that the end of a pod waits for what its worker has in hand."""
+
+
+@dataclass
+class WorkerProcesses:
+    pod: Object
+    port: int = field(default_factory=free_port)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    proxy: TcpProxy | None = None
+
+    @property
+    def uid(self) -> str:
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def unit(self) -> str:
+        return str(self.pod["metadata"]["labels"][Label.UNIT])
+
+    @property
+    def sidecar(self) -> str:
+        return f"sidecar-{self.unit}-{self.uid[:8]}"
+
+    @property
+    def framework(self) -> str:
+        return f"framework-{self.unit}-{self.uid[:8]}"
+
+
+@dataclass
+class FakeKubelet:
+    platform: SystemUnderTest
+    tasks: asyncio.TaskGroup
+    workers: dict[str, WorkerProcesses] = field(default_factory=dict)
+    """By the UIDs of their pods."""
+    started_count: int = 0
+
+    def sync_pods(self, pods: Iterable[Object]) -> None:
+        """These pods are there, and no others."""
+        serving = {each["metadata"]["uid"]: each for each in pods if _is_worker_pod(each)}
+        for uid in self.workers.keys() - serving.keys():
+            self.workers[uid].stopped.set()
+        for uid in serving.keys() - self.workers.keys():
+            self.workers[uid] = worker = WorkerProcesses(serving[uid])
+            self.tasks.create_task(self._run_worker(worker))
+
+    @property
+    def running_workers(self) -> list[WorkerProcesses]:
+        """Those whose processes run, in an order that does not depend on names that nobody can foresee."""
+        return sorted(
+            (each for each in self.workers.values() if each.proxy and not each.stopped.is_set()), key=lambda w: w.unit
+        )
+
+    async def _run_worker(self, worker: WorkerProcesses) -> None:
+        async with AsyncExitStack() as stack:
+            worker.proxy = await stack.enter_async_context(running_proxy(self.platform.nats.port))
+            try:
+                await asyncio.to_thread(self._start, worker)
+                self.started_count += 1
+                await worker.stopped.wait()
+                await self._drain(worker)
+            finally:
+                await asyncio.to_thread(self._stop, worker)
+                del self.workers[worker.uid]
+
+    def _start(self, worker: WorkerProcesses) -> None:
+        place = self.platform.state_dir / "pods"
+        place.mkdir(exist_ok=True)
+        socket, config = place / f"{worker.uid[:13]}.sock", place / f"{worker.uid[:13]}.yaml"
+        config.write_text(json.dumps(self._settings(worker, socket)))
+        processes, container = self.platform.processes, worker.pod["spec"]["containers"][0]
+        told = {each["name"]: each.get("value", "") for each in container["env"]} | {SOCKET_VARIABLE: str(socket)}
+        arguments: list[str] = [*container["command"], *container["args"]][1:]
+        processes.start(worker.framework, [sys.executable, *arguments], env=told)
+        command = [str(GPU_RUNTIME_PROGRAM), "worker-sidecar", "--config", str(config)]
+        processes.start(worker.sidecar, command, env={"POD_UID": worker.uid})
+
+    def _settings(self, worker: WorkerProcesses, socket: Path) -> dict[str, Any]:
+        given: dict[str, Any] = json.loads(worker.pod["metadata"]["annotations"][SETTINGS_ANNOTATION])
+        assert worker.proxy
+        given["nats"]["urls"] = [self.platform.nats_url_via(worker.proxy)]
+        given["framework"]["socketPath"] = str(socket)
+        return given | {"endpoints": {"bind": f"127.0.0.1:{worker.port}"}}
+
+    async def _drain(self, worker: WorkerProcesses) -> None:
+        """The hook before the user's container ends."""
+        patience = aiohttp.ClientTimeout(total=DRAIN_TIMEOUT_SECONDS)
+        with suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with self.platform.http.get(f"http://127.0.0.1:{worker.port}/drain", timeout=patience):
+                pass
+
+    def _stop(self, worker: WorkerProcesses) -> None:
+        for name in (worker.framework, worker.sidecar):
+            for number in (Signals.SIGTERM, Signals.SIGKILL):
+                try:
+                    self.platform.processes.stop(name, number, timeout=8)
+                    break
+                except ProcessFailed:
+                    continue
+
+
+def _is_worker_pod(pod: Object) -> bool:
+    about = pod["metadata"]
+    return Label.NATS_ACCESS in about.get("labels", {}) and "deletionTimestamp" not in about
+
+
+@asynccontextmanager
+async def running_kubelet(platform: SystemUnderTest) -> AsyncIterator[FakeKubelet]:
+    async with asyncio.TaskGroup() as tasks:
+        made = FakeKubelet(platform, tasks)
+        try:
+            yield made
+        finally:
+            made.sync_pods(())

@@ -1,0 +1,287 @@
+"""The platform as it runs, every process of it a process, under the identity that the RBAC manifests give it.
+
+Kubernetes' control plane and NATS are real; only nodes are simulated. Whoever is killed is started again, as the
+kubelet would. Each way from one process to another is a link that can be broken.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import aiohttp
+import nats
+import yaml
+
+from localcluster.control_plane import ControlPlane, free_port, temporary_control_plane
+from localcluster.nats_server import NatsServer, temporary_nats_server
+from localcluster.paths import PROJECT_ROOT, scratch_dir
+from localcluster.supervisor_client import ProcessFailed, SupervisorClient, tail_log
+from localcluster.tmpfs_disk import TmpfsDisk, tmpfs_command
+from tests.chaos.invariants import StreamBacklog
+from tests.chaos.tcp_proxy import TcpProxy, running_proxy
+from tests.integration.activator.activator_harness import ACTIVATOR_USER as ACTIVATOR
+from tests.integration.conftest import nats_liveness_path
+from tests.integration.controller_manager.conftest import CONTROLLER_MANAGER_USER as MANAGER
+from tests.integration.controller_manager.conftest import install_manifests
+from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER as API
+from tests.integration.runtime_api.live_platform import TOKEN
+
+GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
+SettingsDict = dict[str, Any]
+
+LEADER_ELECTION_SETTINGS = {"leaseSeconds": 7, "renewDeadlineSeconds": 5, "retrySeconds": 1}
+"""As `config/default` has them."""
+ACK_WAITS = {"invokeAckWaitSeconds": 8, "dispatchAckWaitSeconds": 6, "resultAckWaitSeconds": 8}
+"""Shorter than usual: what a pause outlives is to come again within the round."""
+STREAM_LIMITS = {"queueBytes": 16 * 1024**2, "deadLetterBytes": 8 * 1024**2}
+MAX_DELIVERIES = 10
+"""Deliveries before an invocation becomes a dead letter: so many kills hit no single one."""
+NATS_DISK_SIZE, RESULT_STORE_DISK_SIZE = "96m", "24m"
+
+
+@dataclass(frozen=True)
+class ProductProcess:
+    """One of the product, as the supervisor knows it."""
+
+    name: str
+    health_port: int
+    """Of health and metrics."""
+    api_port: int = 0
+    """Of the API, if it serves that."""
+
+
+@dataclass
+class SystemUnderTest:
+    control_plane: ControlPlane
+    nats: NatsServer
+    nats_url: str
+    state_dir: Path
+    processes: SupervisorClient
+    http: aiohttp.ClientSession
+    product_processes: list[ProductProcess] = field(default_factory=list)
+    proxies: dict[str, TcpProxy] = field(default_factory=dict)
+    """By the names of both ends: `runtime-api-0 to nats`."""
+
+    @property
+    def api_replicas(self) -> list[ProductProcess]:
+        return [each for each in self.product_processes if each.api_port]
+
+    def replicas_of(self, kind: str) -> list[ProductProcess]:
+        return [each for each in self.product_processes if each.name.startswith(kind)]
+
+    @cached_property
+    def disks(self) -> dict[str, TmpfsDisk]:
+        return {
+            "nats": TmpfsDisk(self.nats.processes, self.nats.state_dir / "jetstream"),
+            "result-store": TmpfsDisk(self.processes, self.state_dir / "results"),
+        }
+
+    @property
+    def log_dirs(self) -> dict[str, Path]:
+        """Folders of logs."""
+        return {
+            "product": self.processes.logs,
+            "kubernetes": self.control_plane.processes.logs,
+            "nats": self.nats.processes.logs,
+        }
+
+    def nats_url_via(self, link: TcpProxy) -> str:
+        """Where NATS is for somebody on this link."""
+        return self.nats_url.replace(f":{self.nats.port}", f":{link.port}")
+
+    def nats_settings(self, url: str) -> SettingsDict:
+        return {"urls": [url], "requestTimeoutSeconds": 3, "streams": {**ACK_WAITS, **STREAM_LIMITS}}
+
+    async def get(self, port: int, path: str) -> str:
+        """What it answers; empty where that is a refusal, or nothing."""
+        patience = aiohttp.ClientTimeout(total=2)
+        try:
+            async with self.http.get(f"http://127.0.0.1:{port}{path}", timeout=patience) as answer:
+                return await answer.text() if answer.status == 200 else ""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return ""
+
+    async def is_leader(self, process: ProductProcess) -> bool:
+        lines = (await self.get(process.health_port, "/metrics")).splitlines()
+        return any(line.startswith("kube_leading{") and line.endswith(" 1.0") for line in lines)
+
+    async def not_ready(self) -> list[str]:
+        """Processes of the product that are not, or do not say so, and kinds of which nobody leads."""
+        found = await asyncio.gather(*(self.get(each.health_port, "/readyz") for each in self.product_processes))
+        missing = [each.name for each, ready in zip(self.product_processes, found, strict=True) if not ready]
+        return missing + [
+            f"a leading {kind}" for kind in ("controller-manager", "activator") if not await self._has_leader(kind)
+        ]
+
+    async def _has_leader(self, kind: str) -> bool:
+        return any(await asyncio.gather(*(self.is_leader(each) for each in self.replicas_of(kind))))
+
+    async def stream_backlogs(self) -> dict[str, StreamBacklog]:
+        """What each stream holds, by the end of its name."""
+        said = await self.get(self.nats.monitor_port, "/jsz?accounts=true&streams=true&consumers=true")
+        accounts = json.loads(said)["account_details"] if said else []
+        streams = [stream for account in accounts for stream in account.get("stream_detail", ())]
+        return {stream["name"].rpartition("_")[2]: _stream_backlog(stream) for stream in streams}
+
+    async def purge_streams(self, queues: Iterable[str]) -> None:
+        client = await nats.connect(self.nats_url)
+        for each in queues:
+            await client.jetstream().purge_stream(f"RUNTIME_SERVERLESS_{each}")
+        await client.close()
+
+
+def _stream_backlog(stream: dict[str, Any]) -> StreamBacklog:
+    consumers = stream.get("consumer_detail") or ()
+    return StreamBacklog(
+        stream["state"]["messages"], sum(each["num_pending"] + each["num_ack_pending"] for each in consumers)
+    )
+
+
+@asynccontextmanager
+async def running_system() -> AsyncIterator[SystemUnderTest]:
+    async with AsyncExitStack() as stack:
+        state = stack.enter_context(scratch_dir("chaos-platforms"))
+        plane, queue = await asyncio.to_thread(_start_dependencies, stack)
+        processes = stack.enter_context(_running_supervisor(state))
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        url = (await asyncio.to_thread(queue.create_account)).url
+        made = SystemUnderTest(plane, queue, url, state, processes, http)
+        await _start_processes(made, stack)
+        await _wait_ready(made)
+        stack.enter_context(_restart_unhealthy_nats(made))
+        yield made
+
+
+def _start_dependencies(stack: AsyncExitStack) -> tuple[ControlPlane, NatsServer]:
+    queue = stack.enter_context(
+        temporary_nats_server(supervisor_wrapper=lambda state: tmpfs_command(state / "jetstream", NATS_DISK_SIZE))
+    )
+    plane = stack.enter_context(temporary_control_plane(nodes=4, gpus_per_node=1000))
+    install_manifests(plane)
+    plane.kubectl("apply", "--server-side", "-f", str(PROJECT_ROOT / "localcluster" / "node.yaml"))
+    plane.start_provisioner()
+    return plane, queue
+
+
+@contextmanager
+def _running_supervisor(state: Path) -> Iterator[SupervisorClient]:
+    processes = SupervisorClient(state)
+    try:
+        processes.launch(tmpfs_command(state / "results", RESULT_STORE_DISK_SIZE), die_with_parent=True)
+        yield processes
+    finally:
+        processes.shutdown()
+
+
+@contextmanager
+def _restart_unhealthy_nats(platform: SystemUnderTest) -> Iterator[None]:
+    """As the kubelet does with the liveness probe of `config/nats`: a server that fails it is started anew."""
+    path = nats_liveness_path()
+
+    async def mind() -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(1)
+            healthy = await platform.get(platform.nats.monitor_port, path)
+            failures = 0 if healthy else failures + 1
+            if failures == 6:
+                failures = 0
+                with suppress(ProcessFailed):  # it is on its way back already
+                    await asyncio.to_thread(platform.nats.processes.signal, "nats", Signals.SIGTERM)
+
+    task = asyncio.create_task(mind())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _start_processes(platform: SystemUnderTest, stack: AsyncExitStack) -> None:
+    queue, api = platform.nats.port, platform.control_plane.port
+    names = {
+        "controller-manager": (2, MANAGER, ("kubernetes",)),
+        "runtime-api": (3, API, ("kubernetes", "nats")),
+        "activator": (2, ACTIVATOR, ("kubernetes", "nats", "runtime-api")),
+        "result-store": (1, "", ("nats",)),
+    }
+    for command, (copies, identity, ends) in names.items():
+        for number in range(copies):
+            name = f"{command}-{number}"
+            reached = {
+                "kubernetes": [api],
+                "nats": [queue],
+                "runtime-api": [each.api_port for each in platform.api_replicas],
+            }
+            for end in ends:
+                platform.proxies[f"{name} to {end}"] = await stack.enter_async_context(running_proxy(*reached[end]))
+            await asyncio.to_thread(_start_process, platform, command, name, identity)
+
+
+def _start_process(platform: SystemUnderTest, command: str, name: str, identity: str) -> None:
+    process = ProductProcess(name, free_port(), free_port() if command == "runtime-api" else 0)
+    config = platform.state_dir / f"{name}.yaml"
+    own = {"endpoints": {"bind": f"127.0.0.1:{process.health_port}"}}
+    if identity:
+        own["kubernetes"] = {"kubeconfig": str(_kubeconfig(platform, name, identity))}
+    config.write_text(yaml.safe_dump(own | _settings(platform, command, process)))
+    platform.processes.start(name, [GPU_RUNTIME_PROGRAM, command, "--config", config])
+    platform.product_processes.append(process)
+
+
+def _kubeconfig(platform: SystemUnderTest, name: str, identity: str) -> Path:
+    authority, port = platform.control_plane.authority, platform.proxies[f"{name} to kubernetes"].port
+    path = platform.state_dir / f"{name}.kubeconfig"
+    return authority.write_kubeconfig(path, f"https://127.0.0.1:{port}", authority.issue(name, identity))
+
+
+def _settings(platform: SystemUnderTest, command: str, process: ProductProcess) -> SettingsDict:
+    tokens, token = platform.state_dir / "tokens.yaml", platform.state_dir / "token"
+    entry = {"name": "chaos", "token": TOKEN, "scopes": ["operator", "runtime"]}
+    tokens.write_text(yaml.safe_dump({"tokens": [entry]}))
+    token.write_text(TOKEN)
+    links = platform.proxies
+    match command:
+        case "controller-manager":
+            sidecar = {"attempts": MAX_DELIVERIES, "heartbeatSeconds": 1, "drainSeconds": 10}
+            return {
+                "images": {"stock": "gpu-runtime:local", "placeholder": "gpu-runtime:local"},
+                "leaderElection": LEADER_ELECTION_SETTINGS,
+                "serverless": {"nats": platform.nats_settings(platform.nats_url), "sidecar": sidecar},
+            }
+        case "runtime-api":
+            return {
+                "api": {"bind": f"127.0.0.1:{process.api_port}"},
+                "authentication": {"mode": "required", "tokenFile": str(tokens)},
+                "limits": {"requestsPerSecond": 0, "requestSeconds": 15},
+                "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
+            }
+        case "activator":
+            url = f"http://127.0.0.1:{links[f'{process.name} to runtime-api'].port}"
+            return {
+                "leaderElection": LEADER_ELECTION_SETTINGS,
+                "api": {"url": url, "tokenFile": str(token), "timeoutSeconds": 5},
+                "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
+                "scaling": {"startSeconds": 30, "failedSeconds": 10, "retryFirstSeconds": 1, "retryLongestSeconds": 5},
+            }
+    return {
+        "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
+        "database": {"path": str(platform.state_dir / "results" / "results.db")},
+        "retention": {"bytes": 16 * 1024**2},
+    }
+
+
+async def _wait_ready(platform: SystemUnderTest) -> None:
+    missing: Sequence[str] = ()
+    for _ in range(900):
+        if not (missing := await platform.not_ready()):
+            return
+        await asyncio.sleep(0.1)
+    said = "\n".join(tail_log(platform.processes.logs / f"{each.name}.log") for each in platform.product_processes)
+    raise ProcessFailed(f"not ready: {', '.join(missing)}\n{said}")

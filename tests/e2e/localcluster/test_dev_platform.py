@@ -1,0 +1,300 @@
+"""The development platform: up is idempotent, neither a power cut nor down loses data, and down ends all."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.client import Client as Nats
+
+from localcluster import node
+from localcluster.control_plane import free_port
+from localcluster.linux_namespaces import NodeNamespaces, NodeNetwork
+from localcluster.supervisor_client import SupervisorClient, process_exists, wait_until
+from tests.conftest import enter_or_skip
+from tests.e2e.node_api_requests import send_request
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@dataclass(frozen=True)
+class DevPlatform:
+    """A platform of the test's own, driven by its command line."""
+
+    state_dir: Path
+    api_port: int
+    nats_port: int
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "localcluster", *arguments],
+            env=os.environ | {"GPU_RUNTIME_LOCAL": str(self.state_dir)},
+            capture_output=True,
+            text=True,
+            timeout=480,
+            check=False,
+        )
+
+    def up(self) -> subprocess.CompletedProcess[str]:
+        return self.run("up", f"--api-port={self.api_port}", f"--nats-port={self.nats_port}")
+
+    def request(self, method: str, path: str, example: str = "") -> tuple[int, dict[str, Any]]:
+        """What its API answers to a request, which may be one of the examples; 0 where nobody answers."""
+        body = json.loads((EXAMPLES / example).read_text()) if example else None
+        try:
+            return send_request(f"http://127.0.0.1:{self.api_port}/api/v1", method, path, body)
+        except OSError:
+            return 0, {}
+
+    def kubectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.state_dir / "bin" / "kubectl"), f"--kubeconfig={self.state_dir / 'kubeconfig'}", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    def persisted_files(self) -> set[str]:
+        """Of what its users have given it, the files that are on this machine's disk."""
+        return {
+            name for name in ("started", "results.db") if list((self.state_dir / "platform" / "volumes").rglob(name))
+        }
+
+    @property
+    def processes(self) -> SupervisorClient:
+        return SupervisorClient(self.state_dir / "platform")
+
+    @property
+    def interface(self) -> str:
+        return f"lc-{(self.state_dir / 'platform' / 'network').read_text()}"
+
+    def leftovers(self) -> list[str]:
+        """What of it is still there: processes, mounts, interfaces, cgroups."""
+        mark = str(self.state_dir).encode()
+        commands = {path: _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+        found = [
+            f"process {path}"
+            for path, command in commands.items()
+            if mark in command and process_exists(int(path.parts[2]))
+        ]
+        found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(self.state_dir) in line]
+        found += [link for link in os.listdir("/sys/class/net") if link == self.interface]  # noqa: PTH208
+        cgroup = NodeNamespaces(self.state_dir / "platform", NodeNetwork(0), 0).cgroup
+        return found + [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{cgroup}")]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    node.prepare()
+    yield
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Iterator[DevPlatform]:
+    with enter_or_skip(prepared()):
+        mine = DevPlatform(tmp_path / "local", free_port(), free_port())
+        yield mine
+        mine.run("wipe")
+
+
+def publish(port: int) -> None:
+    async def scenario() -> None:
+        client = Nats()
+        await client.connect(f"nats://127.0.0.1:{port}")
+        jetstream = client.jetstream()
+        await jetstream.add_stream(name="kept", subjects=["kept"])
+        await jetstream.publish("kept", b"once")
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def published(port: int) -> int:
+    async def scenario() -> int:
+        client = Nats()
+        await client.connect(f"nats://127.0.0.1:{port}")
+        info = await client.jetstream().stream_info("kept")
+        await client.close()
+        return info.state.messages
+
+    return asyncio.run(scenario())
+
+
+def use_platform(platform: DevPlatform) -> None:
+    """Do as the README does: a storage in which a unit has written a file, and a function that has answered."""
+    assert platform.request("POST", "/operator/stock-units", "stock.json")[0] == 202
+    assert platform.request("POST", "/gpu-storages", "storage.json")[0] == 201
+    made = (200, 201)
+    wait_until(
+        lambda: platform.request("POST", "/gpu-units", "web.json")[0] in made, 120, lambda: "no stock is Ready", 0.2
+    )
+    function = platform.kubectl("apply", "-f", str(EXAMPLES / "functions" / "doubling.yaml"))
+    assert function.returncode == 0, function.stderr
+    wait_until(lambda: has_response(platform), 120, lambda: "the function does not answer")
+
+
+def has_response(platform: DevPlatform) -> bool:
+    """Whether the call has its answer. Its first worker may take longer than the API waits; the call stays the same."""
+    said = platform.request("POST", "/serverless/invocations", "call.json")[1]
+    return bool(said.get("data", {}).get("payload") == {"n": 42})
+
+
+def recorded_starts(platform: DevPlatform) -> list[str]:
+    """What the unit has written into its storage, a line at each of its starts; nothing while it does not run."""
+    said = platform.kubectl("exec", "deployment/web", "--namespace=runtime-instance", "--", "cat", "/site/started")
+    return said.stdout.splitlines()
+
+
+def wait_next_start(platform: DevPlatform, before: list[str]) -> list[str]:
+    """Wait for one more start in the same file."""
+    lines: list[str] = []
+
+    def again() -> bool:
+        lines[:] = recorded_starts(platform)
+        return len(lines) > len(before)
+
+    wait_until(again, 120, lambda: f"{lines} after {before}", 0.2)
+    assert lines[: len(before)] == before, "data of a storage is lost"
+    return lines
+
+
+def wait_result(platform: DevPlatform) -> None:
+    """Wait until the function's answer is there, as it was stored."""
+    last: tuple[int, dict[str, Any]] = (0, {})
+
+    def stored() -> bool:
+        nonlocal last
+        last = platform.request("GET", "/serverless/invocations/call-1")
+        return last[0] == 200 and last[1]["data"].get("payload") == {"n": 42}
+
+    wait_until(stored, 120, lambda: f"the result is lost: {last}", 0.2)
+
+
+def health(port: int) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/health", timeout=60) as answer:
+        return dict(json.loads(answer.read())["data"])
+
+
+def test_up_is_idempotent_and_survives_down_and_power_loss(platform: DevPlatform) -> None:
+    first = platform.up()
+    assert first.returncode == 0, first.stderr
+    assert health(platform.api_port)["kubernetesConnected"]
+    assert f"nats://127.0.0.1:{platform.nats_port}" in first.stdout
+    publish(platform.nats_port)
+    use_platform(platform)
+    written = wait_next_start(platform, [])
+    wait_result(platform)
+    again = platform.up()
+    assert again.returncode == 0, again.stderr
+
+    supervisor = platform.processes.supervisor_pid()
+    platform.processes.signal_supervisor(signal.SIGKILL)
+    wait_until(lambda: not process_exists(supervisor), 60, lambda: "the supervisor lives on")
+    assert platform.run("status").returncode == 1
+    back = platform.up()
+    assert back.returncode == 0, back.stderr
+    assert published(platform.nats_port) == 1, "a power cut lost a message"
+    assert health(platform.api_port)["kubernetesConnected"]
+    written = wait_next_start(platform, written)
+
+    pid = platform.processes.get("kube-apiserver").pid
+    platform.processes.signal("kube-apiserver", signal.SIGKILL)
+    wait_until(lambda: platform.processes.get("kube-apiserver").pid not in (None, pid), 60, lambda: "no new API server")
+
+    assert platform.run("down").returncode == 0
+    assert platform.leftovers() == []
+    assert (platform.state_dir / "platform" / "etcd").exists()
+    assert platform.run("down").returncode == 0, "down twice"
+    assert platform.persisted_files() == {"started", "results.db"}
+
+    once_more = platform.up()
+    assert once_more.returncode == 0, once_more.stderr
+    wait_next_start(platform, written)
+    wait_result(platform)
+    assert platform.run("wipe").returncode == 0
+    assert platform.persisted_files() == set()
+    assert not (platform.state_dir / "platform").exists()
+
+
+def test_port_in_use_is_reported_and_nothing_is_started(platform: DevPlatform) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", platform.api_port))
+        other.listen()
+        refused = platform.up()
+    assert refused.returncode == 2
+    sentence = refused.stderr.strip().splitlines()[-1]
+    assert f"port {platform.api_port} of 127.0.0.1" in sentence
+    assert "API_PORT=" in sentence
+    assert not platform.processes.is_alive()
+
+
+def test_interrupted_up_leaves_no_process(platform: DevPlatform) -> None:
+    starting = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "localcluster",
+            "up",
+            f"--api-port={platform.api_port}",
+            f"--nats-port={platform.nats_port}",
+        ],
+        env=os.environ | {"GPU_RUNTIME_LOCAL": str(platform.state_dir)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(platform.processes.is_alive, 60, lambda: "the supervisor was not started")
+    starting.send_signal(signal.SIGINT)
+    _, said = starting.communicate(timeout=120)
+    assert starting.returncode == 130, said
+    assert platform.leftovers() == []
+
+
+def test_a_killed_owner_of_a_node_leaves_no_process_and_no_interface(tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    with (
+        enter_or_skip(prepared()),
+        subprocess.Popen(
+            [sys.executable, "-m", "localcluster", "node"],
+            env=os.environ | {"GPU_RUNTIME_LOCAL": str(local)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as owner,
+    ):
+        state = _state_dir(local)
+        processes = SupervisorClient(state)
+        wait_until(processes.is_alive, 60, lambda: "the node was not started")
+        supervisor = processes.supervisor_pid()
+        owner.send_signal(signal.SIGKILL)
+    wait_until(lambda: not process_exists(supervisor), 60, lambda: "the node outlives its owner")
+    mark = str(state).encode()
+    wait_until(
+        lambda: not any(mark in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")),
+        60,
+        lambda: "processes left",
+    )
+    node.remove_node_state(state)
+
+
+def _state_dir(local: Path) -> Path:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [path for path in (local / "nodes").glob("*") if (path / "supervisor.sock").exists()]
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError("no node was started")

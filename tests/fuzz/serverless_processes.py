@@ -1,0 +1,126 @@
+"""The processes of the serverless plane around a platform: activator, result store, one worker with its sidecar."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from localcluster.control_plane import free_port
+from tests.fuzz.seed_corpus import FUNCTION, POD_UID
+from tests.integration.activator.activator_harness import ACTIVATOR_USER, ActivatorProcess
+from tests.integration.controller_manager.conftest import GPU_RUNTIME_PROGRAM, UNIT, Object
+from tests.integration.framework.framework_process import ECHO_SOURCE, running_framework, temporary_socket_dir
+from tests.integration.runtime_api.edge.conftest import nats_settings
+from tests.integration.runtime_api.live_platform import TOKEN, UNIT_NAMESPACE, LivePlatform
+
+TRACEBACK = re.compile(rb"Traceback[^\n]*")
+
+
+@dataclass
+class WatchedProcess:
+    """A process with its log."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    read_bytes: int = 0
+
+    def new_failure(self) -> str:
+        """What is wrong with it since it was last asked: that it has ended, or that it met what it did not expect."""
+        if self.process.poll() is not None:
+            return f"{self.name} has ended with {self.process.returncode}: {self.log.read_bytes()[-4000:]!r}"
+        with self.log.open("rb") as log:
+            log.seek(self.read_bytes)
+            new = log.read()
+        self.read_bytes += len(new)
+        found = TRACEBACK.search(new)
+        return f"{self.name}: {new[max(0, found.start() - 1000) : found.end() + 4000]!r}" if found else ""
+
+
+def new_failures(watched: list[WatchedProcess]) -> list[str]:
+    return list(filter(None, (each.new_failure() for each in watched)))
+
+
+def watch_platform(platform: LivePlatform) -> list[WatchedProcess]:
+    assert platform.manager.process
+    manager = WatchedProcess("controller-manager", platform.manager.process, platform.manager.log)
+    replicas = [
+        WatchedProcess("runtime-api", each.process, each.log) for each in platform.shared_replicas if each.process
+    ]
+    return [manager, *replicas]
+
+
+@contextmanager
+def running_activator(platform: LivePlatform, folder: Path) -> Iterator[WatchedProcess]:
+    """Impatient with what waits for nobody."""
+    token = folder / "token"
+    token.write_text(TOKEN)
+    settings: Object = {
+        "nats": nats_settings(platform.nats_account),
+        "api": {"url": platform.shared_replicas[0].url(""), "tokenFile": str(token)},
+        "dispatching": {"unknownSeconds": 0.2},
+        "reaping": {"passSeconds": 0.2, "graceSeconds": 0.2, "goneSeconds": 0.5},
+    }
+    running = ActivatorProcess(
+        folder / "activator", platform.control_plane.kubeconfig_for("activator", ACTIVATOR_USER), settings
+    ).start()
+    try:
+        running.wait_ready()
+        assert running.process
+        yield WatchedProcess("activator", running.process, running.log)
+    finally:
+        running.stop()
+
+
+@contextmanager
+def _running_process(name: str, folder: Path, settings: Object, **environment: str) -> Iterator[WatchedProcess]:
+    config, log = folder / f"{name}.yaml", folder / f"{name}.log"
+    config.write_text(yaml.safe_dump(settings))
+    with log.open("ab") as to:
+        command = ["setpriv", "--pdeathsig", "KILL", "--", str(GPU_RUNTIME_PROGRAM), name, "--config", str(config)]
+        process = subprocess.Popen(command, stderr=to, env=environment or None)
+    try:
+        yield WatchedProcess(name, process, log)
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+@contextmanager
+def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[list[WatchedProcess]]:
+    """All of it, with one function that echoes and one worker of it that is always there."""
+    nats = nats_settings(platform.nats_account)
+    with platform.control_plane.client() as kube, ExitStack() as stack:
+        serverless = {"enabled": True, "requestID": FUNCTION}
+        spec = {"specName": FUNCTION, "image": "i", "running": False, "serverless": serverless}
+        unit: Any = UNIT.from_dict({"metadata": {"name": FUNCTION, "namespace": UNIT_NAMESPACE}, "spec": spec})
+        kube.create(unit)
+        store = {
+            "endpoints": {"bind": f"127.0.0.1:{free_port()}"},
+            "nats": nats,
+            "database": {"path": str(folder / "results.db")},
+        }
+        place = stack.enter_context(temporary_socket_dir())
+        framework = stack.enter_context(running_framework(ECHO_SOURCE, place))
+        sidecar = {
+            "endpoints": {"bind": f"127.0.0.1:{free_port()}"},
+            "nats": nats,
+            "requestID": FUNCTION,
+            "worker": f"{FUNCTION}-w0",
+            "namespace": UNIT_NAMESPACE,
+            "concurrency": 4,
+            "framework": {"socketPath": framework.socket},
+            "retries": {"attempts": 2, "firstSeconds": 0.05, "longestSeconds": 0.1},
+        }
+        yield [
+            *watch_platform(platform),
+            stack.enter_context(running_activator(platform, folder)),
+            stack.enter_context(_running_process("result-store", folder, store)),
+            stack.enter_context(_running_process("worker-sidecar", folder, sidecar, POD_UID=POD_UID)),
+        ]
+        kube.delete(UNIT, FUNCTION, namespace=UNIT_NAMESPACE)

@@ -1,0 +1,82 @@
+"""Whatever bytes come, they are a message or Unreadable; and what can be read can be worked with."""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpu_runtime.activator.dispatcher import read_invocation
+from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_hash
+from gpu_runtime.contract.messages.invocation_record import RECORD_HEADER, REVISION_HEADER, record_from_headers
+from gpu_runtime.contract.messages.message_codec import Message, MessageDecodeError, decode, encode
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState, unsuccessful_result
+from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.jetstream.delivery import NO_HEADERS, Delivery
+from gpu_runtime.worker_sidecar.retry_decision import InvocationAttempt, dead_letter_result
+from tests.fuzz.fuzz_settings import call_or_rejection, fuzzed
+from tests.fuzz.seed_corpus import FUNCTION, INVOCATION, SAMPLES
+from tests.fuzz.seed_corpus import RECORD as KEPT
+from tests.fuzz.strategies import encode_json, message_bytes, texts
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MESSAGE_LIMIT = 1024 * 1024 - 8192
+"""What NATS takes, with room for headers."""
+NESTED = b'{"version":1,"x":' + b"[" * 5000 + b"]" * 5000 + b"}"
+
+
+SENT = st.one_of([st.tuples(st.just(model), message_bytes([sample])) for model, sample in SAMPLES.items()])
+
+
+@fuzzed(100)
+@given(SENT)
+@example((Invocation, NESTED))
+@example((Result, b'{"version":1,"invocationID":"\xff"}'))
+def test_bytes_are_a_message_or_a_decode_error(said: tuple[type[Message], bytes]) -> None:
+    model, data = said
+    message, refusal = call_or_rejection(MessageDecodeError, lambda: decode(data, model))
+    assert decode(encode(message), model) == message if message else refusal and refusal.message
+
+
+@fuzzed(100)
+@given(message_bytes([INVOCATION]), st.sampled_from([FUNCTION, "other", "Not.One"]))
+@example(encode_json(INVOCATION | {"timeoutSeconds": 1e300}), FUNCTION)
+@example(encode_json({**INVOCATION, "timeoutSeconds": 1e300, "enqueuedAt": None}), FUNCTION)
+@example(encode_json(INVOCATION | {"enqueuedAt": "9999-12-31T23:59:59Z"}), FUNCTION)
+@example(encode_json(INVOCATION | {"enqueuedAt": "0001-01-01T00:00:00+23:59", "timeoutSeconds": 1}), FUNCTION)
+@example(encode_json(INVOCATION | {"timeoutSeconds": 5e-324}), FUNCTION)
+@example(NESTED, FUNCTION)
+@example(b"\xff" * 1024 * 1024, FUNCTION)
+@example(b'{"version":1,"invocationID":"\xff"}', FUNCTION)
+def test_delivery_is_an_invocation_or_becomes_a_dead_letter(data: bytes, queue: str) -> None:
+    """Neither may raise: what raises while it is given up would be delivered for ever."""
+    subjects = Subjects()
+    delivery = Delivery(f"{subjects.prefix}.invoke.{queue}", data, NO_HEADERS, "INVOKE", 1, 1, NOW)
+    failure = Failure(failure_class=FailureClass.BAD_MESSAGE, message="why")
+    letters = DeadLetterBuilder(subjects, Stream.INVOKE)
+    letter = letters.build(delivery, failure, NOW)
+    outgoing = letters.to_outgoing(letter)
+    assert outgoing.subject.startswith(f"{subjects.prefix}.dlq.invoke.")
+    assert len(outgoing.data) < MESSAGE_LIMIT
+    dead_letter_result(data, FUNCTION, failure, InvocationAttempt("worker", 1), NOW)
+    with suppress(MessageDecodeError):
+        accepted = read_invocation(delivery, subjects)
+        dispatch = Dispatch(invocation=accepted.invocation, deadline=accepted.deadline, dispatched_at=NOW)
+        assert decode(encode(dispatch), Dispatch) == dispatch
+        assert len(invocation_hash(accepted.invocation)) == 64
+        result = unsuccessful_result(accepted.invocation, ResultState.EXPIRED, failure, NOW)
+        assert decode(encode(result), Result) == result
+
+
+@fuzzed(100)
+@given(texts(), message_bytes([KEPT]))
+@example("9" * 5000, encode_json(KEPT))
+@example(str(2**64), encode_json(KEPT))
+@example("7", NESTED)
+def test_record_headers_are_decoded_or_ignored(revision: str, record: bytes) -> None:
+    known = record_from_headers({REVISION_HEADER: revision, RECORD_HEADER: record.decode(errors="surrogateescape")})
+    assert known is None or 0 <= known.revision < 2**64

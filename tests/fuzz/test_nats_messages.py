@@ -1,0 +1,261 @@
+"""Whatever somebody sends on any subject: every process survives, poison ends as a dead letter, and work goes on."""
+
+import base64
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from gpu_runtime.contract.messages.dead_letter import MAX_DEAD_LETTER_DATA_BYTES, DeadLetter
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.drain_request import DrainRequest
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.message_codec import Message, MessageDecodeError, decode
+from gpu_runtime.contract.messages.result import Result
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.subjects import Stream
+from localcluster.supervisor_client import wait_until
+from tests.fuzz.fuzz_settings import fuzzed
+from tests.fuzz.raw_nats import RawNats, raw_nats
+from tests.fuzz.seed_corpus import (
+    DISPATCH,
+    EVENT,
+    FIND,
+    FUNCTION,
+    INVOCATION,
+    LETTER,
+    LIST,
+    POD_UID,
+    RECORD,
+    RESULT,
+)
+from tests.fuzz.serverless_processes import WatchedProcess, new_failures, running_serverless
+from tests.fuzz.strategies import encode_json, message_bytes, texts
+from tests.integration.runtime_api.live_platform import TOKEN, LivePlatform
+
+TOPOLOGY = StreamTopology()
+PREFIX = TOPOLOGY.subjects.prefix
+MESSAGE_TYPES: dict[str, type[Message]] = {"invoke": Invocation, "dispatch": Dispatch, "result": Result}
+STREAMS = {queue.value: TOPOLOGY.stream_name(queue) for queue in Stream}
+BATCH_SIZE = 60
+"""Messages of one example."""
+
+
+@dataclass(frozen=True)
+class PublishedMessage:
+    subject: str
+    data: bytes
+    headers: bytes = b""
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether it lies in a queue and is no message of that queue."""
+        model = MESSAGE_TYPES.get(self.subject.removeprefix(f"{PREFIX}.").split(".")[0])
+        return model is not None and not _is_decodable(self.data, model)
+
+
+def _is_decodable(data: bytes, model: type[Message]) -> bool:
+    try:
+        decode(data, model)
+    except MessageDecodeError:
+        return False
+    return True
+
+
+def with_future_deadline(document: dict[str, object]) -> dict[str, object]:
+    """With a time that is not over, so that it is not only ended at once."""
+    return document | {"enqueuedAt": None, "timeoutSeconds": 5.0, "mode": "async", "replyTo": ""}
+
+
+FUNCTIONS = st.sampled_from([FUNCTION, FUNCTION, FUNCTION, "nobody", "NOT-A-FUNCTION", "a$b"])
+IDS = st.one_of(st.sampled_from(["inv-1", "inv-2"]), st.uuids().map(str))
+NAMES = st.sampled_from(["Gpu-Runtime-Revision", "Gpu-Runtime-Record", "X", "Status", "Nats-Nothing"])
+VALUES = st.one_of(
+    texts().map(lambda text: text.encode(errors="replace")),
+    st.sampled_from([b"1", b"-1", b"9" * 5000, b"18446744073709551616", encode_json(RECORD), b"\xff\xfe", b"[" * 3000]),
+)
+LINES = st.tuples(NAMES, VALUES).map(lambda line: line[0].encode() + b": " + line[1].replace(b"\n", b""))
+HEADERS = st.lists(LINES, max_size=3).map(lambda lines: b"\r\n".join(line.replace(b"\r", b"") for line in lines))
+
+
+def messages_on_subject(
+    kind: str, tokens: SearchStrategy[str], data: SearchStrategy[bytes]
+) -> SearchStrategy[PublishedMessage]:
+    return st.builds(
+        lambda token, data, headers: PublishedMessage(f"{PREFIX}.{kind}.{token}", data, headers), tokens, data, HEADERS
+    )
+
+
+INVOKED = message_bytes([INVOCATION, with_future_deadline(INVOCATION)])
+DISPATCHED = message_bytes([DISPATCH, DISPATCH | {"invocation": with_future_deadline(INVOCATION)}])
+LETTERS = st.tuples(st.sampled_from(list(MESSAGE_TYPES)), FUNCTIONS).map(".".join)
+BUCKET = TOPOLOGY.record_bucket.name
+FORGED_IDS = ("forged-1", "forged-2", "a=b", "x" * 128)
+MESSAGES = st.one_of(
+    messages_on_subject("invoke", FUNCTIONS, INVOKED),
+    messages_on_subject("dispatch", FUNCTIONS, DISPATCHED),
+    messages_on_subject("result", FUNCTIONS, message_bytes([RESULT])),
+    messages_on_subject("dlq", LETTERS, message_bytes([LETTER])),
+    messages_on_subject("events", FUNCTIONS, message_bytes([EVENT])),
+    messages_on_subject("demand", FUNCTIONS, st.binary(max_size=40)),
+    messages_on_subject("cancel", FUNCTIONS, st.one_of(st.binary(max_size=40), IDS.map(str.encode))),
+    # One that can be read would drain the worker, which is what it is for.
+    messages_on_subject(
+        "control",
+        st.just(POD_UID),
+        message_bytes([{"version": 2}]).filter(lambda data: not _is_decodable(data, DrainRequest)),
+    ),
+    messages_on_subject("query", st.sampled_from(["result", "results", "nothing"]), message_bytes([FIND, LIST])),
+    # Not of invocations that have results: those wait until their record can be read, or its time is over.
+    st.builds(
+        lambda key, data: PublishedMessage(f"$KV.{BUCKET}.{key}", data),
+        st.sampled_from(FORGED_IDS),
+        message_bytes([RECORD]),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ServerlessTarget:
+    platform: LivePlatform
+    nats: RawNats
+    watched: list[WatchedProcess]
+    sent: Counter[str]
+
+    def send(self, message: PublishedMessage) -> None:
+        self.sent[message.subject.removeprefix(f"{PREFIX}.").split(".")[0]] += 1
+        self.nats.publish(message.subject, message.data, message.headers, reply="_INBOX.nobody")
+
+    def backlogs(self) -> dict[str, int]:
+        return {
+            queue: self.nats.jetstream_request(f"STREAM.INFO.{name}")["state"]["messages"]
+            for queue, name in STREAMS.items()
+        }
+
+    def pop_dead_letters(self) -> set[bytes]:
+        """What the dead letters hold, which then are thrown away."""
+        stream, found, number = TOPOLOGY.dead_letter_stream.name, set(), 1
+        while "message" in (
+            answer := self.nats.jetstream_request(
+                f"STREAM.MSG.GET.{stream}", {"seq": number, "next_by_subj": f"{PREFIX}.dlq.>"}
+            )
+        ):
+            number = answer["message"]["seq"] + 1
+            data = base64.b64decode(answer["message"].get("data", ""))
+            if _is_decodable(data, DeadLetter):
+                found.add(decode(data, DeadLetter).data)
+        self.nats.jetstream_request(f"STREAM.PURGE.{stream}", {})
+        return found
+
+    def request(self, path: str, method: str = "GET", *, forged: bool = False) -> int:
+        """What is answered. That a forged record cannot be read is said with 503, since it may be a newer version's."""
+        reply = self.platform.shared_replicas[0].request(f"/api/v1/{path}", method, None, TOKEN, timeout=30)
+        unread = forged and reply.status == 503 and "cannot read this" in reply.json["error"]["message"]
+        assert unread or 0 < reply.status < 500, (method, path, reply.json)
+        return reply.status
+
+    def can_invoke(self) -> bool:
+        call = {"invocationID": str(uuid.uuid4()), "serverlessRequestID": FUNCTION, "mode": "sync", "payload": {"n": 1}}
+        reply = self.platform.shared_replicas[0].request(
+            "/api/v1/serverless/invocations", "POST", call, TOKEN, timeout=40
+        )
+        return bool(reply.status == 200 and reply.json["data"].get("payload") == {"n": 1})
+
+
+@pytest.fixture(scope="module")
+def serverless_target(platform: LivePlatform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerlessTarget]:
+    folder = tmp_path_factory.mktemp("plane")
+    with running_serverless(platform, folder) as watched, raw_nats(platform.nats_account) as nats:
+        made = ServerlessTarget(platform, nats, watched, Counter())
+        wait_until(made.can_invoke, 60, lambda: f"no call is answered: {new_failures(watched)}")
+        yield made
+        print(dict(made.sent))
+
+
+POISON = [
+    PublishedMessage(f"{PREFIX}.invoke.nobody", b"", b"Status: 404"),
+    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"invocationID":"\xff"}'),
+    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"x":' + b"[" * 5000),
+    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", encode_json(INVOCATION | {"timeoutSeconds": 1e300})),
+    PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b"\xff" * 1_000_000),
+    PublishedMessage(f"{PREFIX}.dispatch.{FUNCTION}", b"\xff" * 1_000_000),
+    PublishedMessage(f"{PREFIX}.dispatch.{FUNCTION}", b'{"invocation":{"invocationID":"\xff"}}'),
+    PublishedMessage(f"{PREFIX}.dispatch.nobody", encode_json(DISPATCH | {"deadline": "9999-12-31T23:59:59-23:59"})),
+    PublishedMessage(f"{PREFIX}.result.{FUNCTION}", b"\xff" * 1_000_000),
+    PublishedMessage(
+        f"{PREFIX}.invoke.{FUNCTION}",
+        encode_json(with_future_deadline(INVOCATION)),
+        b"Gpu-Runtime-Revision: " + b"9" * 5000,
+    ),
+]
+
+
+@fuzzed(240, BATCH_SIZE, shrinks=False)
+@given(st.lists(MESSAGES, min_size=BATCH_SIZE, max_size=BATCH_SIZE))
+@example(POISON)
+def test_processing_continues_after_any_message(
+    serverless_target: ServerlessTarget, batch: list[PublishedMessage]
+) -> None:
+    for message in batch:
+        serverless_target.send(message)
+    serverless_target.nats.flush()
+    wait_until(
+        lambda: not any(serverless_target.backlogs().values()),
+        60,
+        lambda: f"{serverless_target.backlogs()} {new_failures(serverless_target.watched)}",
+    )
+    buried = serverless_target.pop_dead_letters()
+    lost = [each for each in batch if each.is_poison and each.data[:MAX_DEAD_LETTER_DATA_BYTES] not in buried]
+    assert lost == []
+    assert serverless_target.can_invoke()
+    assert serverless_target.request(f"serverless/invocations?serverlessRequestID={FUNCTION}") == 200
+    assert serverless_target.request("operator/dead-letters") == 200
+    for id_ in ("inv-1", "inv-2", "forged-1", "forged-2"):
+        serverless_target.request(f"serverless/invocations/{id_}", forged=id_ in FORGED_IDS)
+        serverless_target.request(f"serverless/invocations/{id_}", "DELETE", forged=id_ in FORGED_IDS)
+    assert new_failures(serverless_target.watched) == []
+
+
+@fuzzed(180, BATCH_SIZE, shrinks=False)
+@given(st.lists(messages_on_subject("dlq", LETTERS, message_bytes([LETTER])), min_size=BATCH_SIZE, max_size=BATCH_SIZE))
+@example(
+    [
+        PublishedMessage(
+            f"{PREFIX}.dlq.result.{FUNCTION}", encode_json(LETTER | {"source": "result", "subject": "two words"})
+        )
+    ]
+)
+@example(
+    [
+        PublishedMessage(
+            f"{PREFIX}.dlq.result.{FUNCTION}", encode_json(LETTER | {"source": "result", "headers": {"a b": "\n"}})
+        )
+    ]
+)
+def test_forged_dead_letters_can_be_read_redriven_and_deleted(
+    serverless_target: ServerlessTarget, batch: list[PublishedMessage]
+) -> None:
+    for message in batch:
+        serverless_target.send(message)
+    serverless_target.nats.flush()
+    reply = serverless_target.platform.shared_replicas[0].request(
+        "/api/v1/operator/dead-letters?limit=500", token=TOKEN
+    )
+    assert reply.status == 200, reply.json
+    for letter in {each["id"]: each for each in reply.json["data"]}.values():
+        if letter["id"].isascii() and letter["id"].replace("-", "").isalnum():
+            for verb, path in (("GET", ""), ("POST", "/redrive"), ("DELETE", "")):
+                serverless_target.request(f"operator/dead-letters/{letter['id']}{path}", verb)
+    wait_until(
+        lambda: not any(serverless_target.backlogs().values()),
+        60,
+        lambda: f"{serverless_target.backlogs()} {new_failures(serverless_target.watched)}",
+    )
+    serverless_target.pop_dead_letters()
+    assert serverless_target.can_invoke()
+    assert new_failures(serverless_target.watched) == []

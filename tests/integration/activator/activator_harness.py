@@ -1,0 +1,454 @@
+"""The serverless plane around an activator: callers, results and workers, over real NATS and a real API server."""
+
+import asyncio
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import msgspec
+import yaml
+from lightkube import ApiError, AsyncClient
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.types import PatchType
+
+from gpu_runtime.activator.main import Activator, new_activator
+from gpu_runtime.activator.settings import (
+    ActivatorSettings,
+    DispatchSettings,
+    ReaperSettings,
+    RuntimeAPIClientSettings,
+    ScalingSettings,
+)
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_hash
+from gpu_runtime.contract.messages.invocation_record import (
+    REVISION_HEADER,
+    InvocationRecord,
+    RecordAtRevision,
+    RecordState,
+    advance_record,
+    cancel_record,
+    record_headers,
+)
+from gpu_runtime.contract.messages.message_codec import decode, encode, to_utc_milliseconds
+from gpu_runtime.contract.messages.result import Result, ResultState, Timings
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.delivery import AckDelivery, DeadLetterDelivery, Delivery, DeliveryOutcome, OutgoingMessage
+from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
+from gpu_runtime.jetstream.request_reply import serve_requests
+from gpu_runtime.jetstream.stream_admin import messages_by_subject
+from gpu_runtime.kube.client import open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.process.shared_settings import LeaderElectionSettings, NatsSettings, StreamSettings
+from localcluster.control_plane import ControlPlane
+from tests.integration.controller_manager.conftest import (
+    GPU_RUNTIME_PROGRAM,
+    UNIT,
+    ControllerManagerProcess,
+    Object,
+    as_dict,
+)
+
+UNIT_NAMESPACE, STOCK_NAMESPACE = "runtime-instance", "runtime-stock"
+ACTIVATOR_USER = "system:serviceaccount:runtime-system:activator"
+NO_LEADER_ELECTION = LeaderElectionSettings(enabled=False)
+
+
+def nats_settings(url: str) -> NatsSettings:
+    """Streams that reserve little, since every test has its own."""
+    return NatsSettings(
+        urls=(url,), streams=StreamSettings(max_stream_bytes=8 * 1024**2, max_dead_letter_bytes=1024**2)
+    )
+
+
+def now() -> datetime:
+    return to_utc_milliseconds(datetime.now(UTC))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 60) -> float:
+    """Wait until it holds, and tell how long that took."""
+    began = time.monotonic()
+    while not await condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+@dataclass
+class ActivatorHarness:
+    control_plane: ControlPlane
+    kube: AsyncClient
+    nats: NatsConnection
+    topology: StreamTopology
+    nats_url: str
+    api_url: str
+    results: dict[str, Result] = field(default_factory=dict)
+    """The first of each invocation: that one stands."""
+    duplicate_results: list[Result] = field(default_factory=list)
+
+    @property
+    def publisher(self) -> Publisher:
+        return Publisher(self.nats)
+
+    @property
+    def records(self) -> KeyValueBucket:
+        return KeyValueBucket(self.nats, self.publisher, self.topology.record_bucket)
+
+    def settings(self, **changes: Any) -> ActivatorSettings:
+        usual = ActivatorSettings(
+            nats=nats_settings(self.nats_url),
+            runtime_api=RuntimeAPIClientSettings(url=self.api_url),
+            leader_election=NO_LEADER_ELECTION,
+            dispatching=DispatchSettings(unknown_function_grace_seconds=0.3),
+            scaling=ScalingSettings(poll_interval_seconds=0.2, drain_request_timeout_seconds=1),
+            reaping=ReaperSettings(
+                poll_interval_seconds=0.2, deadline_grace_seconds=0.3, deleted_function_grace_seconds=0.5
+            ),
+        )
+        return msgspec.structs.replace(usual, **changes)
+
+    @asynccontextmanager
+    async def activator(self, connected: NatsConnection | None = None, **changes: Any) -> AsyncIterator[Activator]:
+        """One for the length of the block, under the identity that the RBAC manifests give it."""
+        config = load_cluster_config(self.control_plane.kubeconfig_for("activator", ACTIVATOR_USER))
+        stopping, metrics = asyncio.Event(), KubeMetrics()
+        async with open_kube_client(config, field_manager="activator") as client, aiohttp.ClientSession() as http:
+            made = new_activator(client, connected or self.nats, http, self.settings(**changes), metrics)
+            running = asyncio.create_task(made.run(stopping))
+            try:
+                await made.functions.units.wait_for_sync()
+                yield made
+            finally:
+                stopping.set()
+                await running
+
+    async def accept_invocation(
+        self, request_id: str, *, seconds: float = 600, body: bytes = b"{}", **about: Any
+    ) -> Invocation:
+        """As the runtime API does it: the record first, then the message that carries it."""
+        invocation = Invocation(
+            invocation_id=about.pop("id", "") or f"inv-{uuid.uuid4().hex}",
+            serverless_request_id=request_id,
+            body=body,
+            enqueued_at=now(),
+            timeout_seconds=seconds,
+            **about,
+        )
+        record = InvocationRecord(
+            request_hash=invocation_hash(invocation),
+            serverless_request_id=request_id,
+            enqueued_at=now(),
+            deadline=now() + timedelta(seconds=seconds),
+            updated_at=now(),
+        )
+        revision = await self.records.create(invocation.invocation_id, encode(record))
+        await self.publish_invocation(invocation, RecordAtRevision(record, revision) if revision else None)
+        return invocation
+
+    async def publish_invocation(self, invocation: Invocation, known: RecordAtRevision | None) -> None:
+        headers = record_headers(known) if known else {}
+        subject = self.topology.subjects.invoke(invocation.serverless_request_id)
+        await self.publisher.publish(OutgoingMessage(subject, encode(invocation), headers=headers))
+
+    async def cancel_invocation(self, invocation: Invocation) -> None:
+        """As the runtime API does it, up to the hint: it dies before it publishes the result."""
+        entry = await self.records.get(invocation.invocation_id)
+        assert entry
+        record = cancel_record(decode(entry.value, InvocationRecord), now())
+        assert await self.records.update(invocation.invocation_id, encode(record), entry.revision)
+        subject = self.topology.subjects.cancel(invocation.serverless_request_id)
+        await self.nats.publish(subject, invocation.invocation_id.encode())
+
+    async def record(self, invocation_id: str) -> InvocationRecord:
+        entry = await self.records.get(invocation_id)
+        assert entry
+        return decode(entry.value, InvocationRecord)
+
+    async def wait_result(self, invocation: Invocation, seconds: float = 60) -> Result:
+        async def there() -> bool:
+            return invocation.invocation_id in self.results
+
+        await until(there, f"{invocation.invocation_id} has its result", seconds)
+        return self.results[invocation.invocation_id]
+
+    async def backlog(self, request_id: str, queue: Stream = Stream.DISPATCH) -> int:
+        subject = self.topology.subjects.stream_subject(queue, request_id)
+        return sum((await messages_by_subject(self.nats, self.topology.stream_name(queue), subject)).values())
+
+    @asynccontextmanager
+    async def running_result_store(self) -> AsyncIterator[None]:
+        """Play the result store: the first result of an invocation stands, and its record becomes terminal."""
+        stopping = asyncio.Event()
+
+        async def store(delivery: Delivery) -> DeliveryOutcome:
+            result = decode(delivery.data, Result)
+            if result.invocation_id in self.results:
+                self.duplicate_results.append(result)
+            self.results.setdefault(result.invocation_id, result)
+            return AckDelivery()
+
+        consumption = PullConsumer(
+            self.publisher, self.topology.result_consumer, store, lambda *_: (), ConsumeOptions()
+        )
+        running = asyncio.create_task(consumption.run(stopping))
+        try:
+            yield
+        finally:
+            stopping.set()
+            await running
+
+    async def create_function(
+        self, name: str, *, flavor: str = "", spec: Object | None = None, **serverless: Any
+    ) -> Object:
+        """A function that is stopped, so that every worker of it is made by the activator."""
+        wanted = {
+            "specName": flavor or name,
+            "image": "python:3.12",
+            "memory": "1Gi",
+            "gpu": 1,
+            "running": False,
+            "serverless": {"enabled": True, "requestID": name, "idleTimeoutSeconds": 1, **serverless},
+        }
+        return await self.create_unit(UNIT_NAMESPACE, name, wanted | (spec or {}))
+
+    async def create_unit(self, namespace: str, name: str, spec: Object) -> Object:
+        metadata = ObjectMeta(name=name, namespace=namespace)
+        return as_dict(await self.kube.create(UNIT(metadata=metadata, spec=spec)))
+
+    async def create_stock(self, flavour: str, count: int) -> None:
+        """Stock that is Ready, as the controller manager would say."""
+        for number in range(count):
+            name = f"stock-{flavour}-{number}"
+            await self.create_unit(STOCK_NAMESPACE, name, {"specName": flavour, "memory": "2Gi", "gpu": 1})
+            await self.mark_stock_ready(name)
+
+    async def mark_stock_ready(self, stock: str) -> None:
+        status = {"status": {"phase": "Ready"}}
+        await self.kube.patch(UNIT.Status, stock, status, namespace=STOCK_NAMESPACE, patch_type=PatchType.MERGE)
+
+    async def list_units(self, namespace: str, flavour: str) -> list[Object]:
+        found = [as_dict(each) async for each in self.kube.list(UNIT, namespace=namespace)]
+        return [each for each in found if each["spec"]["specName"] == flavour]
+
+    async def list_workers(self, function: str) -> list[Object]:
+        found = [as_dict(each) async for each in self.kube.list(UNIT, namespace=UNIT_NAMESPACE)]
+        return [each for each in found if each["spec"].get("serverless", {}).get("workerOf") == function]
+
+    async def patch_unit(self, name: str, patch: Object, namespace: str = UNIT_NAMESPACE) -> None:
+        await self.kube.patch(UNIT, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
+
+    async def delete_unit(self, name: str, namespace: str = UNIT_NAMESPACE) -> None:
+        try:
+            await self.kube.delete(UNIT, name, namespace=namespace)
+        except ApiError as error:
+            if error.status.code != 404:
+                raise
+
+    async def delete_all_units(self) -> None:
+        for namespace in (UNIT_NAMESPACE, STOCK_NAMESPACE):
+            async for each in self.kube.list(UNIT, namespace=namespace):
+                assert each.metadata
+                await self.delete_unit(str(each.metadata.name), namespace)
+
+
+class ActivatorProcess(ControllerManagerProcess):
+    """An activator as a process of its own, which can be killed."""
+
+    def start(self) -> "ActivatorProcess":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "settings.yaml"
+        settings = {
+            "log": {"level": "debug", "format": "text"},
+            "endpoints": {"bind": f"127.0.0.1:{self.port}"},
+            "kubernetes": {"kubeconfig": str(self.kubeconfig)},
+        }
+        config.write_text(yaml.safe_dump(settings | self.settings))
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", GPU_RUNTIME_PROGRAM, "activator", "--config", config],
+                stderr=log,
+            )
+        return self
+
+
+@dataclass
+class FakeSidecar:
+    """A worker as the plane sees it: it says how it is, pulls, and takes no more when it is asked."""
+
+    harness: ActivatorHarness
+    request_id: str
+    unit: str
+    concurrency: int = 1
+    may_finish: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is not set, work in hand does not end."""
+    pod_uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    in_flight_ids: list[str] = field(default_factory=list)
+    finished_ids: list[str] = field(default_factory=list)
+    draining: bool = False
+    started_at: float = field(default_factory=time.monotonic)
+    _sequence: int = 0
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.in_flight_ids)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["FakeSidecar"]:
+        topology, plane = self.harness.topology, self.harness
+        policy = ConsumeOptions(max_in_flight=self.concurrency)
+        consumption = PullConsumer(
+            plane.publisher, topology.dispatch_consumer(self.request_id), self._handle, _no_dead_letter, policy
+        )
+        async with serve_requests(plane.nats, topology.subjects.control(self.pod_uid), self._answer_drain):
+            await self.publish_event(WorkerEventKind.REGISTERED)
+            tasks = [asyncio.create_task(consumption.run(self._stopping)), asyncio.create_task(self._send_heartbeats())]
+            try:
+                yield self
+            finally:
+                self.may_finish.set()
+                self._stopping.set()
+                await asyncio.wait(tasks)
+
+    async def publish_event(self, kind: WorkerEventKind) -> None:
+        self._sequence += 1
+        event = WorkerEvent(
+            kind=kind,
+            serverless_request_id=self.request_id,
+            unit=self.unit,
+            namespace=UNIT_NAMESPACE,
+            pod_uid=self.pod_uid,
+            sequence=self._sequence,
+            sent_at=now(),
+            in_flight=self.in_flight,
+            concurrency=self.concurrency,
+        )
+        await self.harness.nats.publish(self.harness.topology.subjects.events(self.request_id), encode(event))
+
+    async def _send_heartbeats(self) -> None:
+        while not self._stopping.is_set():
+            with suppress(JetStreamError):
+                await self.publish_event(WorkerEventKind.HEARTBEAT)
+            await asyncio.sleep(0.1)
+
+    async def _handle(self, delivery: Delivery) -> DeliveryOutcome:
+        dispatch = decode(delivery.data, Dispatch)
+        id_ = dispatch.invocation.invocation_id
+        self.in_flight_ids.append(id_)
+        await self._mark_running(id_, int(delivery.headers[REVISION_HEADER]))
+        await self.publish_event(WorkerEventKind.STARTED)
+        await self.may_finish.wait()
+        result = Result(
+            invocation_id=id_,
+            serverless_request_id=self.request_id,
+            state=ResultState.SUCCEEDED,
+            timings=Timings(finished_at=now()),
+            worker=self.unit,
+        )
+        subject = self.harness.topology.subjects.result(self.request_id)
+        await self.harness.publisher.publish(OutgoingMessage(subject, encode(result), result.message_id))
+        self.in_flight_ids.remove(id_)
+        self.finished_ids.append(id_)
+        await self.publish_event(WorkerEventKind.FINISHED)
+        return AckDelivery()
+
+    async def _mark_running(self, id_: str, revision: int) -> None:
+        record = advance_record(await self.harness.record(id_), RecordState.RUNNING, now(), self.unit)
+        await self.harness.records.update(id_, encode(record), revision)
+
+    async def _answer_drain(self, question: bytes) -> bytes:
+        if (self.in_flight == 0 or decode(question, DrainRequest).force) and not self.draining:
+            self.draining = True
+            self._stopping.set()
+            await self.publish_event(WorkerEventKind.DRAINING)
+        return encode(DrainStatus(accepted=self.draining, in_flight=self.in_flight))
+
+
+@dataclass
+class SidecarFleet:
+    """Gives every worker unit of a function its sidecar, as the kubelet would."""
+
+    harness: ActivatorHarness
+    function: str
+    concurrency: int = 1
+    may_finish: asyncio.Event = field(default_factory=asyncio.Event)
+    sidecars: dict[str, FakeSidecar] = field(default_factory=dict)
+    """By the UIDs of their units, also those that are gone."""
+    max_units: int = 0
+    """The most units there were at a time."""
+    uses_template_unit: bool = False
+    """Whether the function's own unit runs as a worker."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["SidecarFleet"]:
+        self.may_finish.set()
+        ended = asyncio.Event()
+        following = asyncio.create_task(self._sync_sidecars(ended))
+        try:
+            yield self
+        finally:
+            self.may_finish.set()
+            ended.set()
+            await following
+
+    @property
+    def finished_ids(self) -> list[str]:
+        return [each for sidecar in self.sidecars.values() for each in sidecar.finished_ids]
+
+    async def _sync_sidecars(self, ended: asyncio.Event) -> None:
+        living: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = {}
+        while not ended.is_set():
+            units = {each["metadata"]["uid"]: each for each in await self._units()}
+            self.max_units = max(self.max_units, len(units))
+            for uid, unit in units.items():
+                if uid not in living:
+                    over = asyncio.Event()
+                    living[uid] = (over, asyncio.create_task(self._run_sidecar(unit, over)))
+            for uid in living.keys() - units.keys():
+                living[uid][0].set()
+                await living.pop(uid)[1]
+            await asyncio.sleep(0.05)
+        for over, life in living.values():
+            over.set()
+            await life
+
+    async def _units(self) -> list[Object]:
+        if not self.uses_template_unit:
+            return await self.harness.list_workers(self.function)
+        found = as_dict(await self.harness.kube.get(UNIT, self.function, namespace=UNIT_NAMESPACE))
+        return [found] if found["spec"]["running"] else []
+
+    async def _run_sidecar(self, unit: Object, over: asyncio.Event) -> None:
+        sidecar = FakeSidecar(self.harness, self.function, unit["metadata"]["name"], self.concurrency, self.may_finish)
+        self.sidecars[unit["metadata"]["uid"]] = sidecar
+        await self._report(unit, "Ready")
+        async with sidecar.running():
+            await over.wait()
+        await self._report(unit, "Empty")
+
+    async def _report(self, unit: Object, phase: str) -> None:
+        """What the controller manager would say of a function's own unit."""
+        if self.uses_template_unit:
+            name, status = unit["metadata"]["name"], {"status": {"phase": phase}}
+            await self.harness.kube.patch(
+                UNIT.Status, name, status, namespace=UNIT_NAMESPACE, patch_type=PatchType.MERGE
+            )
+
+
+def _no_dead_letter(_delivery: Delivery, _outcome: DeadLetterDelivery) -> list[OutgoingMessage]:
+    return []

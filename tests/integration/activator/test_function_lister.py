@@ -1,0 +1,27 @@
+"""A cache of functions that is behind, and does not know it."""
+
+import asyncio
+
+from gpu_runtime.activator.function_lister import FunctionLister
+from gpu_runtime.kube.client import open_kube_client
+from gpu_runtime.kube.config import load_cluster_config
+from tests.integration.activator.activator_harness import ACTIVATOR_USER, STOCK_NAMESPACE, ActivatorHarness
+
+
+async def test_function_missing_in_a_stale_cache_is_checked_live_before_it_is_deleted(
+    harness: ActivatorHarness,
+) -> None:
+    config = load_cluster_config(harness.control_plane.kubeconfig_for("activator", ACTIVATOR_USER))
+    async with open_kube_client(config, field_manager="activator") as client:
+        functions = FunctionLister(client, STOCK_NAMESPACE)
+        watching = asyncio.create_task(functions.units.run())
+        await functions.units.wait_for_sync()
+        watching.cancel()
+        await asyncio.wait({watching})
+        await harness.create_function("unheard")
+        assert functions.by_request_id("unheard") is None
+        assert functions.cache_is_fresh()
+        assert not await functions.confirm_not_found("unheard")
+        assert functions.by_request_id("unheard") is not None
+        assert await functions.confirm_not_found("never-made")
+        assert await functions.confirm_not_found("Not.A.Name")

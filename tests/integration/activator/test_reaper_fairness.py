@@ -1,0 +1,53 @@
+"""A function that leaves much work behind, and the others."""
+
+from gpu_runtime.activator.invocation_reaper import REAP_BATCH_SIZE, InvocationReaper
+from gpu_runtime.activator.main import utcnow
+from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.settings import ReaperSettings
+from gpu_runtime.activator.terminal_results import TerminalResultPublisher
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.message_codec import encode
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.connection import connect_nats
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry, messages_by_subject
+from gpu_runtime.process.nats_setup import stream_topology
+from localcluster.nats_server import NatsAccount
+from tests.integration.activator.activator_harness import nats_settings
+from tests.integration.activator.function_lister_stubs import NO_FUNCTIONS
+
+
+async def test_reaping_of_a_large_backlog_does_not_starve_other_functions(nats_account: NatsAccount) -> None:
+    topology, metrics, now = stream_topology(nats_settings(nats_account.url)), ActivatorMetrics(), utcnow()
+    async with connect_nats(ConnectionOptions((nats_account.url,))) as nats:
+        await ensure_with_retry(nats, topology.streams, [topology.record_bucket], topology.shared_consumers())
+        publisher = Publisher(nats)
+
+        def waiting(request_id: str, number: int) -> OutgoingMessage:
+            call = Invocation(invocation_id=f"{number}", serverless_request_id=request_id, timeout_seconds=60)
+            dispatch = Dispatch(invocation=call, deadline=now.replace(year=2100), dispatched_at=now)
+            return OutgoingMessage(topology.subjects.dispatch(request_id), encode(dispatch))
+
+        many = [waiting("many", number) for number in range(2 * REAP_BATCH_SIZE)]
+        await publisher.publish_many([*many, waiting("few", 10_000)])
+        endings, records = (
+            TerminalResultPublisher(topology.subjects, publisher, metrics),
+            KeyValueBucket(nats, publisher, topology.record_bucket),
+        )
+        reaping = ReaperSettings(deleted_function_grace_seconds=0.001)
+        reaper = InvocationReaper(nats, topology, records, NO_FUNCTIONS, endings, reaping, metrics, utcnow)
+
+        async def left() -> dict[str, int]:
+            counts = await messages_by_subject(nats, topology.stream_name(Stream.DISPATCH), ">")
+            return {subject.rpartition(".")[2]: count for subject, count in counts.items()}
+
+        await reaper.run_once()  # from now on they are missing
+        while len(await left()) == 2:
+            await reaper.run_once()
+        assert await left() == {"many": REAP_BATCH_SIZE}
+        while await left():
+            await reaper.run_once()

@@ -1,0 +1,64 @@
+"""Queues that were lost and made anew, with the numbers of their messages beginning at one again."""
+
+from datetime import datetime, timedelta
+
+from gpu_runtime.activator.invocation_reaper import InvocationReaper
+from gpu_runtime.activator.main import utcnow
+from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.settings import ReaperSettings
+from gpu_runtime.activator.terminal_results import TerminalResultPublisher
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.message_codec import decode, encode
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.api import api_request
+from gpu_runtime.jetstream.connection import connect_nats
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry
+from gpu_runtime.jetstream.stream_messages import iter_messages
+from gpu_runtime.process.nats_setup import stream_topology
+from localcluster.nats_server import NatsAccount
+from tests.integration.activator.activator_harness import nats_settings
+from tests.integration.activator.function_lister_stubs import ONE_FUNCTION
+
+
+async def test_invocations_in_a_recreated_stream_expire_at_their_own_deadline(nats_account: NatsAccount) -> None:
+    topology, metrics, begin = stream_topology(nats_settings(nats_account.url)), ActivatorMetrics(), utcnow()
+    now = [begin]
+    async with connect_nats(ConnectionOptions((nats_account.url,))) as nats:
+        publisher, stream = Publisher(nats), topology.stream_name(Stream.DISPATCH)
+        records, endings = (
+            KeyValueBucket(nats, publisher, topology.record_bucket),
+            TerminalResultPublisher(topology.subjects, publisher, metrics),
+        )
+        reaper = InvocationReaper(
+            nats, topology, records, ONE_FUNCTION, endings, ReaperSettings(), metrics, lambda: now[0]
+        )
+
+        async def wait(id_: str, until: datetime) -> None:
+            asked = Invocation(invocation_id=id_, serverless_request_id="f", timeout_seconds=60)
+            dispatch = Dispatch(invocation=asked, deadline=until, dispatched_at=begin)
+            await publisher.publish(OutgoingMessage(topology.subjects.dispatch("f"), encode(dispatch)))
+
+        async def left() -> list[str]:
+            found = iter_messages(nats, stream, topology.subjects.dispatch("f"))
+            return [decode(each.data, Dispatch).invocation.invocation_id async for each in found]
+
+        await ensure_with_retry(nats, topology.streams, [topology.record_bucket], topology.shared_consumers())
+        for id_ in ("a", "b", "c"):
+            await wait(id_, begin + timedelta(minutes=1))
+        now[0] = begin + timedelta(seconds=30)
+        await reaper.run_once()
+        await api_request(nats, f"STREAM.DELETE.{stream}")
+        await ensure_with_retry(nats, topology.streams)
+        await wait("long", begin + timedelta(hours=1))
+        await wait("short", begin + timedelta(minutes=2))
+        now[0] = begin + timedelta(minutes=1.5)
+        await reaper.run_once()
+        assert await left() == ["long", "short"], "those that had their numbers are over, and they are not"
+        now[0] = begin + timedelta(minutes=3)
+        await reaper.run_once()
+        assert await left() == ["long"]

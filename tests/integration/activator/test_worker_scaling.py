@@ -1,0 +1,307 @@
+"""Workers that come with the load and go without it, from stock and back to it."""
+
+import asyncio
+import time
+from functools import partial
+from pathlib import Path
+from signal import Signals
+
+from lightkube.resources.events_v1 import Event
+
+from gpu_runtime.activator.main import Activator
+from gpu_runtime.activator.settings import RuntimeAPIClientSettings, ScalingSettings
+from gpu_runtime.contract.messages.result import ResultState
+from gpu_runtime.jetstream.connection import connect_nats
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
+from localcluster.nats_server import NatsServer
+from tests.integration.activator.activator_harness import (
+    ACTIVATOR_USER,
+    STOCK_NAMESPACE,
+    UNIT_NAMESPACE,
+    ActivatorHarness,
+    ActivatorProcess,
+    SidecarFleet,
+    until,
+)
+from tests.integration.controller_manager.conftest import UNIT, Object, as_dict
+
+SOURCE = "runtime.lokiwager.io/source-stock-uid"
+
+
+async def test_invocation_of_a_stopped_function_creates_a_worker_from_stock(harness: ActivatorHarness) -> None:
+    await harness.create_stock("warm", 1)
+    await harness.create_function("warm", maxWorkers=3, idleTimeoutSeconds=60, spec={"image": "python:3.13"})
+    seldom = ScalingSettings(poll_interval_seconds=600)  # who makes the worker was told that there is work
+    async with harness.activator(scaling=seldom), SidecarFleet(harness, "warm").running() as fleet:
+        sent = await harness.accept_invocation("warm")
+        await until(partial(_workers, harness, "warm", 1), "a worker exists")
+        assert (await harness.wait_result(sent)).state is ResultState.SUCCEEDED
+    (worker,) = await harness.list_workers("warm")
+    assert worker["metadata"]["name"] == "warm-w0"
+    assert worker["metadata"]["annotations"][SOURCE]
+    assert worker["spec"]["memory"] == "2Gi"
+    assert (worker["spec"]["image"], worker["spec"]["serverless"]["requestID"]) == ("python:3.13", "warm")
+    assert fleet.finished_ids == [sent.invocation_id]
+    assert await harness.list_units(STOCK_NAMESPACE, "warm") == []
+
+
+async def test_worker_is_cold_started_with_the_function_reservation_without_stock(harness: ActivatorHarness) -> None:
+    await harness.create_function("cold", maxWorkers=1)
+    async with harness.activator():
+        await harness.accept_invocation("cold")
+        await until(partial(_workers, harness, "cold", 1), "a worker exists")
+    (worker,) = await harness.list_workers("cold")
+    assert (worker["spec"]["memory"], worker["spec"]["gpu"], worker["spec"]["running"]) == ("1Gi", 1, True)
+    assert SOURCE not in worker["metadata"].get("annotations", {})
+
+
+async def test_burst_scales_up_to_max_workers_and_then_to_zero(harness: ActivatorHarness) -> None:
+    await harness.create_stock("burst", 2)
+    await harness.create_function("burst", maxWorkers=3, concurrency=2)
+    async with harness.activator(), SidecarFleet(harness, "burst", concurrency=2).running() as fleet:
+        fleet.may_finish.clear()
+        sent = [await harness.accept_invocation("burst") for _ in range(20)]
+        await until(partial(_workers, harness, "burst", 3), "three workers exist")
+        await until(lambda: _in_flight(fleet, 6), "all of them work")
+        fleet.may_finish.set()
+        for each in sent:
+            assert (await harness.wait_result(each)).state is ResultState.SUCCEEDED
+        await until(partial(_workers, harness, "burst", 0), "all workers are gone")
+        await until(lambda: _has_stock(harness, "burst", 2), "the stock is back")
+    assert fleet.max_units == 3
+    assert sorted(fleet.finished_ids) == sorted(each.invocation_id for each in sent)
+    assert {each["spec"]["memory"] for each in await harness.list_units(STOCK_NAMESPACE, "burst")} == {"2Gi"}
+
+
+async def test_two_concurrent_leaders_create_no_extra_workers(harness: ActivatorHarness) -> None:
+    await harness.create_stock("pair", 4)
+    await harness.create_function("pair", maxWorkers=2)
+    async with (
+        connect_nats(ConnectionOptions((harness.nats_url,))) as other,
+        harness.activator(),
+        harness.activator(other),
+        SidecarFleet(harness, "pair").running() as fleet,
+    ):
+        for _ in range(2):
+            sent = [await harness.accept_invocation("pair") for _ in range(10)]
+            for each in sent:
+                assert (await harness.wait_result(each)).state is ResultState.SUCCEEDED
+            await until(partial(_workers, harness, "pair", 0), "all workers are gone")
+            await until(lambda: _has_stock(harness, "pair", 4), "the stock is back")
+            for stock in await harness.list_units(STOCK_NAMESPACE, "pair"):
+                await harness.mark_stock_ready(stock["metadata"]["name"])
+    assert fleet.max_units <= 2
+    assert harness.duplicate_results == []
+
+
+async def test_unreachable_runtime_api_causes_no_cold_start(harness: ActivatorHarness) -> None:
+    await harness.create_stock("away", 1)
+    await harness.create_function("away", maxWorkers=1, idleTimeoutSeconds=60)
+    async with harness.activator(api=RuntimeAPIClientSettings(url="http://127.0.0.1:9")) as activator:
+        await harness.accept_invocation("away")
+        await until(lambda: _has_reconciled(activator), "it was tried")
+        assert await harness.list_workers("away") == []
+    async with harness.activator():
+        await until(partial(_workers, harness, "away", 1), "a worker exists")
+    (worker,) = await harness.list_workers("away")
+    assert worker["metadata"]["annotations"][SOURCE]
+
+
+async def _has_reconciled(activator: Activator) -> bool:
+    labels = {"controller": "function", "result": "error"}
+    return bool(activator.leader.metrics.registry.get_sample_value("kube_reconciles_total", labels))
+
+
+async def test_busy_worker_is_not_scaled_down(harness: ActivatorHarness) -> None:
+    await harness.create_function("busy", maxWorkers=2)
+    async with harness.activator(), SidecarFleet(harness, "busy").running() as fleet:
+        fleet.may_finish.clear()
+        long = await harness.accept_invocation("busy")
+        await until(lambda: _in_flight(fleet, 1), "it works")
+        short = await harness.accept_invocation("busy")
+        await until(partial(_workers, harness, "busy", 2), "a second worker exists")
+        await until(lambda: _in_flight(fleet, 2), "both work")
+        await harness.patch_unit("busy", {"spec": {"serverless": {"maxWorkers": 1}}})
+        await until(lambda: _older_than(fleet, 1.5), "the idle timeout is over")
+        assert len(await harness.list_workers("busy")) == 2
+        fleet.may_finish.set()
+        assert {(await harness.wait_result(each)).state for each in (long, short)} == {ResultState.SUCCEEDED}
+        await until(partial(_workers, harness, "busy", 0), "all are gone once they are idle")
+
+
+async def test_min_available_workers_are_created_and_retained(harness: ActivatorHarness) -> None:
+    await harness.create_function("kept", minAvailableCount=2, maxWorkers=3)
+    async with harness.activator(), SidecarFleet(harness, "kept").running() as fleet:
+        await until(partial(_workers, harness, "kept", 2), "two workers exist")
+        sent = [await harness.accept_invocation("kept") for _ in range(6)]
+        for each in sent:
+            await harness.wait_result(each)
+        names = {each["metadata"]["uid"] for each in await harness.list_workers("kept")}
+        await until(lambda: _older_than(fleet, 1.5), "the idle timeout is over")
+        assert len(await harness.list_workers("kept")) >= 2
+        assert names & {each["metadata"]["uid"] for each in await harness.list_workers("kept")}
+
+
+async def test_deleted_function_deletes_its_workers_and_returns_the_stock(harness: ActivatorHarness) -> None:
+    await harness.create_stock("gone", 1)
+    await harness.create_function("gone", maxWorkers=1, idleTimeoutSeconds=60)
+    async with harness.activator(), SidecarFleet(harness, "gone").running():
+        await harness.wait_result(await harness.accept_invocation("gone"))
+        await harness.delete_unit("gone")
+        await until(partial(_workers, harness, "gone", 0), "its worker is gone")
+        await until(lambda: _has_stock(harness, "gone", 1), "the stock is back")
+
+
+async def test_disabled_function_deletes_its_workers(harness: ActivatorHarness) -> None:
+    await harness.create_function("off", maxWorkers=1, idleTimeoutSeconds=60)
+    async with harness.activator(), SidecarFleet(harness, "off").running():
+        await harness.wait_result(await harness.accept_invocation("off"))
+        await harness.patch_unit("off", {"spec": {"serverless": {"enabled": False}}})
+        await until(partial(_workers, harness, "off", 0), "its worker is gone")
+
+
+async def test_function_with_a_storage_is_started_for_work_and_stopped_when_idle(harness: ActivatorHarness) -> None:
+    mounts = [{"name": "models", "mountPath": "/models"}]
+    await harness.create_function("mount", maxWorkers=1, spec={"storageMounts": mounts})
+    async with harness.activator(), SidecarFleet(harness, "mount", uses_template_unit=True).running():
+        for _ in range(2):
+            assert (await harness.wait_result(await harness.accept_invocation("mount"))).state is ResultState.SUCCEEDED
+            await until(lambda: _is_stopped(harness, "mount"), "it sleeps")
+    assert await harness.list_workers("mount") == []
+
+
+async def test_a_new_version_of_a_function_replaces_its_workers(harness: ActivatorHarness) -> None:
+    await harness.create_function("fresh", minAvailableCount=1, maxWorkers=1)
+    async with harness.activator(), SidecarFleet(harness, "fresh").running():
+        await until(partial(_workers, harness, "fresh", 1), "a worker exists")
+        await harness.patch_unit("fresh", {"spec": {"image": "python:3.13"}})
+
+        async def replaced() -> bool:
+            return [each["spec"]["image"] for each in await harness.list_workers("fresh")] == ["python:3.13"]
+
+        await until(replaced, "its worker has the new image")
+
+
+async def test_new_version_replaces_busy_workers(harness: ActivatorHarness) -> None:
+    await harness.create_function("rolled", minAvailableCount=2, maxWorkers=2)
+    async with harness.activator(), SidecarFleet(harness, "rolled").running() as fleet:
+        fleet.may_finish.clear()
+        sent = [await harness.accept_invocation("rolled") for _ in range(8)]
+        await until(lambda: _in_flight(fleet, 2), "both work")
+        await harness.patch_unit("rolled", {"spec": {"image": "python:3.13"}})
+        await until(lambda: _are_draining(fleet, 1), "the first one finishes")
+        fleet.may_finish.set()
+
+        async def replaced() -> bool:
+            return {each["spec"]["image"] for each in await harness.list_workers("rolled")} == {"python:3.13"}
+
+        await until(replaced, "its workers have the new image")
+        assert {(await harness.wait_result(each)).state for each in sent} == {ResultState.SUCCEEDED}
+
+
+async def test_failing_workers_are_replaced_with_backoff(harness: ActivatorHarness) -> None:
+    scaling = ScalingSettings(
+        poll_interval_seconds=0.1,
+        worker_liveness_timeout_seconds=0.5,
+        initial_backoff_seconds=1,
+        max_backoff_seconds=60,
+    )
+    function, began = await harness.create_function("broken", maxWorkers=1), time.monotonic()
+    async with harness.activator(scaling=scaling):
+        await harness.accept_invocation("broken", seconds=600)
+        async with asyncio.timeout(60):
+            await _wait_created(harness, function, 3)
+        assert time.monotonic() - began > 2.4  # 1 and 2, less their spread
+        await until(lambda: _has_event(harness, "broken", "WorkerFailed"), "an Event says so")
+
+
+async def _wait_created(plane: ActivatorHarness, function: Object, count: int) -> None:
+    """Wait until so many workers were made. Some live for milliseconds: their age is counted in whole seconds."""
+    name, since = function["metadata"]["name"], function["metadata"]["resourceVersion"]
+    async for event, found in plane.kube.watch(UNIT, namespace=UNIT_NAMESPACE, resource_version=since):
+        if event == "ADDED" and as_dict(found)["spec"].get("serverless", {}).get("workerOf") == name:
+            count -= 1
+        if count == 0:
+            return
+
+
+async def test_nats_restart_loses_no_worker_and_no_invocation(
+    restartable_harness: ActivatorHarness, own_nats_server: NatsServer
+) -> None:
+    plane = restartable_harness
+    await plane.create_function("shaky", maxWorkers=2, idleTimeoutSeconds=60)
+    async with plane.activator(), SidecarFleet(plane, "shaky").running():
+        await plane.wait_result(await plane.accept_invocation("shaky"))
+        before = {each["metadata"]["uid"] for each in await plane.list_workers("shaky")}
+        await asyncio.to_thread(own_nats_server.processes.stop, "nats")
+        await until(lambda: _is_disconnected(plane), "the connection is gone")
+        await asyncio.to_thread(own_nats_server.start)
+        await plane.nats.wait_connected(60)
+        for _ in range(3):
+            assert (await plane.wait_result(await plane.accept_invocation("shaky"))).state is ResultState.SUCCEEDED
+        assert before <= {each["metadata"]["uid"] for each in await plane.list_workers("shaky")}
+
+
+async def _is_disconnected(plane: ActivatorHarness) -> bool:
+    return not plane.nats.connected
+
+
+async def test_killed_leader_loses_nothing_and_is_replaced(harness: ActivatorHarness, tmp_path: Path) -> None:
+    await harness.create_function("lead", maxWorkers=2, idleTimeoutSeconds=60)
+    first, second = _process(harness, tmp_path / "first"), _process(harness, tmp_path / "second")
+    try:
+        first.start().wait_ready().wait_leading()
+        second.start().wait_ready()
+        async with SidecarFleet(harness, "lead").running():
+            await harness.wait_result(await harness.accept_invocation("lead"))
+            sent = [await harness.accept_invocation("lead") for _ in range(30)]
+            first.stop()
+            sent += [await harness.accept_invocation("lead") for _ in range(30)]
+            for each in sent:
+                assert (await harness.wait_result(each)).state is ResultState.SUCCEEDED
+            await harness.create_function("lead-two", maxWorkers=1)
+            await harness.accept_invocation("lead-two")
+            await until(partial(_workers, harness, "lead-two", 1), "the other one makes workers")
+        assert second.stop(Signals.SIGTERM) == 0
+    finally:
+        first.stop()
+        second.stop()
+
+
+def _process(plane: ActivatorHarness, folder: Path) -> ActivatorProcess:
+    streams = {"queueBytes": 8 * 1024**2, "deadLetterBytes": 1024**2, "invokeAckWaitSeconds": 1}
+    settings = {
+        "nats": {"urls": [plane.nats_url], "streams": streams},
+        "api": {"url": plane.api_url},
+        "leaderElection": {"leaseSeconds": 5, "renewDeadlineSeconds": 4, "retrySeconds": 0.5},
+    }
+    return ActivatorProcess(folder, plane.control_plane.kubeconfig_for("activator", ACTIVATOR_USER), settings)
+
+
+async def _has_event(plane: ActivatorHarness, function: str, reason: str) -> bool:
+    events = [as_dict(each) async for each in plane.kube.list(Event, namespace=UNIT_NAMESPACE)]
+    return any(each["regarding"]["name"] == function and each["reason"] == reason for each in events)
+
+
+async def _workers(plane: ActivatorHarness, name: str, count: int) -> bool:
+    return len(await plane.list_workers(name)) == count
+
+
+async def _has_stock(plane: ActivatorHarness, flavour: str, count: int) -> bool:
+    return len(await plane.list_units(STOCK_NAMESPACE, flavour)) == count
+
+
+async def _in_flight(fleet: SidecarFleet, count: int) -> bool:
+    return sum(each.in_flight for each in fleet.sidecars.values()) == count
+
+
+async def _are_draining(fleet: SidecarFleet, count: int) -> bool:
+    return sum(each.draining for each in fleet.sidecars.values()) == count
+
+
+async def _older_than(fleet: SidecarFleet, seconds: float) -> bool:
+    return all(time.monotonic() - each.started_at > seconds for each in fleet.sidecars.values())
+
+
+async def _is_stopped(plane: ActivatorHarness, name: str) -> bool:
+    return not as_dict(await plane.kube.get(UNIT, name, namespace=UNIT_NAMESPACE))["spec"]["running"]

@@ -1,0 +1,180 @@
+"""Identities that change while the process runs, with real ServiceAccount tokens."""
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightkube import Client as OtherEyes
+from lightkube.models.authentication_v1 import BoundObjectReference, TokenRequestSpec
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Secret, ServiceAccount, ServiceAccountToken
+
+from gpu_runtime.kube.builtin_kinds import NODES
+from gpu_runtime.kube.client import KubeClient, open_kube_client
+from gpu_runtime.kube.config import (
+    ClusterConfig,
+    KubeTLSConfig,
+    from_kubeconfig,
+    in_cluster_config,
+    load_cluster_config,
+)
+from gpu_runtime.kube.errors import KubeForbidden, KubeUnauthorized, KubeUnreachable
+from gpu_runtime.kube.kube_credentials import ClientIdentity, StaticCredentials
+from gpu_runtime.kube.metrics import KubeMetrics
+from localcluster.control_plane import ControlPlane
+from localcluster.pki import CertificateAuthority
+
+
+def service_account_token(kube: OtherEyes, namespace: str, account: str, bound_to: str) -> str:
+    """A token of a ServiceAccount that lives as long as a Secret does."""
+    kube.create(Secret(metadata=ObjectMeta(name=bound_to, namespace=namespace)))
+    secret = kube.get(Secret, bound_to, namespace=namespace)
+    assert secret.metadata
+    reference = BoundObjectReference(apiVersion="v1", kind="Secret", name=bound_to, uid=secret.metadata.uid)
+    spec = TokenRequestSpec(audiences=[], boundObjectRef=reference, expirationSeconds=600)
+    answer = kube.create(ServiceAccountToken(metadata=ObjectMeta(), spec=spec), account, namespace=namespace)
+    assert answer.status
+    assert answer.status.token
+    return answer.status.token
+
+
+def write_kubeconfig(path: Path, plane: ControlPlane, user: dict[str, Any], **cluster: Any) -> Path:
+    seen = {"server": plane.url, "certificate-authority": str(plane.authority.certificate), **cluster}
+    config = {
+        "current-context": "x",
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "clusters": [{"name": "x", "cluster": {key: value for key, value in seen.items() if value is not None}}],
+        "users": [{"name": "x", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def pod_config(folder: Path, plane: ControlPlane) -> ClusterConfig:
+    """The configuration of a pod with its service account in this folder."""
+    (folder / "ca.crt").write_bytes(plane.authority.certificate.read_bytes())
+    environment = {"KUBERNETES_SERVICE_HOST": plane.address, "KUBERNETES_SERVICE_PORT": str(plane.port)}
+    return in_cluster_config(environment, folder)
+
+
+def response_count(metrics: KubeMetrics, code: int) -> float:
+    return metrics.registry.get_sample_value("kube_client_requests_total", {"method": "GET", "code": str(code)}) or 0
+
+
+async def wait_rejected(client: KubeClient, metrics: KubeMetrics) -> None:
+    """Ask until the server has refused once. It believes in a token for ten seconds after its end."""
+    while not response_count(metrics, 401):
+        await client.server_version()
+
+
+async def test_a_rotated_token_is_used_without_a_failed_request(
+    control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
+) -> None:
+    kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
+    (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "first"))
+    metrics = KubeMetrics()
+    async with open_kube_client(pod_config(tmp_path, control_plane), field_manager="test", metrics=metrics) as client:
+        assert (await client.server_version()).startswith("v1.")
+        with pytest.raises(KubeForbidden, match=f"system:serviceaccount:{namespace}:worker"):
+            await client.list(NODES)
+        (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "second"))
+        kube.delete(Secret, "first", namespace=namespace)
+        await wait_rejected(client, metrics)
+        await client.server_version()
+    assert response_count(metrics, 401) == 1, "the new token was read when the old one was refused"
+
+
+async def test_exec_plugin_is_called_again_after_a_401(
+    control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
+) -> None:
+    kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
+    tokens = [
+        f"{service_account_token(kube, namespace, 'worker', 'only')}x",
+        service_account_token(kube, namespace, "worker", "good"),
+    ]
+    program = tmp_path / "plugin"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import json, pathlib, sys\n"
+        "tokens = pathlib.Path(sys.argv[1])\n"
+        "first, *rest = json.loads(tokens.read_text())\n"
+        "tokens.write_text(json.dumps(rest))\n"
+        "version = 'client.authentication.k8s.io/v1'\n"
+        "print(json.dumps({'apiVersion': version, 'kind': 'ExecCredential', 'status': {'token': first}}))\n"
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "tokens").write_text(json.dumps(tokens))
+    spec = {
+        "command": str(program),
+        "args": [str(tmp_path / "tokens")],
+        "apiVersion": "client.authentication.k8s.io/v1",
+    }
+    config = from_kubeconfig([write_kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
+    metrics = KubeMetrics()
+    async with open_kube_client(config, field_manager="test", metrics=metrics) as client:
+        await client.server_version()
+        await client.server_version()
+    assert (response_count(metrics, 401), response_count(metrics, 200)) == (1, 2)
+    assert json.loads((tmp_path / "tokens").read_text()) == [], "asked twice, not three times"
+
+
+async def test_exec_plugin_may_return_certificates(control_plane: ControlPlane, tmp_path: Path) -> None:
+    issued = control_plane.authority.issue("plugged", "plugged", ["system:masters"])
+    status = {
+        "clientCertificateData": issued.certificate.read_text(),
+        "clientKeyData": issued.key.read_text(),
+        "expirationTimestamp": "2100-01-01T00:00:00Z",
+    }
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    spec = {"command": "cat", "args": [str(tmp_path / "answer")], "apiVersion": "client.authentication.k8s.io/v1"}
+    config = from_kubeconfig([write_kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
+    async with open_kube_client(config, field_manager="test") as client:
+        assert (await client.list(NODES)).items
+
+
+async def test_client_certificates_are_read_from_files(control_plane: ControlPlane, tmp_path: Path) -> None:
+    admin = control_plane.authority.issue("admin", "admin", ["system:masters"])
+    user = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
+    path = write_kubeconfig(tmp_path / "config", control_plane, user, **{"tls-server-name": "kubernetes.default"})
+    async with open_kube_client(load_cluster_config(path), field_manager="test") as client:
+        assert (await client.list(NODES)).items
+
+
+async def test_server_certificate_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
+    system = KubeTLSConfig(ca_certificate=_other_authority(tmp_path))
+    for trust in (system, KubeTLSConfig(control_plane.authority.certificate, server_name="elsewhere.example")):
+        config = ClusterConfig(control_plane.url, StaticCredentials(ClientIdentity("Bearer x")), trust)
+        async with open_kube_client(config, field_manager="test") as client:
+            with pytest.raises(KubeUnreachable, match=r"(?i)certificate") as failure:
+                await client.server_version()
+        assert not failure.value.sent
+    unchecked = ClusterConfig(
+        control_plane.url, StaticCredentials(ClientIdentity("Bearer x")), KubeTLSConfig(insecure_skip_verify=True)
+    )
+    async with open_kube_client(unchecked, field_manager="test") as client:
+        with pytest.raises(KubeUnauthorized):
+            await client.server_version()
+
+
+async def test_rotated_ca_file_is_reloaded(
+    control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
+) -> None:
+    kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
+    (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "first"))
+    config = pod_config(tmp_path, control_plane)
+    right = (tmp_path / "ca.crt").read_bytes()
+    (tmp_path / "ca.crt").write_bytes(_other_authority(tmp_path))
+    async with open_kube_client(config, field_manager="test") as client:
+        with pytest.raises(KubeUnreachable, match=r"(?i)certificate"):
+            await client.server_version()
+        (tmp_path / "ca.crt").write_bytes(right)
+        assert (await client.server_version()).startswith("v1.")
+
+
+def _other_authority(folder: Path) -> bytes:
+    return CertificateAuthority(folder / "other").certificate.read_bytes()

@@ -1,0 +1,16 @@
+"""The runtime API as it is, only that it looks for operations to forget every second and not every minute.
+
+A program of its own: `python -m tests.integration.privilege.fast_retention_api SETTINGS`.
+"""
+
+import sys
+from pathlib import Path
+
+from gpu_runtime.process.runner import run_process
+from gpu_runtime.runtime_api import main
+from gpu_runtime.runtime_api.operations import operation_retention
+from gpu_runtime.runtime_api.settings import RuntimeAPISettings
+
+if __name__ == "__main__":
+    operation_retention.EVICTION_INTERVAL_SECONDS = 1.0
+    sys.exit(run_process(Path(sys.argv[1]), RuntimeAPISettings, main.serve))

@@ -1,0 +1,253 @@
+"""Every result is stored once, its invocation's record ends after that, and only then is it gone from the queue."""
+
+import asyncio
+import signal
+import sqlite3
+from collections import Counter
+
+import pytest
+
+from gpu_runtime.contract.errors import Rejected
+from gpu_runtime.contract.messages.dead_letter import DeadLetter
+from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, RecordState, cancel_record
+from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
+from gpu_runtime.contract.messages.message_codec import decode, encode
+from gpu_runtime.contract.messages.result import ResultState
+from gpu_runtime.contract.messages.result_query import (
+    RESULT_QUERY,
+    RESULTS_QUERY,
+    GetResultResponse,
+    ListResultsResponse,
+)
+from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
+from gpu_runtime.jetstream.request_reply import send_request
+from gpu_runtime.jetstream.stream_specs import ConsumerSpec
+from tests.integration.jetstream.sample_streams import RecordingHandler, running_consumer
+from tests.integration.kube.polling import eventually
+from tests.integration.result_store.conftest import (
+    NOW,
+    InProcessResultStore,
+    ResultStoreHarness,
+    ResultStoreProcess,
+    result,
+    until,
+)
+
+RESULT_COUNT = 3000
+
+
+async def test_record_ends_with_the_state_of_the_first_result(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    known = await harness.create_record("one")
+    store.start()
+    await harness.publish_results([result("one", ResultState.FAILED)], known)
+    await harness.wait_empty()
+    record = await harness.record("one")
+    assert record is not None
+    assert (record.state, record.result_state, record.request_hash) == (
+        RecordState.TERMINAL,
+        ResultState.FAILED,
+        "hash",
+    )
+
+    await harness.publish_results([result("one"), result("one", ResultState.CANCELLED)])
+    await harness.wait_empty()
+    found = await harness.get_result("one")
+    assert found is not None
+    assert found.state is ResultState.FAILED
+    assert (await harness.record("one")) == record
+    assert await store.metric_value("result_store_duplicates_total") == 2
+
+
+async def test_record_changed_since_the_headers_is_read_and_finished(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    """It was cancelled after the worker had looked; or the sender says nothing of it; or its time is over."""
+    outrun, unsaid = await harness.create_record("outrun"), await harness.create_record("unsaid")
+    moved = await harness.records.update("outrun", encode(cancel_record(outrun.record, NOW)), outrun.revision)
+    assert moved is not None
+    store.start()
+    await harness.publish_results([result("outrun")], outrun)
+    await harness.publish_results([result("unsaid"), result("forgotten")])
+    await harness.publish_results([result("forgotten-too")], RecordAtRevision(unsaid.record, 4711))
+    await harness.wait_empty()
+    for name, cancelled in (("outrun", True), ("unsaid", False)):
+        record = await harness.record(name)
+        assert record is not None
+        assert (record.state, record.cancelled) == (RecordState.TERMINAL, cancelled)
+    assert await harness.record("forgotten") is None
+    assert await harness.record("forgotten-too") is None
+    assert await harness.get_result("forgotten-too") is not None
+
+
+async def test_stored_result_with_open_record_is_finished_by_the_redelivery(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    """A crash between the two: here the first store wrote its file and nothing else."""
+    known = await harness.create_record("one")
+    store.start()
+    await harness.publish_results([result("one", ResultState.EXPIRED)])
+    await harness.wait_empty()
+    back = await harness.record("one")
+    assert back is not None
+    entry = await harness.records.get("one")
+    assert entry is not None
+    revision = await harness.records.update("one", encode(known.record), entry.revision)
+    assert revision is not None
+    await harness.publish_results([result("one")], RecordAtRevision(known.record, revision))
+    await harness.wait_empty()
+    record = await harness.record("one")
+    assert record is not None
+    assert (record.state, record.result_state) == (RecordState.TERMINAL, ResultState.EXPIRED)
+
+
+async def test_undecodable_result_is_dead_lettered_and_blocks_no_other(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    letters: list[DeadLetter] = []
+
+    async def keep(delivery: Delivery) -> DeliveryOutcome:
+        letters.append(decode(delivery.data, DeadLetter))
+        return AckDelivery()
+
+    store.start()
+    subject = harness.topology.subjects.result("thumbs")
+    for data in (b"\x00 no result", b"x" * 1_000_000):
+        await harness.publisher.publish(OutgoingMessage(subject, data))
+    await harness.publish_results([result("good")])
+    spec = ConsumerSpec(harness.topology.dead_letter_stream.name, "reader")
+    async with running_consumer(harness.publisher, RecordingHandler(keep), spec=spec):
+        await eventually(lambda: len(letters) == 2, "both are dead letters")
+    await harness.wait_empty()
+    assert {(each.failure_class, each.source.value) for each in letters} == {(FailureClass.BAD_MESSAGE, "result")}
+    assert b"\x00 no result" in [each.data for each in letters]
+    assert await harness.get_result("good") is not None
+
+
+async def test_queries_return_bodies_pages_and_problems(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    large = result("large", body=bytes(range(256)) * (MAX_PAYLOAD_BYTES // 256))
+    store.start()
+    await harness.publish_results([large, result("failed", ResultState.FAILED)])
+    await harness.wait_empty()
+    assert await harness.get_result("large") == large
+    assert await harness.get_result("another") is None
+    page = await harness.list_page(state=ResultState.FAILED)
+    assert [each.invocation_id for each in page.results] == ["failed"]
+    subjects = harness.topology.subjects
+    assert decode(await send_request(harness.nats, subjects.query(RESULT_QUERY), b"?", 60), GetResultResponse).error
+    assert decode(await send_request(harness.nats, subjects.query(RESULTS_QUERY), b"{}", 60), ListResultsResponse).error
+    assert await store.metric_value("result_store_look_ups_total") == 5
+
+
+async def test_stored_body_above_the_limit_is_truncated_and_flagged(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    store.streams["bodyBytes"] = 2048
+    store.start()
+    await harness.publish_results([result("large", body=b"x" * 5000)])
+    await harness.wait_empty()
+    found = await harness.get_result("large")
+    assert found is not None
+    assert (len(found.body), found.body_truncated, found.body_bytes) == (2048, True, 5000)
+
+
+async def test_results_are_stored_once_while_the_store_is_killed_repeatedly(
+    store_process: ResultStoreProcess, harness: ResultStoreHarness
+) -> None:
+    expected = [f"inv-{number}" for number in range(RESULT_COUNT)]
+
+    async def in_the_middle() -> bool:
+        return await store_process.metric_value("result_store_results_stored_total") > 100
+
+    store_process.start()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(harness.publish_results(result(each, body=b"x" * 3000) for each in expected))
+        for _kill in range(2):
+            await until(in_the_middle, "it stores")
+            await store_process.stop_with(signal.SIGKILL)
+            store_process.start()
+    await harness.wait_empty()
+    assert Counter(each.invocation_id for each in await harness.list_all()) == Counter(expected)
+    await store_process.stop()
+    with sqlite3.connect(store_process.database) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    database.close()
+
+
+async def test_unwritable_disk_fails_readiness_and_loses_nothing(
+    store_process: ResultStoreProcess, harness: ResultStoreHarness
+) -> None:
+    store_process.start()
+    await harness.publish_results([result("before")])
+    await harness.wait_empty()
+    with store_process.unwritable_disk():
+        await harness.publish_results(result(f"inv-{number}") for number in range(500))
+        await until(
+            lambda: is_unready_because(store_process, "results cannot be stored, and wait in their queue"),
+            "readiness says so",
+        )
+        assert (await store_process.request("/healthz"))[0] == 200
+        assert await harness.get_result("before") is not None, "what is stored can be looked up"
+        assert await harness.backlog() == 500
+    await harness.wait_empty()
+    await until(store_process.is_ready, "it is ready again")
+    assert len(await harness.list_all()) == 501
+    assert await store_process.metric_value("result_store_duplicates_total") == 0
+
+    with store_process.unwritable_disk():
+        await harness.publish_results(result(f"later-{number}") for number in range(300))
+        await until(lambda: is_unready_because(store_process, "results cannot be stored"), "readiness says so")
+        await store_process.stop()
+    assert await harness.backlog() == 300, "told to stop, it hands everything back"
+
+
+async def test_results_above_the_size_limit_are_evicted(
+    store: InProcessResultStore, harness: ResultStoreHarness
+) -> None:
+    most = 2 * 1024**2
+    store.retention["bytes"] = most
+    store.start()
+    await harness.publish_results(result(f"inv-{number}", body=b"x" * 100_000) for number in range(60))
+    await harness.wait_empty()
+
+    async def are_forgotten() -> bool:
+        return await store.metric_value("result_store_forgotten_total") >= 40
+
+    await until(are_forgotten, "the oldest are forgotten")
+    kept = {each.invocation_id for each in await harness.list_all()}
+    assert "inv-59" in kept
+    assert "inv-0" not in kept
+
+
+async def test_newer_database_version_is_reported(store: InProcessResultStore) -> None:
+    with sqlite3.connect(store.database) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    newer.close()
+    store.start()
+    with pytest.raises(Rejected, match="has version 99; this process knows up to version 1: upgrade it"):
+        await store.wait_stopped()
+
+
+async def test_without_nats_the_store_is_healthy_but_not_ready(store: InProcessResultStore) -> None:
+    store.url = "nats://127.0.0.1:1"
+    store.start()
+    await until(lambda: is_unready_because(store, "not connected to NATS"), "readiness says so")
+    await until(lambda: is_unready_because(store, "[+] database: ok"), "the database is open all the same")
+    assert (await store.request("/healthz"))[0] == 200
+    await store.stop()
+
+
+async def test_incompatible_streams_are_reported(store: InProcessResultStore, harness: ResultStoreHarness) -> None:
+    store.streams = {**store.streams, "storage": "memory"}
+    store.start()
+    with pytest.raises(Rejected, match="exists with storage 'file'; wanted is 'memory'"):
+        await store.wait_stopped()
+
+
+async def is_unready_because(store: InProcessResultStore, sentence: str) -> bool:
+    status, text = await store.request("/readyz")
+    return status == 503 and sentence in text

@@ -1,0 +1,190 @@
+"""Whoever is on the other side of the queues: plays activator, worker and result store over the real NATS."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from msgspec import structs
+
+from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_record import (
+    REVISION_HEADER,
+    InvocationRecord,
+    RecordState,
+    advance_record,
+    finish_record,
+)
+from gpu_runtime.contract.messages.message_codec import decode, encode
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
+from gpu_runtime.contract.messages.result_query import (
+    RESULT_QUERY,
+    RESULTS_QUERY,
+    GetResultRequest,
+    GetResultResponse,
+    ListResultsRequest,
+    ListResultsResponse,
+)
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import PullConsumer
+from gpu_runtime.jetstream.request_reply import serve_requests
+
+
+@dataclass
+class FakeServerlessBackend:
+    connection: NatsConnection
+    topology: StreamTopology = field(default_factory=StreamTopology)
+    respond: Callable[[Invocation], tuple[str, bytes]] = lambda called: (called.content_type, called.body)
+    """What the function answers: its content type and its bytes."""
+    invocations: list[Invocation] = field(default_factory=list)
+    stored_results: dict[str, Result] = field(default_factory=dict)
+    cancelled_ids: list[str] = field(default_factory=list)
+    sends_replies: bool = True
+
+    def __post_init__(self) -> None:
+        self.publisher = Publisher(self.connection)
+        self.records = KeyValueBucket(self.connection, self.publisher, self.topology.record_bucket)
+
+    async def record(self, invocation_id: str) -> InvocationRecord:
+        entry = await self.records.get(invocation_id)
+        assert entry is not None, f"there is no record of {invocation_id}"
+        return decode(entry.value, InvocationRecord)
+
+    async def write_record(self, invocation_id: str, record: InvocationRecord) -> None:
+        entry = await self.records.get(invocation_id)
+        assert entry is not None
+        assert await self.records.update(invocation_id, encode(record), entry.revision)
+
+    async def purge_record(self, invocation_id: str) -> None:
+        entry = await self.records.get(invocation_id)
+        assert entry is not None
+        assert await self.records.purge(invocation_id, entry.revision)
+
+    async def advance_record(self, invocation_id: str, stage: RecordState, worker: str = "") -> None:
+        await self.write_record(invocation_id, advance_record(await self.record(invocation_id), stage, now(), worker))
+
+    async def dispatch(self, invocation: Invocation) -> None:
+        """Leave it where workers find it."""
+        message = Dispatch(invocation=invocation, deadline=invocation.deadline or now(), dispatched_at=now())
+        subject = self.topology.subjects.dispatch(invocation.serverless_request_id)
+        await self.publisher.publish(OutgoingMessage(subject, encode(message), message.message_id))
+
+    async def publish_dead_letter(
+        self, source: Stream, data: bytes, sequence: int, request_id: str = "f", name: str = ""
+    ) -> str:
+        """Make a dead letter, and give its ID."""
+        subject = self.topology.subjects.stream_subject(source, request_id)
+        letters = DeadLetterBuilder(self.topology.subjects, source)
+        delivery = Delivery(subject, data, {REVISION_HEADER: "7", "Nats-Msg-Id": "x"}, "S", sequence, 5, now())
+        failure = Failure(failure_class=FailureClass.FUNCTION_CRASHED, message="it broke off five times")
+        letter = letters.build(delivery, failure, now(), name)
+        await self.publisher.publish(letters.to_outgoing(letter))
+        return letter.id
+
+    async def store_result(self, result: Result) -> None:
+        """What the result store does: the first result stands."""
+        stored = self.stored_results.setdefault(result.invocation_id, result)
+        entry = await self.records.get(result.invocation_id)
+        if entry is not None:
+            record = finish_record(decode(entry.value, InvocationRecord), stored.state, now())
+            await self.records.update(result.invocation_id, encode(record), entry.revision)
+
+    async def _handle_invocation(self, delivery: Delivery) -> DeliveryOutcome:
+        invocation = decode(delivery.data, Invocation)
+        assert delivery.headers[REVISION_HEADER]
+        self.invocations.append(invocation)
+        result = succeeded_result(invocation, *self.respond(invocation))
+        subject = self.topology.subjects.result(invocation.serverless_request_id)
+        await self.publisher.publish(OutgoingMessage(subject, encode(result), result.message_id))
+        if invocation.reply_to and self.sends_replies:
+            await self.connection.publish(invocation.reply_to, encode(result))
+        return AckDelivery()
+
+    async def _handle_result(self, delivery: Delivery) -> DeliveryOutcome:
+        await self.store_result(decode(delivery.data, Result))
+        return AckDelivery()
+
+    async def _answer_get(self, data: bytes) -> bytes:
+        return encode(GetResultResponse(result=self.stored_results.get(decode(data, GetResultRequest).invocation_id)))
+
+    async def _answer_list(self, data: bytes) -> bytes:
+        asked = decode(data, ListResultsRequest)
+        if asked.continue_token and not asked.continue_token.isdecimal():
+            return encode(ListResultsResponse(error="cannot be read"))
+        ours = [
+            each for each in self.stored_results.values() if each.serverless_request_id == asked.serverless_request_id
+        ]
+        known = [each for each in reversed(ours) if asked.state in (None, each.state)]
+        start = int(asked.continue_token or 0)
+        page = [structs.replace(each, body=b"") for each in known[start : start + asked.limit]]
+        after = str(start + len(page)) if len(known) > start + len(page) else ""
+        return encode(ListResultsResponse(results=tuple(page), continue_token=after))
+
+    @asynccontextmanager
+    async def running_workers(self) -> AsyncIterator[None]:
+        """Take what is queued, run it and reply."""
+        async with self._running_consumer(
+            PullConsumer(self.publisher, self.topology.invoke_consumer, self._handle_invocation, fail_on_dead_letter)
+        ):
+            yield
+
+    @asynccontextmanager
+    async def running_result_store(self) -> AsyncIterator[None]:
+        """Store results and answer for them."""
+        query = self.topology.subjects.query
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(serve_requests(self.connection, query(RESULT_QUERY), self._answer_get))
+            await stack.enter_async_context(serve_requests(self.connection, query(RESULTS_QUERY), self._answer_list))
+            consumption = PullConsumer(
+                self.publisher, self.topology.result_consumer, self._handle_result, fail_on_dead_letter
+            )
+            await stack.enter_async_context(self._running_consumer(consumption))
+            yield
+
+    @asynccontextmanager
+    async def recording_cancels(self) -> AsyncIterator[None]:
+        subscription = await self.connection.subscribe(
+            self.topology.subjects.all_cancels, lambda message: self.cancelled_ids.append(message.data.decode())
+        )
+        yield
+        await self.connection.unsubscribe(subscription)
+
+    @asynccontextmanager
+    async def _running_consumer(self, consumption: PullConsumer) -> AsyncIterator[None]:
+        stopping = asyncio.Event()
+        running = asyncio.create_task(consumption.run(stopping))
+        try:
+            yield
+        finally:
+            stopping.set()
+            await running
+
+
+def fail_on_dead_letter(delivery: Delivery, outcome: object) -> list[OutgoingMessage]:
+    raise AssertionError(f"given up: {delivery} {outcome}")
+
+
+def succeeded_result(invocation: Invocation, content_type: str, body: bytes) -> Result:
+    result = Result(
+        invocation_id=invocation.invocation_id,
+        serverless_request_id=invocation.serverless_request_id,
+        state=ResultState.SUCCEEDED,
+        status_code=200,
+        timings=Timings(enqueued_at=invocation.enqueued_at, started_at=now(), finished_at=now()),
+        worker="f-worker",
+        attempts=1,
+    )
+    return with_body(result, content_type, body)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

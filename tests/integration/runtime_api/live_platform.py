@@ -1,0 +1,257 @@
+"""The platform as it runs: API server, scheduler, simulated nodes, NATS, controller manager and three runtime APIs,
+each a process of its own under the identity that the RBAC manifests give it. Everything is asked over HTTP.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import aiohttp
+import yaml
+from lightkube import AsyncClient, KubeConfig
+from lightkube.generic_resource import create_namespaced_resource
+
+from localcluster import control_plane as control_planes
+from localcluster.control_plane import ControlPlane
+from localcluster.nats_server import NatsAccount
+from tests.conftest import enter_or_skip
+from tests.integration.controller_manager.conftest import CONTROLLER_MANAGER_USER as MANAGER
+from tests.integration.controller_manager.conftest import (
+    GPU_RUNTIME_PROGRAM,
+    UNIT,
+    ControllerManagerProcess,
+    Object,
+    install_manifests,
+)
+from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER, ApiProcess, nats_settings
+
+STOCK_NAMESPACE, UNIT_NAMESPACE = "runtime-stock", "runtime-instance"
+OPERATION = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "Operation", "operations")
+TOKEN = "one-token-with-both-scopes"  # noqa: S105 - of these tests only
+
+
+class LiveApiProcess(ApiProcess):
+    """The real program, with authentication, and without limits on how much a caller may ask for."""
+
+    def command(self, config: Path) -> list[str]:
+        return [str(GPU_RUNTIME_PROGRAM), "runtime-api", "--config", str(config)]
+
+    def kill(self) -> None:
+        assert self.process
+        self.process.kill()
+        self.process.wait(60)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(Signals.SIGCONT)
+            self.kill()
+
+
+@dataclass
+class LivePlatform:
+    control_plane: ControlPlane
+    folder: Path
+    nats_account: NatsAccount
+    manager: ControllerManagerProcess
+    """The controller manager, which leads. Who kills it starts it again."""
+    shared_replicas: list[LiveApiProcess] = field(default_factory=list)
+    """Replicas that all tests share. Who kills one starts it again."""
+
+    def new_replica(self, name: str, kubeconfig: Path | None = None, **settings: Any) -> LiveApiProcess:
+        """One more, not yet started; by default it is connected to the API server directly."""
+        identity = kubeconfig or self.control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER)
+        authentication = {"mode": "required", "tokenFile": str(self._token_file())}
+        limits = {"requestsPerSecond": 0, "requestSeconds": 240, "drainSeconds": 0.3}
+        # On a busy machine Kubernetes takes its time, and a 503 would be the truth: here it is waited for.
+        kubernetes = {"kubeconfig": str(identity), "requestTimeoutSeconds": 60}
+        own = {"authentication": authentication, "limits": limits, "kubernetes": kubernetes}
+        own |= {"nats": nats_settings(self.nats_account), **settings}
+        return LiveApiProcess(self.folder / name, identity, own)
+
+    def _token_file(self) -> Path:
+        path = self.folder / "tokens.yaml"
+        if not path.exists():
+            entry = {"name": "tests", "token": TOKEN, "scopes": ["operator", "runtime"]}
+            path.write_text(yaml.safe_dump({"tokens": [entry]}))
+        return path
+
+
+@contextmanager
+def running_live_platform(folder: Path, nats: NatsAccount, replicas: int = 3) -> Iterator[LivePlatform]:
+    with enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=1000)) as plane:
+        install_manifests(plane)
+        manager = ControllerManagerProcess(
+            folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}}
+        )
+        platform = LivePlatform(plane, folder, nats, manager)
+        platform.shared_replicas += [platform.new_replica(f"standing-{number}") for number in range(replicas)]
+        try:
+            manager.start()
+            for replica in platform.shared_replicas:
+                replica.start()
+            for replica in platform.shared_replicas:
+                replica.wait_ready()
+            manager.wait_ready().wait_leading()
+            yield platform
+        finally:
+            for replica in platform.shared_replicas:
+                replica.stop()
+            manager.stop()
+
+
+@dataclass(frozen=True)
+class ApiResponse:
+    status: int
+    """0 where there was none."""
+    body: Any = None
+
+    @property
+    def code(self) -> str:
+        return str(self.body["error"]["code"]) if isinstance(self.body, dict) and "error" in self.body else ""
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """What lies in the cluster, seen with other eyes than the product's."""
+
+    stock: list[Object]
+    units: list[Object]
+    operations: dict[str, Object]
+
+    def stock_of(self, flavour: str) -> list[Object]:
+        return [each for each in self.stock if each["spec"]["specName"] == flavour]
+
+    def units_of(self, flavour: str) -> list[Object]:
+        return [each for each in self.units if each["spec"]["specName"] == flavour]
+
+    def operations_of(self, kind: str, flavour: str) -> list[Object]:
+        ours = [each for each in self.operations.values() if each["spec"]["type"] == kind]
+        return [each for each in ours if recorded_request(each)["specName"] == flavour]
+
+
+@dataclass(frozen=True)
+class ClusterReader:
+    """Of somebody who looks at the cluster without asking the product."""
+
+    kube: AsyncClient
+
+    async def snapshot(self) -> ClusterSnapshot:
+        stock, units, operations = await asyncio.gather(
+            self.list_objects(UNIT, STOCK_NAMESPACE),
+            self.list_objects(UNIT, UNIT_NAMESPACE),
+            self.list_objects(OPERATION, "runtime-system"),
+        )
+        return ClusterSnapshot(stock, units, {each["spec"]["operationID"]: each for each in operations})
+
+    async def list_objects(self, kind: Any, namespace: str) -> list[Object]:
+        return [dict(found.to_dict()) async for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
+
+
+@dataclass(frozen=True)
+class ApiCaller(ClusterReader):
+    """Somebody who uses the API, and can look behind it."""
+
+    platform: LivePlatform
+    http: aiohttp.ClientSession
+
+    async def request(self, replica: ApiProcess, method: str, path: str, body: Any = None) -> ApiResponse:
+        return await send_request(self.http, method, replica.url(path), body)
+
+    async def create_unit(self, replica: ApiProcess, flavour: str, name: str) -> ApiResponse:
+        return await self.request(replica, "POST", "/api/v1/gpu-units", unit_request(flavour, name))
+
+    async def delete_unit(self, replica: ApiProcess, name: str) -> ApiResponse:
+        return await self.request(replica, "DELETE", f"/api/v1/gpu-units/{name}")
+
+    async def seed_stock(self, replica: ApiProcess, flavour: str, count: int, operation_id: str = "") -> ApiResponse:
+        return await self.request(
+            replica, "POST", "/api/v1/operator/stock-units", seed_request(flavour, count, operation_id)
+        )
+
+    async def seed_and_wait(self, flavours: Mapping[str, int]) -> None:
+        """Seed so much of each, and wait until all of it is Ready, as every standing replica sees it, too."""
+        answers = await asyncio.gather(
+            *(self.seed_stock(self.platform.shared_replicas[0], each, count) for each, count in flavours.items())
+        )
+        assert {answer.status for answer in answers} == {202}, answers
+        await until(partial(self._seeding_is_finished, flavours), "the seedings have ended")
+        await asyncio.gather(*(self.wait_stock_visible(replica, flavours) for replica in self.platform.shared_replicas))
+
+    async def _seeding_is_finished(self, flavours: Mapping[str, int]) -> bool:
+        seen = await self.snapshot()
+        ended = [each for flavour in flavours for each in seen.operations_of("SeedStock", flavour)]
+        return all(operation_state(each) == "Succeeded" for each in ended)
+
+    async def wait_stock_visible(self, replica: ApiProcess, flavours: Mapping[str, int]) -> None:
+        async def complete() -> bool:
+            answer = await self.request(replica, "GET", "/api/v1/operator/inventory")
+            ready = Counter({each["specName"]: each["stock"]["ready"] for each in answer.body["data"]["flavours"]})
+            return all(ready[flavour] == count for flavour, count in flavours.items())
+
+        await until(complete, "stock is Ready")
+
+    async def start_replicas(self, *replicas: LiveApiProcess) -> None:
+        for replica in replicas:
+            replica.start()
+        await asyncio.gather(*(self.wait_ready(replica) for replica in replicas))
+
+    async def wait_ready(self, replica: ApiProcess) -> None:
+        async def is_ready() -> bool:
+            return (await self.request(replica, "GET", "/readyz")).status == 200
+
+        await until(is_ready, f"{replica.folder} is ready", 180)
+
+
+@asynccontextmanager
+async def api_caller(platform: LivePlatform) -> AsyncIterator[ApiCaller]:
+    connector = aiohttp.TCPConnector(limit=0)
+    headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=240)
+    kube = AsyncClient(config=KubeConfig.from_file(platform.control_plane.kubeconfig))
+    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=patience) as http:
+        yield ApiCaller(kube, platform, http)
+    await kube.close()
+
+
+async def send_request(http: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> ApiResponse:
+    try:
+        async with http.request(method, url, json=body) as response:
+            is_json = response.content_type == "application/json"
+            return ApiResponse(response.status, await response.json() if is_json else await response.text())
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return ApiResponse(0)
+
+
+def unit_request(flavour: str, name: str) -> Object:
+    return {"operationID": f"make-{name}", "name": name, "specName": flavour, "image": "python:3.12"}
+
+
+def seed_request(flavour: str, count: int, operation: str = "") -> Object:
+    named = {"operationID": operation or f"seed-{flavour}", "specName": flavour}
+    return {**named, "memory": "1Gi", "gpu": 1, "replicas": count}
+
+
+def recorded_request(operation: Object) -> Object:
+    return dict(json.loads(operation["spec"]["request"]))
+
+
+def operation_state(operation: Object) -> str:
+    """What is recorded with stock to take is under way from the beginning."""
+    begun = "Running" if operation.get("spec", {}).get("stock") else "Accepted"
+    return str(operation.get("status", {}).get("state", begun))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 60) -> float:
+    """Wait until it holds, and tell how long that took."""
+    began = time.monotonic()
+    while not await condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - began

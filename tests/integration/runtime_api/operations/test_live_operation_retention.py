@@ -1,0 +1,150 @@
+"""Forgetting operations on a real API server."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from typing import TypeAlias
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gpu_runtime.contract.crd.operation import Operation, OperationTarget, OperationType, SourceStock
+from gpu_runtime.runtime_api.operations.operation_retention import OperationRetention, OperationRetentionMetrics
+from gpu_runtime.runtime_api.settings import OperationSettings
+from gpu_runtime.runtime_api.stock.requests import SeedStock
+from localcluster.control_plane import ControlPlane
+from tests.integration.runtime_api.service_replicas import ServiceReplica, service_replica
+
+StartReplica: TypeAlias = Callable[[], AbstractAsyncContextManager[ServiceReplica]]
+DAY = timedelta(days=1)
+STOCK = SourceStock(namespace="stock", name="stock-1", uid="u1")
+
+
+@pytest.fixture
+def start_replica(control_plane: ControlPlane, platform_crds: tuple[str, ...], namespace: str) -> StartReplica:
+    return lambda: service_replica(control_plane.kubeconfig, namespace)
+
+
+class MeteredRetention:
+    """A retention and what it counts."""
+
+    def __init__(self, of: ServiceReplica, most: int = 20_000) -> None:
+        self.registry = CollectorRegistry()
+        metrics = OperationRetentionMetrics(self.registry)
+        settings = OperationSettings(retention_seconds=DAY.total_seconds(), max_retained=most)
+        self.retention = OperationRetention(of.client, of.namespace, settings=settings, clock=of.clock, metrics=metrics)
+
+    def evicted_count(self, why: str) -> float:
+        return self.registry.get_sample_value("runtime_api_operations_forgotten_total", {"why": why}) or 0
+
+
+async def create_operation(of: ServiceReplica, name: str, kind: OperationType = OperationType.SEED_STOCK) -> Operation:
+    asked = SeedStock(operation_id=name, spec_name="g1.1", replicas=1)
+    target = OperationTarget(kind="GPUUnit", namespace=of.namespace, name=name)
+    return (await of.operation_store.record(kind, name, asked, target)).operation
+
+
+async def test_finished_operation_is_evicted_after_the_retention(start_replica: StartReplica) -> None:
+    async with start_replica() as one:
+        kept = MeteredRetention(one)
+        early, late = await create_operation(one, "early"), await create_operation(one, "late")
+        await one.operation_store.mark_succeeded(early)
+        one.clock.offset = timedelta(hours=6)
+        await one.operation_store.mark_failed(late)
+        one.clock.offset = DAY - timedelta(minutes=1)
+        await kept.retention.run_once()
+        assert sorted(await one.operations()) == ["early", "late"]
+        one.clock.offset = DAY + timedelta(minutes=1)
+        await kept.retention.run_once()
+        assert sorted(await one.operations()) == ["late"]
+        one.clock.offset = DAY + timedelta(hours=7)
+        await kept.retention.run_once()
+        assert await one.operations() == {}
+        assert kept.evicted_count("expired") == 2
+
+
+async def test_unfinished_operation_is_retained_at_any_age(start_replica: StartReplica) -> None:
+    async with start_replica() as one:
+        kept = MeteredRetention(one)
+        unit = OperationType.CREATE_UNIT
+        await create_operation(one, "seeding")
+        await create_operation(one, "pool", OperationType.CREATE_STOCK_POOL)
+        await create_operation(one, "waiting", unit)
+        await one.operation_store.mark_running(await create_operation(one, "chosen", unit), stock=STOCK)
+        one.clock.offset = 30 * DAY
+        await kept.retention.run_once()
+        assert sorted(await one.operations()) == ["chosen", "pool", "seeding"]
+
+
+async def test_two_replicas_evict_each_operation_once(start_replica: StartReplica) -> None:
+    async with start_replica() as one, start_replica() as other:
+        for number in range(20):
+            await one.operation_store.mark_succeeded(await create_operation(one, f"done-{number}"))
+        one.clock.offset = other.clock.offset = 2 * DAY
+        fresh = await create_operation(one, "fresh")
+        await one.operation_store.mark_succeeded(fresh)
+        kept = [MeteredRetention(one), MeteredRetention(other)]
+        await asyncio.gather(*(each.retention.run_once() for each in kept))
+        assert list(await one.operations()) == ["fresh"]
+        assert sum(each.evicted_count("expired") for each in kept) == 20
+
+
+async def test_oldest_finished_operations_above_the_limit_are_evicted_and_logged(
+    start_replica: StartReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start_replica() as one:
+        kept = MeteredRetention(one, most=100)
+        await create_operation(one, "seeding")  # the oldest of all, and not finished
+        for number in range(60):
+            one.clock.offset = timedelta(seconds=number)
+            await create_finished_operation(one, f"old-{number}")
+        one.clock.offset = timedelta(hours=3)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(49):
+                tasks.create_task(create_finished_operation(one, f"new-{number}"))
+        await kept.retention.run_once()
+        left = await one.operations()
+        assert len(left) == 100
+        assert "seeding" in left
+        assert [number for number in range(60) if f"old-{number}" not in left] == list(range(10))
+        assert kept.evicted_count("too_many") == 10
+        assert [record.levelno for record in caplog.records if "before their time" in record.message] == [
+            logging.WARNING
+        ]
+        await kept.retention.run_once()
+        assert len(await one.operations()) == 100
+
+
+async def test_operations_waiting_for_stock_are_evicted_after_finished_ones(start_replica: StartReplica) -> None:
+    async with start_replica() as one:
+        kept = MeteredRetention(one, most=100)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(101):
+                tasks.create_task(create_operation(one, f"waiting-{number}", OperationType.CREATE_UNIT))
+            tasks.create_task(create_finished_operation(one, "done"))
+        await kept.retention.run_once()
+        left = await one.operations()
+        assert len(left) == 100
+        assert "done" not in left
+
+
+async def test_selector_of_the_longest_retention_is_accepted(start_replica: StartReplica) -> None:
+    async with start_replica() as one:
+        settings, metrics = (
+            OperationSettings(retention_seconds=30 * DAY.total_seconds()),
+            OperationRetentionMetrics(CollectorRegistry()),
+        )
+        retention = OperationRetention(one.client, one.namespace, settings=settings, clock=one.clock, metrics=metrics)
+        await create_finished_operation(one, "done")
+        one.clock.offset = 30 * DAY - timedelta(minutes=1)
+        await retention.run_once()
+        assert list(await one.operations()) == ["done"]
+        one.clock.offset = 30 * DAY + timedelta(minutes=1)
+        await retention.run_once()
+        assert await one.operations() == {}
+
+
+async def create_finished_operation(of: ServiceReplica, name: str) -> None:
+    await of.operation_store.mark_succeeded(await create_operation(of, name))

@@ -1,0 +1,123 @@
+"""Replicas of the services behind the API, on a real API server, and what can happen to them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
+from gpu_runtime.contract.crd.operation import OPERATIONS, Operation, OperationType
+from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
+from gpu_runtime.kube.client import KubeClient, open_kube_client
+from gpu_runtime.kube.codec import ListOptions
+from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
+from gpu_runtime.runtime_api.operations.jobs import JobService
+from gpu_runtime.runtime_api.operations.operation_store import OperationStore
+from gpu_runtime.runtime_api.operations.state_machine import OperationExecutors
+from gpu_runtime.runtime_api.settings import APINamespaceSettings
+from gpu_runtime.runtime_api.stock.pools import PoolCreator, PoolService
+from gpu_runtime.runtime_api.stock.stock_seeder import StockSeeder
+from gpu_runtime.runtime_api.stock.stock_units import StockUnitService
+
+
+class AdjustableClock:
+    """The time of day, which a test can move."""
+
+    def __init__(self) -> None:
+        self.offset = timedelta()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.offset
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class SimulatedKill(Exception):
+    """The process is no more. Nobody handles this."""
+
+
+class ClientKilledAtWrite(KubeClient):
+    """Dies at a write: before it reaches the API server, or after, when nobody hears the answer any more."""
+
+    def __init__(self, living: KubeClient, at_write: int, *, after_write: bool) -> None:
+        super().__init__(living._transport, field_manager="test")
+        self._writes_until_kill = at_write
+        self._after_write = after_write
+
+    async def _write(self, *args: Any, **kwargs: Any) -> bytes:
+        self._writes_until_kill -= 1
+        if self._writes_until_kill > 0:
+            return await super()._write(*args, **kwargs)
+        if self._writes_until_kill == 0 and self._after_write:
+            await super()._write(*args, **kwargs)
+        raise SimulatedKill
+
+
+@dataclass
+class ServiceReplica:
+    client: KubeClient
+    caches: APIInformers
+    namespace: str
+    clock: AdjustableClock = field(default_factory=AdjustableClock)
+    enqueued_operations: list[Operation] = field(default_factory=list)
+    """What the services have asked to be worked on. Tests decide who does it, and when."""
+
+    def __post_init__(self) -> None:
+        names = APINamespaceSettings(system=self.namespace, stock=self.namespace, pools=(self.namespace,))
+        self.operation_store = OperationStore(self.client, self.namespace, self.clock)
+        self.seeding = StockSeeder(self.client, self.caches, self.operation_store)
+        self.making = PoolCreator(self.client, self.caches, self.operation_store)
+        self.stock = StockUnitService(
+            self.caches, self.operation_store, self.namespace, self.enqueued_operations.append
+        )
+        self.pools = PoolService(
+            self.client, self.caches, self.operation_store, names, self.making, self.enqueued_operations.append
+        )
+        self.jobs = JobService(self.operation_store)
+        self.drivers: OperationExecutors = {
+            OperationType.SEED_STOCK: self.seeding,
+            OperationType.CREATE_STOCK_POOL: self.making,
+        }
+
+    def killed_at_write(self, at_write: int, *, after_write: bool) -> "ServiceReplica":
+        """The same replica, which will be killed at that write."""
+        return ServiceReplica(
+            ClientKilledAtWrite(self.client, at_write, after_write=after_write), self.caches, self.namespace
+        )
+
+    async def units(self) -> dict[str, GPUUnit]:
+        found = await self.client.list(GPU_UNITS, ListOptions(self.namespace))
+        return {unit.metadata.name: unit for unit in found.items}
+
+    async def pools_by_name(self) -> dict[str, StockPool]:
+        found = await self.client.list(STOCK_POOLS, ListOptions(self.namespace))
+        return {pool.metadata.name: pool for pool in found.items}
+
+    async def operations(self) -> dict[str, Operation]:
+        found = await self.client.list(OPERATIONS, ListOptions(self.namespace))
+        return {each.spec.operation_id: each for each in found.items}
+
+
+@asynccontextmanager
+async def service_replica(kubeconfig: Path, namespace: str, *, watching: bool = True) -> AsyncIterator[ServiceReplica]:
+    """One with caches that are complete, and keep themselves true while they watch."""
+    async with open_kube_client(load_cluster_config(kubeconfig), field_manager="runtime-api") as client:
+        caches = new_informers(client, APINamespaceSettings(system=namespace, stock=namespace), KubeMetrics())
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(cache.run()) for cache in caches.all]
+            for cache in caches.all:
+                await cache.wait_for_sync()
+            if not watching:
+                for task in running:
+                    task.cancel()
+            try:
+                yield ServiceReplica(client, caches, namespace)
+            finally:
+                for task in running:
+                    task.cancel()

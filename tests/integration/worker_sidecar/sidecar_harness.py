@@ -1,0 +1,260 @@
+"""A sidecar for tests: the queue that it serves, the function beside it, and everything that it says."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from nats.aio.msg import Msg
+
+from gpu_runtime.contract.messages.dead_letter import DeadLetter
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import invocation_hash
+from gpu_runtime.contract.messages.invocation_record import (
+    InvocationRecord,
+    RecordAtRevision,
+    RecordState,
+    cancel_record,
+    record_headers,
+)
+from gpu_runtime.contract.messages.message_codec import decode, encode
+from gpu_runtime.contract.messages.result import Result
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.jetstream.api import api_request
+from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.request_reply import send_request
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry
+from gpu_runtime.process.nats_setup import nats_options, stream_topology
+from gpu_runtime.process.shared_settings import BindAddressSettings, NatsSettings, StreamSettings
+from gpu_runtime.worker_sidecar.main import serve
+from gpu_runtime.worker_sidecar.settings import FrameworkSettings, RetrySettings, WorkerSidecarSettings
+from localcluster.control_plane import free_port
+from localcluster.nats_server import NatsAccount
+from tests.integration.framework.framework_process import FrameworkProcess
+from tests.integration.kube.polling import eventually
+
+FUNCTION_ID = "fn-1"
+POD_UID = "pod-1"
+
+
+def sidecar_settings(account: NatsAccount, socket: str, **changes: Any) -> WorkerSidecarSettings:
+    """Impatient ones."""
+    small = {"queue_bytes": 1024 * 1024, "dead_letter_bytes": 1024 * 1024, "body_bytes": 64 * 1024}
+    streams = StreamSettings(storage="memory", dispatch_ack_wait_seconds=3, **small)
+    given: dict[str, Any] = {
+        "nats": NatsSettings(urls=(account.url,), streams=streams),
+        "request_id": FUNCTION_ID,
+        "worker": "worker-1",
+        "namespace": "runtime-instance",
+        "framework": FrameworkSettings(socket_path=socket, health_check_interval_seconds=0.2),
+        "retries": RetrySettings(max_deliveries=3, initial_backoff_seconds=0.05, max_backoff_seconds=0.1),
+        "heartbeat_seconds": 0.2,
+        "drain_seconds": 60,
+        "endpoints": BindAddressSettings(bind_address=f"127.0.0.1:{free_port()}"),
+    }
+    return WorkerSidecarSettings(**(given | changes))
+
+
+@dataclass
+class SidecarHarness:
+    """Everything around the sidecar: what the other processes of the plane would do and hear."""
+
+    nats: NatsConnection
+    topology: StreamTopology
+    results: dict[str, Result] = field(default_factory=dict)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    events: list[WorkerEvent] = field(default_factory=list)
+    replies: list[Result] = field(default_factory=list)
+
+    @property
+    def publisher(self) -> Publisher:
+        return Publisher(self.nats)
+
+    @property
+    def records(self) -> KeyValueBucket:
+        return KeyValueBucket(self.nats, self.publisher, self.topology.record_bucket)
+
+    async def publish_dispatch(
+        self,
+        payload: Any,
+        invocation_id: str = "inv-1",
+        timeout_seconds: float = 600,
+        *,
+        seconds_ago: float = 0,
+        cancelled: bool = False,
+        **about: Any,
+    ) -> None:
+        """As the activator does it, so many seconds ago; or taken back by its caller in between."""
+        now = datetime.now(UTC)
+        invocation = Invocation(
+            invocation_id=invocation_id,
+            serverless_request_id=FUNCTION_ID,
+            body=msgspec.json.encode(payload),
+            enqueued_at=now,
+            timeout_seconds=abs(timeout_seconds),
+            **about,
+        )
+        deadline = now + timedelta(seconds=timeout_seconds)
+        record = InvocationRecord(
+            request_hash=invocation_hash(invocation),
+            serverless_request_id=FUNCTION_ID,
+            state=RecordState.DISPATCHED,
+            enqueued_at=now,
+            deadline=deadline,
+            updated_at=now,
+        )
+        revision = await self.records.create(invocation_id, encode(record))
+        assert revision
+        if cancelled:
+            await self.cancel_invocation(invocation_id, publish_hint=False)
+        message = Dispatch(invocation=invocation, deadline=deadline, dispatched_at=now - timedelta(seconds=seconds_ago))
+        subject = self.topology.subjects.dispatch(FUNCTION_ID)
+        headers = record_headers(RecordAtRevision(record, revision))
+        await self.publisher.publish(OutgoingMessage(subject, encode(message), message.message_id, headers))
+
+    async def cancel_invocation(self, invocation_id: str = "inv-1", publish_hint: bool = True) -> None:
+        while True:
+            entry = await self.records.get(invocation_id)
+            assert entry is not None
+            record = cancel_record(decode(entry.value, InvocationRecord), datetime.now(UTC))
+            if await self.records.update(invocation_id, encode(record), entry.revision):
+                break
+        if publish_hint:
+            await self.nats.publish(self.topology.subjects.cancel(FUNCTION_ID), invocation_id.encode())
+
+    async def record(self, invocation_id: str = "inv-1") -> InvocationRecord:
+        entry = await self.records.get(invocation_id)
+        assert entry is not None
+        return decode(entry.value, InvocationRecord)
+
+    async def request_drain(self, *, force: bool = False) -> DrainStatus:
+        question = encode(DrainRequest(force=force))
+        return decode(await send_request(self.nats, self.topology.subjects.control(POD_UID), question, 60), DrainStatus)
+
+    async def backlog(self) -> int:
+        """How much the queue still holds."""
+        stream = self.topology.dispatch_consumer(FUNCTION_ID).stream
+        count: int = (await api_request(self.nats, f"STREAM.INFO.{stream}"))["state"]["messages"]
+        return count
+
+    async def wait_result(self, invocation_id: str = "inv-1") -> Result:
+        await eventually(lambda: invocation_id in self.results, f"{invocation_id} has a result")
+        return self.results[invocation_id]
+
+    async def wait_event(self, kind: WorkerEventKind, in_flight: int) -> None:
+        def last() -> bool:
+            return bool(self.events) and (self.events[-1].kind, self.events[-1].in_flight) == (kind, in_flight)
+
+        await eventually(last, f"it tells of {kind} with {in_flight} in flight")
+
+    async def wait_empty(self) -> None:
+        async with asyncio.timeout(60):
+            while await self.backlog():  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def sidecar_harness(settings: WorkerSidecarSettings) -> AsyncIterator[SidecarHarness]:
+    topology = stream_topology(settings.nats)
+    async with connect_nats(nats_options(settings.nats, "test")) as nats:
+        await ensure_with_retry(nats, topology.streams, [topology.record_bucket])
+        plane = SidecarHarness(nats, topology)
+        await nats.subscribe(topology.subjects.result(FUNCTION_ID), lambda each: _record_result(plane, each))
+        await nats.subscribe(
+            topology.subjects.all_dead_letters, lambda m: plane.dead_letters.append(decode(m.data, DeadLetter))
+        )
+        await nats.subscribe(topology.subjects.all_events, lambda m: plane.events.append(decode(m.data, WorkerEvent)))
+        await nats.subscribe("replies", lambda m: plane.replies.append(decode(m.data, Result)))
+        yield plane
+
+
+def _record_result(plane: SidecarHarness, message: Msg) -> None:
+    result = decode(message.data, Result)
+    plane.results.setdefault(result.invocation_id, result)
+
+
+@dataclass(frozen=True)
+class RunningSidecar:
+    settings: WorkerSidecarSettings
+    stopping: asyncio.Event
+    task: "asyncio.Task[None]"
+
+    async def get(self, path: str) -> tuple[int, str]:
+        url = f"http://{self.settings.health.bind_address}{path}"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.status, await answer.text()
+
+    async def is_ready(self) -> bool:
+        try:
+            return (await self.get("/readyz"))[0] == 200
+        except aiohttp.ClientError:
+            return False
+
+
+@asynccontextmanager
+async def running_sidecar(settings: WorkerSidecarSettings) -> AsyncIterator[RunningSidecar]:
+    """In this process, until the block ends."""
+    stopping = asyncio.Event()
+    task = asyncio.create_task(serve(settings, stopping))
+    try:
+        yield RunningSidecar(settings, stopping, task)
+        stopping.set()
+        await asyncio.wait_for(task, 60)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@dataclass(frozen=True)
+class SidecarScene:
+    """A queue, and a framework that several tests share."""
+
+    account: NatsAccount
+    harness: SidecarHarness
+    framework: FrameworkProcess
+    socket_dir: Path
+
+    def sidecar(self, **changes: Any) -> AbstractAsyncContextManager[RunningSidecar]:
+        return running_sidecar(self.settings(**changes))
+
+    def settings(self, **changes: Any) -> WorkerSidecarSettings:
+        return sidecar_settings(self.account, self.framework.socket, **changes)
+
+    @property
+    def handler_calls(self) -> list[str]:
+        log = self.socket_dir / "calls"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def release_call(self) -> None:
+        """Let the call return that waits."""
+        (self.socket_dir / "go").touch()
+
+    async def wait_call_started(self) -> None:
+        await eventually(lambda: self.handler_calls == ["wait 1"], "it runs")
+
+
+@contextmanager
+def sidecar_process(settings: WorkerSidecarSettings, place: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """As it runs in a pod, so that it can be killed."""
+    config = place / "settings.yaml"
+    config.write_bytes(msgspec.json.encode(settings))
+    command = [str(Path(sys.executable).with_name("gpu-runtime")), "worker-sidecar", "--config", str(config)]
+    with subprocess.Popen(command, env={**os.environ, "POD_UID": "pod-killed"}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -1,0 +1,142 @@
+"""What is known of workers from what they say, and of functions whose workers fail."""
+
+from datetime import UTC, datetime, timedelta
+
+from gpu_runtime.activator.autoscaler import WorkerState
+from gpu_runtime.activator.worker_backoff import WorkerBackoff
+from gpu_runtime.activator.worker_liveness import DELETED_WORKER_TTL_SECONDS, WorkerLiveness
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.kube.meta import ObjectKey
+from tests.unit.activator.activator_objects import worker
+
+KEY = ObjectKey("units", "f-w0")
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def event(kind: str, sequence: int, in_flight: int = 0, instance: str = "one", at: float = 0) -> WorkerEvent:
+    return WorkerEvent(
+        kind=WorkerEventKind(kind),
+        serverless_request_id="f",
+        unit=KEY.name,
+        namespace=KEY.namespace,
+        pod_uid=instance,
+        sequence=sequence,
+        sent_at=BEGIN + timedelta(seconds=at),
+        in_flight=in_flight,
+    )
+
+
+def liveness_after(*events: tuple[float, WorkerEvent]) -> WorkerLiveness:
+    clock = Clock()
+    workers = WorkerLiveness(clock)
+    for moment, each in events:
+        clock.now = moment
+        workers.observe(each)
+    return workers
+
+
+def test_worker_is_idle_from_its_first_event_until_an_invocation_starts() -> None:
+    known = liveness_after((1, event("registered", 1)), (5, event("heartbeat", 2))).status_of(KEY)
+    assert known
+    assert (known.first_seen, known.last_seen, known.idle_since) == (1, 5, 1)
+    busy = liveness_after((1, event("registered", 1)), (5, event("started", 2, in_flight=1))).status_of(KEY)
+    assert busy
+    assert busy.idle_since is None
+
+
+def test_worker_is_idle_again_after_its_last_invocation() -> None:
+    words = (
+        (1, event("registered", 1)),
+        (2, event("started", 2, 1)),
+        (9, event("finished", 3)),
+        (12, event("heartbeat", 4)),
+    )
+    known = liveness_after(*words).status_of(KEY)
+    assert known
+    assert known.idle_since == 9
+
+
+def test_finished_event_without_started_event_resets_idle_time() -> None:
+    known = liveness_after((1, event("registered", 1)), (9, event("finished", 3))).status_of(KEY)
+    assert known
+    assert known.idle_since == 9
+
+
+def test_late_event_with_lower_sequence_is_ignored() -> None:
+    known = liveness_after((1, event("started", 5, in_flight=1)), (2, event("heartbeat", 4))).status_of(KEY)
+    assert known
+    assert known.in_flight == 1
+
+
+def test_draining_lasts_until_the_next_pod_registers() -> None:
+    words = [(1.0, event("draining", 1)), (2.0, event("heartbeat", 2))]
+    known = liveness_after(*words).status_of(KEY)
+    assert known
+    assert known.draining
+    successor = liveness_after(*words, (3, event("registered", 1, instance="two", at=5))).status_of(KEY)
+    assert successor
+    assert (successor.pod_uid, successor.draining) == ("two", False)
+
+
+def test_restarted_sidecar_in_the_same_pod_is_no_longer_draining() -> None:
+    known = liveness_after((1, event("draining", 1)), (2, event("registered", 9))).status_of(KEY)
+    assert known
+    assert not known.draining
+
+
+def test_late_event_of_the_previous_pod_does_not_change_the_new_pod() -> None:
+    known = liveness_after(
+        (1, event("registered", 1, instance="two", at=5)), (2, event("draining", 9, instance="one", at=4))
+    ).status_of(KEY)
+    assert known
+    assert (known.pod_uid, known.draining) == ("two", False)
+
+
+def test_events_of_a_deleted_units_pod_do_not_count_for_the_next_unit() -> None:
+    workers = liveness_after((1, event("draining", 1)))
+    workers.mark_unit_deleted(KEY)
+    assert not workers.observe(event("draining", 2, at=5))
+    assert workers.status_of(KEY) is None
+    assert workers.observe(event("registered", 1, instance="two", at=3))  # by another clock
+    known = workers.status_of(KEY)
+    assert known
+    assert (known.pod_uid, known.draining) == ("two", False)
+
+
+def test_deleted_workers_are_evicted_after_the_ttl() -> None:
+    clock = Clock()
+    workers = WorkerLiveness(clock)
+    for number in range(3):
+        clock.now = number * 1.1 * DELETED_WORKER_TTL_SECONDS
+        workers.observe(event("registered", 1, instance=f"pod-{number}", at=clock.now))
+        workers.mark_unit_deleted(KEY)
+    assert list(workers._deleted_at) == ["pod-2"]
+
+
+def test_backoff_grows_with_worker_failures_and_resets_on_success() -> None:
+    clock = Clock()
+    workers, setbacks, function = (
+        WorkerLiveness(clock),
+        WorkerBackoff(Backoff(initial_seconds=10, max_seconds=100, jitter=0)),
+        ObjectKey("units", "f"),
+    )
+    first, second = worker(0, WorkerState.UNHEALTHY), worker(1, WorkerState.UNHEALTHY)
+    setbacks.observe(function, [first], workers, 0)
+    assert (setbacks.allows_create(function, 9), setbacks.allows_create(function, 10)) == (False, True)
+    setbacks.observe(function, [first], workers, 9)  # the same one is not counted twice
+    assert setbacks.allows_create(function, 10)
+    setbacks.observe(function, [second], workers, 12)
+    assert (setbacks.allows_create(function, 31), setbacks.allows_create(function, 32)) == (False, True)
+    clock.now = 13
+    workers.observe(event("registered", 1))
+    setbacks.observe(function, [worker(0)], workers, 14)
+    assert setbacks.allows_create(function, 14)

@@ -1,0 +1,85 @@
+"""What a document has too much or too little of is named by its path, at any depth."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_runtime.contract.validation.unknown_fields import has_exact_fields, missing_fields, unknown_fields, value_at
+from gpu_runtime.runtime_api.units.requests import CreateUnit
+
+WHOLE: dict[str, Any] = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}
+
+UNKNOWN: dict[str, tuple[dict[str, Any], str, str]] = {
+    "at the top": ({"imge": "x"}, "imge", "did you mean image?"),
+    "inside an object": ({"template": {"comand": []}}, "template.comand", "did you mean command?"),
+    "inside a list": (
+        {"template": {"ports": [{"name": "a", "port": 1}, {"name": "b", "port": 2, "protocoll": "TCP"}]}},
+        "template.ports[1].protocoll",
+        "did you mean protocol?",
+    ),
+    "inside what may be left out": ({"access": {"primaryport": "http"}}, "access.primaryport", "primaryPort"),
+    "deep inside what may be left out": (
+        {"serverless": {"framework": {"socketpath": "/s"}}},
+        "serverless.framework.socketpath",
+        "socketPath",
+    ),
+    "in another case": ({"SpecName": "g1.1"}, "SpecName", "did you mean specName?"),
+    "like no other": ({"template": {"zzz": 1}}, "template.zzz", "there are args, command, envs, ports"),
+}
+
+
+@pytest.mark.parametrize(("document", "path", "remedy"), UNKNOWN.values(), ids=UNKNOWN)
+def test_unknown_field_error_suggests_the_closest_field(document: dict[str, Any], path: str, remedy: str) -> None:
+    [found] = unknown_fields(WHOLE | document, CreateUnit)
+    assert found.path == path
+    assert remedy in found.hint
+
+
+def test_all_missing_fields_are_reported_together() -> None:
+    document = {"name": "web", "template": {"ports": [{"port": 80}, {"name": "a"}]}}
+    assert list(missing_fields(document, CreateUnit)) == [
+        "operationID",
+        "specName",
+        "image",
+        "template.ports[0].name",
+        "template.ports[1].port",
+    ]
+
+
+@pytest.mark.parametrize("odd", [None, 3, "text", [], [1], {"template": 3}, {"template": {"ports": {"a": 1}}}])
+def test_document_of_another_type_reports_no_unknown_fields(odd: Any) -> None:
+    assert list(unknown_fields(odd, CreateUnit)) == []
+
+
+def test_mapping_keys_are_free_and_mapping_values_are_checked() -> None:
+    class Inner(msgspec.Struct):
+        a: int = 0
+
+    class Outer(msgspec.Struct):
+        by_name: dict[str, Inner] = {}
+        free: dict[str, str] = {}
+
+    document = {"by_name": {"anything": {"b": 1}}, "free": {"anything": "x"}}
+    assert [each.path for each in unknown_fields(document, Outer)] == ["by_name.anything.b"]
+
+
+def test_a_value_is_found_by_its_path() -> None:
+    document = {"a": [{"b": 1}, {"b": 2}]}
+    assert value_at(document, "a[1].b") == 2
+    assert value_at(document, "a[7].b") is None
+    assert value_at(document, "a.x.y") is None
+
+
+COMPLETE: dict[str, tuple[dict[str, Any], bool]] = {
+    "whole": (WHOLE, True),
+    "whole with parts": (WHOLE | {"template": {"ports": [{"name": "a", "port": 1}]}, "access": None}, True),
+    "something missing in a list": (WHOLE | {"template": {"ports": [{"name": "a"}]}}, False),
+    "something missing": ({"name": "web"}, False),
+} | {f"something unknown {name}": (WHOLE | document, False) for name, (document, _, _) in UNKNOWN.items()}
+
+
+@pytest.mark.parametrize(("document", "complete"), COMPLETE.values(), ids=COMPLETE)
+def test_completeness_check_agrees_with_missing_fields(document: dict[str, Any], complete: bool) -> None:
+    assert has_exact_fields(document, CreateUnit) == complete
+    assert complete == (not [*unknown_fields(document, CreateUnit), *missing_fields(document, CreateUnit)])

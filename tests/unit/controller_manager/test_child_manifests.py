@@ -1,0 +1,131 @@
+"""The manifests of children, in product words."""
+
+from typing import Any
+
+import pytest
+
+from gpu_runtime.contract.crd.well_known import Annotation, Label
+from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
+from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
+from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment as pool_deployment
+from gpu_runtime.controller_manager.stock_pool.children.service import service as pool_service
+from tests.unit.controller_manager.controller_objects import (
+    NON_ROOT_SETTINGS,
+    PORTS,
+    observed_pool,
+    observed_unit,
+    pool,
+    unit,
+)
+
+
+def pod_of(manifest: dict[str, Any]) -> Any:
+    return manifest["spec"]["template"]["spec"]
+
+
+def unit_pod(*args: Any, **spec: Any) -> Any:
+    return pod_of(unit_deployment(observed_unit(unit(*args, **spec))))
+
+
+def test_active_unit_runs_its_own_image_and_command() -> None:
+    pod = unit_pod(image="python:3", memory="1Gi", gpu=2)
+    main = pod["containers"][0]
+    assert (main["image"], main["command"], main["args"]) == ("python:3", [], [])
+    amounts = {"memory": "1Gi", "nvidia.com/gpu": "2"}
+    assert main["resources"] == {"limits": amounts, "requests": amounts}
+    assert main["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert main["securityContext"] == {"allowPrivilegeEscalation": False}
+    assert pod["priorityClassName"] == "gpu-runtime-active"
+    assert pod["automountServiceAccountToken"] is False
+    assert "runAsNonRoot" not in pod["securityContext"]
+
+
+def test_stock_unit_runs_the_stock_image_and_ignores_its_spec() -> None:
+    pod = unit_pod("runtime-stock", image="user:1", template={"command": ["user"]})
+    main = pod["containers"][0]
+    assert (main["image"], main["command"]) == ("stock:1", ["python3", "-m", "gpu_runtime.stock_process"])
+    assert pod["priorityClassName"] == "gpu-runtime-stock"
+    assert pod["terminationGracePeriodSeconds"] >= 1
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert main["securityContext"]["readOnlyRootFilesystem"] is True
+    assert main["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_require_non_root_applies_to_units_and_pools() -> None:
+    active = unit_deployment(observed_unit(unit(), settings=NON_ROOT_SETTINGS))
+    warm = pool_deployment(observed_pool(pool(), settings=NON_ROOT_SETTINGS))
+    assert [pod_of(each)["securityContext"]["runAsNonRoot"] for each in (active, warm)] == [True, True]
+
+
+@pytest.mark.parametrize(("running", "replicas"), [(True, 1), (False, 0)])
+def test_a_stopped_unit_has_no_pod(running: bool, replicas: int) -> None:
+    assert unit_deployment(observed_unit(unit(running=running)))["spec"]["replicas"] == replicas
+
+
+def test_deployment_update_strategy_needs_no_extra_gpu() -> None:
+    assert unit_deployment(observed_unit(unit()))["spec"]["strategy"] == {"type": "Recreate"}
+    rolling = pool_deployment(observed_pool(pool()))["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_pods_are_labeled_with_unit_name_and_uid() -> None:
+    labels = unit_deployment(observed_unit(unit()))["spec"]["template"]["metadata"]["labels"]
+    assert (labels[Label.UNIT], labels[Label.UNIT_UID]) == ("web", "uid-of-web")
+
+
+def test_a_unit_prefers_the_node_of_its_stock() -> None:
+    known = {Annotation.SOURCE_STOCK_UID: "s", Annotation.SOURCE_STOCK_NODE: "node-1"}
+    (preferred,) = unit_pod(annotations=known)["affinity"]["nodeAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert preferred["preference"]["matchExpressions"][0]["values"] == ["node-1"]
+    assert unit_pod(annotations={Annotation.SOURCE_STOCK_UID: "s"})["affinity"] == {}
+    assert unit_pod()["affinity"] == {}
+
+
+def test_storages_are_mounted_from_pvcs_of_the_same_name() -> None:
+    mounts = [{"name": "data", "mountPath": "/data"}, {"name": "more", "mountPath": "/more", "readOnly": True}]
+    pod = unit_pod(storageMounts=mounts)
+    assert [each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"]] == ["data", "more"]
+    assert [(each["mountPath"], each["readOnly"]) for each in pod["containers"][0]["volumeMounts"]] == [
+        ("/data", False),
+        ("/more", True),
+    ]
+
+
+def test_service_exposes_every_declared_port() -> None:
+    for wanted in (
+        unit_service(observed_unit(unit(template={"ports": PORTS}))),
+        pool_service(observed_pool(pool(template={"ports": PORTS}))),
+    ):
+        assert wanted
+        assert wanted["spec"]["ports"] == [
+            {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 80},
+            {"name": "voice", "port": 80, "protocol": "UDP", "targetPort": 80},
+        ]
+
+
+def test_no_service_for_stock_or_for_units_without_ports() -> None:
+    assert unit_service(observed_unit(unit())) is None
+    assert unit_service(observed_unit(unit("runtime-stock", template={"ports": PORTS}))) is None
+    assert pool_service(observed_pool(pool())) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "image", "command", "args"),
+    [
+        ({}, "placeholder:1", "sh", []),
+        ({"image": "own:1"}, "own:1", "sh", []),
+        ({"image": "own:1", "template": {"command": ["run"]}}, "own:1", "run", []),
+        ({"image": "own:1", "template": {"args": ["-v"]}}, "own:1", None, ["-v"]),
+    ],
+)
+def test_pool_without_command_runs_the_placeholder(spec: Any, image: str, command: str | None, args: list[str]) -> None:
+    main = pod_of(pool_deployment(observed_pool(pool(**spec))))["containers"][0]
+    assert (main["image"], next(iter(main["command"]), None), main["args"]) == (image, command, args)
+
+
+def test_children_of_a_pool_have_a_name_prefix() -> None:
+    manifest = pool_deployment(observed_pool(pool()))
+    assert manifest["metadata"]["name"] == "pool-warm"
+    assert manifest["metadata"]["ownerReferences"][0]["kind"] == "StockPool"

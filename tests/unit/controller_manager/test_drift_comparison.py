@@ -1,0 +1,150 @@
+"""Whether a child is what it should be, and what is written over it when it is not."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
+from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
+from gpu_runtime.controller_manager.workload.drift import (
+    DESIRED_HASH_ANNOTATION,
+    is_orphan,
+    is_owned,
+    matches_desired,
+    update_manifest,
+)
+from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, RawService
+from tests.unit.controller_manager.controller_objects import PORTS, as_stored, observed_unit, unit
+
+UNIT = unit(
+    memory="1024Mi",
+    gpu=1,
+    storageMounts=[{"name": "data", "mountPath": "/data"}],
+    template={"args": ["serve"], "envs": [{"name": "EMPTY"}], "ports": PORTS},
+)
+DEPLOYMENT = unit_deployment(observed_unit(UNIT))
+MAIN = ("template", "spec", "containers", 0)
+
+
+def service() -> dict[str, Any]:
+    wanted = unit_service(observed_unit(UNIT))
+    assert wanted
+    return wanted
+
+
+def with_field(kept: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """The same object with one field other than it was; None takes it away."""
+    spec = copy.deepcopy(kept.spec)
+    place: Any = spec
+    for part in path[:-1]:
+        place = place[part]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return type(kept)(metadata=kept.metadata, spec=spec)
+
+
+def test_defaulted_object_from_the_api_server_has_no_drift() -> None:
+    assert matches_desired(as_stored(DEPLOYMENT, RawDeployment), DEPLOYMENT)
+    assert matches_desired(as_stored(service(), RawService), service())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("progressDeadlineSeconds",), 5),
+        (("template", "metadata", "annotations"), {"kubectl.kubernetes.io/restartedAt": "now"}),
+        ((*MAIN, "resources", "limits", "memory"), "1Gi"),
+        ((*MAIN, "volumeMounts", 0, "readOnly"), None),
+    ],
+)
+def test_unowned_and_equivalent_fields_are_no_drift(path: tuple[str | int, ...], value: Any) -> None:
+    assert matches_desired(with_field(as_stored(DEPLOYMENT, RawDeployment), path, value), DEPLOYMENT)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("replicas",), 0),
+        (("replicas",), True),
+        (("revisionHistoryLimit",), 10),
+        (("revisionHistoryLimit",), None),
+        (("strategy", "type"), "RollingUpdate"),
+        (("template", "spec", "automountServiceAccountToken"), True),
+        (("template", "spec", "automountServiceAccountToken"), None),
+        (("template", "spec", "affinity"), {"nodeAffinity": {}}),
+        ((*MAIN, "command"), ["sh"]),
+        ((*MAIN, "env", 0, "value"), "full"),
+        ((*MAIN, "env"), None),
+        ((*MAIN, "volumeMounts", 0, "readOnly"), True),
+        ((*MAIN, "resources", "limits", "memory"), "1025Mi"),
+        ((*MAIN, "resources", "limits", "cpu"), "1"),
+        ((*MAIN, "resources", "requests"), None),
+        (("template", "spec", "containers", 0), None),
+    ],
+)
+def test_changed_deployment_field_is_drift(path: tuple[str | int, ...], value: Any) -> None:
+    assert not matches_desired(with_field(as_stored(DEPLOYMENT, RawDeployment), path, value), DEPLOYMENT)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("type",), "NodePort"),
+        (("selector", "more"), "x"),
+        (("ports", 0, "protocol"), "UDP"),
+        (("ports", 0, "targetPort"), "80"),
+        (("ports", 1), None),
+    ],
+)
+def test_changed_service_field_is_drift(path: tuple[str | int, ...], value: Any) -> None:
+    assert not matches_desired(with_field(as_stored(service(), RawService), path, value), service())
+
+
+@pytest.mark.parametrize("part", ["labels", "annotations"])
+def test_foreign_metadata_is_no_drift_and_missing_metadata_is(part: str) -> None:
+    kept = DEPLOYMENT["metadata"][part]
+    assert matches_desired(as_stored(DEPLOYMENT, RawDeployment, **{part: kept | {"example.com/a": "b"}}), DEPLOYMENT)
+    assert not matches_desired(as_stored(DEPLOYMENT, RawDeployment, **{part: {}}), DEPLOYMENT)
+
+
+def test_desired_hash_changes_only_with_the_desired_spec() -> None:
+    def digest(**spec: Any) -> str:
+        found: str = unit_deployment(observed_unit(unit(**spec)))["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
+        return found
+
+    assert digest() == digest()
+    assert digest() != digest(memory="1Gi")
+    assert digest(template={"args": ["a"]}) != digest(template={"command": ["a"]})
+
+
+def test_an_object_is_owned_by_its_controller_and_an_orphan_by_its_labels() -> None:
+    kept, bare = as_stored(DEPLOYMENT, RawDeployment), as_stored(DEPLOYMENT, RawDeployment, ownerReferences=[])
+    strange = as_stored(DEPLOYMENT, RawDeployment, ownerReferences=[], labels={"app": "web"})
+    assert (is_owned(kept, UNIT), is_orphan(kept, DEPLOYMENT)) == (True, False)
+    assert (is_owned(bare, UNIT), is_orphan(bare, DEPLOYMENT)) == (False, True)
+    assert (is_owned(strange, UNIT), is_orphan(strange, DEPLOYMENT)) == (False, False)
+    assert not matches_desired(bare, DEPLOYMENT)
+
+
+def test_replacement_preserves_foreign_metadata() -> None:
+    other = {"apiVersion": "v1", "kind": "Namespace", "name": "n", "uid": "other"}
+    demoted = DEPLOYMENT["metadata"]["ownerReferences"][0] | {"controller": False}
+    found = as_stored(
+        DEPLOYMENT,
+        RawDeployment,
+        labels={"example.com/a": "b"},
+        annotations={"example.com/c": "d"},
+        finalizers=["example.com/e"],
+        ownerReferences=[other, demoted],
+    )
+    written = update_manifest(found, DEPLOYMENT)
+    metadata = written["metadata"]
+    assert metadata["resourceVersion"] == "7"
+    assert metadata["labels"] == {"example.com/a": "b"} | DEPLOYMENT["metadata"]["labels"]
+    assert metadata["annotations"] == {"example.com/c": "d"} | DEPLOYMENT["metadata"]["annotations"]
+    assert metadata["finalizers"] == ["example.com/e"]
+    assert metadata["ownerReferences"] == [other, *DEPLOYMENT["metadata"]["ownerReferences"]]
+    assert written["spec"] == DEPLOYMENT["spec"]

@@ -1,0 +1,139 @@
+"""What a unit that serves a function has beside the user's container, and what of a unit can be reached."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_runtime.contract.crd.conditions import ReadyReason
+from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment
+from gpu_runtime.controller_manager.gpu_unit.children.network_policy import network_policy
+from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS_ANNOTATION as SETTINGS_ANNOTATION
+from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, EgressSettings, ServerlessSettings
+from gpu_runtime.process.settings import parse_settings
+from gpu_runtime.process.shared_settings import NatsSettings
+from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
+from tests.unit.controller_manager.controller_objects import PORTS, SETTINGS, observed_unit, unit
+
+FRAMEWORK = {"socketPath": "/run/user/my.sock", "invokePath": "/call", "healthPath": "/alive"}
+FUNCTION = {"enabled": True, "requestID": "double", "concurrency": 3, "framework": FRAMEWORK}
+
+
+def settings(**changes: Any) -> ControllerManagerSettings:
+    return msgspec.structs.replace(SETTINGS, serverless=ServerlessSettings(**changes))
+
+
+def template(serverless: Any = FUNCTION, with_settings: ControllerManagerSettings = SETTINGS, **spec: Any) -> Any:
+    found = observed_unit(unit(serverless=serverless, **spec), settings=with_settings)
+    return deployment(found)["spec"]["template"]
+
+
+def containers(**more: Any) -> tuple[Any, Any]:
+    """The sidecar and the user's."""
+    pod = template(**more)["spec"]
+    return pod["initContainers"][0], pod["containers"][0]
+
+
+@pytest.mark.parametrize("serverless", [None, {"enabled": False, "requestID": "double"}])
+def test_unit_without_serverless_has_no_sidecar(serverless: Any) -> None:
+    plain = template(serverless)
+    assert plain["spec"]["initContainers"] == []
+    assert plain["spec"]["volumes"] == []
+    assert "terminationGracePeriodSeconds" not in plain["spec"]
+    assert "annotations" not in plain["metadata"]
+    assert Label.NATS_ACCESS not in plain["metadata"]["labels"]
+    assert "lifecycle" not in plain["spec"]["containers"][0]
+
+
+def test_sidecar_settings_annotation_is_valid() -> None:
+    nats = NatsSettings(urls=("nats://queue:4222",), user="worker", password_file="/etc/gpu-runtime-queue/password")  # noqa: S106
+    said = template(with_settings=settings(nats=nats))["metadata"]["annotations"][SETTINGS_ANNOTATION]
+    read = parse_settings(said, WorkerSidecarSettings)
+    assert (read.request_id, read.worker, read.namespace, read.concurrency) == ("double", "web", "runtime-instance", 3)
+    assert read.nats == nats
+    assert (read.framework.invoke_path, read.framework.health_path) == ("/call", "/alive")
+    assert (read.health.port, read.drain_timeout_seconds) == (20257, 300)
+
+
+def test_socket_volume_is_mounted_into_both_containers() -> None:
+    sidecar, main = containers()
+    (mount,) = main["volumeMounts"]
+    assert mount["mountPath"] == "/run/user"
+    said = parse_settings(template()["metadata"]["annotations"][SETTINGS_ANNOTATION], WorkerSidecarSettings)
+    (folder,) = [each["mountPath"] for each in sidecar["volumeMounts"] if each["name"] == mount["name"]]
+    assert said.framework.socket_path == f"{folder}/my.sock"
+    assert {each["name"]: each["value"] for each in main["env"]} == {
+        "GPU_RUNTIME_SOCKET": "/run/user/my.sock",
+        "GPU_RUNTIME_INVOKE_PATH": "/call",
+        "GPU_RUNTIME_HEALTH_PATH": "/alive",
+        "GPU_RUNTIME_CONCURRENCY": "3",
+    }
+
+
+def test_platform_environment_overrides_user_environment() -> None:
+    envs = [{"name": "GPU_RUNTIME_SOCKET", "value": "/other"}, {"name": "MINE", "value": "1"}]
+    _, main = containers(template={"envs": envs})
+    said = [(each["name"], each["value"]) for each in main["env"]]
+    assert said[:2] == [("MINE", "1"), ("GPU_RUNTIME_SOCKET", "/run/user/my.sock")]
+    assert len(said) == 5
+
+
+def test_sidecar_is_a_restricted_native_sidecar_container() -> None:
+    sidecar, _ = containers()
+    assert (sidecar["image"], sidecar["restartPolicy"]) == ("stock:1", "Always")
+    secured = sidecar["securityContext"]
+    assert (secured["runAsNonRoot"], secured["readOnlyRootFilesystem"]) == (True, True)
+    assert secured["allowPrivilegeEscalation"] is False
+    assert secured["capabilities"] == {"drop": ["ALL"]}
+    assert all(mount["readOnly"] for mount in sidecar["volumeMounts"])
+
+
+def test_pre_stop_hook_waits_for_the_drain() -> None:
+    pod = template()["spec"]
+    assert pod["containers"][0]["lifecycle"]["preStop"]["httpGet"] == {"path": "/drain", "port": 20257}
+    assert pod["terminationGracePeriodSeconds"] > 300
+
+
+def test_nats_credentials_are_mounted_only_into_the_sidecar() -> None:
+    sidecar, main = containers(with_settings=settings(credentials_secret="queue"))  # noqa: S106
+    pod = template(with_settings=settings(credentials_secret="queue"))["spec"]  # noqa: S106
+    (volume,) = [each["name"] for each in pod["volumes"] if each.get("secret") == {"secretName": "queue"}]
+    assert volume in [mount["name"] for mount in sidecar["volumeMounts"]]
+    assert volume not in [mount["name"] for mount in main["volumeMounts"]]
+
+
+def test_sidecar_port_is_rejected_only_for_serverless_units() -> None:
+    ports = {"ports": [{"name": "http", "port": 20257}]}
+    blocked = first_violation(UNIT_RULES, observed_unit(unit(serverless=FUNCTION, template=ports)))
+    assert blocked is not None
+    assert (blocked.reason, "20257" in blocked.message) == (ReadyReason.INVALID_SPEC, True)
+    assert first_violation(UNIT_RULES, observed_unit(unit(template=ports))) is None
+
+
+def policy(**more: Any) -> Any:
+    given = {name: more.pop(name) for name in ("settings",) if name in more}
+    wanted = network_policy(observed_unit(unit(**more), **given))
+    assert wanted
+    return wanted["spec"]
+
+
+def test_network_policy_opens_only_declared_ports() -> None:
+    (rule,) = policy(template={"ports": PORTS})["ingress"]
+    assert [(each["port"], each["protocol"]) for each in rule["ports"]] == [(80, "TCP"), (80, "UDP")]
+    assert policy()["ingress"] == []
+    assert policy()["policyTypes"] == ["Ingress"]
+    assert policy()["podSelector"]["matchLabels"] == {Label.UNIT: "web"}
+    assert network_policy(observed_unit(unit("runtime-stock", template={"ports": PORTS}))) is None
+
+
+def test_restricted_egress_allows_only_dns_and_nats() -> None:
+    limited = settings(egress=EgressSettings(restrict=True))
+    assert policy(serverless=FUNCTION)["policyTypes"] == ["Ingress"]
+    assert policy(settings=limited)["policyTypes"] == ["Ingress"]
+    worker = policy(serverless=FUNCTION, settings=limited)
+    assert worker["policyTypes"] == ["Ingress", "Egress"]
+    dns, queue = worker["egress"]
+    assert {each["port"] for each in dns["ports"]} == {53}
+    assert ([each["port"] for each in queue["ports"]], len(queue["to"])) == ([4222], 1)

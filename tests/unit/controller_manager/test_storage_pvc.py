@@ -1,0 +1,79 @@
+"""The claim of a storage: what it is, whose it is, and what may be changed about it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpu_runtime.controller_manager.gpu_storage.children import expansion_patch, is_pvc_of, metadata_patch
+from gpu_runtime.controller_manager.gpu_storage.children import pvc_manifest as wanted
+from tests.unit.controller_manager.controller_objects import make_storage, pvc
+
+STORAGE = "runtime.lokiwager.io/storage"
+STORAGE_UID = "runtime.lokiwager.io/storage-uid"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+
+
+def test_pvc_has_the_storage_name_and_no_owner_reference() -> None:
+    assert wanted(make_storage(size="20Gi", storageClassName="fast")) == {
+        "metadata": {
+            "namespace": "runtime-instance",
+            "name": "data",
+            "labels": {MANAGED_BY: "gpu-runtime", STORAGE: "data"},
+            "annotations": {STORAGE_UID: "uid-of-data"},
+        },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "fast",
+            "resources": {"requests": {"storage": "20Gi"}},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "ours"),
+    [
+        ({STORAGE: "data"}, {}, True),
+        ({STORAGE: "data"}, {STORAGE_UID: "before-the-restore"}, True),
+        ({}, {STORAGE_UID: "uid-of-data"}, True),
+        ({STORAGE: "other"}, {STORAGE_UID: "uid-of-data"}, True),
+        ({STORAGE: "other"}, {}, False),
+        ({MANAGED_BY: "gpu-runtime"}, {}, False),
+        ({}, {STORAGE_UID: "other"}, False),
+    ],
+)
+def test_pvc_is_owned_by_label_or_by_storage_uid(labels: Any, annotations: Any, ours: bool) -> None:
+    assert is_pvc_of(pvc(labels=labels, annotations=annotations), make_storage()) is ours
+
+
+def test_correct_pvc_needs_no_patch() -> None:
+    kept = pvc()
+    more = pvc(labels=kept.metadata.labels | {"a": "b"}, annotations=kept.metadata.annotations | {"c": "d"})
+    assert [metadata_patch(each, make_storage()) for each in (kept, more)] == [None, None]
+
+
+def test_pvc_patch_contains_only_differences() -> None:
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
+    found = pvc(labels={STORAGE: "data", "a": "b"}, ownerReferences=[owner])
+    assert metadata_patch(found, make_storage()) == {
+        "metadata": {"labels": {MANAGED_BY: "gpu-runtime"}, "ownerReferences": None}
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "requested", "grows"),
+    [
+        ("2Gi", "1Gi", True),
+        ("1024Mi", "1Gi", False),
+        ("1Gi", "2Gi", False),
+        ("1025Mi", "1Gi", True),
+        ("1Gi", "1G", True),
+    ],
+)
+def test_pvc_request_only_grows(size: str, requested: str, grows: bool) -> None:
+    change = expansion_patch(pvc(requested=requested), make_storage(size=size))
+    assert change == ({"spec": {"resources": {"requests": {"storage": size}}}} if grows else None)
+
+
+def test_pvc_without_a_request_is_resized() -> None:
+    assert expansion_patch(msgspec.structs.replace(pvc(), spec=type(pvc().spec)()), make_storage())

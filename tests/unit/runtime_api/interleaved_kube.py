@@ -1,0 +1,204 @@
+"""An API server in memory whose every answer waits for its turn, so that a seed decides who comes first and who dies.
+
+Only for the logic of operations: what is true of a real API server is shown by the integration tests.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import msgspec
+
+from gpu_runtime.contract.crd.operation import UNFINISHED_SELECTOR
+from gpu_runtime.kube import errors
+from gpu_runtime.kube.codec import ListOptions, ListPage, ObjectApplied, ObjectDeleted, WatchEvent
+from gpu_runtime.kube.errors import ApiStatus
+from gpu_runtime.kube.meta import ApiResource, Manifest, ObjectKey
+
+Document = dict[str, Any]
+FINISHED = ("Succeeded", "Failed")
+
+
+class InterleavingScheduler:
+    """Who waits, and who is next. Nothing moves but by `next`."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)  # noqa: S311 - repeatable
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+
+    async def wait_scheduled(self, who: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((who, turn))
+        await turn
+
+    async def run_next(self, may_move: Callable[[str], bool] = lambda _: True) -> str | None:
+        """Let one of those move that may; None when nobody waits."""
+        for _ in range(8):  # everybody runs on to where they wait
+            await asyncio.sleep(0)
+        self._waiting = [(who, turn) for who, turn in self._waiting if not turn.done()]
+        ready = [index for index, (who, _) in enumerate(self._waiting) if may_move(who)]
+        if not ready:
+            return None
+        who, turn = self._waiting.pop(self.rng.choice(ready))
+        turn.set_result(None)
+        return who
+
+
+class FakeKubeServer:
+    """What all replicas share: objects, their versions, and who watches."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, ObjectKey], Document] = {}
+        self.version = 0
+        self.history: list[tuple[int, str, Document, bool]] = []
+        """Version, plural, object, and whether it is still there."""
+        self.changed = asyncio.Event()
+        self.writes = 0
+
+    def all(self, resource: ApiResource[Any]) -> list[Document]:
+        return [found for (plural, _), found in self.objects.items() if plural == resource.plural]
+
+    def find(self, resource: ApiResource[Any], key: ObjectKey) -> Document | None:
+        return self.objects.get((resource.plural, key))
+
+    def create(self, resource: ApiResource[Any], manifest: Manifest) -> Document:
+        metadata = manifest["metadata"]
+        key = ObjectKey(metadata["namespace"], metadata["name"])
+        if self.find(resource, key):
+            raise errors.KubeAlreadyExists(ApiStatus(code=409, reason="AlreadyExists", message=f"{key} exists"))
+        document = {name: part for name, part in manifest.items() if name != "status"}
+        document["metadata"] = {**metadata, "uid": f"{resource.plural}-{self.version + 1}"}
+        return self.put(resource, key, document)
+
+    def patch(self, resource: ApiResource[Any], key: ObjectKey, patch: Mapping[str, Any], subresource: str) -> Document:
+        found = self.existing(resource, key)
+        asked = patch.get("metadata", {}).get("resourceVersion")
+        if asked not in (None, found["metadata"]["resourceVersion"]):
+            raise errors.KubeConflict(ApiStatus(code=409, reason="Conflict", message=f"{key} has changed"))
+        parts = {"status"} if subresource else set(patch) - {"status"}
+        merged = _merged(found, {part: patch[part] for part in parts if part in patch})
+        return self.put(resource, key, merged)
+
+    def delete(self, resource: ApiResource[Any], key: ObjectKey, uid: str | None) -> None:
+        found = self.existing(resource, key)
+        if uid not in (None, found["metadata"]["uid"]):
+            raise errors.KubeConflict(ApiStatus(code=409, reason="Conflict", message=f"{key} is another one"))
+        del self.objects[resource.plural, key]
+        self._notify(resource.plural, found, there=False)
+
+    def put(self, resource: ApiResource[Any], key: ObjectKey, document: Document) -> Document:
+        self.objects[resource.plural, key] = document
+        return self._notify(resource.plural, document, there=True)
+
+    def existing(self, resource: ApiResource[Any], key: ObjectKey) -> Document:
+        if (found := self.find(resource, key)) is None:
+            raise errors.KubeNotFound(ApiStatus(code=404, reason="NotFound", message=f"no {resource.kind} {key}"))
+        return found
+
+    def _notify(self, plural: str, document: Document, *, there: bool) -> Document:
+        self.version += 1
+        self.writes += 1
+        document["metadata"] = {**document["metadata"], "resourceVersion": str(self.version)}
+        self.history.append((self.version, plural, msgspec.json.decode(msgspec.json.encode(document)), there))
+        self.changed.set()
+        self.changed = asyncio.Event()
+        return document
+
+
+class FakeClient:
+    """One process's client. A process that is killed loses the answer, or the request, whichever its turn was."""
+
+    def __init__(self, server: FakeKubeServer, turns: InterleavingScheduler, who: str) -> None:
+        self._server, self._scheduler, self.name = server, turns, who
+        self.reads = 0
+
+    def with_options(self, *_: object, **__: object) -> Self:
+        return self
+
+    async def get(self, resource: ApiResource[Any], key: ObjectKey) -> Any:
+        self.reads += 1
+        return await self._exchange(resource, lambda: self._server.existing(resource, key))
+
+    async def create(self, resource: ApiResource[Any], manifest: Manifest) -> Any:
+        return await self._exchange(resource, lambda: self._server.create(resource, manifest))
+
+    async def merge_patch(
+        self,
+        resource: ApiResource[Any],
+        key: ObjectKey,
+        patch: Mapping[str, Any],
+        *,
+        resource_version: str | None = None,
+        subresource: str = "",
+    ) -> Any:
+        metadata = {**patch.get("metadata", {}), "resourceVersion": resource_version}
+        whole = {**patch, "metadata": metadata}
+        return await self._exchange(resource, lambda: self._server.patch(resource, key, whole, subresource))
+
+    async def delete(self, resource: ApiResource[Any], key: ObjectKey, *, uid: str | None = None) -> None:
+        await self._scheduler.wait_scheduled(self.name)
+        self._server.delete(resource, key, uid)
+        await self._scheduler.wait_scheduled(self.name)
+
+    async def list(self, resource: ApiResource[Any], selection: ListOptions, **_: object) -> ListPage[Any]:
+        documents = [found for found in self._server.all(resource) if _selected(found, selection)]
+        items = tuple(msgspec.convert(found, resource.model) for found in documents)
+        return ListPage(items, str(self._server.version))
+
+    @asynccontextmanager
+    async def watch(
+        self, resource: ApiResource[Any], selection: ListOptions, *, resource_version: str, **_: object
+    ) -> AsyncIterator[AsyncIterator[WatchEvent[Any]]]:
+        yield self._events(resource, selection, int(resource_version))
+
+    async def _events(
+        self, resource: ApiResource[Any], selection: ListOptions, version: int
+    ) -> AsyncIterator[WatchEvent[Any]]:
+        while True:
+            news = (
+                self._server.changed
+            )  # taken before the look, so that nothing is missed between the look and the wait
+            for number, plural, document, there in self._server.history[version:]:
+                version = number
+                if plural == resource.plural:
+                    await self._scheduler.wait_scheduled(f"{self.name}/watch")
+                    found = msgspec.convert(document, resource.model)
+                    yield ObjectApplied(found) if there and _selected(document, selection) else ObjectDeleted(found)
+            await news.wait()
+
+    async def _exchange(self, resource: ApiResource[Any], work: Callable[[], Document]) -> Any:
+        await self._scheduler.wait_scheduled(self.name)
+        document = work()
+        await self._scheduler.wait_scheduled(self.name)
+        return msgspec.convert(document, resource.model)
+
+
+def _selected(document: Document, selection: ListOptions) -> bool:
+    if selection.namespace not in ("", document["metadata"]["namespace"]):
+        return False
+    if selection.field_selector == UNFINISHED_SELECTOR:
+        return document.get("status", {}).get("state") not in FINISHED
+    return True
+
+
+def _merged(document: Document, patch: Mapping[str, Any]) -> Document:
+    result = dict(document)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict):
+            result[name] = _merged(result.get(name, {}), value)
+        else:
+            result[name] = value
+    return result
+
+
+async def run_interleaved(work: Awaitable[Any], turns: InterleavingScheduler) -> Any:
+    """Do something while everybody else moves, too, until it is done."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        if await turns.run_next() is None:
+            await asyncio.sleep(0)
+    return task.result()
