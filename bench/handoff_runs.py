@@ -277,4 +277,4 @@ def _is_retention_list(what: str) -> bool:
     """Whether a list is one that looks for operations to forget: every replica does that about every minute, also when
     nobody asks anything of it."""
     resource, _, query = what.partition("?")
-    return resource == "operations" and ("recorded" in query or query == "limit=1")
+    return resource == "operations" and ("created-hour" in query or query == "limit=1")

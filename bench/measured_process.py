@@ -72,7 +72,7 @@ def start_process(
     """`gpu-runtime COMMAND` with these settings, once it is ready. It ends in an orderly way."""
     name, port = name or command, free_port()
     config, log = folder / f"{name}.yaml", folder / f"{name}.log"
-    config.write_text(yaml.safe_dump({"endpoints": {"bind": f"127.0.0.1:{port}"}} | settings))
+    config.write_text(yaml.safe_dump({"health": {"bindAddress": f"127.0.0.1:{port}"}} | settings))
     with log.open("ab") as said:
         process = subprocess.Popen(
             [*DIE_WITH_PARENT, str(GPU_RUNTIME_EXECUTABLE), command, "--config", str(config)], stderr=said

@@ -146,7 +146,7 @@ def _start_activator(
     token.write_text(API_TOKEN)
     settings = nats | {
         "kubernetes": {"kubeconfig": str(kubernetes.kubeconfig_for("activator", ACTIVATOR_USER))},
-        "api": {"url": api, "tokenFile": str(token)},
+        "runtimeAPI": {"url": api, "tokenFile": str(token)},
     }
     with start_process("activator", folder, settings, _is_leader) as started:
         yield started

@@ -31,7 +31,7 @@ def start_runtime_api(plane: ControlPlane, folder: Path, name: str, **more: Any)
     token = {"name": "bench", "token": API_TOKEN, "scopes": ["operator", "runtime"]}
     tokens.write_text(yaml.safe_dump({"tokens": [token]}))
     settings = {
-        "api": {"bind": f"127.0.0.1:{port}"},
+        "api": {"bindAddress": f"127.0.0.1:{port}"},
         "kubernetes": {"kubeconfig": str(service_account_access(plane, "runtime-api").write_kubeconfig(folder))},
         "authentication": {"tokenFile": str(tokens)},
         "limits": NO_RATE_LIMIT,

@@ -11,7 +11,7 @@ from pathlib import Path
 from localcluster.errors import MissingRequirement
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
-LOCAL_STATE_DIR = Path(os.environ.get("GPU_RUNTIME_LOCAL") or PROJECT_ROOT / ".local")
+LOCAL_STATE_DIR = Path(os.environ.get("GPU_RUNTIME_LOCAL_STATE_DIR") or PROJECT_ROOT / ".local")
 
 
 def cache_dir() -> Path:

@@ -111,10 +111,10 @@ class ChaosRound:
         for name in (quick, slow):
             made: Any = UNIT.from_dict(function_manifest(name, str(self.executions_path)))
             await self.cluster_reader.kube.create(made)
-        for flavour, count in ((self.flavor, INITIAL_STOCK_COUNT), (quick, 1)):
-            request = seed_request(flavour, count)
+        for flavor, count in ((self.flavor, INITIAL_STOCK_COUNT), (quick, 1)):
+            request = seed_request(flavor, count)
             await caller.run_operation(Operation(request["operationID"], STOCK_UNITS_PATH, request), (202, 200))
-            self.history.seeded[flavour] += count
+            self.history.seeded[flavor] += count
         shared = [f"{self.name}-shared{number}" for number in range(2)]
         for name in shared:
             await create_storage(caller, name)

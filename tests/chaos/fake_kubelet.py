@@ -102,7 +102,7 @@ class FakeKubelet:
         assert worker.proxy
         given["nats"]["urls"] = [self.platform.nats_url_via(worker.proxy)]
         given["framework"]["socketPath"] = str(socket)
-        return given | {"endpoints": {"bind": f"127.0.0.1:{worker.port}"}}
+        return given | {"health": {"bindAddress": f"127.0.0.1:{worker.port}"}}
 
     async def _drain(self, worker: WorkerProcesses) -> None:
         """The hook before the user's container ends."""

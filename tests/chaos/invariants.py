@@ -66,24 +66,24 @@ def _allowed_deleted_status(operation: Operation, when: float) -> tuple[int, ...
 def stock_violations(world: Snapshot, history: RequestHistory, functions: Collection[str]) -> Iterator[str]:
     """Stock seeded is stock left or one unit's origin. What workers were made from has come back."""
     deleted = {unit.name for unit in history.units.values() if unit.operation.deletion_requested_at is not None}
-    for flavour, seeded in history.seeded.items():
-        if flavour not in functions:
-            yield from conservation_errors(world.cluster, {flavour: seeded}, deleted)
+    for flavor, seeded in history.seeded.items():
+        if flavor not in functions:
+            yield from conservation_errors(world.cluster, {flavor: seeded}, deleted)
             continue
-        seedings = world.cluster.operations_of("SeedStock", flavour)
+        seedings = world.cluster.operations_of("SeedStock", flavor)
         back = sum(each["spec"]["operationID"].startswith(RETURN_OPERATION_PREFIX) for each in seedings)
-        workers = {each["spec"]["target"]["name"] for each in world.cluster.operations_of("CreateUnit", flavour)}
+        workers = {each["spec"]["target"]["name"] for each in world.cluster.operations_of("CreateUnit", flavor)}
         made = [each for each in world.cluster.units if each["metadata"]["name"] not in functions]
-        yield from conservation_errors(replace(world.cluster, units=made), {flavour: seeded + back}, workers)
-        if (left := len(world.cluster.stock_of(flavour))) != seeded:
-            yield f"{flavour}: {seeded} seeded, and without any worker {left} are left"
+        yield from conservation_errors(replace(world.cluster, units=made), {flavor: seeded + back}, workers)
+        if (left := len(world.cluster.stock_of(flavor))) != seeded:
+            yield f"{flavor}: {seeded} seeded, and without any worker {left} are left"
 
 
-def unfinished_operations(world: Snapshot, flavours: Collection[str]) -> Iterator[str]:
+def unfinished_operations(world: Snapshot, flavors: Collection[str]) -> Iterator[str]:
     """No seeding and no handoff stays half-done."""
     for each in world.cluster.operations.values():
-        kind, flavour = each["spec"]["type"], recorded_request(each)["specName"]
-        if flavour in flavours and kind == "SeedStock" and operation_state(each) != "Succeeded":
+        kind, flavor = each["spec"]["type"], recorded_request(each)["specName"]
+        if flavor in flavors and kind == "SeedStock" and operation_state(each) != "Succeeded":
             yield f"{each['spec']['operationID']} is {operation_state(each)}"
 
 

@@ -115,7 +115,7 @@ class RequestHistory:
     storages: dict[str, Storage] = field(default_factory=dict)
     invocations: dict[str, Invocation] = field(default_factory=dict)
     seeded: Counter[str] = field(default_factory=Counter)
-    """By flavour, what was accepted."""
+    """By flavor, what was accepted."""
     requests: int = 0
     retries: int = 0
     """Requests that were sent again, since nobody had answered."""

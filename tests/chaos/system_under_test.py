@@ -36,11 +36,11 @@ from tests.integration.runtime_api.live_platform import TOKEN
 GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 SettingsDict = dict[str, Any]
 
-LEADER_ELECTION_SETTINGS = {"leaseSeconds": 7, "renewDeadlineSeconds": 5, "retrySeconds": 1}
+LEADER_ELECTION_SETTINGS = {"leaseDurationSeconds": 7, "renewDeadlineSeconds": 5, "retryPeriodSeconds": 1}
 """As `config/default` has them."""
 ACK_WAITS = {"invokeAckWaitSeconds": 8, "dispatchAckWaitSeconds": 6, "resultAckWaitSeconds": 8}
 """Shorter than usual: what a pause outlives is to come again within the round."""
-STREAM_LIMITS = {"queueBytes": 16 * 1024**2, "deadLetterBytes": 8 * 1024**2}
+STREAM_LIMITS = {"maxStreamBytes": 16 * 1024**2, "maxDeadLetterBytes": 8 * 1024**2}
 MAX_DELIVERIES = 10
 """Deliveries before an invocation becomes a dead letter: so many kills hit no single one."""
 NATS_DISK_SIZE, RESULT_STORE_DISK_SIZE = "96m", "24m"
@@ -227,7 +227,7 @@ async def _start_processes(platform: SystemUnderTest, stack: AsyncExitStack) -> 
 def _start_process(platform: SystemUnderTest, command: str, name: str, identity: str) -> None:
     process = ProductProcess(name, free_port(), free_port() if command == "runtime-api" else 0)
     config = platform.state_dir / f"{name}.yaml"
-    own = {"endpoints": {"bind": f"127.0.0.1:{process.health_port}"}}
+    own = {"health": {"bindAddress": f"127.0.0.1:{process.health_port}"}}
     if identity:
         own["kubernetes"] = {"kubeconfig": str(_kubeconfig(platform, name, identity))}
     config.write_text(yaml.safe_dump(own | _settings(platform, command, process)))
@@ -249,7 +249,7 @@ def _settings(platform: SystemUnderTest, command: str, process: ProductProcess) 
     links = platform.proxies
     match command:
         case "controller-manager":
-            sidecar = {"attempts": MAX_DELIVERIES, "heartbeatSeconds": 1, "drainSeconds": 10}
+            sidecar = {"maxDeliveries": MAX_DELIVERIES, "heartbeatSeconds": 1, "drainTimeoutSeconds": 10}
             return {
                 "images": {"stock": "gpu-runtime:local", "placeholder": "gpu-runtime:local"},
                 "leaderElection": LEADER_ELECTION_SETTINGS,
@@ -257,23 +257,23 @@ def _settings(platform: SystemUnderTest, command: str, process: ProductProcess) 
             }
         case "runtime-api":
             return {
-                "api": {"bind": f"127.0.0.1:{process.api_port}"},
+                "api": {"bindAddress": f"127.0.0.1:{process.api_port}"},
                 "authentication": {"mode": "required", "tokenFile": str(tokens)},
-                "limits": {"requestsPerSecond": 0, "requestSeconds": 15},
+                "limits": {"requestsPerSecond": 0, "requestTimeoutSeconds": 15},
                 "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
             }
         case "activator":
             url = f"http://127.0.0.1:{links[f'{process.name} to runtime-api'].port}"
             return {
                 "leaderElection": LEADER_ELECTION_SETTINGS,
-                "api": {"url": url, "tokenFile": str(token), "timeoutSeconds": 5},
+                "runtimeAPI": {"url": url, "tokenFile": str(token), "requestTimeoutSeconds": 5},
                 "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
-                "scaling": {"startSeconds": 30, "failedSeconds": 10, "retryFirstSeconds": 1, "retryLongestSeconds": 5},
+                "scaling": {"workerLivenessTimeoutSeconds": 30, "failedWorkerGraceSeconds": 10, "initialBackoffSeconds": 1, "maxBackoffSeconds": 5},
             }
     return {
         "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
         "database": {"path": str(platform.state_dir / "results" / "results.db")},
-        "retention": {"bytes": 16 * 1024**2},
+        "retention": {"maxBytes": 16 * 1024**2},
     }
 
 

@@ -78,25 +78,25 @@ LETTER: Document = {
     "data": "e30=",
     "class": "bad_message",
     "reason": "cannot be read",
-    "attempts": 5,
-    "storedAt": TIMESTAMP,
-    "deadAt": TIMESTAMP,
+    "deliveryCount": 5,
+    "publishedAt": TIMESTAMP,
+    "deadLetteredAt": TIMESTAMP,
 }
 EVENT: Document = {
     "version": 1,
     "kind": "heartbeat",
     "serverlessRequestID": FUNCTION,
-    "worker": f"{FUNCTION}-w0",
+    "unit": f"{FUNCTION}-w0",
     "namespace": "runtime-instance",
-    "instance": "pod-of-nobody",
+    "podUID": "unknown-pod",
     "sequence": 3,
-    "at": TIMESTAMP,
+    "sentAt": TIMESTAMP,
     "inFlight": 1,
     "concurrency": 2,
     "invocationID": "inv-1",
 }
 FIND: Document = {"version": 1, "invocationID": "inv-1"}
-LIST: Document = {"version": 1, "serverlessRequestID": FUNCTION, "state": "failed", "limit": 5, "after": ""}
+LIST: Document = {"version": 1, "serverlessRequestID": FUNCTION, "state": "failed", "limit": 5, "continueToken": ""}
 
 SAMPLES: dict[type[Message], Document] = {
     Invocation: INVOCATION,
@@ -110,5 +110,5 @@ SAMPLES: dict[type[Message], Document] = {
     ListResultsRequest: LIST,
     ListResultsResponse: {"version": 1, "results": [RESULT, RESULT], "after": "7"},
     DrainRequest: {"version": 1},
-    DrainStatus: {"version": 1, "draining": True, "inFlight": 0},
+    DrainStatus: {"version": 1, "accepted": True, "inFlight": 0},
 }

@@ -62,9 +62,9 @@ def running_activator(platform: LivePlatform, folder: Path) -> Iterator[WatchedP
     token.write_text(TOKEN)
     settings: Object = {
         "nats": nats_settings(platform.nats_account),
-        "api": {"url": platform.shared_replicas[0].url(""), "tokenFile": str(token)},
-        "dispatching": {"unknownSeconds": 0.2},
-        "reaping": {"passSeconds": 0.2, "graceSeconds": 0.2, "goneSeconds": 0.5},
+        "runtimeAPI": {"url": platform.shared_replicas[0].url(""), "tokenFile": str(token)},
+        "dispatching": {"unknownFunctionGraceSeconds": 0.2},
+        "reaping": {"pollIntervalSeconds": 0.2, "deadlineGraceSeconds": 0.2, "deletedFunctionGraceSeconds": 0.5},
     }
     running = ActivatorProcess(
         folder / "activator", platform.control_plane.kubeconfig_for("activator", ACTIVATOR_USER), settings
@@ -101,21 +101,21 @@ def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[list[Wa
         unit: Any = UNIT.from_dict({"metadata": {"name": FUNCTION, "namespace": UNIT_NAMESPACE}, "spec": spec})
         kube.create(unit)
         store = {
-            "endpoints": {"bind": f"127.0.0.1:{free_port()}"},
+            "health": {"bindAddress": f"127.0.0.1:{free_port()}"},
             "nats": nats,
             "database": {"path": str(folder / "results.db")},
         }
         place = stack.enter_context(temporary_socket_dir())
         framework = stack.enter_context(running_framework(ECHO_SOURCE, place))
         sidecar = {
-            "endpoints": {"bind": f"127.0.0.1:{free_port()}"},
+            "health": {"bindAddress": f"127.0.0.1:{free_port()}"},
             "nats": nats,
             "requestID": FUNCTION,
             "worker": f"{FUNCTION}-w0",
             "namespace": UNIT_NAMESPACE,
             "concurrency": 4,
             "framework": {"socketPath": framework.socket},
-            "retries": {"attempts": 2, "firstSeconds": 0.05, "longestSeconds": 0.1},
+            "retries": {"maxDeliveries": 2, "initialBackoffSeconds": 0.05, "maxBackoffSeconds": 0.1},
         }
         yield [
             *watch_platform(platform),

@@ -62,7 +62,7 @@ class ApiMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flavour = f"m{next(NUMBERS)}"
+        self.flavor = f"m{next(NUMBERS)}"
         self.model = ApiModel()
 
     @initialize()
@@ -75,7 +75,7 @@ class ApiMachine(RuleBasedStateMachine):
 
     @rule(replica=REPLICAS, which=WHICH, count=st.sampled_from([1, 1, 2]))
     def seeds(self, replica: int, which: int, count: int) -> None:
-        request = {"operationID": f"{self.flavour}-seed-{which // 3}", "specName": self.flavour, "replicas": count}
+        request = {"operationID": f"{self.flavor}-seed-{which // 3}", "specName": self.flavor, "replicas": count}
         reply = self._ask(replica, "POST", "operator/stock-units", request, self.model.expected_seed(request))
         self.model.record_seed(request, reply.status)
         if reply.status == 202:
@@ -132,7 +132,7 @@ class ApiMachine(RuleBasedStateMachine):
 
     @rule(replica=REPLICAS, choice=st.integers(0, 60))
     def asks_for_a_job(self, replica: int, choice: int) -> None:
-        id_ = f"{self.flavour}-op-{choice}"
+        id_ = f"{self.flavor}-op-{choice}"
         right = {OK} if id_ in self.model.operations else {NOT_FOUND}
         self._ask(replica, "GET", f"operator/jobs/{id_}", None, right)
 
@@ -192,17 +192,17 @@ class ApiMachine(RuleBasedStateMachine):
         assert (said["image"], mounts) == (known.image.strip(), known.mounts), said
 
     def _request(self, operation: int, which: int, image: str, mounts: list[int] | None) -> Request:
-        named = {"operationID": f"{self.flavour}-op-{operation}", "name": self._unit(which), "specName": self.flavour}
+        named = {"operationID": f"{self.flavor}-op-{operation}", "name": self._unit(which), "specName": self.flavor}
         return {**named, "image": image, **({"storageMounts": self._mounts(mounts)} if mounts else {})}
 
     def _mounts(self, which: list[int]) -> list[Object]:
         return [{"name": self._storage(each), "mountPath": f"/data/{each}"} for each in which]
 
     def _unit(self, which: int) -> str:
-        return f"{self.flavour}-u{which}"
+        return f"{self.flavor}-u{which}"
 
     def _storage(self, which: int) -> str:
-        return f"{self.flavour}-s{which}"
+        return f"{self.flavor}-s{which}"
 
     def _ask(self, replica: int, method: str, path: str, body: Any, right: set[int]) -> HttpReply:
         asked = self.platform.shared_replicas[replica]
@@ -217,8 +217,8 @@ class ApiMachine(RuleBasedStateMachine):
             wait_until(partial(self._sees_stock, replica), 60, lambda: "the stock is not Ready")
 
     def _sees_stock(self, replica: ApiProcess) -> bool:
-        reply = replica.request(f"/api/v1/operator/inventory?specName={self.flavour}", token=TOKEN)
-        ready: int = sum(each["stock"]["ready"] for each in reply.json["data"]["flavours"])
+        reply = replica.request(f"/api/v1/operator/inventory?specName={self.flavor}", token=TOKEN)
+        ready: int = sum(each["stock"]["ready"] for each in reply.json["data"]["flavors"])
         return ready == self.model.stock
 
     def _all(self, kind: Any, namespace: str) -> list[Object]:
@@ -227,16 +227,16 @@ class ApiMachine(RuleBasedStateMachine):
 
     def _is_ours(self, found: Object) -> bool:
         spec = found["spec"]
-        return self.flavour in (spec.get("specName"), found["metadata"]["name"].split("-")[0]) or spec.get(
+        return self.flavor in (spec.get("specName"), found["metadata"]["name"].split("-")[0]) or spec.get(
             "operationID", ""
-        ).startswith(f"{self.flavour}-")
+        ).startswith(f"{self.flavor}-")
 
     def _violations(self) -> list[str]:
         """What does not hold of stock and units, of mounts and their holders, and of the units that must be there."""
         units = self._all(UNIT, UNIT_NAMESPACE)
         operations = {each["spec"]["operationID"]: each for each in self._all(OPERATION, SYSTEM)}
         seen = ClusterSnapshot(self._all(UNIT, STOCK_NAMESPACE), units, operations)
-        found = conservation_errors(seen, {self.flavour: self.model.seeded}, self.model.deleted_at.keys())
+        found = conservation_errors(seen, {self.flavor: self.model.seeded}, self.model.deleted_at.keys())
         if {each["metadata"]["name"] for each in units} != self.model.units.keys():
             found.append(f"there are {[each['metadata']['name'] for each in units]}")
         mounted = Counter(mount["name"] for unit in units for mount in unit["spec"].get("storageMounts", []))

@@ -62,7 +62,7 @@ STATUSES: list[Object] = [
     {},
     {"phase": "Ready", "observedGeneration": 2**62},
     *({"lastSyncTime": time, "mountedBy": "none"} for time in TIMES),
-    *({"state": state, "finishedAt": time} for state in ("Succeeded", "GivingUp", "Running") for time in TIMES),
+    *({"state": state, "finishedAt": time} for state in ("Succeeded", "RollingBack", "Running") for time in TIMES),
 ]
 
 

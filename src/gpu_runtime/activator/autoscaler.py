@@ -25,11 +25,11 @@ class WorkerState(StrEnum):
     SERVING = "serving"
     DRAINING = "draining"
     """It takes no more work."""
-    UNHEALTHY = "broken"
+    UNHEALTHY = "unhealthy"
     """It did not come, or has not been heard of, for longer than is waited for."""
     RETIRING = "retiring"
     """Its end is decided and under way."""
-    TERMINATING = "leaving"
+    TERMINATING = "terminating"
     """It is deleted, and holds its name until its remains are gone."""
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE, SYSTEM_NAMESPACE
 from gpu_runtime.process.settings import BaseSettings
@@ -89,7 +89,7 @@ class ActivatorSettings(ProcessSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
     """How NATS is reached, and what the streams keep."""
 
-    runtime_api: RuntimeAPIClientSettings = RuntimeAPIClientSettings()
+    runtime_api: RuntimeAPIClientSettings = field(default=RuntimeAPIClientSettings(), name="runtimeAPI")
     """How the runtime API is reached."""
 
     namespaces: ActivatorNamespaceSettings = ActivatorNamespaceSettings()

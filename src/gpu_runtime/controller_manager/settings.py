@@ -96,7 +96,7 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
     """How workers reach the queue: handed on to their sidecars as it is."""
 
     credentials_secret: str = ""
-    """A Secret in the namespaces of units, mounted into sidecars alone at /etc/gpu-runtime-queue: what the settings
+    """A Secret in the namespaces of units, mounted into sidecars alone at /etc/gpu-runtime-nats: what the settings
     above name as files lies there. Empty: none."""
 
     sidecar: SidecarContainerSettings = SidecarContainerSettings()

@@ -66,7 +66,7 @@ class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 2 * self.retry_period_seconds < self.renew_deadline_seconds < self.lease_duration_seconds:
             raise ValueError(
-                "leaseSeconds must be longer than renewDeadlineSeconds, and that longer than twice retrySeconds"
+                "leaseDurationSeconds must be longer than renewDeadlineSeconds, and that longer than twice retryPeriodSeconds"
             )
 
 

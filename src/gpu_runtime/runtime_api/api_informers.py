@@ -21,7 +21,7 @@ from gpu_runtime.runtime_api.settings import APINamespaceSettings
 
 T = TypeVar("T", bound=KubeObject)
 
-FLAVOR_INDEX = "flavour"
+FLAVOR_INDEX = "flavor"
 """Units by namespace and specName."""
 UNIT_UID_INDEX = "unit-uid"
 """Pods by the unit they belong to."""

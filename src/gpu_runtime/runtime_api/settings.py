@@ -56,7 +56,7 @@ class InvocationSettings(BaseSettings, frozen=True, kw_only=True):
 
     max_sync_wait_seconds: PositiveSeconds = 25
     """How long a synchronous call waits for the answer at most, before it is answered with 504 and the invocationID.
-    It never waits longer than limits.requestSeconds allows."""
+    It never waits longer than limits.requestTimeoutSeconds allows."""
 
     result_query_timeout_seconds: PositiveSeconds = 3
     """How long the result store may take to answer a look-up."""
@@ -112,8 +112,8 @@ class APIListenerSettings(BindAddressSettings, frozen=True, kw_only=True):
 
 class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
     graceful_shutdown_timeout_seconds: PositiveSeconds = 40
-    """How long requests in flight may take after SIGTERM, the drain included. Keep it above drainSeconds and
-    requestSeconds together, and below the pod's termination grace period."""
+    """How long requests in flight may take after SIGTERM, the drain included. Keep it above shutdownDelaySeconds and
+    requestTimeoutSeconds together, and below the pod's termination grace period."""
 
     api: APIListenerSettings = APIListenerSettings()
     """The API itself."""

@@ -24,9 +24,9 @@ class FrameworkFailureKind(Enum):
 
     UNREACHABLE = "unreachable"
     """The framework was not reached: the handler was not called."""
-    CONNECTION_LOST = "lost"
+    CONNECTION_LOST = "connection_lost"
     """The connection ended before the answer did: the handler may have run."""
-    MALFORMED_RESPONSE = "garbled"
+    MALFORMED_RESPONSE = "malformed_response"
     """The answer is not HTTP as the contract wants it."""
 
 

@@ -39,7 +39,7 @@ class DevPlatform:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "localcluster", *arguments],
-            env=os.environ | {"GPU_RUNTIME_LOCAL": str(self.state_dir)},
+            env=os.environ | {"GPU_RUNTIME_LOCAL_STATE_DIR": str(self.state_dir)},
             capture_output=True,
             text=True,
             timeout=480,
@@ -149,7 +149,7 @@ def use_platform(platform: DevPlatform) -> None:
 
 def has_response(platform: DevPlatform) -> bool:
     """Whether the call has its answer. Its first worker may take longer than the API waits; the call stays the same."""
-    said = platform.request("POST", "/serverless/invocations", "call.json")[1]
+    said = platform.request("POST", "/serverless/invocations", "invoke-sync.json")[1]
     return bool(said.get("data", {}).get("payload") == {"n": 42})
 
 
@@ -252,7 +252,7 @@ def test_interrupted_up_leaves_no_process(platform: DevPlatform) -> None:
             f"--api-port={platform.api_port}",
             f"--nats-port={platform.nats_port}",
         ],
-        env=os.environ | {"GPU_RUNTIME_LOCAL": str(platform.state_dir)},
+        env=os.environ | {"GPU_RUNTIME_LOCAL_STATE_DIR": str(platform.state_dir)},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -269,7 +269,7 @@ def test_a_killed_owner_of_a_node_leaves_no_process_and_no_interface(tmp_path: P
         enter_or_skip(prepared()),
         subprocess.Popen(
             [sys.executable, "-m", "localcluster", "node"],
-            env=os.environ | {"GPU_RUNTIME_LOCAL": str(local)},
+            env=os.environ | {"GPU_RUNTIME_LOCAL_STATE_DIR": str(local)},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

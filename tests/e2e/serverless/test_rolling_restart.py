@@ -145,8 +145,8 @@ class SteadyLoad:
 
     async def ready_stock(self) -> int:
         said = await self.expect((200,), "GET", "/operator/inventory")
-        flavours = said["data"]["flavours"] if said else []
-        return sum(each["stock"]["ready"] for each in flavours if each["specName"] == self.flavor)
+        flavors = said["data"]["flavors"] if said else []
+        return sum(each["stock"]["ready"] for each in flavors if each["specName"] == self.flavor)
 
     async def seed_stock(self) -> None:
         await self.seed("first", GPUS)

@@ -230,20 +230,20 @@ class ActivatorHarness:
         metadata = ObjectMeta(name=name, namespace=namespace)
         return as_dict(await self.kube.create(UNIT(metadata=metadata, spec=spec)))
 
-    async def create_stock(self, flavour: str, count: int) -> None:
+    async def create_stock(self, flavor: str, count: int) -> None:
         """Stock that is Ready, as the controller manager would say."""
         for number in range(count):
-            name = f"stock-{flavour}-{number}"
-            await self.create_unit(STOCK_NAMESPACE, name, {"specName": flavour, "memory": "2Gi", "gpu": 1})
+            name = f"stock-{flavor}-{number}"
+            await self.create_unit(STOCK_NAMESPACE, name, {"specName": flavor, "memory": "2Gi", "gpu": 1})
             await self.mark_stock_ready(name)
 
     async def mark_stock_ready(self, stock: str) -> None:
         status = {"status": {"phase": "Ready"}}
         await self.kube.patch(UNIT.Status, stock, status, namespace=STOCK_NAMESPACE, patch_type=PatchType.MERGE)
 
-    async def list_units(self, namespace: str, flavour: str) -> list[Object]:
+    async def list_units(self, namespace: str, flavor: str) -> list[Object]:
         found = [as_dict(each) async for each in self.kube.list(UNIT, namespace=namespace)]
-        return [each for each in found if each["spec"]["specName"] == flavour]
+        return [each for each in found if each["spec"]["specName"] == flavor]
 
     async def list_workers(self, function: str) -> list[Object]:
         found = [as_dict(each) async for each in self.kube.list(UNIT, namespace=UNIT_NAMESPACE)]
@@ -274,7 +274,7 @@ class ActivatorProcess(ControllerManagerProcess):
         config = self.folder / "settings.yaml"
         settings = {
             "log": {"level": "debug", "format": "text"},
-            "endpoints": {"bind": f"127.0.0.1:{self.port}"},
+            "health": {"bindAddress": f"127.0.0.1:{self.port}"},
             "kubernetes": {"kubeconfig": str(self.kubeconfig)},
         }
         config.write_text(yaml.safe_dump(settings | self.settings))

@@ -159,13 +159,13 @@ def _cached_worker(living: WorkerLifecycle, name: str) -> GPUUnit:
     return found
 
 
-async def _sees_stock(living: WorkerLifecycle, flavour: str) -> bool:
-    return living.functions.available_stock(flavour) > 0
+async def _sees_stock(living: WorkerLifecycle, flavor: str) -> bool:
+    return living.functions.available_stock(flavor) > 0
 
 
 async def _knows(living: WorkerLifecycle, name: str) -> bool:
     return living.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, name)) is not None
 
 
-async def _has_stock(plane: ActivatorHarness, flavour: str, count: int) -> bool:
-    return len(await plane.list_units(STOCK_NAMESPACE, flavour)) == count
+async def _has_stock(plane: ActivatorHarness, flavor: str, count: int) -> bool:
+    return len(await plane.list_units(STOCK_NAMESPACE, flavor)) == count

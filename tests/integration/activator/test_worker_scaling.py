@@ -269,11 +269,11 @@ async def test_killed_leader_loses_nothing_and_is_replaced(harness: ActivatorHar
 
 
 def _process(plane: ActivatorHarness, folder: Path) -> ActivatorProcess:
-    streams = {"queueBytes": 8 * 1024**2, "deadLetterBytes": 1024**2, "invokeAckWaitSeconds": 1}
+    streams = {"maxStreamBytes": 8 * 1024**2, "maxDeadLetterBytes": 1024**2, "invokeAckWaitSeconds": 1}
     settings = {
         "nats": {"urls": [plane.nats_url], "streams": streams},
-        "api": {"url": plane.api_url},
-        "leaderElection": {"leaseSeconds": 5, "renewDeadlineSeconds": 4, "retrySeconds": 0.5},
+        "runtimeAPI": {"url": plane.api_url},
+        "leaderElection": {"leaseDurationSeconds": 5, "renewDeadlineSeconds": 4, "retryPeriodSeconds": 0.5},
     }
     return ActivatorProcess(folder, plane.control_plane.kubeconfig_for("activator", ACTIVATOR_USER), settings)
 
@@ -287,8 +287,8 @@ async def _workers(plane: ActivatorHarness, name: str, count: int) -> bool:
     return len(await plane.list_workers(name)) == count
 
 
-async def _has_stock(plane: ActivatorHarness, flavour: str, count: int) -> bool:
-    return len(await plane.list_units(STOCK_NAMESPACE, flavour)) == count
+async def _has_stock(plane: ActivatorHarness, flavor: str, count: int) -> bool:
+    return len(await plane.list_units(STOCK_NAMESPACE, flavor)) == count
 
 
 async def _in_flight(fleet: SidecarFleet, count: int) -> bool:

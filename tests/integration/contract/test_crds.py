@@ -159,7 +159,7 @@ FUNCTION = {"requestID": "f"}
 HELD = {"unit": "demo"}
 
 CHANGES_REFUSED = {
-    "a unit's flavour": (unit(), unit(specName="g2.1"), "spec.specName: Invalid value: specName never changes"),
+    "a unit's flavor": (unit(), unit(specName="g2.1"), "spec.specName: Invalid value: specName never changes"),
     "a unit's gpu": (unit(gpu=1), unit(gpu=2), "gpu never changes"),
     "a unit's gpu, first unset": (unit(), unit(gpu=1), "gpu never changes"),
     "a unit's gpu, then unset": (unit(gpu=1), unit(), "gpu never changes"),
@@ -174,7 +174,7 @@ CHANGES_REFUSED = {
         "requestID never changes once it is set",
     ),
     "a function, then none": (unit(serverless=FUNCTION), unit(), "serverless is not taken away again"),
-    "a pool's flavour": (pool(), pool(specName="g2.1"), "specName never changes"),
+    "a pool's flavor": (pool(), pool(specName="g2.1"), "specName never changes"),
     "a storage's class": (storage(), storage(storageClassName="other"), "storageClassName never changes"),
     "a storage's class, then unset": (
         storage(storageClassName="other"),
@@ -276,7 +276,7 @@ def test_kubectl_explain_describes_every_field(kubectl: Kubectl) -> None:
     assert told.returncode == 0, told.stderr
     assert "<no description>" not in told.stdout
     text = " ".join(told.stdout.split())
-    assert "The flavour of the unit, for example g1.1" in text
+    assert "The flavor of the unit, for example g1.1" in text
     assert "How many GPUs the unit holds" in text
     everything = kubectl("explain", "gpuunit.spec", "--recursive").stdout
     for field in ("primaryPort", "mountPath", "requestID", "minAvailableCount", "socketPath"):

@@ -47,7 +47,7 @@ STORAGE = create_namespaced_resource(GROUP, "v1alpha1", "GPUStorage", "gpustorag
 
 CONTROLLER_MANAGER_USER = "system:serviceaccount:runtime-system:controller-manager"
 GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
-QUICK_ELECTION = {"leaseSeconds": 5, "renewDeadlineSeconds": 4, "retrySeconds": 0.5}
+QUICK_ELECTION = {"leaseDurationSeconds": 5, "renewDeadlineSeconds": 4, "retryPeriodSeconds": 0.5}
 """For tests that wait for the end of a lease. A busy machine may well miss deadlines that are much shorter."""
 
 DEFAULT_STORAGE_CLASS = "rook-ceph-block"
@@ -76,10 +76,10 @@ class ControllerManagerProcess:
         config = self.folder / "settings.yaml"
         settings = {
             "log": {"level": "debug", "format": "text"},
-            "endpoints": {"bind": f"127.0.0.1:{self.port}"},
+            "health": {"bindAddress": f"127.0.0.1:{self.port}"},
             "kubernetes": {"kubeconfig": str(self.kubeconfig)},
             "images": {"stock": "gpu-runtime:local", "placeholder": "gpu-runtime:local"},
-            "stopGraceSeconds": 5,
+            "gracefulShutdownTimeoutSeconds": 5,
         }
         config.write_text(yaml.safe_dump(settings | self.settings))
         with self.log.open("ab") as log:

@@ -23,7 +23,7 @@ from tests.integration.controller_manager.conftest import (
 )
 
 SMALL = {"specName": "g1.1", "image": "python", "template": {"ports": [{"name": "http", "port": 80}]}}
-SLOW_ELECTION = {"leaseSeconds": 60, "renewDeadlineSeconds": 50, "retrySeconds": 1}
+SLOW_ELECTION = {"leaseDurationSeconds": 60, "renewDeadlineSeconds": 50, "retryPeriodSeconds": 1}
 AWAY_SECONDS = 8
 
 
@@ -114,7 +114,7 @@ def test_killed_leader_is_replaced_within_the_lease_duration(
     first.stop(Signals.SIGKILL)
     took = seconds_until_leader(second)
     print(f"took over {took:.1f} s after the leader was killed")
-    assert took < 4 * QUICK_ELECTION["leaseSeconds"]
+    assert took < 4 * QUICK_ELECTION["leaseDurationSeconds"]
     unmanaged_cluster.create(UNIT, unmanaged_namespace, "a", SMALL)
     unmanaged_cluster.wait_reason(UNIT, unmanaged_namespace, "a", "UnitReady")
 
@@ -129,7 +129,7 @@ def test_stopped_leader_releases_the_lease_immediately(
     seconds_until_leader(second)
     took = time.monotonic() - started
     print(f"handed over in {took:.1f} s")
-    assert took < SLOW_ELECTION["leaseSeconds"], "the lease has run out"
+    assert took < SLOW_ELECTION["leaseDurationSeconds"], "the lease has run out"
     unmanaged_cluster.create(UNIT, unmanaged_namespace, "a", SMALL)
     unmanaged_cluster.wait_reason(UNIT, unmanaged_namespace, "a", "UnitReady")
 

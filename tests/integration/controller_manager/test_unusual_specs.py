@@ -33,7 +33,7 @@ UNUSUAL_SPECS: dict[str, Object] = {
     "exponents": {"memory": "123e6"},
     "more-memory-than-there-is": {"memory": "7Ei"},
     "x" * 63: {"template": {"ports": [{"name": "a", "port": 1}]}},
-    "mixed-case-flavour": {"specName": "A.b_c-9" + "d" * 56},
+    "mixed-case-flavor": {"specName": "A.b_c-9" + "d" * 56},
     "odd-image": {"image": "UPPER/Case:::@sha256:zz" + "y" * 1000},
     "nothing-but-a-function": {"serverless": {"enabled": True, "requestID": "f_-1"}},
     "most-gpus": {"gpu": 2**31 - 1},

@@ -100,7 +100,7 @@ def _install(plane: ControlPlane) -> None:
 
 def _create_processes(cluster: ControllerCluster, heard: AuthorizationRecorder, nats: NatsAccount) -> AuditedPlatform:
     folder, plane = cluster.folder, cluster.control_plane
-    queue = {"urls": [nats.url], "streams": {"queueBytes": 8 * 1024**2, "deadLetterBytes": 1024**2}}
+    queue = {"urls": [nats.url], "streams": {"maxStreamBytes": 8 * 1024**2, "maxDeadLetterBytes": 1024**2}}
     tokens, own_token = folder / "tokens.yaml", folder / "activator.token"
     tokens.write_text(
         yaml.safe_dump({"tokens": [{"name": "tests", "token": TOKEN, "scopes": ["operator", "runtime"]}]})
@@ -120,12 +120,12 @@ def _create_processes(cluster: ControllerCluster, heard: AuthorizationRecorder, 
     manager = ControllerManagerProcess(
         folder / "manager", _token_kubeconfig(plane, folder, "controller-manager"), _installed_settings("manager")
     )
-    impatient = {"passSeconds": 0.2, "drainSeconds": 1, "failedSeconds": 0.1, "retryFirstSeconds": 0.1}
+    impatient = {"pollIntervalSeconds": 0.2, "drainRequestTimeoutSeconds": 1, "failedWorkerGraceSeconds": 0.1, "initialBackoffSeconds": 0.1}
     calling = {"url": api.url(""), "tokenFile": str(own_token)}
     activator = ActivatorProcess(
         folder / "activator",
         _token_kubeconfig(plane, folder, "activator"),
-        _installed_settings("activator") | {"nats": queue, "api": calling, "scaling": impatient},
+        _installed_settings("activator") | {"nats": queue, "runtimeAPI": calling, "scaling": impatient},
     )
     return AuditedPlatform(cluster, heard, nats, api, manager, activator)
 

@@ -144,10 +144,10 @@ def _expect_status(platform: AuditedPlatform, status: int, *request: Any) -> Non
     assert reply.status == status, (request, reply)
 
 
-def _seed_stock(platform: AuditedPlatform, flavour: str) -> None:
-    seeding = {"operationID": f"seed-{flavour}", "specName": flavour, "memory": "1Gi", "gpu": 1, "replicas": 1}
+def _seed_stock(platform: AuditedPlatform, flavor: str) -> None:
+    seeding = {"operationID": f"seed-{flavor}", "specName": flavor, "memory": "1Gi", "gpu": 1, "replicas": 1}
     _expect_status(platform, 202, "POST", "operator/stock-units", seeding)
-    ready = f"operator/stock-units?specName={flavour}&phase=Ready"
+    ready = f"operator/stock-units?specName={flavor}&phase=Ready"
     _wait_until(lambda: len(platform.request("GET", ready).json["data"]) == 1, "stock is Ready")
 
 

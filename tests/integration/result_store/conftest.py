@@ -46,7 +46,7 @@ from localcluster.nats_server import NatsAccount
 GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 NOW = to_utc_milliseconds(datetime.now(UTC))
 MIB = 1024**2
-STREAMS: dict[str, int | str] = {"resultAckWaitSeconds": 3, "queueBytes": 256 * MIB, "deadLetterBytes": 64 * MIB}
+STREAMS: dict[str, int | str] = {"resultAckWaitSeconds": 3, "maxStreamBytes": 256 * MIB, "maxDeadLetterBytes": 64 * MIB}
 """Small: what a stream may hold, its server sets aside."""
 TOPOLOGY = StreamTopology(
     limits=StreamLimits(result_ack_wait_seconds=3, max_bytes=256 * MIB, dead_letter_max_bytes=64 * MIB)
@@ -75,7 +75,7 @@ class InProcessResultStore:
     def settings(self) -> str:
         return yaml.safe_dump(
             {
-                "endpoints": {"bind": f"127.0.0.1:{self.port}"},
+                "health": {"bindAddress": f"127.0.0.1:{self.port}"},
                 "nats": {"urls": [self.url], "streams": self.streams},
                 "database": {"path": str(self.database)},
                 "retention": self.retention,

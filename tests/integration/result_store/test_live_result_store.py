@@ -146,7 +146,7 @@ async def test_queries_return_bodies_pages_and_problems(
 async def test_stored_body_above_the_limit_is_truncated_and_flagged(
     store: InProcessResultStore, harness: ResultStoreHarness
 ) -> None:
-    store.streams["bodyBytes"] = 2048
+    store.streams["maxPayloadBytes"] = 2048
     store.start()
     await harness.publish_results([result("large", body=b"x" * 5000)])
     await harness.wait_empty()

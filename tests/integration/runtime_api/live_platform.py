@@ -69,7 +69,7 @@ class LivePlatform:
         """One more, not yet started; by default it is connected to the API server directly."""
         identity = kubeconfig or self.control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER)
         authentication = {"mode": "required", "tokenFile": str(self._token_file())}
-        limits = {"requestsPerSecond": 0, "requestSeconds": 240, "drainSeconds": 0.3}
+        limits = {"requestsPerSecond": 0, "requestTimeoutSeconds": 240, "shutdownDelaySeconds": 0.3}
         # On a busy machine Kubernetes takes its time, and a 503 would be the truth: here it is waited for.
         kubernetes = {"kubeconfig": str(identity), "requestTimeoutSeconds": 60}
         own = {"authentication": authentication, "limits": limits, "kubernetes": kubernetes}
@@ -126,15 +126,15 @@ class ClusterSnapshot:
     units: list[Object]
     operations: dict[str, Object]
 
-    def stock_of(self, flavour: str) -> list[Object]:
-        return [each for each in self.stock if each["spec"]["specName"] == flavour]
+    def stock_of(self, flavor: str) -> list[Object]:
+        return [each for each in self.stock if each["spec"]["specName"] == flavor]
 
-    def units_of(self, flavour: str) -> list[Object]:
-        return [each for each in self.units if each["spec"]["specName"] == flavour]
+    def units_of(self, flavor: str) -> list[Object]:
+        return [each for each in self.units if each["spec"]["specName"] == flavor]
 
-    def operations_of(self, kind: str, flavour: str) -> list[Object]:
+    def operations_of(self, kind: str, flavor: str) -> list[Object]:
         ours = [each for each in self.operations.values() if each["spec"]["type"] == kind]
-        return [each for each in ours if recorded_request(each)["specName"] == flavour]
+        return [each for each in ours if recorded_request(each)["specName"] == flavor]
 
 
 @dataclass(frozen=True)
@@ -165,36 +165,36 @@ class ApiCaller(ClusterReader):
     async def request(self, replica: ApiProcess, method: str, path: str, body: Any = None) -> ApiResponse:
         return await send_request(self.http, method, replica.url(path), body)
 
-    async def create_unit(self, replica: ApiProcess, flavour: str, name: str) -> ApiResponse:
-        return await self.request(replica, "POST", "/api/v1/gpu-units", unit_request(flavour, name))
+    async def create_unit(self, replica: ApiProcess, flavor: str, name: str) -> ApiResponse:
+        return await self.request(replica, "POST", "/api/v1/gpu-units", unit_request(flavor, name))
 
     async def delete_unit(self, replica: ApiProcess, name: str) -> ApiResponse:
         return await self.request(replica, "DELETE", f"/api/v1/gpu-units/{name}")
 
-    async def seed_stock(self, replica: ApiProcess, flavour: str, count: int, operation_id: str = "") -> ApiResponse:
+    async def seed_stock(self, replica: ApiProcess, flavor: str, count: int, operation_id: str = "") -> ApiResponse:
         return await self.request(
-            replica, "POST", "/api/v1/operator/stock-units", seed_request(flavour, count, operation_id)
+            replica, "POST", "/api/v1/operator/stock-units", seed_request(flavor, count, operation_id)
         )
 
-    async def seed_and_wait(self, flavours: Mapping[str, int]) -> None:
+    async def seed_and_wait(self, flavors: Mapping[str, int]) -> None:
         """Seed so much of each, and wait until all of it is Ready, as every standing replica sees it, too."""
         answers = await asyncio.gather(
-            *(self.seed_stock(self.platform.shared_replicas[0], each, count) for each, count in flavours.items())
+            *(self.seed_stock(self.platform.shared_replicas[0], each, count) for each, count in flavors.items())
         )
         assert {answer.status for answer in answers} == {202}, answers
-        await until(partial(self._seeding_is_finished, flavours), "the seedings have ended")
-        await asyncio.gather(*(self.wait_stock_visible(replica, flavours) for replica in self.platform.shared_replicas))
+        await until(partial(self._seeding_is_finished, flavors), "the seedings have ended")
+        await asyncio.gather(*(self.wait_stock_visible(replica, flavors) for replica in self.platform.shared_replicas))
 
-    async def _seeding_is_finished(self, flavours: Mapping[str, int]) -> bool:
+    async def _seeding_is_finished(self, flavors: Mapping[str, int]) -> bool:
         seen = await self.snapshot()
-        ended = [each for flavour in flavours for each in seen.operations_of("SeedStock", flavour)]
+        ended = [each for flavor in flavors for each in seen.operations_of("SeedStock", flavor)]
         return all(operation_state(each) == "Succeeded" for each in ended)
 
-    async def wait_stock_visible(self, replica: ApiProcess, flavours: Mapping[str, int]) -> None:
+    async def wait_stock_visible(self, replica: ApiProcess, flavors: Mapping[str, int]) -> None:
         async def complete() -> bool:
             answer = await self.request(replica, "GET", "/api/v1/operator/inventory")
-            ready = Counter({each["specName"]: each["stock"]["ready"] for each in answer.body["data"]["flavours"]})
-            return all(ready[flavour] == count for flavour, count in flavours.items())
+            ready = Counter({each["specName"]: each["stock"]["ready"] for each in answer.body["data"]["flavors"]})
+            return all(ready[flavor] == count for flavor, count in flavors.items())
 
         await until(complete, "stock is Ready")
 
@@ -229,12 +229,12 @@ async def send_request(http: aiohttp.ClientSession, method: str, url: str, body:
         return ApiResponse(0)
 
 
-def unit_request(flavour: str, name: str) -> Object:
-    return {"operationID": f"make-{name}", "name": name, "specName": flavour, "image": "python:3.12"}
+def unit_request(flavor: str, name: str) -> Object:
+    return {"operationID": f"make-{name}", "name": name, "specName": flavor, "image": "python:3.12"}
 
 
-def seed_request(flavour: str, count: int, operation: str = "") -> Object:
-    named = {"operationID": operation or f"seed-{flavour}", "specName": flavour}
+def seed_request(flavor: str, count: int, operation: str = "") -> Object:
+    named = {"operationID": operation or f"seed-{flavor}", "specName": flavor}
     return {**named, "memory": "1Gi", "gpu": 1, "replicas": count}
 
 

@@ -9,16 +9,16 @@ from tests.integration.runtime_api.live_platform import ApiCaller, ClusterSnapsh
 
 
 def conservation_errors(seen: ClusterSnapshot, seeded: Mapping[str, int], deleted: Collection[str] = ()) -> list[str]:
-    """All that is not as it must be. Of each flavour so much was seeded; units of these names were deleted."""
+    """All that is not as it must be. Of each flavor so much was seeded; units of these names were deleted."""
     return [
-        f"{flavour}: {found}"
-        for flavour, count in seeded.items()
-        for found in _flavor_errors(seen, flavour, count, deleted)
+        f"{flavor}: {found}"
+        for flavor, count in seeded.items()
+        for found in _flavor_errors(seen, flavor, count, deleted)
     ]
 
 
-def _flavor_errors(seen: ClusterSnapshot, flavour: str, seeded: int, deleted: Collection[str]) -> Iterator[str]:
-    left, made = seen.stock_of(flavour), seen.operations_of("CreateUnit", flavour)
+def _flavor_errors(seen: ClusterSnapshot, flavor: str, seeded: int, deleted: Collection[str]) -> Iterator[str]:
+    left, made = seen.stock_of(flavor), seen.operations_of("CreateUnit", flavor)
     succeeded = [each for each in made if operation_state(each) == "Succeeded"]
     consumed = Counter(each["status"]["stock"]["uid"] for each in succeeded)
     if claimed := [_name(each) for each in left if Annotation.CLAIMED_BY in _annotations(each)]:
@@ -29,7 +29,7 @@ def _flavor_errors(seen: ClusterSnapshot, flavour: str, seeded: int, deleted: Co
         yield f"given out twice: {twice}"
     if len(left) + len(consumed) != seeded:
         yield f"{seeded} seeded, but {len(left)} are left and {len(consumed)} were consumed"
-    yield from _unit_errors(seen.units_of(flavour), succeeded, deleted)
+    yield from _unit_errors(seen.units_of(flavor), succeeded, deleted)
 
 
 def _unit_errors(units: list[Object], succeeded: list[Object], deleted: Collection[str]) -> Iterator[str]:
@@ -64,7 +64,7 @@ async def wait_conserved(
 def _is_unfinished(operation: Object) -> bool:
     status = operation.get("status", {})
     chosen = status if status.get("attempt") else operation["spec"]
-    return operation_state(operation) == "GivingUp" or (
+    return operation_state(operation) == "RollingBack" or (
         operation_state(operation) == "Running" and bool(chosen.get("stock"))
     )
 

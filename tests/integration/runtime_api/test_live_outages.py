@@ -76,26 +76,26 @@ async def test_reconciliation_continues_without_any_runtime_api(platform: LivePl
 async def test_api_works_without_controller_manager_and_units_become_ready_later(
     platform: LivePlatform, api_client: ApiCaller
 ) -> None:
-    flavour, names = "out.2", [f"made-without-manager-{number}" for number in range(3)]
+    flavor, names = "out.2", [f"made-without-manager-{number}" for number in range(3)]
     first, second, third = platform.shared_replicas
-    await api_client.seed_and_wait({flavour: len(names)})
+    await api_client.seed_and_wait({flavor: len(names)})
     async with manager_killed(platform):
         made = [
-            await api_client.create_unit(each, flavour, name)
+            await api_client.create_unit(each, flavor, name)
             for each, name in zip(platform.shared_replicas, names, strict=True)
         ]
         assert [answer.status for answer in made] == [201, 201, 201], made
-        assert (await api_client.create_unit(first, flavour, names[1])).status == 200, (
+        assert (await api_client.create_unit(first, flavor, names[1])).status == 200, (
             "the same request, on another replica"
         )
         storage = {"name": "storage-without-manager", "size": "1Gi"}
         assert (await api_client.request(second, "POST", "/api/v1/gpu-storages", storage)).status == 201
-        assert (await api_client.seed_stock(third, flavour, 1, "seed-without-manager")).status == 202
+        assert (await api_client.seed_stock(third, flavor, 1, "seed-without-manager")).status == 202
         answer = await api_client.request(second, "GET", f"/api/v1/gpu-units/{names[0]}")
         assert (answer.status, answer.body["data"]["ready"]) == (200, False)
         assert not set(names) & set(await deployments(api_client)), "nobody was there to build them"
     for name in names:
         await wait_ready(api_client, name)
         assert (await api_client.delete_unit(first, name)).status == 204
-    await api_client.wait_stock_visible(third, {flavour: 1})
+    await api_client.wait_stock_visible(third, {flavor: 1})
     assert (await api_client.request(first, "DELETE", f"/api/v1/gpu-storages/{storage['name']}")).status == 204

@@ -67,14 +67,14 @@ def an_object(name: str, namespace: str = UNITS, uid: str = "", **more: Any) -> 
     return {"metadata": metadata, **more}
 
 
-def a_unit(name: str, flavour: str = "f", phase: str = "Ready", stock: str = "", **spec: Any) -> Object:
+def a_unit(name: str, flavor: str = "f", phase: str = "Ready", stock: str = "", **spec: Any) -> Object:
     annotations = {Annotation.SOURCE_STOCK_UID: stock} if stock else {}
-    spec = {"specName": flavour, **spec}
+    spec = {"specName": flavor, **spec}
     return an_object(name, metadata={"annotations": annotations}, spec=spec, status={"phase": phase})
 
 
-def a_stock_unit(name: str, flavour: str = "f", **metadata: Any) -> Object:
-    return an_object(name, STOCK, spec={"specName": flavour}, status={"phase": "Ready"}, metadata=metadata)
+def a_stock_unit(name: str, flavor: str = "f", **metadata: Any) -> Object:
+    return an_object(name, STOCK, spec={"specName": flavor}, status={"phase": "Ready"}, metadata=metadata)
 
 
 def an_operation(kind: str, request: Object, target: str = "", **status: Any) -> Object:

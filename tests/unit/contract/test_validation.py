@@ -57,7 +57,7 @@ def test_valid_specs_have_no_errors() -> None:
 
 
 UNITS = {
-    "no flavour": (unit(specName=""), "specName: is required; name the flavour, for example g1.1"),
+    "no flavor": (unit(specName=""), "specName: is required; name the flavor, for example g1.1"),
     "no image": (unit(image=""), "image: is required; name the image to run"),
     "an image with a blank": (unit(image="python 3"), "image: 'python 3' is not an image; it must not contain blanks"),
     "memory that is no quantity": (

@@ -48,7 +48,7 @@ def test_unit_without_serverless_has_no_sidecar(serverless: Any) -> None:
 
 
 def test_sidecar_settings_annotation_is_valid() -> None:
-    nats = NatsSettings(urls=("nats://queue:4222",), user="worker", password_file="/etc/gpu-runtime-queue/password")  # noqa: S106
+    nats = NatsSettings(urls=("nats://queue:4222",), user="worker", password_file="/etc/gpu-runtime-nats/password")  # noqa: S106
     said = template(with_settings=settings(nats=nats))["metadata"]["annotations"][SETTINGS_ANNOTATION]
     read = parse_settings(said, WorkerSidecarSettings)
     assert (read.request_id, read.worker, read.namespace, read.concurrency) == ("double", "web", "runtime-instance", 3)

@@ -106,7 +106,7 @@ def test_every_alert_is_documented_and_every_documented_alert_exists() -> None:
 
 def test_pod_monitor_uses_the_sidecar_port() -> None:
     port = str(SidecarContainerSettings().port)
-    (monitor,) = yaml.safe_load_all((PROMETHEUS / "worker-sidecar.yaml").read_text())
+    (monitor,) = yaml.safe_load_all((PROMETHEUS / "pod-monitors.yaml").read_text())
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     addresses = [each["replacement"] for each in endpoint["relabelings"] if each.get("targetLabel") == "__address__"]
     assert {address.rpartition(":")[2] for address in addresses} == {port}

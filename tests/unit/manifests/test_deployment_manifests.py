@@ -185,7 +185,7 @@ def test_production_requires_authentication_and_uses_the_same_streams() -> None:
     queues = [getattr(each, "serverless", each).nats for each in settings.values()]
     assert {each.streams.replicas for each in queues} == {3}
     assert len(set(queues)) == 1
-    assert queues[0].credentials_file.startswith("/etc/gpu-runtime-queue/")
+    assert queues[0].credentials_file.startswith("/etc/gpu-runtime-nats/")
     assert settings["controller-manager"].serverless.credentials_secret
 
 
@@ -197,7 +197,7 @@ def test_production_stock_and_sidecars_use_the_platform_image() -> None:
 
 
 def test_in_production_results_fit_their_volume() -> None:
-    patches = list(yaml.safe_load_all((PRODUCTION_DIR / "room.yaml").read_text()))
+    patches = list(yaml.safe_load_all((PRODUCTION_DIR / "resources.yaml").read_text()))
     (claim,) = [each["spec"] for each in patches if each["kind"] == "PersistentVolumeClaim"]
     size = int(claim["resources"]["requests"]["storage"].removesuffix("Gi")) * 1024**3
     assert production_settings()["result-store"].retention.bytes + 512 * 1024**2 < size

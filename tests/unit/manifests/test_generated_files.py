@@ -88,10 +88,10 @@ def shape(shown: Any) -> Any:
     return {key: shape(value) for key, value in shown.items()} if isinstance(shown, dict) else None
 
 
-@pytest.mark.parametrize("path", ["api/settings.yaml", "overlays/local/runtime-api.yaml"])
+@pytest.mark.parametrize("path", ["runtime-api/settings.yaml", "overlays/local/runtime-api.yaml"])
 def test_the_settings_of_the_deployed_api_load(path: str) -> None:
     settings = load_settings(CONFIG_DIR / path, RuntimeAPISettings)
-    assert settings.authentication.mode == ("required" if path.startswith("api/") else "off")
+    assert settings.authentication.mode == ("required" if path.startswith("runtime-api/") else "off")
     deployment = next(yaml.safe_load_all((CONFIG_DIR / "api" / "runtime-api.yaml").read_text()))
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     limits = settings.limits

@@ -36,7 +36,7 @@ def test_nats_settings_become_options_and_streams() -> None:
     tls: {caFile: /ca, serverName: nats}
     prefix: mine
     requestTimeoutSeconds: 3
-    streams: {replicas: 3, queuedPerFunction: 7, dispatchAckWaitSeconds: 4, stateRetentionSeconds: 60}
+    streams: {replicas: 3, maxMessagesPerSubject: 7, dispatchAckWaitSeconds: 4, recordRetentionSeconds: 60}
     """
     settings = parse_settings(text, NatsSettings)
     options = nats_options(settings, "activator")

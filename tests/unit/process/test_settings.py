@@ -15,7 +15,7 @@ WRONG = {
     "an unknown key": ("kubernets: {}", "kubernets is not a setting; did you mean kubernetes?"),
     "an unknown key inside": (
         "leaderElection: {leaseSecond: 15}",
-        "leaderElection.leaseSecond is not a setting; did you mean leaseSeconds?",
+        "leaderElection.leaseSecond is not a setting; did you mean leaseDurationSeconds?",
     ),
     "a key in another case": ("leaderelection: {}", "leaderelection is not a setting; did you mean leaderElection?"),
     "a key like no other": (
@@ -28,7 +28,7 @@ WRONG = {
     "a number for a section": ("log: 3", "log: expected a section, got int"),
     "an unknown choice": ("log: {level: loud}", "log.level: 'loud' is not one of debug, error, info, warning"),
     "text for a switch": ("podSecurity: {requireNonRoot: 'no'}", "podSecurity.requireNonRoot: expected bool, got str"),
-    "times that do not fit": ("leaderElection: {leaseSeconds: 5}", "leaderElection: leaseSeconds must be longer than"),
+    "times that do not fit": ("leaderElection: {leaseDurationSeconds: 5}", "leaderElection: leaseDurationSeconds must be longer than"),
     "an address that is none": ("endpoints: {bind: '8081'}", "endpoints: bind is '8081'; expected host:port"),
     "a key given twice": ("log: {level: info, level: debug}", "'level' is given twice"),
     "a list": ("- a", "the file: expected a section, got array"),
@@ -53,7 +53,7 @@ def test_missing_required_setting_is_reported_by_key() -> None:
 def test_omitted_settings_have_defaults() -> None:
     expected = ControllerManagerSettings(images=ImageSettings(stock="a", placeholder="b"))
     assert parse_settings(IMAGES, ControllerManagerSettings) == expected
-    assert parse_settings(IMAGES + "leaderElection: {leaseSeconds: 30}", ControllerManagerSettings).leader_election == (
+    assert parse_settings(IMAGES + "leaderElection: {leaseDurationSeconds: 30}", ControllerManagerSettings).leader_election == (
         LeaderElectionSettings(lease_duration_seconds=30)
     )
 

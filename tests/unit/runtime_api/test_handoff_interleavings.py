@@ -341,7 +341,7 @@ async def test_stock_of_an_abandoned_attempt_is_not_deleted_by_its_creator() -> 
         while not made.list_units("runtime-instance"):
             await made.scheduler.run_next()
         (record,) = made.server.all(OPERATIONS)
-        given_up = {"state": "GivingUp", "stock": record["spec"]["stock"], "attempt": 1}
+        given_up = {"state": "RollingBack", "stock": record["spec"]["stock"], "attempt": 1}
         status = given_up | {"error": {"code": "conflict", "message": "the cluster refuses it"}}
         made.server.patch(OPERATIONS, ObjectKey("runtime-system", operation_name("op-0")), {"status": status}, "status")
         await run_interleaved(asked, made.scheduler)

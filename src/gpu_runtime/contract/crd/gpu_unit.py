@@ -109,7 +109,7 @@ class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
     """What the unit reserves and runs."""
 
     RULES: ClassVar = (
-        immutable("specName", "a unit of another flavour is another unit"),
+        immutable("specName", "a unit of another flavor is another unit"),
         immutable("gpu", "the GPUs were reserved when the unit was made; create another unit"),
         CelRule(
             "!has(self.access) || !has(self.access.primaryPort) || (has(self.template) && has(self.template.ports)"
@@ -137,7 +137,7 @@ class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
     )
 
     spec_name: SpecName
-    """The flavour of the unit, for example g1.1: stock of the same flavour can become this unit."""
+    """The flavor of the unit, for example g1.1: stock of the same flavor can become this unit."""
 
     image: Image = ""
     """The image that an active unit runs. Stock runs the platform's own image whatever stands here."""

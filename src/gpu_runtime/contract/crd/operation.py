@@ -26,11 +26,11 @@ class OperationType(StrEnum):
 
 
 class OperationState(StrEnum):
-    """Accepted → Running → Succeeded, or Running → GivingUp → Failed. "No stock" leaves it where it is."""
+    """Accepted → Running → Succeeded, or Running → RollingBack → Failed. "No stock" leaves it where it is."""
 
     ACCEPTED = "Accepted"
     RUNNING = "Running"
-    ROLLING_BACK = "GivingUp"
+    ROLLING_BACK = "RollingBack"
     """What was made is being undone: from here the operation can only fail."""
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -126,7 +126,7 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
     """How far the operation is."""
 
     state: Annotated[str, openapi(enum=[each.value for each in OperationState])] = OperationState.ACCEPTED.value
-    """Accepted, Running, GivingUp, Succeeded or Failed."""
+    """Accepted, Running, RollingBack, Succeeded or Failed."""
 
     stock: SourceStock | None = None
     """The stock unit that becomes the target."""

@@ -1,4 +1,4 @@
-"""StockPool: warm capacity of one flavour as one Deployment, the operators' API before stock became GPUUnits."""
+"""StockPool: warm capacity of one flavor as one Deployment, the operators' API before stock became GPUUnits."""
 
 from typing import Annotated, ClassVar
 
@@ -19,10 +19,10 @@ from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
 class StockPoolSpec(KubeStruct, frozen=True, kw_only=True):
     """What each replica of the pool reserves and runs, and how many there are to be."""
 
-    RULES: ClassVar = (immutable("specName", "a pool of another flavour is another pool"),)
+    RULES: ClassVar = (immutable("specName", "a pool of another flavor is another pool"),)
 
     spec_name: SpecName
-    """The flavour of the pool's capacity, for example g1.1."""
+    """The flavor of the pool's capacity, for example g1.1."""
 
     image: Image = ""
     """The image that every replica runs. Empty: the platform's placeholder."""
@@ -66,7 +66,7 @@ class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
 
 
 class StockPool(KubeObject, frozen=True, kw_only=True):
-    """Warm capacity of one flavour: a Deployment pool-<name> that holds GPUs, and a Service where it has ports."""
+    """Warm capacity of one flavor: a Deployment pool-<name> that holds GPUs, and a Service where it has ports."""
 
     spec: StockPoolSpec
     status: StockPoolStatus = StockPoolStatus()

@@ -23,7 +23,7 @@ POOL_CHILD_PREFIX = "pool-"
 MAX_POOL_NAME_LENGTH = MAX_NAME_LENGTH - len(POOL_CHILD_PREFIX)
 
 SPEC_NAME_PATTERN = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-"""A label value, so that stock can be selected by its flavour."""
+"""A label value, so that stock can be selected by its flavor."""
 
 REQUEST_ID_PATTERN = "^[a-z0-9_-]+$"
 """One token of a queue subject."""
@@ -48,9 +48,9 @@ class Label:
     POOL_UID = f"{GROUP}/pool-uid"
     ROLE = f"{GROUP}/role"
     SPEC_NAME = f"{GROUP}/spec-name"
-    NATS_ACCESS = f"{GROUP}/serves"
+    NATS_ACCESS = f"{GROUP}/nats-access"
     """On pods that have a worker sidecar: the queue's NetworkPolicy admits them by it."""
-    CREATED_HOUR = f"{GROUP}/recorded"
+    CREATED_HOUR = f"{GROUP}/created-hour"
     """On operations: the hour in which it was recorded, so that old ones are found without reading all."""
 
 

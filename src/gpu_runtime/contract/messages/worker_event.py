@@ -29,7 +29,7 @@ class WorkerEvent(Message, frozen=True, kw_only=True):
     namespace: str = ""
     """The unit's namespace."""
 
-    pod_uid: str = ""
+    pod_uid: str = field(default="", name="podUID")
     """The pod's UID: a worker that comes again under its name is another one."""
 
     sequence: Annotated[int, Meta(ge=0)] = 0

@@ -31,12 +31,12 @@ def name_errors(name: str, at: str = "name", max_length: int = MAX_NAME_LENGTH) 
 
 def spec_name_errors(name: str, at: str) -> FieldErrors:
     if not name:
-        yield FieldError(at, "is required; name the flavour, for example g1.1")
+        yield FieldError(at, "is required; name the flavor, for example g1.1")
     elif len(name) > MAX_SPEC_NAME_LENGTH:
         yield FieldError(at, f"has {len(name)} characters; use at most {MAX_SPEC_NAME_LENGTH}")
     elif not matches(SPEC_NAME_PATTERN, name):
         yield FieldError(
-            at, f"{name!r} is not a flavour; use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+            at, f"{name!r} is not a flavor; use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
         )
 
 

@@ -4,7 +4,7 @@ Any number of replicas may drive the same operation at once: every step writes t
 loses that race reads the record again and goes on from there.
 
     Accepted ─▶ Running ─make─▶ … ─make─▶ Succeeded
-                   └─ refused for good ─▶ GivingUp ─undo─▶ Failed
+                   └─ refused for good ─▶ RollingBack ─undo─▶ Failed
 """
 
 import asyncio

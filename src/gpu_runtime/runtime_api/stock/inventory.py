@@ -1,4 +1,4 @@
-"""The inventory: what there is of every flavour, counted from the caches. It may be a moment behind."""
+"""The inventory: what there is of every flavor, counted from the caches. It may be a moment behind."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -86,7 +86,7 @@ class PoolCount(View, frozen=True, kw_only=True):
 
 
 class InventoryCounts(View, frozen=True, kw_only=True):
-    """What there is, of one flavour or of all."""
+    """What there is, of one flavor or of all."""
 
     stock: StockCount
     """Stock units."""
@@ -99,20 +99,20 @@ class InventoryCounts(View, frozen=True, kw_only=True):
 
 
 class FlavorInventory(InventoryCounts, frozen=True, kw_only=True):
-    """What there is of one flavour."""
+    """What there is of one flavor."""
 
     spec_name: str
-    """The flavour."""
+    """The flavor."""
 
 
 class InventoryView(View, frozen=True, kw_only=True):
     """What there is."""
 
     total: InventoryCounts
-    """Of all flavours that were asked for."""
+    """Of all flavors that were asked for."""
 
     flavors: tuple[FlavorInventory, ...]
-    """Of each flavour, in the order of their names."""
+    """Of each flavor, in the order of their names."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class InventoryService:
 
 
 def count_inventory(seen: InventorySnapshot) -> InventoryView:
-    flavours = tuple(FlavorInventory(spec_name=name, **_counts(of)) for name, of in sorted(seen.by_flavor().items()))
-    return InventoryView(total=InventoryCounts(**_counts(seen)), flavors=flavours)
+    flavors = tuple(FlavorInventory(spec_name=name, **_counts(of)) for name, of in sorted(seen.by_flavor().items()))
+    return InventoryView(total=InventoryCounts(**_counts(seen)), flavors=flavors)
 
 
 def _counts(seen: InventorySnapshot) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def routes(inventory: InventoryService) -> Sequence[Route]:
             "GET",
             "/api/v1/operator/inventory",
             "getInventory",
-            "Count stock, units and pools of every flavour",
+            "Count stock, units and pools of every flavor",
             get_inventory,
             responses={200: InventoryView},
             scope=Scope.OPERATOR,

@@ -31,7 +31,7 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
     """Where the pool is made. Default: the first namespace that the configuration allows."""
 
     spec_name: SpecName
-    """The flavour of the capacity, for example g1.1."""
+    """The flavor of the capacity, for example g1.1."""
 
     image: Image = ""
     """The image that every replica runs. Default: the platform's placeholder."""
@@ -66,7 +66,7 @@ class SeedStock(Body, frozen=True, kw_only=True):
     """The caller's name for this operation. The same request under the same name is carried out once."""
 
     spec_name: SpecName
-    """The flavour, for example g1.1: a unit of this flavour takes such stock."""
+    """The flavor, for example g1.1: a unit of this flavor takes such stock."""
 
     memory: QuantityString = ""
     """The memory that each stock unit reserves, for example 16Gi. Default: no reservation."""
@@ -86,7 +86,7 @@ class ListPools(PagedQuery, frozen=True, kw_only=True):
     """Only pools of this namespace."""
 
     spec_name: str = ""
-    """Only pools of this flavour."""
+    """Only pools of this flavor."""
 
     phase: UnitPhase | UnsetType = UNSET
     """Only pools in this phase."""
@@ -99,7 +99,7 @@ class PoolQuery(Query, frozen=True, kw_only=True):
 
 class ListStock(PagedQuery, frozen=True, kw_only=True):
     spec_name: str = ""
-    """Only stock of this flavour."""
+    """Only stock of this flavor."""
 
     phase: UnitPhase | UnsetType = UNSET
     """Only stock in this phase."""
@@ -110,4 +110,4 @@ class ListStock(PagedQuery, frozen=True, kw_only=True):
 
 class InventoryQuery(Query, frozen=True, kw_only=True):
     spec_name: str = ""
-    """Only this flavour."""
+    """Only this flavor."""

@@ -20,7 +20,7 @@ class PoolView(View, frozen=True, kw_only=True):
     """Where the pool is."""
 
     spec_name: str
-    """The flavour of its capacity."""
+    """The flavor of its capacity."""
 
     image: str
     """The image that every replica runs. Empty: the platform's placeholder."""
@@ -81,7 +81,7 @@ class StockUnitView(View, frozen=True, kw_only=True):
     """Where it is."""
 
     spec_name: str
-    """The flavour."""
+    """The flavor."""
 
     memory: str
     """The memory that it reserves. Empty: no reservation."""

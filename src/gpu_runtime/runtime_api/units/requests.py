@@ -30,7 +30,7 @@ class CreateUnit(Body, frozen=True, kw_only=True):
     """Where the unit is made. Default: the first namespace that the configuration allows."""
 
     spec_name: SpecName
-    """The flavour, for example g1.1: stock of this flavour is taken."""
+    """The flavor, for example g1.1: stock of this flavor is taken."""
 
     stock_namespace: str = ""
     """Where the stock is taken from. Default: the configured stock namespace, the only one there is."""
@@ -106,7 +106,7 @@ class ListUnits(PagedQuery, frozen=True, kw_only=True):
     """Only those of this namespace. Default: those of every namespace that the configuration allows."""
 
     spec_name: str = ""
-    """Only those of this flavour."""
+    """Only those of this flavor."""
 
     phase: UnitPhase | UnsetType = UNSET
     """Only those in this phase."""

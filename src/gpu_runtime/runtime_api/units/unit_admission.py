@@ -76,7 +76,7 @@ def _stock_namespace_errors(namespace: str, namespaces: APINamespaceSettings) ->
 
 def _reservation_errors(spec: GPUUnitSpec, request: UpdateUnit) -> FieldErrors:
     if request.spec_name not in (UNSET, spec.spec_name):
-        yield FieldError("specName", f"never changes from {spec.spec_name}; create another unit of the other flavour")
+        yield FieldError("specName", f"never changes from {spec.spec_name}; create another unit of the other flavor")
     if request.memory is not UNSET and canonical_quantity(request.memory) != canonical_quantity(spec.memory):
         yield FieldError(
             "memory", f"never changes from {spec.memory or 'none'}, which was reserved; create another unit"

@@ -33,7 +33,7 @@ class UnitView(View, frozen=True, kw_only=True):
     """Where the unit is."""
 
     spec_name: str
-    """The flavour, for example g1.1."""
+    """The flavor, for example g1.1."""
 
     image: str
     """The image that it runs."""

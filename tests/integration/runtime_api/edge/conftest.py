@@ -51,11 +51,11 @@ class ApiProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "settings.yaml"
         settings = {
-            "api": {"bind": f"127.0.0.1:{self.port}"},
-            "endpoints": {"bind": f"127.0.0.1:{self.health_port}"},
+            "api": {"bindAddress": f"127.0.0.1:{self.port}"},
+            "health": {"bindAddress": f"127.0.0.1:{self.health_port}"},
             "kubernetes": {"kubeconfig": str(self.kubeconfig)},
             "authentication": {"mode": "off"},
-            "limits": {"drainSeconds": 0.3, "requestsPerSecond": 0},
+            "limits": {"shutdownDelaySeconds": 0.3, "requestsPerSecond": 0},
         }
         config.write_text(yaml.safe_dump(settings | self.settings))
         program = ["setpriv", "--pdeathsig", "KILL", "--", *self.command(config)]
@@ -127,7 +127,7 @@ def _json(body: bytes) -> Any:
 def nats_settings(account: NatsAccount) -> dict[str, Any]:
     """With little room: the server reserves what streams may hold, and many tests share it."""
     room = 32 * 1024 * 1024
-    return {"urls": [account.url], "streams": {"queueBytes": room, "deadLetterBytes": room}}
+    return {"urls": [account.url], "streams": {"maxStreamBytes": room, "maxDeadLetterBytes": room}}
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tests.integration.runtime_api.edge.conftest import ApiCluster, ApiProcess
 
 
 def test_slow_in_flight_requests_are_answered_during_shutdown(cluster: ApiCluster, tmp_path: Path) -> None:
-    replica, release = cluster.start_replica(limits={"drainSeconds": 0.2}).wait_ready(), tmp_path / "release"
+    replica, release = cluster.start_replica(limits={"shutdownDelaySeconds": 0.2}).wait_ready(), tmp_path / "release"
     with ThreadPoolExecutor(20) as pool:
         slow = [pool.submit(replica.request, f"/test/held?until={release}", timeout=60) for _ in range(20)]
         try:
@@ -37,8 +37,8 @@ def connections(replica: ApiProcess) -> int:
 
 def test_readiness_fails_first_and_requests_are_served_during_the_shutdown_delay(cluster: ApiCluster) -> None:
     draining, brief = (
-        cluster.start_replica(limits={"drainSeconds": 30}),
-        cluster.start_replica(limits={"drainSeconds": 1}),
+        cluster.start_replica(limits={"shutdownDelaySeconds": 30}),
+        cluster.start_replica(limits={"shutdownDelaySeconds": 1}),
     )
     draining.wait_ready().signal(SIGTERM)
     draining.wait_for("/readyz", 503)
@@ -53,7 +53,7 @@ def test_readiness_fails_first_and_requests_are_served_during_the_shutdown_delay
 
 def test_request_on_an_open_connection_is_answered_after_the_listener_closed(cluster: ApiCluster) -> None:
     """A connection that was made, or kept, has a request on its way that nobody here can know of."""
-    replica = cluster.start_replica(limits={"drainSeconds": 0.2}).wait_ready()
+    replica = cluster.start_replica(limits={"shutdownDelaySeconds": 0.2}).wait_ready()
     with connected(replica) as kept, connected(replica) as fresh:
         kept.request("GET", "/test/units")
         assert kept.getresponse().read().startswith(b'{"data":[')
@@ -79,7 +79,7 @@ def listens(replica: ApiProcess) -> bool:
 
 def test_callers_that_respect_connection_close_lose_no_request(cluster: ApiCluster) -> None:
     """As a load balancer does it: each connection is used until its answer says close, and no new one is opened."""
-    replica = cluster.start_replica(limits={"drainSeconds": 1}).wait_ready()
+    replica = cluster.start_replica(limits={"shutdownDelaySeconds": 1}).wait_ready()
     begun = threading.Barrier(9)
 
     def caller() -> int:

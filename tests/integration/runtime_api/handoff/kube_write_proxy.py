@@ -115,7 +115,7 @@ async def kube_write_proxy(
         made = KubeWriteProxy(upstream, platform.control_plane.url, at_write, after_write, pause_replica=pause_replica)
         async with _running_proxy(made) as port:
             kubeconfig = _kubeconfig(platform.folder / f"{name}.kubeconfig", port)
-            made.replica = platform.new_replica(name, kubeconfig, operations={"sweepSeconds": 3600})
+            made.replica = platform.new_replica(name, kubeconfig, operations={"recoveryIntervalSeconds": 3600})
             try:
                 yield made
             finally:

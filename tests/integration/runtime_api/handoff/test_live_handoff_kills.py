@@ -24,7 +24,7 @@ STOCK_CHOSEN_WRITE = 2
 
 @dataclass(frozen=True)
 class KillCase:
-    """A create whose replica is killed at one of its writes, with two stock units of its own flavour."""
+    """A create whose replica is killed at one of its writes, with two stock units of its own flavor."""
 
     iteration: int
     write: int

@@ -47,12 +47,12 @@ async def test_every_request_sent_to_three_replicas_concurrently(platform: LiveP
     await assert_all_stock_consumed(api_client, "thrice")
 
 
-async def assert_all_stock_consumed(client: ApiCaller, flavour: str) -> None:
+async def assert_all_stock_consumed(client: ApiCaller, flavor: str) -> None:
     """What was answered is done, but for consumed stock that is still being deleted."""
-    await wait_conserved(client, {flavour: STOCK_COUNT})
+    await wait_conserved(client, {flavor: STOCK_COUNT})
     seen = await client.snapshot()
-    units = seen.units_of(flavour)
-    assert not seen.stock_of(flavour)
+    units = seen.units_of(flavor)
+    assert not seen.stock_of(flavor)
     assert (
         len({unit["metadata"]["annotations"][Annotation.SOURCE_STOCK_UID] for unit in units})
         == len(units)

@@ -38,7 +38,7 @@ async def test_dead_letters_are_listed_shown_and_deleted(api: ApiReplica, backen
     assert await listed_ids(api, serverlessRequestID="f", limit=3) == ["invoke-10", "invoke-9", "invoke-8"]
     assert await listed_ids(api, source="dispatch") == []
     shown = (await api.request("GET", f"{DEAD_LETTERS_PATH}/invoke-9")).data
-    assert (shown["invocationID"], shown["class"], shown["attempts"]) == ("i1", "function_crashed", 5)
+    assert (shown["invocationID"], shown["class"], shown["deliveryCount"]) == ("i1", "function_crashed", 5)
     assert (shown["messageEncoding"], shown["message"]["invocationID"]) == ("json", "i1")
     odd = (await api.request("GET", f"{DEAD_LETTERS_PATH}/result-4")).data
     assert (odd["messageEncoding"], odd["message"], odd["serverlessRequestID"]) == ("base64", "bm90IEpTT04=", "g")

@@ -71,7 +71,7 @@ async def test_failure_has_its_class_and_an_expired_result_is_flagged(
         )
         backend.stored_results.clear()
         gone = (await api.get("i")).data
-        assert (gone["state"], gone["resultGone"]) == ("failed", True)
+        assert (gone["state"], gone["resultExpired"]) == ("failed", True)
 
 
 @pytest.mark.parametrize("unknown", ["none-such", "a.b", "x" * 129])

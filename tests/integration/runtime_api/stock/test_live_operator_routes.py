@@ -58,10 +58,10 @@ async def test_a_seeding_from_the_request_to_the_inventory(start_replica: StartR
         nothing = await call(replica, "GET /stock-units", query={"phase": "Ready"})
         assert (nothing.status, nothing.data, nothing.continuation) == (200, [], None)
         counted = await call(replica, "GET /inventory", query={"specName": "g1.1"})
-        mine = counted.data.flavours[0].stock
+        mine = counted.data.flavors[0].stock
         assert (mine.progressing, mine.reserved.gpus, mine.reserved.memory) == (2, 2, "32Gi")
         none = await call(replica, "GET /inventory", query={"specName": "no-such"})
-        assert none.data.flavours == ()
+        assert none.data.flavors == ()
 
 
 async def test_a_pool_from_the_request_to_its_end(start_replica: StartReplica, namespace: str) -> None:

@@ -63,10 +63,10 @@ def storage_mounts(*names: str) -> Object:
 
 
 async def create_unit_with_mounts(
-    client: ApiCaller, replica: ApiProcess, flavour: str, name: str, *mounted: str
+    client: ApiCaller, replica: ApiProcess, flavor: str, name: str, *mounted: str
 ) -> ApiResponse:
     return await client.request(
-        replica, "POST", "/api/v1/gpu-units", unit_request(flavour, name) | storage_mounts(*mounted)
+        replica, "POST", "/api/v1/gpu-units", unit_request(flavor, name) | storage_mounts(*mounted)
     )
 
 
@@ -87,7 +87,7 @@ def _is_attached_correctly(storage: Object, seen: ClusterSnapshot) -> bool:
     units = {unit["metadata"]["name"]: unit for unit in seen.units}
     named = [mount["name"] for mount in units.get(attached["unit"], {"spec": {}})["spec"].get("storageMounts", ())]
     operation = seen.operations.get(attached.get("operationID", ""), {})
-    under_way = operation_state(operation) in ("Running", "GivingUp") and bool(operation)
+    under_way = operation_state(operation) in ("Running", "RollingBack") and bool(operation)
     return name in named or under_way
 
 

@@ -23,7 +23,7 @@ class CreateWidget(Body, frozen=True, kw_only=True):
     """The shelf's name. Default: one derived from the operationID."""
 
     spec_name: SpecName
-    """The flavour."""
+    """The flavor."""
 
     replicas: Count = 1
     """How many there are to be."""

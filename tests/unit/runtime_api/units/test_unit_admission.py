@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"stockNamespace": "batch"},
         "stockNamespace: 'batch' holds no stock here; use runtime-stock, or leave it out",
     ),
-    "no flavour": ({"specName": ""}, "specName: is required; "),
+    "no flavor": ({"specName": ""}, "specName: is required; "),
     "no image": ({"image": " "}, "image: is required; "),
     "a port that the template lacks": (
         {"access": {"primaryPort": "grpc"}},
@@ -166,7 +166,7 @@ def test_update_preserves_the_notation_of_unnamed_fields() -> None:
 
 
 REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "another flavour": ({"specName": "g2"}, "specName: never changes from g1.1; create another unit of the other"),
+    "another flavor": ({"specName": "g2"}, "specName: never changes from g1.1; create another unit of the other"),
     "more memory": ({"memory": "32Gi"}, "memory: never changes from 16Gi, which was reserved; create another unit"),
     "more GPUs": ({"gpu": 2}, "gpu: never changes from 1, which were reserved; create another unit"),
     "another queue": (

@@ -26,13 +26,13 @@ SETTINGS_ANNOTATION = f"{GROUP}/worker-sidecar-settings"
 """The annotation of the pod that holds the sidecar's settings file."""
 
 SETTINGS_DIRECTORY, SETTINGS_FILE = "/etc/gpu-runtime", "worker-sidecar.yaml"
-CREDENTIALS_DIRECTORY = "/etc/gpu-runtime-queue"
+CREDENTIALS_DIRECTORY = "/etc/gpu-runtime-nats"
 SOCKET_DIRECTORY = "/s"
 """Where the sidecar sees the folder that its user chose. A short one: what is not too long there is not too long here,
 and no choice of a user hides anything of the sidecar's own."""
 
 # Storages are volumes of the pod under their own names, which never begin with a digit.
-SOCKET_VOLUME, SETTINGS_VOLUME, CREDENTIALS_VOLUME = "0-socket", "0-sidecar-settings", "0-queue-credentials"
+SOCKET_VOLUME, SETTINGS_VOLUME, CREDENTIALS_VOLUME = "0-socket", "0-sidecar-settings", "0-nats-credentials"
 
 SIDECAR_SHUTDOWN_TIMEOUT_SECONDS = 5
 """The sidecar is told to stop when the user's container is gone: there is nothing left to wait for."""
@@ -58,7 +58,7 @@ def pod_metadata(labels: dict[str, str], seen: ObservedUnit) -> Manifest:
     if function is None:
         return {"labels": labels}
     return {
-        "labels": labels | {Label.NATS_ACCESS: "queue"},
+        "labels": labels | {Label.NATS_ACCESS: "true"},
         "annotations": {SETTINGS_ANNOTATION: settings_file(seen, function)},
     }
 
@@ -111,8 +111,8 @@ def settings_file(seen: ObservedUnit, function: Serverless) -> str:
     metadata, own = seen.unit.metadata, seen.settings.serverless
     framework = function.framework
     document: dict[str, Any] = {
-        "endpoints": {"bind": f":{own.sidecar.port}"},
-        "stopGraceSeconds": SIDECAR_SHUTDOWN_TIMEOUT_SECONDS,
+        "health": {"bindAddress": f":{own.sidecar.port}"},
+        "gracefulShutdownTimeoutSeconds": SIDECAR_SHUTDOWN_TIMEOUT_SECONDS,
         "nats": msgspec.to_builtins(own.nats),
         "requestID": function.request_id,
         "worker": metadata.name,
@@ -123,9 +123,9 @@ def settings_file(seen: ObservedUnit, function: Serverless) -> str:
             "invokePath": framework.invoke_path,
             "healthPath": framework.health_path,
         },
-        "retries": {"attempts": own.sidecar.max_deliveries},
+        "retries": {"maxDeliveries": own.sidecar.max_deliveries},
         "heartbeatSeconds": own.sidecar.heartbeat_seconds,
-        "drainSeconds": own.sidecar.drain_timeout_seconds,
+        "drainTimeoutSeconds": own.sidecar.drain_timeout_seconds,
     }
     return msgspec.json.encode(document, order="sorted").decode()
 
