@@ -1,0 +1,43 @@
+"""docs/reference/conditions.md: reasons of the Ready condition and Events, with cause and remedy."""
+
+from collections.abc import Iterator
+
+from docgen.condition_guide import EVENTS, POOL, REASONS, STORAGE, UNIT
+from docgen.markdown import code, page, table
+from gpu_runtime.contract.crd.conditions import READY_CONDITION, ReadyReason, ready_condition
+from gpu_runtime.controller_manager.workload.status_writer import is_normal
+
+
+def conditions_page() -> str:
+    if missing := set(ReadyReason) - REASONS.keys():
+        raise LookupError(f"reasons without cause and remedy: {sorted(missing)}")
+    introduction = (
+        f"Every GPUUnit, StockPool and GPUStorage has one condition, `{READY_CONDITION}`. Its reason is for programs and never"
+        " changes its meaning; its message is for people. `kubectl describe` shows both. A new reason, and a new message of a"
+        " problem, also becomes an Event with the same reason."
+    )
+    return page(
+        "Conditions and Events",
+        introduction,
+        *(f"## {kind}\n\n{_table(kind)}" for kind in (UNIT, STORAGE, POOL)),
+        f"## Other Events\n\n{table(('reason', 'object', 'type', 'cause', 'remedy'), _events())}",
+    )
+
+
+def _table(kind: str) -> str:
+    rows = [
+        (code(reason.value), guide.phase, _event_type(reason), guide.cause, guide.remedy)
+        for reason, guide in REASONS.items()
+        if kind in guide.kinds
+    ]
+    return table(("reason", "phase", "Event", "cause", "remedy"), rows)
+
+
+def _event_type(reason: ReadyReason) -> str:
+    is_ready = REASONS[reason].phase == "Ready" and reason.value.endswith("Ready")
+    return "Normal" if is_normal(ready_condition(is_ready, reason, "", 1)) else "Warning"
+
+
+def _events() -> Iterator[tuple[str, ...]]:
+    for reason, row in EVENTS.items():
+        yield code(reason), *row

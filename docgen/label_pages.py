@@ -1,0 +1,37 @@
+"""docs/reference/labels.md: labels, annotations and finalizers."""
+
+from docgen.class_constants import documented_constants
+from docgen.markdown import code, page, table
+from gpu_runtime.contract.crd.well_known import Annotation, Finalizer, Label
+
+NAMESPACE_LABELS = (
+    (
+        "runtime.lokiwager.io/runtime-api-access",
+        'On namespaces, set by an operator to "true": pods of this namespace may call the runtime API.',
+    ),
+    (
+        "runtime.lokiwager.io/metrics-access",
+        'On namespaces, set by an operator to "true": Prometheus in this namespace may scrape the platform.',
+    ),
+)
+"""Labels that only manifests use, in `config/network-policy`."""
+
+
+def labels_page() -> str:
+    labels = [*_rows(Label), *((code(name), meaning) for name, meaning in NAMESPACE_LABELS)]
+    return page(
+        "Labels, annotations and finalizers",
+        "Names that the platform writes on Kubernetes objects, and labels that operators set.",
+        f"## Labels\n\n{table(('label', 'meaning'), labels)}",
+        f"## Annotations\n\n{table(('annotation', 'meaning'), _rows(Annotation))}",
+        f"## Finalizers\n\n{table(('finalizer', 'meaning'), _rows(Finalizer))}",
+    )
+
+
+def _rows(names: type) -> list[tuple[str, str]]:
+    rows = []
+    for constant, (name, meaning) in documented_constants(names).items():
+        if not meaning:
+            raise LookupError(f"{names.__name__}.{constant} has no docstring")
+        rows.append((code(name), meaning))
+    return rows

@@ -1,0 +1,28 @@
+"""docs/reference/ports.md: every port that a process listens on."""
+
+from docgen.markdown import code, page, table
+from gpu_runtime.controller_manager.settings import SidecarContainerSettings
+from gpu_runtime.process.shared_settings import BindAddressSettings
+from gpu_runtime.runtime_api.settings import APIListenerSettings
+
+
+def ports_page() -> str:
+    health, api = BindAddressSettings().port, APIListenerSettings().port
+    sidecar = SidecarContainerSettings().port
+    served = "`/healthz`, `/readyz`, `/metrics`"
+    rows = (
+        ("runtime-api", str(api), code("api.bindAddress"), f"the HTTP API, `/openapi.json`, `/swagger/`, {served}"),
+        ("runtime-api", str(health), code("health.bindAddress"), served),
+        ("controller-manager", str(health), code("health.bindAddress"), served),
+        ("activator", str(health), code("health.bindAddress"), served),
+        ("result-store", str(health), code("health.bindAddress"), served),
+        (
+            "worker-sidecar",
+            str(sidecar),
+            code("serverless.sidecar.port"),
+            f"{served}, `/drain` for the kubelet; the key is a setting of the controller manager",
+        ),
+        ("NATS", "4222", "`config/nats`", "NATS clients: runtime-api, activator, result-store, worker-sidecar"),
+    )
+    introduction = "Defaults, and the setting that changes each of them. All ports are plain TCP without TLS."
+    return page("Ports", introduction, table(("process", "port", "setting", "serves"), rows))

@@ -1,0 +1,93 @@
+"""docs/reference/settings.md: every settings key of every process."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import yaml
+
+from docgen.markdown import code, page, table
+from gpu_runtime.activator.settings import ActivatorSettings
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.process.field_docs import field_doc
+from gpu_runtime.process.settings import BaseSettings
+from gpu_runtime.process.shared_settings import NatsSettings
+from gpu_runtime.result_store.settings import ResultStoreSettings
+from gpu_runtime.runtime_api.settings import RuntimeAPISettings
+from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
+
+PROCESSES: tuple[tuple[str, type[BaseSettings]], ...] = (
+    ("runtime-api", RuntimeAPISettings),
+    ("controller-manager", ControllerManagerSettings),
+    ("activator", ActivatorSettings),
+    ("worker-sidecar", WorkerSidecarSettings),
+    ("result-store", ResultStoreSettings),
+)
+HEADER = ("key", "type", "default", "meaning")
+
+
+def settings_page() -> str:
+    introduction = (
+        "Every process reads one YAML file: `gpu-runtime <process> --config FILE`. A process that gets an unknown key, a"
+        " value of the wrong type or a value out of bounds prints the key and the reason and exits with status 2. Complete"
+        " files are in `config/local`; the deployed ones are in `config/<process>/settings.yaml`. A change of the file takes"
+        " effect when the process restarts."
+    )
+    nats = "The section `nats` is the same for every process that has it. The controller manager has it as `serverless.nats`."
+    shared = f"## nats\n\n{nats}\n\n{table(HEADER, _rows(NatsSettings, 'nats.'))}"
+    return page("Settings", introduction, *(_process(name, model) for name, model in PROCESSES), shared)
+
+
+def _process(name: str, model: type[BaseSettings]) -> str:
+    return f"## {name}\n\n{table(HEADER, _rows(model, ''))}"
+
+
+def _rows(model: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, ...]]:
+    for field in msgspec.structs.fields(model):
+        key = f"{prefix}{field.encode_name}"
+        kind = msgspec.inspect.type_info(field.type)
+        doc = field_doc(model, field.name)
+        if isinstance(kind, msgspec.inspect.StructType):
+            if kind.cls is NatsSettings:
+                yield code(f"{key}.*"), "section", "", f"{doc} See [nats](#nats)."
+            else:
+                yield from _rows(kind.cls, f"{key}.")
+        else:
+            yield code(key), _type(kind), _default(field), doc
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    text = yaml.safe_dump(msgspec.to_builtins(value), default_flow_style=True).strip().removesuffix("...").strip()
+    return code(text)
+
+
+def _type(kind: Any) -> str:
+    match kind:
+        case msgspec.inspect.Metadata(type=inner):
+            name = _type(inner)
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            name = _bounded("integer" if isinstance(kind, msgspec.inspect.IntType) else "number", kind)
+        case msgspec.inspect.BoolType():
+            name = "boolean"
+        case msgspec.inspect.LiteralType(values=values):
+            name = " or ".join(code(value) for value in values)
+        case msgspec.inspect.VarTupleType(item_type=item):
+            name = f"list of {_type(item)}"
+        case msgspec.inspect.StructType(cls=cls):
+            name = "object with " + ", ".join(code(each.encode_name) for each in msgspec.structs.fields(cls))
+        case _:
+            name = "string"
+    return name
+
+
+def _bounded(name: str, kind: Any) -> str:
+    signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+    limits = [f"{sign} {_plain(getattr(kind, key))}" for key, sign in signs if getattr(kind, key) is not None]
+    return f"{name} {', '.join(limits)}".strip()
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else str(number)
