@@ -1,6 +1,7 @@
-"""Kubernetes machinery: client, informer, work queue, controller, election, Events. No product nouns.
+"""The Kubernetes library of all processes: client, informer, workqueue, controller, leader election, Events.
 
-Asynchronous only, on asyncio; one event loop owns all of it. Absent on purpose: threads, a cache in the client,
-webhooks, discovery of kinds, exec and port-forward into pods, proxies from the environment, and rate limits of its own,
-since the API server has fairer ones and says so with 429.
+It contains no product nouns. It is asynchronous only, and one event loop owns all of its objects. It deliberately has
+no threads, no cache in the client, no webhooks, no discovery of kinds, no exec or port-forward into pods, no proxy
+settings from the environment, and no client-side rate limit: the API server has a fairer rate limit and reports it with
+429.
 """

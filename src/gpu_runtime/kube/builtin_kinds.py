@@ -1,4 +1,4 @@
-"""Kubernetes' own kinds as a controller reads them: only the fields that tell how a workload is doing."""
+"""Models of the built-in Kubernetes kinds, such as Pod and Lease, with only the fields that the controllers read."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class ContainerStateTerminated(KubeStruct, frozen=True, kw_only=True):
 
 
 class ContainerState(KubeStruct, frozen=True, kw_only=True):
-    """At most one of them is set."""
+    """At most one of the fields is set."""
 
     waiting: ContainerStateWaiting | None = None
     running: ContainerStateRunning | None = None
@@ -73,7 +73,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 class DeploymentSpec(KubeStruct, frozen=True, kw_only=True):
     replicas: int = 1
     template: dict[str, Any] = msgspec.field(default_factory=dict)
-    """The pod template as it is, for comparison with the one that is wanted."""
+    """The current pod template, for comparison with the desired one."""
     strategy: dict[str, Any] = msgspec.field(default_factory=dict)
     selector: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class ReplicaSetStatus(KubeStruct, frozen=True, kw_only=True):
     replicas: int = 0
     ready_replicas: int = 0
     conditions: tuple[Condition, ...] = ()
-    """`ReplicaFailure` among them says which quota or policy refused the pods."""
+    """The condition `ReplicaFailure` has the quota or policy that rejected the pods."""
 
 
 class ReplicaSet(KubeObject, frozen=True, kw_only=True):

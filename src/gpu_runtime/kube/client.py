@@ -1,7 +1,7 @@
-"""A typed client of the Kubernetes API. Reads give models, writes take manifests, failures are KubeErrors.
+"""A typed client of the Kubernetes API: reads return models, writes take manifests, failures are KubeErrors.
 
-There is no cache and no waiting here. Every write is validated strictly: an unknown field is an error, not a typo that
-nobody notices.
+The client has no cache and does not wait for conditions. The API server validates every write strictly: an unknown
+field is an error, so a typo in a field name cannot go unnoticed.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,13 +24,17 @@ T = TypeVar("T", bound=KubeObject)
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
-"""JSON is YAML, and this is the media type that every supported Kubernetes knows for server-side apply."""
+"""The media type of server-side apply that every supported Kubernetes version accepts. JSON is valid YAML."""
 
 
 class KubeClient:
-    """Cheap to derive: `fenced`, `patient` and `urgent` give clients that share the connections of this one."""
+    """A client of one API server.
 
-    def __init__(  # noqa: PLR0913 - settings by name, which `connect` and the deriving methods give
+    `fenced`, `with_options` and `without_connection_limit` return clients with other options that share its
+    connections.
+    """
+
+    def __init__(  # noqa: PLR0913 - options by keyword, from `open_kube_client` and the deriving methods
         self,
         transport: Transport,
         *,
@@ -52,75 +56,80 @@ class KubeClient:
         )
 
     def fenced(self, fence: Fence) -> "KubeClient":
-        """A client whose writes are held back, as NotLeading, once the right to write has ended."""
+        """Return a client that sends no writes after the right to write has expired. They raise KubeNotLeader."""
         return self._derive(fence=fence)
 
     def with_options(self, timeout: float, retries: RetryPolicy) -> "KubeClient":
-        """A client with another patience: seconds per attempt, and how often to try."""
+        """Return a client with another timeout in seconds per attempt and another retry policy."""
         return self._derive(timeout=timeout, retries=retries)
 
     def without_connection_limit(self) -> "KubeClient":
-        """A client whose requests never wait until others have given a connection back."""
+        """Return a client whose requests do not wait for a free connection."""
         return self._derive(bypass_connection_limit=True)
 
     async def get(self, resource: ApiResource[T], key: ObjectKey) -> T:
         return codec.decode_object(resource, await self._read(codec.object_path(resource, key)))
 
     async def list(
-        self, resource: ApiResource[T], selection: ListOptions = ALL_OBJECTS, *, page_size: int = 500
+        self, resource: ApiResource[T], list_options: ListOptions = ALL_OBJECTS, *, page_size: int = 500
     ) -> ListPage[T]:
-        """All of them in one Page, read in pages of the given size."""
+        """Return all selected objects in one ListPage. The client reads them in pages of the given size."""
         try:
-            pages = [found async for found in self.pages(resource, selection, page_size=page_size)]
-        except KubeResourceExpired:  # the list took longer than the server keeps history, so it must be read at once
-            pages = [found async for found in self.pages(resource, selection, page_size=0)]
-        items = tuple(item for one in pages for item in one.items)
-        unreadable = tuple(found for one in pages for found in one.undecodable)
-        return ListPage(items, pages[-1].resource_version, "", unreadable)
+            pages = [page async for page in self.pages(resource, list_options, page_size=page_size)]
+        except KubeResourceExpired:
+            # Reading the pages took longer than the server keeps old versions, so the client reads a single page.
+            pages = [page async for page in self.pages(resource, list_options, page_size=0)]
+        items = tuple(item for page in pages for item in page.items)
+        undecodable = tuple(item for page in pages for item in page.undecodable)
+        return ListPage(items, pages[-1].resource_version, "", undecodable)
 
     async def pages(
-        self, resource: ApiResource[T], selection: ListOptions = ALL_OBJECTS, *, page_size: int = 500
+        self, resource: ApiResource[T], list_options: ListOptions = ALL_OBJECTS, *, page_size: int = 500
     ) -> AsyncIterator[ListPage[T]]:
-        """Page after page, all as of one moment. Raises Expired when that moment is too long ago."""
-        found = await self.page(resource, selection, limit=page_size)
-        yield found
-        while found.continue_token:
-            found = await self.page(resource, selection, limit=page_size, continue_token=found.continue_token)
-            yield found
+        """Yield page after page, all of the same resource version.
+
+        Raises KubeResourceExpired when the server no longer keeps that version.
+        """
+        page = await self.page(resource, list_options, limit=page_size)
+        yield page
+        while page.continue_token:
+            page = await self.page(resource, list_options, limit=page_size, continue_token=page.continue_token)
+            yield page
 
     async def page(
         self,
         resource: ApiResource[T],
-        selection: ListOptions = ALL_OBJECTS,
+        list_options: ListOptions = ALL_OBJECTS,
         *,
         limit: int = 500,
         continue_token: str = "",
     ) -> ListPage[T]:
-        """One page; 0 means no limit."""
-        query = codec.query_string({**selection.query_parameters, "limit": limit or None, "continue": continue_token})
-        return codec.decode_list_page(
-            resource, await self._read(codec.resource_path(resource, selection.namespace) + query)
+        """Return one page. Limit 0 means all objects."""
+        query = codec.query_string(
+            {**list_options.query_parameters, "limit": limit or None, "continue": continue_token}
         )
+        target = codec.resource_path(resource, list_options.namespace) + query
+        return codec.decode_list_page(resource, await self._read(target))
 
     async def count(self, resource: ApiResource[T], namespace: str = "") -> int:
-        """How many there are, about, at the price of reading one."""
-        found = await self.page(resource, ListOptions(namespace), limit=1)
-        return len(found.items) + len(found.undecodable) + found.remaining_item_count
+        """Return the approximate number of objects. The client reads only one of them."""
+        page = await self.page(resource, ListOptions(namespace), limit=1)
+        return len(page.items) + len(page.undecodable) + page.remaining_item_count
 
     async def create(self, resource: ApiResource[T], manifest: Manifest) -> T:
         namespace = codec.manifest_key(manifest).namespace
         if resource.namespaced and not namespace:
-            raise ValueError(f"the manifest of a {resource.kind} names no namespace")
+            raise ValueError(f"the manifest of a {resource.kind} has no metadata.namespace")
         target = codec.resource_path(resource, namespace) + self._write_query
         return codec.decode_object(
             resource, await self._write("POST", target, codec.encode_manifest(resource, manifest))
         )
 
     async def replace(self, resource: ApiResource[T], manifest: Manifest, *, subresource: str = "") -> T:
-        """Write the whole object, if it is still the version that the manifest names; otherwise Conflict."""
+        """Replace the whole object. Raises KubeConflict if it no longer has the resource version of the manifest."""
         key = codec.manifest_key(manifest)
         if not manifest["metadata"].get("resourceVersion"):
-            raise ValueError(f"replacing {resource.kind} {key} needs the resourceVersion that was read")
+            raise ValueError(f"cannot replace {resource.kind} {key}: the manifest needs metadata.resourceVersion")
         target = codec.object_path(resource, key, subresource) + self._write_query
         return codec.decode_object(
             resource, await self._write("PUT", target, codec.encode_manifest(resource, manifest))
@@ -135,7 +144,10 @@ class KubeClient:
         resource_version: str | None = None,
         subresource: str = "",
     ) -> T:
-        """Change what the patch names; with a resource version, only if the object is still that one."""
+        """Change the fields in the patch.
+
+        With a resource version, raises KubeConflict if the object has another one.
+        """
         if resource_version is not None:
             patch = {**patch, "metadata": {**patch.get("metadata", {}), "resourceVersion": resource_version}}
         target = codec.object_path(resource, key, subresource) + self._write_query
@@ -151,7 +163,7 @@ class KubeClient:
         *,
         subresource: str = "",
     ) -> T:
-        """Carry out the operations, all or none. A failed `test` among them is Invalid."""
+        """Apply all of the operations or none. A failed `test` operation raises KubeInvalid."""
         target = codec.object_path(resource, key, subresource) + self._write_query
         return codec.decode_object(
             resource, await self._write("PATCH", target, msgspec.json.encode(operations), JSON_PATCH)
@@ -160,10 +172,10 @@ class KubeClient:
     async def apply(
         self, resource: ApiResource[T], manifest: Manifest, *, force: bool = True, subresource: str = ""
     ) -> T:
-        """Server-side apply: these fields are this manager's and have these values; what it no longer names goes.
+        """Server-side apply: set the fields of the manifest and own them. Removes owned fields that it no longer has.
 
-        Without force, a field that another manager owns is a Conflict. With a resource version in the manifest, so is
-        an object that has changed since.
+        Without force, raises KubeConflict if another field manager owns one of the fields. If the manifest has a
+        resource version, raises KubeConflict if the object has changed since.
         """
         target = codec.object_path(resource, codec.manifest_key(manifest), subresource)
         target += self._force_apply_query if force else self._write_query
@@ -178,52 +190,49 @@ class KubeClient:
         uid: str | None = None,
         resource_version: str | None = None,
     ) -> None:
-        """Ask for its end, if it is still that object and that version; otherwise Conflict."""
-        given = {"uid": uid, "resourceVersion": resource_version}
-        preconditions = {name: value for name, value in given.items() if value is not None}
+        """Delete the object. Raises KubeConflict if it has another UID or resource version than the given one."""
+        fields = {"uid": uid, "resourceVersion": resource_version}
+        preconditions = {name: value for name, value in fields.items() if value is not None}
         body = msgspec.json.encode({"propagationPolicy": "Background", "preconditions": preconditions})
-        # With a uid, the object cannot be another one, so asking twice ends the same object once.
+        # With a UID the request is idempotent: a repeated delete cannot delete a new object with the same name.
         await self._write("DELETE", codec.object_path(resource, key), body, idempotent=uid is not None)
 
     @asynccontextmanager
     async def watch(
         self,
         resource: ApiResource[T],
-        selection: ListOptions = ALL_OBJECTS,
+        list_options: ListOptions = ALL_OBJECTS,
         *,
         resource_version: str,
         timeout_seconds: int = 300,
         idle_timeout: float = 90.0,
     ) -> AsyncIterator[AsyncIterator[WatchEvent[T]]]:
-        """What happens after the resource version, for so many seconds.
+        """Yield the changes after the resource version. The server ends the watch after `timeout_seconds`.
 
-        A healthy server sends a bookmark about every minute; a watch that is silent for longer than `idle` seconds is
-        dead, and Unreachable.
+        A healthy server sends a bookmark about every minute. If the watch is silent for longer than `idle_timeout`
+        seconds, the connection is dead and KubeUnreachable is raised.
         """
-        options: dict[str, str | int | None] = {
+        query: dict[str, str | int | None] = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": timeout_seconds,
         }
-        options |= selection.query_parameters | {"resourceVersion": resource_version}
-        call = KubeRequest(
-            "GET",
-            codec.resource_path(resource, selection.namespace) + codec.query_string(options),
-            timeout=self._timeout,
-        )
-        async with self._transport.stream(call, idle_timeout=idle_timeout) as chunks:
+        query |= list_options.query_parameters | {"resourceVersion": resource_version}
+        target = codec.resource_path(resource, list_options.namespace) + codec.query_string(query)
+        request = KubeRequest("GET", target, timeout=self._timeout)
+        async with self._transport.stream(request, idle_timeout=idle_timeout) as chunks:
             yield _watch_events(resource, chunks)
 
     async def server_version(self) -> str:
-        """The version of the API server, which also shows that it can be reached."""
-        found = msgspec.json.decode(await self._read("/version"), type=dict[str, str | bool])
-        return str(found.get("gitVersion", ""))
+        """Return the version of the API server. A successful call also shows that the server can be reached."""
+        version = msgspec.json.decode(await self._read("/version"), type=dict[str, str | bool])
+        return str(version.get("gitVersion", ""))
 
     async def _read(self, target: str) -> bytes:
-        call = KubeRequest(
+        request = KubeRequest(
             "GET", target, idempotent=True, timeout=self._timeout, bypass_connection_limit=self._bypass_connection_limit
         )
-        return await self._transport.request(call, self._retries)
+        return await self._transport.request(request, self._retries)
 
     async def _write(
         self,
@@ -234,29 +243,31 @@ class KubeClient:
         *,
         idempotent: bool = False,
     ) -> bytes:
-        call = KubeRequest(
+        request = KubeRequest(
             method, target, body, content_type, idempotent, self._timeout, self._fence, self._bypass_connection_limit
         )
-        return await self._transport.request(call, self._retries)
+        return await self._transport.request(request, self._retries)
 
     def _derive(self, **changes: Any) -> "KubeClient":
-        settings: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries}
-        settings |= {
+        options: dict[str, Any] = {
+            "timeout": self._timeout,
+            "retries": self._retries,
             "fence": self._fence,
             "bypass_connection_limit": self._bypass_connection_limit,
             "field_manager": self._field_manager,
         }
-        return KubeClient(self._transport, **(settings | changes))
+        return KubeClient(self._transport, **(options | changes))
 
 
 @asynccontextmanager
 async def open_kube_client(
     config: ClusterConfig, *, field_manager: str, metrics: KubeMetrics | None = None, max_connections: int = 128
 ) -> AsyncIterator[KubeClient]:
-    """A client of this cluster. No request is made before the first one is asked for.
+    """Yield a client of the cluster. It connects when the first request is sent.
 
-    Watches and urgent requests come on top of the given number of connections.
+    Watches and requests that bypass the connection limit use connections in addition to `max_connections`.
     """
+
     async with Transport(
         config, metrics=metrics, max_connections=max_connections, user_agent=field_manager
     ) as transport:

@@ -1,4 +1,4 @@
-"""Kubernetes' conventions on the wire: paths, selectors, pages, watch events. Pure: bytes in, values out."""
+"""Encodes and decodes the Kubernetes API: paths, list options, list pages, watch events. Pure: bytes in, values out."""
 
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -18,7 +18,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Which objects of a kind: of one namespace or of all, with these labels and fields, in Kubernetes' own syntax."""
+    """Selects objects of a kind by namespace, labels and fields, in the selector syntax of Kubernetes.
+
+    An empty namespace means all namespaces. An empty selector selects every object.
+    """
 
     namespace: str = ""
     label_selector: str = ""
@@ -34,16 +37,16 @@ ALL_OBJECTS = ListOptions()
 
 @dataclass(frozen=True, slots=True)
 class ListPage(Generic[T]):
-    """Some objects of a list, as of one moment."""
+    """One page of a list. All pages of a list have the same resource version."""
 
     items: tuple[T, ...]
     resource_version: str
     continue_token: str = ""
-    """Where the next page starts; empty on the last one."""
+    """Position of the next page. Empty on the last page."""
     undecodable: tuple[KubeObject, ...] = ()
-    """What was listed but does not fit the model."""
+    """Metadata of the listed objects that do not match the model."""
     remaining_item_count: int = 0
-    """How many come after this page, about. The server tells it only where nothing was selected by label or field."""
+    """Approximate number of objects after this page. The server reports it only for a list without selectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +58,21 @@ class ObjectApplied(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectDeleted(Generic[T]):
-    """An object was deleted, or no longer matches the selector. This is its last state."""
+    """An object was deleted, or no longer matches the selector. `object` is its last state."""
 
     object: T
 
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """Nothing changed up to here."""
+    """The watch has delivered all changes up to this resource version."""
 
     resource_version: str
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectDecodeFailed:
-    """An object was created or changed, and does not fit the model."""
+    """An object was created or changed, and does not match the model."""
 
     object: KubeObject
 
@@ -89,23 +92,23 @@ def resource_path(resource: ApiResource[Any], namespace: str = "", name: str = "
 
 def object_path(resource: ApiResource[Any], key: ObjectKey, subresource: str = "") -> str:
     if not key.name or (resource.namespaced and not key.namespace):
-        raise ValueError(f"{key!r} does not name one {resource.kind}")
+        raise ValueError(f"{key!r} does not identify one {resource.kind}: the name or the namespace is empty")
     return resource_path(resource, key.namespace, key.name, subresource)
 
 
 def query_string(parameters: Mapping[str, str | int | None]) -> str:
-    given = {key: value for key, value in parameters.items() if value not in (None, "")}
-    return f"?{urlencode(given)}" if given else ""
+    non_empty = {key: value for key, value in parameters.items() if value not in (None, "")}
+    return f"?{urlencode(non_empty)}" if non_empty else ""
 
 
 def manifest_key(manifest: Manifest) -> ObjectKey:
-    """The namespace and name that a manifest gives its object."""
+    """Return the namespace and the name in a manifest. Missing ones are empty."""
     metadata = manifest.get("metadata", {})
     return ObjectKey(metadata.get("namespace", ""), metadata.get("name", ""))
 
 
 def encode_manifest(resource: ApiResource[Any], manifest: Manifest) -> bytes:
-    """A manifest as JSON. Its kind need not be written into it."""
+    """Encode a manifest as JSON. Adds apiVersion and kind if the manifest does not have them."""
     return msgspec.json.encode({"apiVersion": resource.api_version, "kind": resource.kind, **manifest})
 
 
@@ -114,30 +117,30 @@ def decode_object(resource: ApiResource[T], body: bytes | msgspec.Raw) -> T:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise KubeDecodeError(f"a {resource.kind} does not fit its model: {error}") from error
+        raise KubeDecodeError(f"a {resource.kind} does not match its model: {error}") from error
 
 
 def decode_list_page(resource: ApiResource[T], body: bytes) -> ListPage[T]:
     try:
-        listing = _LIST_DECODER.decode(body)
+        object_list = _LIST_DECODER.decode(body)
     except msgspec.DecodeError as error:
-        raise KubeDecodeError(f"a list of {resource.plural} is none: {error}") from error
+        raise KubeDecodeError(f"the response to a list of {resource.plural} is not a list: {error}") from error
     decoder = _decoder(resource.model)
     items: list[T] = []
-    unreadable: list[KubeObject] = []
-    for raw in listing.items or ():
+    undecodable: list[KubeObject] = []
+    for raw in object_list.items or ():
         try:
             items.append(decoder.decode(raw))
         except msgspec.DecodeError as error:
-            unreadable.append(_log_decode_failure(resource, raw, error))
-    metadata = listing.metadata
+            undecodable.append(_log_decode_failure(resource, raw, error))
+    metadata = object_list.metadata
     return ListPage(
-        tuple(items), metadata.resource_version, metadata.continue_, tuple(unreadable), metadata.remaining_item_count
+        tuple(items), metadata.resource_version, metadata.continue_, tuple(undecodable), metadata.remaining_item_count
     )
 
 
 def decode_watch_event(resource: ApiResource[T], line: bytes) -> WatchEvent[T]:
-    """What a line of a watch says. Raises what the server reports as an error."""
+    """Decode one line of a watch. An ERROR event is raised as a KubeApiError."""
     try:
         event = _WATCH_EVENT_DECODER.decode(line)
         if event.type == "ERROR":
@@ -145,24 +148,24 @@ def decode_watch_event(resource: ApiResource[T], line: bytes) -> WatchEvent[T]:
         if event.type == "BOOKMARK":
             return Bookmark(_META_DECODER.decode(event.object).metadata.resource_version)
     except msgspec.DecodeError as error:
-        raise KubeDecodeError(f"a watch of {resource.plural} said something else than an event: {error}") from error
+        raise KubeDecodeError(f"a watch of {resource.plural} sent a line that is not an event: {error}") from error
     try:
-        found = _decoder(resource.model).decode(event.object)
+        decoded = _decoder(resource.model).decode(event.object)
     except msgspec.DecodeError as error:
         return ObjectDecodeFailed(_log_decode_failure(resource, event.object, error))
-    return ObjectDeleted(found) if event.type == "DELETED" else ObjectApplied(found)
+    return ObjectDeleted(decoded) if event.type == "DELETED" else ObjectApplied(decoded)
 
 
 async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a stream, however it was cut and however long they are."""
-    rest: list[bytes] = []
+    """Yield the lines of a stream of chunks. A chunk may end anywhere, and a line may have any length."""
+    unfinished: list[bytes] = []
     async for chunk in chunks:
         head, *tail = chunk.split(b"\n")
-        rest.append(head)
+        unfinished.append(head)
         for piece in tail:
-            if line := b"".join(rest):
+            if line := b"".join(unfinished):
                 yield line
-            rest = [piece]
+            unfinished = [piece]
 
 
 class _ListMeta(KubeStruct, frozen=True, kw_only=True):
@@ -197,7 +200,16 @@ def _quote_segment(text: str) -> str:
 
 
 def _log_decode_failure(resource: ApiResource[Any], raw: msgspec.Raw, error: msgspec.DecodeError) -> KubeObject:
-    found = _META_DECODER.decode(raw)
-    extra = {"namespace": found.metadata.namespace, "object": found.metadata.name, "error": str(error)}
-    logger.error("a %s does not fit its model", resource.kind, extra=extra)
-    return found
+    """Log that an object does not match its model, and return its metadata."""
+    decoded = _META_DECODER.decode(raw)
+    metadata = decoded.metadata
+    logger.error(
+        "object decode failed",
+        extra={
+            "kind": resource.kind,
+            "namespace": metadata.namespace,
+            "object_name": metadata.name,
+            "error": str(error),
+        },
+    )
+    return decoded

@@ -1,4 +1,7 @@
-"""Where the API server is and who is calling: from a kubeconfig as kubectl reads it, or from inside a pod."""
+"""Loads the address, TLS settings and credentials of a cluster, from a kubeconfig or from the service account of a pod.
+
+It reads a kubeconfig as kubectl does.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -29,13 +32,14 @@ SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True)
 class KubeTLSConfig:
-    """Which server is believed to be the API server."""
+    """How the client verifies the certificate of the API server."""
 
     ca_certificate: bytes | Path | None = None
-    """The certificate authority in PEM, or the file to read it from. Without one, the system's are trusted."""
+    """The CA certificate as PEM, or the file with it. None: the certificate authorities of the system."""
     insecure_skip_verify: bool = False
+    """Whether to accept every server certificate."""
     server_name: str | None = None
-    """The name that the server's certificate must carry, where it is not the one in its address."""
+    """The name that the server certificate must have. None: the host of the server address."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +50,33 @@ class ClusterConfig:
     namespace: str = "default"
     proxy_url: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    """Sent with every request: whom to impersonate."""
+    """Headers of every request: the user and the groups to impersonate."""
 
 
 def load_cluster_config(kubeconfig: Path | None = None, context: str | None = None) -> ClusterConfig:
-    """The cluster to talk to: the given kubeconfig, the ones of $KUBECONFIG, the pod's own, or ~/.kube/config."""
+    """Load the cluster configuration from the first available source.
+
+    The sources are the given kubeconfig, the files in $KUBECONFIG, the service account of the pod, and ~/.kube/config.
+    With a context, the service account is not used.
+    """
     if kubeconfig is not None:
         return from_kubeconfig([kubeconfig], context)
-    if listed := [Path(path) for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path]:
-        return from_kubeconfig(listed, context)
+    if paths := [Path(path) for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path]:
+        return from_kubeconfig(paths, context)
     if "KUBERNETES_SERVICE_HOST" in os.environ and context is None:
         return in_cluster_config(os.environ)
     return from_kubeconfig([Path.home() / ".kube" / "config"], context)
 
 
 def in_cluster_config(environment: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT_DIR) -> ClusterConfig:
-    """The cluster that runs this pod. Its token is renewed in place, so the file is read again and again."""
+    """Return the configuration of the cluster that runs this pod.
+
+    The kubelet replaces the token file before the token expires, so the credentials read the file repeatedly.
+    """
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
     token, namespace = service_account / "token", service_account / "namespace"
     if not token.exists():
-        raise KubeConfigError(f"this pod has no service account token at {token}")
+        raise KubeConfigError(f"no service account token at {token}; set automountServiceAccountToken in the pod")
     return ClusterConfig(
         server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         credentials=FileCredentials(token=token),
@@ -75,26 +86,29 @@ def in_cluster_config(environment: Mapping[str, str], service_account: Path = SE
 
 
 def from_kubeconfig(paths: Sequence[Path], context: str | None = None) -> ClusterConfig:
-    """The context of a kubeconfig. Of several files, the first that names a thing defines it."""
+    """Return the configuration of a context, by default of the current one.
+
+    If several files define an entry of the same name, the first file wins.
+    """
     files = [_read_kubeconfig(path) for path in paths if len(paths) == 1 or path.exists()]
     name = context or next((file.current_context for _, file in files if file.current_context), "")
     if not name:
-        raise KubeConfigError(f"no context is current in {_join_paths(paths)}")
-    chosen, _ = _find_entry("context", name, [(entry, folder) for folder, file in files for entry in file.contexts])
-    cluster, home = _find_entry(
-        "cluster", chosen.context.cluster, [(entry, folder) for folder, file in files for entry in file.clusters]
+        raise KubeConfigError(f"current-context is not set in {_join_paths(paths)}; set it or name a context")
+    selected, _ = _find_entry("context", name, [(entry, folder) for folder, file in files for entry in file.contexts])
+    cluster, cluster_folder = _find_entry(
+        "cluster", selected.context.cluster, [(entry, folder) for folder, file in files for entry in file.clusters]
     )
-    user, user_home = _User(), home
-    if chosen.context.user:
-        entry, user_home = _find_entry(
-            "user", chosen.context.user, [(entry, folder) for folder, file in files for entry in file.users]
+    user, user_folder = _User(), cluster_folder
+    if selected.context.user:
+        entry, user_folder = _find_entry(
+            "user", selected.context.user, [(entry, folder) for folder, file in files for entry in file.users]
         )
         user = entry.user
-    return _cluster_config(chosen.context, cluster.cluster, home, user, user_home)
+    return _cluster_config(selected.context, cluster.cluster, cluster_folder, user, user_folder)
 
 
 class _KubeconfigStruct(Struct, frozen=True, rename="kebab", kw_only=True):
-    """A value in a kubeconfig."""
+    """An object in a kubeconfig."""
 
 
 class _Cluster(_KubeconfigStruct, frozen=True, kw_only=True):
@@ -162,56 +176,58 @@ _NamedEntry = TypeVar("_NamedEntry", _NamedCluster, _NamedUser, _NamedContext)
 
 
 def _read_kubeconfig(path: Path) -> tuple[Path, _Kubeconfig]:
-    """A kubeconfig, and the folder that its relative paths start from."""
+    """Return the folder of the kubeconfig, from which its relative paths start, and its content."""
     try:
         parsed = yaml.safe_load(path.read_bytes()) or {}
         present = {key: value for key, value in parsed.items() if value is not None}
         return path.parent, msgspec.convert(present, _Kubeconfig)
     except OSError as error:
-        raise KubeConfigError(f"the kubeconfig cannot be read: {error}") from error
+        raise KubeConfigError(f"cannot read the kubeconfig: {error}") from error
     except (yaml.YAMLError, msgspec.ValidationError, AttributeError) as error:
         raise KubeConfigError(f"{path} is not a kubeconfig: {error}") from error
 
 
-def _find_entry(what: str, name: str, entries: Sequence[tuple[_NamedEntry, Path]]) -> tuple[_NamedEntry, Path]:
+def _find_entry(entry_type: str, name: str, entries: Sequence[tuple[_NamedEntry, Path]]) -> tuple[_NamedEntry, Path]:
     for entry, folder in entries:
         if entry.name == name:
             return entry, folder
-    known = ", ".join(sorted({entry.name for entry, _ in entries})) or "none"
-    raise KubeConfigError(f"the kubeconfig has no {what} {name!r}; it has: {known}")
+    existing = ", ".join(sorted({entry.name for entry, _ in entries})) or "none"
+    raise KubeConfigError(f"the kubeconfig has no {entry_type} {name!r}; it has: {existing}")
 
 
-def _cluster_config(context: _Context, cluster: _Cluster, home: Path, user: _User, user_home: Path) -> ClusterConfig:
+def _cluster_config(
+    context: _Context, cluster: _Cluster, cluster_folder: Path, user: _User, user_folder: Path
+) -> ClusterConfig:
     return ClusterConfig(
         server=cluster.server.rstrip("/"),
-        credentials=_credentials(user, user_home, cluster),
-        tls=_tls_config(cluster, home),
+        credentials=_credentials(user, user_folder, cluster),
+        tls=_tls_config(cluster, cluster_folder),
         namespace=context.namespace,
         proxy_url=cluster.proxy_url,
         headers=_impersonation_headers(user),
     )
 
 
-def _tls_config(cluster: _Cluster, home: Path) -> KubeTLSConfig:
-    authority: bytes | Path | None = None
+def _tls_config(cluster: _Cluster, folder: Path) -> KubeTLSConfig:
+    ca_certificate: bytes | Path | None = None
     if cluster.certificate_authority_data:
-        authority = decode_base64("certificate-authority-data", cluster.certificate_authority_data)
+        ca_certificate = decode_base64("certificate-authority-data", cluster.certificate_authority_data)
     elif cluster.certificate_authority:
-        authority = home / cluster.certificate_authority
-    return KubeTLSConfig(authority, cluster.insecure_skip_tls_verify, cluster.tls_server_name)
+        ca_certificate = folder / cluster.certificate_authority
+    return KubeTLSConfig(ca_certificate, cluster.insecure_skip_tls_verify, cluster.tls_server_name)
 
 
-def _credentials(user: _User, home: Path, cluster: _Cluster) -> KubeCredentials:
+def _credentials(user: _User, folder: Path, cluster: _Cluster) -> KubeCredentials:
     if user.auth_provider is not None:
-        raise KubeConfigError("auth-provider was removed from Kubernetes in 1.26: use an exec plugin")
+        raise KubeConfigError("auth-provider was removed from Kubernetes in 1.26; use an exec plugin")
     if user.exec is not None:
-        return ExecPluginCredentials(_exec_plugin(user.exec, home, cluster))
+        return ExecPluginCredentials(_exec_plugin(user.exec, folder, cluster))
     inline = _identity(user)
     if user.token_file or (user.client_certificate and inline.certificate is None):
         return FileCredentials(
-            token=home / user.token_file if user.token_file else None,
-            certificate=home / user.client_certificate if user.client_certificate else None,
-            key=home / user.client_key if user.client_key else None,
+            token=folder / user.token_file if user.token_file else None,
+            certificate=folder / user.client_certificate if user.client_certificate else None,
+            key=folder / user.client_key if user.client_key else None,
             inline=inline,
         )
     return StaticCredentials(inline)
@@ -231,18 +247,21 @@ def _identity(user: _User) -> ClientIdentity:
     )
 
 
-def _exec_plugin(program: _ExecConfig, home: Path, cluster: _Cluster) -> ExecPlugin:
-    if program.api_version not in EXEC_API_VERSIONS:
-        raise KubeConfigError(f"credential plugins must speak {EXEC_API_VERSIONS[0]}, not {program.api_version}")
-    if program.interactive_mode == "Always":
-        raise KubeConfigError(f"{program.command} wants to talk to a person, and this process has none")
-    separated = os.sep in program.command and not Path(program.command).is_absolute()
+def _exec_plugin(config: _ExecConfig, folder: Path, cluster: _Cluster) -> ExecPlugin:
+    if config.api_version not in EXEC_API_VERSIONS:
+        versions = " or ".join(EXEC_API_VERSIONS)
+        raise KubeConfigError(f"exec plugin {config.command}: apiVersion must be {versions}, not {config.api_version}")
+    if config.interactive_mode == "Always":
+        raise KubeConfigError(
+            f"exec plugin {config.command}: interactiveMode Always is not supported; this process has no terminal"
+        )
+    is_relative_path = os.sep in config.command and not Path(config.command).is_absolute()
     return ExecPlugin(
-        command=str(home / program.command) if separated else program.command,
-        args=program.args or (),
-        env={entry["name"]: entry["value"] for entry in program.env or ()},
-        api_version=program.api_version,
-        cluster_info=_cluster_info(cluster) if program.provide_cluster_info else None,
+        command=str(folder / config.command) if is_relative_path else config.command,
+        args=config.args or (),
+        env={entry["name"]: entry["value"] for entry in config.env or ()},
+        api_version=config.api_version,
+        cluster_info=_cluster_info(cluster) if config.provide_cluster_info else None,
     )
 
 

@@ -1,7 +1,7 @@
-"""One controller: changes of objects become keys, keys are reconciled, and outcomes decide what happens next.
+"""A controller: object changes become keys in a workqueue, workers reconcile the keys, results decide the requeue.
 
-Backoff, metrics and logging live here and nowhere else. A reconciler looks, writes and returns an Outcome or raises; it
-is never run twice at once for one object.
+Backoff, metrics and logs of reconciliations exist only here. A reconcile function reads, writes, and returns a
+ReconcileResult or raises. It never runs concurrently for the same object.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from gpu_runtime.kube.errors import KubeConflict, KubeError
 from gpu_runtime.kube.meta import ApiResource, KubeObject, ObjectKey
@@ -26,18 +26,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing to do until something changes."""
+    """Reconcile again only when an object changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequeueAfter:
-    """Nothing more to do now; look again after so many seconds even if nothing changes."""
+    """Reconcile again after this time, even if no object changes."""
 
     seconds: float
 
 
 class WatchSource(Protocol[T]):
-    """Where a controller learns of the objects of a kind; an Informer is one."""
+    """Delivers the objects of a kind and their changes to a controller. An Informer is one."""
 
     resource: ApiResource[T]
     store: Store[T]
@@ -48,22 +48,29 @@ class WatchSource(Protocol[T]):
 
 ReconcileResult = Done | RequeueAfter
 ReconcileFunc = Callable[[T], Awaitable[ReconcileResult]]
+_ResultLabel = Literal["success", "error", "requeue", "requeue_after"]
+"""The label `result` of controller_runtime_reconcile_total."""
 
 
 @dataclass(frozen=True)
 class ControllerOptions:
     max_concurrent_reconciles: int = 8
-    """How many objects are reconciled at once."""
+    """How many objects the controller reconciles concurrently."""
     backoff: Backoff = field(default_factory=Backoff)
-    """Between attempts at an object that fails."""
+    """Delay before the next attempt to reconcile an object that failed."""
     reconcile_timeout: float = 60.0
-    """Seconds after which one reconciliation is given up and counts as failed."""
+    """Seconds after which the controller cancels a reconciliation. It counts as failed."""
     expected_errors: tuple[type[Exception], ...] = (KubeError,)
-    """What a reconciler may raise in the normal course of things: logged as one line, where others show their trace."""
+    """Errors that a reconcile function may raise in normal operation. The controller logs them in one line. Every other
+    exception is a bug and is logged with its traceback."""
 
 
 class Controller(Generic[T]):
-    """Made inside a running event loop. Say what it watches, then `run` it; `stop` lets work in progress finish."""
+    """Reconciles the objects of one kind.
+
+    Create it inside a running event loop, register its sources with `watches` and `owns`, then `run` it. After `stop`,
+    work in progress finishes.
+    """
 
     def __init__(
         self,
@@ -77,63 +84,63 @@ class Controller(Generic[T]):
         self._primary = primary
         self._reconcile = reconcile
         self._options = options or ControllerOptions()
-        self._metrics = _ControllerMetrics(metrics or KubeMetrics(), name)
+        self._metrics = _ControllerMetrics(metrics or KubeMetrics(), name, self._options)
         self._queue: WorkQueue[ObjectKey] = WorkQueue(self._options.backoff, self._metrics)
+        self._metrics.track_processing(self._queue)
         self._sources: list[WatchSource[Any]] = []
-        self.watches(primary, lambda found: (found.metadata.key,))
+        self.watches(primary, lambda changed: (changed.metadata.key,))
 
-    def watches(self, source: WatchSource[O], concerns: Callable[[O], Iterable[ObjectKey]]) -> None:
-        """Reconcile the objects that a change concerns, whether it concerns them before or after it."""
+    def watches(self, source: WatchSource[O], mapper: Callable[[O], Iterable[ObjectKey]]) -> None:
+        """Reconcile the keys that the mapper returns for the state of an object before and after a change."""
 
         def enqueue(change: ObjectChange[O]) -> None:
-            for side in (change.old, change.new):
-                if side is not None:
-                    for key in concerns(side):
+            for state in (change.old, change.new):
+                if state is not None:
+                    for key in mapper(state):
                         self._queue.add(key)
 
         self._sources.append(source)
         source.add_event_handler(enqueue)
 
     def owns(self, source: WatchSource[O]) -> None:
-        """Reconcile the object that an object of this kind belongs to by its controller reference."""
+        """Reconcile the owner of a changed object: the object that its controller reference names."""
         owner_kind = self._primary.resource.kind
         group = self._primary.resource.group
 
-        def owner(found: O) -> Iterable[ObjectKey]:
-            reference = found.metadata.controller_ref
+        def owner_key(owned: O) -> Iterable[ObjectKey]:
+            reference = owned.metadata.controller_ref
             if reference is None or reference.kind != owner_kind or _api_group(reference.api_version) != group:
                 return ()
-            namespace = found.metadata.namespace if self._primary.resource.namespaced else ""
+            namespace = owned.metadata.namespace if self._primary.resource.namespaced else ""
             return (ObjectKey(namespace, reference.name),)
 
-        self.watches(source, owner)
+        self.watches(source, owner_key)
 
     def enqueue(self, key: ObjectKey, after: float = 0.0) -> None:
-        """Reconcile this object, now or after so many seconds."""
+        """Reconcile this object, now or after this number of seconds."""
         if after > 0:
             self._queue.add_after(key, after)
         else:
             self._queue.add(key)
 
     async def run(self) -> None:
-        """Reconcile until `stop`. Starts when every cache it watches has been complete once.
+        """Reconcile until `stop`. Starts after every watched cache has synced.
 
-        Cancelled, it can be run again: every object is then looked at anew.
+        After a cancellation it can run again. It then reconciles every object.
         """
         for source in self._sources:
             await source.wait_for_sync()
-        for found in self._primary.store.all():
-            self._queue.add(found.metadata.key)
-        logger.info(
-            "controller started", extra={"controller": self.name, "workers": self._options.max_concurrent_reconciles}
-        )
+        for cached in self._primary.store.all():
+            self._queue.add(cached.metadata.key)
+        workers = self._options.max_concurrent_reconciles
+        logger.info("controller started", extra={"controller": self.name, "max_concurrent_reconciles": workers})
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(self._options.max_concurrent_reconciles):
+            for _ in range(workers):
                 tasks.create_task(self._process_queue())
         logger.info("controller stopped", extra={"controller": self.name})
 
     def stop(self) -> None:
-        """Take no more work. `run` returns when the work in progress is done."""
+        """Start no more reconciliations. `run` returns when those in progress have finished."""
         self._queue.shut_down()
 
     async def _process_queue(self) -> None:
@@ -142,89 +149,115 @@ class Controller(Generic[T]):
                 key = await self._queue.get()
             except WorkQueueShutDown:
                 return
-            try:
-                await self._reconcile_key(key)
-            finally:
-                self._queue.done(key)
+            with self._metrics.active_workers.track_inprogress():
+                try:
+                    await self._reconcile_key(key)
+                finally:
+                    self._queue.done(key)
 
     async def _reconcile_key(self, key: ObjectKey) -> None:
-        found = self._primary.store.get(key)
-        if found is None:
-            self._queue.forget(key)
-            return
         started = time.perf_counter()
-        with self._metrics.active_workers.track_inprogress():
-            result = await self._reconcile_object(key, found)
+        cached = self._primary.store.get(key)
+        if cached is None:  # deleted: there is nothing to reconcile, and controller-runtime counts this as a success
+            result = self._handle_result(key, Done())
+        else:
+            result = await self._reconcile_object(key, cached)
         self._metrics.observe_reconcile(result, time.perf_counter() - started)
 
-    async def _reconcile_object(self, key: ObjectKey, found: T) -> str:
-        """Reconcile once and arrange what follows. Returns the result's name for those who count."""
+    async def _reconcile_object(self, key: ObjectKey, cached: T) -> _ResultLabel:
+        """Reconcile once and requeue the key if necessary. Return the result for the metrics."""
+        timeout = asyncio.timeout(self._options.reconcile_timeout)
         try:
-            async with asyncio.timeout(self._options.reconcile_timeout):
-                outcome = await self._reconcile(found)
-        except KubeConflict as lost:
-            # Somebody else wrote first, which the cache will tell in a moment: nothing is wrong.
-            self._log_failure(logging.DEBUG, "lost a race", key, lost)
-            return "conflict"
+            async with timeout:
+                result = await self._reconcile(cached)
+        except KubeConflict as error:
+            # Another writer changed the object first. The watch will deliver its change, so this is not an error.
+            logger.debug("write conflict, object requeued", extra=self._requeue_with_backoff(key, error))
+            return "requeue"
         except self._options.expected_errors as error:
-            self._log_failure(logging.WARNING, "reconcile failed", key, error)
+            logger.warning("reconcile failed", extra=self._requeue_with_backoff(key, error))
             return "error"
         except TimeoutError as error:
-            self._log_failure(
-                logging.WARNING, f"reconcile took longer than {self._options.reconcile_timeout:g} s", key, error
-            )
-            return "timeout"
-        except Exception:  # a bug met by one object must not stop the others
-            logger.exception("reconcile crashed", extra=self._log_fields(key, self._queue.add_rate_limited(key)))
-            return "crash"
-        return self._handle_result(key, outcome)
+            fields = self._requeue_with_backoff(key, error)
+            if timeout.expired():
+                self._metrics.reconcile_timeouts.inc()
+                fields["timeout_seconds"] = self._options.reconcile_timeout
+                logger.warning("reconcile timed out", extra=fields)
+            else:
+                logger.warning("reconcile failed", extra=fields)
+            return "error"
+        except Exception as error:  # a bug that one object triggers must not stop the other objects
+            self._metrics.reconcile_panics.inc()
+            fields = self._requeue_with_backoff(key, error)
+            logger.exception("reconcile raised an unexpected exception", extra=fields)
+            return "error"
+        return self._handle_result(key, result)
 
-    def _handle_result(self, key: ObjectKey, outcome: ReconcileResult) -> str:
+    def _handle_result(self, key: ObjectKey, result: ReconcileResult) -> _ResultLabel:
         self._queue.forget(key)
-        match outcome:
+        match result:
             case Done():
-                return "settled"
+                return "success"
             case RequeueAfter(seconds):
                 self._queue.add_after(key, seconds)
-                return "recheck"
+                return "requeue_after"
 
-    def _log_failure(self, level: int, message: str, key: ObjectKey, error: Exception) -> None:
-        extra = self._log_fields(key, self._queue.add_rate_limited(key))
-        logger.log(level, message, extra={**extra, "error": str(error), "error_type": type(error).__name__})
-
-    def _log_fields(self, key: ObjectKey, wait: float) -> dict[str, object]:
+    def _requeue_with_backoff(self, key: ObjectKey, error: Exception) -> dict[str, object]:
+        """Requeue a key that failed. Return the fields of the log line about it."""
+        delay = self._queue.add_rate_limited(key)
         return {
             "controller": self.name,
             "namespace": key.namespace,
-            "object": key.name,
+            "object_name": key.name,
             "failures": self._queue.num_requeues(key),
-            "wait": round(wait, 3),
+            "delay_seconds": round(delay, 3),
+            "error": str(error),
+            "error_type": type(error).__name__,
         }
 
 
 class _ControllerMetrics:
-    """A controller's share of the metrics, with its labels looked up once."""
+    """The metrics of one controller. Every series exists from the start, with the value 0."""
 
-    def __init__(self, metrics: KubeMetrics, name: str) -> None:
+    def __init__(self, metrics: KubeMetrics, name: str, options: ControllerOptions) -> None:
         self.active_workers = metrics.active_workers.labels(name)
-        self._depth = metrics.workqueue_depth.labels(name)
-        self._queue_duration = metrics.workqueue_queue_duration.labels(name)
-        self._retries = metrics.workqueue_retries.labels(name)
+        self.reconcile_timeouts = metrics.reconcile_timeouts.labels(name)
+        self.reconcile_panics = metrics.reconcile_panics.labels(name)
+        self._reconcile_errors = metrics.reconcile_errors.labels(name)
         self._reconcile_time = metrics.reconcile_time.labels(name)
-        self._results = {
-            result: metrics.reconcile_total.labels(name, result)
-            for result in ("settled", "recheck", "conflict", "error", "timeout", "crash")
-        }
+        labels: tuple[_ResultLabel, ...] = ("success", "error", "requeue", "requeue_after")
+        self._results = {label: metrics.reconcile_total.labels(name, label) for label in labels}
+        self._depth = metrics.workqueue_depth.labels(name, name)
+        self._adds = metrics.workqueue_adds.labels(name, name)
+        self._queue_duration = metrics.workqueue_queue_duration.labels(name, name)
+        self._work_duration = metrics.workqueue_work_duration.labels(name, name)
+        self._unfinished_work = metrics.workqueue_unfinished_work.labels(name, name)
+        self._longest_running_processor = metrics.workqueue_longest_running_processor.labels(name, name)
+        self._retries = metrics.workqueue_retries.labels(name, name)
+        metrics.max_concurrent_reconciles.labels(name).set(options.max_concurrent_reconciles)
 
-    def observe_reconcile(self, result: str, seconds: float) -> None:
+    def track_processing(self, queue: WorkQueue[ObjectKey]) -> None:
+        """Compute the two gauges about keys in progress when they are scraped."""
+        self._unfinished_work.set_function(queue.unfinished_work_seconds)
+        self._longest_running_processor.set_function(queue.longest_running_seconds)
+
+    def observe_reconcile(self, result: _ResultLabel, seconds: float) -> None:
         self._results[result].inc()
+        if result == "error":
+            self._reconcile_errors.inc()
         self._reconcile_time.observe(seconds)
 
-    def set_depth(self, waiting: int) -> None:
-        self._depth.set(waiting)
+    def set_depth(self, depth: int) -> None:
+        self._depth.set(depth)
+
+    def count_add(self) -> None:
+        self._adds.inc()
 
     def observe_queue_duration(self, seconds: float) -> None:
         self._queue_duration.observe(seconds)
+
+    def observe_work_duration(self, seconds: float) -> None:
+        self._work_duration.observe(seconds)
 
     def count_retry(self) -> None:
         self._retries.inc()

@@ -1,9 +1,10 @@
-"""Leader election on a Lease: at most one process works at a time, and it knows when its time is over.
+"""Leader election with a Lease: at most one process leads, and it stops before another process can acquire the Lease.
 
-Clocks of other machines are not trusted. A candidate takes a Lease over when it has itself seen it unchanged for its
-whole duration. A leader counts its own time from before the request that renewed it, and stops at the renew deadline,
-well before anybody may take over. A Lease alone fences nothing: writes go through a client that is `fenced` by the
-`Leadership`, and are conditional besides.
+The algorithm does not trust the clocks of other machines. A candidate acquires a held Lease only after it has observed
+the Lease unchanged for the whole lease duration on its own clock. A leader counts its time from before the request that
+renewed the Lease. It stops at the renew deadline, well before another candidate may acquire the Lease. A Lease alone
+does not block writes. The leader therefore writes through a client that is `fenced` by the `Leadership`, and every
+write is conditional as well.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ MonotonicClock = Callable[[], float]
 
 
 def boottime_seconds() -> float:
-    """Seconds on a clock that also runs while the process is stopped or the machine is suspended."""
+    """Return the seconds of a clock that also advances while the process is stopped or the machine is suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -37,29 +38,31 @@ def boottime_seconds() -> float:
 
 @dataclass(frozen=True)
 class LeaderElectionConfig:
-    """In seconds. Each must be shorter than the one before it."""
+    """Durations in seconds. Twice the retry period < renew deadline < lease duration."""
 
     lease_duration: float = 15.0
-    """How long others wait for a leader that says nothing."""
+    """How long other candidates wait before they acquire a Lease that its holder does not renew."""
     renew_deadline: float = 10.0
-    """How long a leader works on without having renewed."""
+    """How long a leader continues without a successful renewal."""
     retry_period: float = 2.0
-    """Between attempts to renew or to take over; no request about the Lease lasts longer than twice this."""
+    """Time between attempts to renew or to acquire. A request for the Lease times out after twice this time."""
 
     def __post_init__(self) -> None:
         if not 0 < 2 * self.retry_period < self.renew_deadline < self.lease_duration:
-            raise ValueError(f"a lease must outlast its renew deadline, and that two retries: {self}")
+            raise ValueError(
+                f"lease_duration must be longer than renew_deadline, and that longer than twice retry_period: {self}"
+            )
 
 
 class Leadership:
-    """The right to work, which ends by itself. Cheap to ask, so every write asks."""
+    """The right to write, which expires unless it is extended. The check is cheap, so every write makes it."""
 
     def __init__(self, clock: MonotonicClock = boottime_seconds, until: float = 0.0) -> None:
         self._clock = clock
         self._until = until
 
     def remaining(self) -> float:
-        """Seconds for which this process may still write. Not positive when it may not."""
+        """Return the seconds for which this process may still write. Zero or negative: it may not write."""
         return self._until - self._clock()
 
     def is_leader(self) -> bool:
@@ -74,7 +77,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A version of the Lease, and when this process first saw it on its own clock."""
+    """A version of the Lease, and the time on its own clock when this process first observed it."""
 
     resource_version: str
     observed_at: float
@@ -82,17 +85,17 @@ class ObservedLease:
 
 @dataclass(frozen=True, slots=True)
 class CreateLease:
-    """There is no Lease yet."""
+    """The Lease does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcquireLease:
-    """The Lease is free, abandoned, or this candidate's own already: an answer may have been lost."""
+    """The Lease is released, expired, or already held by this candidate: a response may have been lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """Somebody else leads."""
+    """Another candidate leads."""
 
     holder: str
 
@@ -101,23 +104,25 @@ LeaseAction = CreateLease | AcquireLease | StandBy
 
 
 def next_lease_action(
-    lease: Lease | None, seen: ObservedLease | None, me: str, now: float
+    lease: Lease | None, previous: ObservedLease | None, identity: str, now: float
 ) -> tuple[LeaseAction, ObservedLease | None]:
-    """What a candidate does about the Lease it has just read, and what it remembers of it."""
+    """Decide what a candidate does with the Lease that it has just read, and which observation it remembers."""
     if lease is None:
         return CreateLease(), None
     version = lease.metadata.resource_version
-    sighting = seen if seen is not None and seen.resource_version == version else ObservedLease(version, now)
+    observed = ObservedLease(version, now)
+    if previous is not None and previous.resource_version == version:
+        observed = previous
     holder = lease.spec.holder_identity or ""
-    if holder in ("", me):
-        return AcquireLease(), sighting
-    if now - sighting.observed_at >= (lease.spec.lease_duration_seconds or 0):
-        return AcquireLease(), sighting
-    return StandBy(holder), sighting
+    if holder in ("", identity):
+        return AcquireLease(), observed
+    if now - observed.observed_at >= (lease.spec.lease_duration_seconds or 0):
+        return AcquireLease(), observed
+    return StandBy(holder), observed
 
 
 class LeaderElector:
-    """One candidate for one Lease."""
+    """A candidate for one Lease."""
 
     def __init__(
         self,
@@ -132,17 +137,20 @@ class LeaderElector:
             timeout=2 * self._config.retry_period, retries=NO_RETRY
         )
         self._key = lease
-        self._identity = f"{identity}_{uuid.uuid4().hex[:8]}"  # a restarted process is another candidate
-        self._master_status = (metrics or KubeMetrics()).leader_election_master_status.labels(str(lease))
+        self._identity = f"{identity}_{uuid.uuid4().hex[:8]}"  # a restarted process is a different candidate
         self._clock: MonotonicClock = boottime_seconds
         self.leadership = Leadership(self._clock)
-        """Fence every write of the work with this."""
+        """The fence for every write of the leader."""
         self._held_lease: Lease | None = None
+        master_status = (metrics or KubeMetrics()).leader_election_master_status.labels(lease.name)
+        # Computed at scrape time: a leader that cannot renew reports 0 as soon as its leadership expires.
+        master_status.set_function(lambda: float(self.leadership.is_leader()))
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the lead, then work, and give the lead back when the work ends.
+        """Acquire the Lease, then run the work, and release the Lease when the work returns.
 
-        Raises NotLeading when the lead is lost, after the work was cancelled. Cancelled itself, it gives the lead back.
+        If the leadership is lost, cancels the work, waits until it has ended, and raises KubeNotLeader. If this method
+        is cancelled, it releases the Lease as well.
         """
         try:
             await self._acquire()
@@ -151,19 +159,18 @@ class LeaderElector:
             await self._release()
 
     async def _acquire(self) -> None:
-        seen: ObservedLease | None = None
+        observed: ObservedLease | None = None
         while True:
             try:
                 lease = await self._get_lease()
-                move, seen = next_lease_action(lease, seen, self._identity, self._clock())
-                if await self._perform(move, lease):
-                    logger.info("leading", extra=self._log_fields)
-                    self._master_status.set(1)
+                action, observed = next_lease_action(lease, observed, self._identity, self._clock())
+                if await self._perform(action, lease):
+                    logger.info("became leader", extra=self._log_fields)
                     return
             except (KubeConflict, KubeAlreadyExists):
-                logger.debug("another candidate was faster", extra=self._log_fields)
+                logger.debug("lease write conflict", extra=self._log_fields)
             except KubeError as error:
-                logger.warning("cannot campaign", extra={**self._log_fields, "error": str(error)})
+                logger.warning("lease acquire failed", extra={**self._log_fields, "error": str(error)})
             await asyncio.sleep(self._config.retry_period * (0.8 + 0.4 * random.random()))  # noqa: S311 - no secret
 
     async def _get_lease(self) -> Lease | None:
@@ -172,10 +179,10 @@ class LeaderElector:
         except KubeNotFound:
             return None
 
-    async def _perform(self, move: LeaseAction, lease: Lease | None) -> bool:
-        """Make the move; whether it made this process the leader."""
+    async def _perform(self, action: LeaseAction, lease: Lease | None) -> bool:
+        """Perform the action. Return whether this process is the leader now."""
         started = self._clock()
-        match move:
+        match action:
             case StandBy():
                 return False
             case CreateLease():
@@ -187,14 +194,14 @@ class LeaderElector:
         return True
 
     async def _run_while_leading(self, work: Callable[[], Awaitable[None]]) -> None:
-        async def working() -> None:
+        async def work_then_stop_renewal() -> None:
             await work()
-            renewing.cancel()
+            renewal.cancel()
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                renewing = tasks.create_task(self._renew())
-                tasks.create_task(working())
+                renewal = tasks.create_task(self._renew())
+                tasks.create_task(work_then_stop_renewal())
         except BaseExceptionGroup as group:
             lost, rest = group.split(KubeNotLeader)
             if lost is None or rest is not None:
@@ -202,7 +209,7 @@ class LeaderElector:
             raise KubeNotLeader(f"{self._identity} no longer leads {self._key}") from lost
 
     async def _renew(self) -> None:
-        """Renew until that has not worked for the renew deadline, or somebody else holds the Lease."""
+        """Renew the Lease until the renew deadline passes without a success, or another candidate holds the Lease."""
         while True:
             await asyncio.sleep(min(self._config.retry_period, max(0.0, self.leadership.remaining())))
             if not self.leadership.is_leader():
@@ -215,41 +222,42 @@ class LeaderElector:
             except KubeNotLeader:
                 raise
             except (KubeError, TimeoutError) as error:
-                logger.warning("cannot renew", extra={**self._log_fields, "error": str(error) or "no time left"})
+                reason = str(error) or "renew deadline exceeded"
+                logger.warning("lease renew failed", extra={**self._log_fields, "error": reason})
 
     async def _renew_once(self) -> None:
         assert self._held_lease is not None  # noqa: S101
         self._held_lease = await self._update_held_lease(self._held_lease, {})
 
     async def _update_held_lease(self, held: Lease, changes: dict[str, Any]) -> Lease:
-        """Write the Lease that this process holds. Raises NotLeading when somebody else does."""
+        """Update the Lease that this process holds. Raises KubeNotLeader if another candidate holds it."""
         try:
             return await self._patch_lease(held, self._lease_spec(held.spec) | changes)
         except KubeConflict:
-            # Perhaps the last attempt succeeded without an answer: it was lost, or nobody waited for it any more.
+            # The previous update may have succeeded although this process did not receive the response: the response
+            # was lost, or the request was cancelled.
             lease = await self._get_lease()
             if lease is None or lease.spec.holder_identity != self._identity:
                 self.leadership.end()
-                raise KubeNotLeader("somebody else holds the lease") from None
+                raise KubeNotLeader("another candidate holds the lease") from None
             return await self._patch_lease(lease, self._lease_spec(lease.spec) | changes)
 
     async def _release(self) -> None:
-        """Give the Lease back, so that the next one need not wait for its end."""
-        self._master_status.set(0)
+        """Release the Lease, so that the next candidate does not have to wait until it expires."""
         held, self._held_lease = self._held_lease, None
-        led = self.leadership.is_leader()
+        was_leader = self.leadership.is_leader()
         self.leadership.end()
-        if held is None or not led:
+        if held is None or not was_leader:
             return
         try:
             await self._update_held_lease(held, {"holderIdentity": "", "leaseDurationSeconds": 1})
         except KubeError as error:
-            logger.warning("cannot give the lease back", extra={**self._log_fields, "error": str(error)})
+            logger.warning("lease release failed", extra={**self._log_fields, "error": str(error)})
         else:
-            logger.info("gave the lease back", extra=self._log_fields)
+            logger.info("lease released", extra=self._log_fields)
 
     async def _patch_lease(self, lease: Lease, spec: dict[str, Any]) -> Lease:
-        """Write the Lease if it is still this version; a patch, so that others' labels on it stay."""
+        """Update the Lease if it still has this version. A patch keeps the labels that other clients set."""
         version = lease.metadata.resource_version
         return await self._client.merge_patch(LEASES, self._key, {"spec": spec}, resource_version=version)
 
@@ -257,16 +265,16 @@ class LeaderElector:
         metadata = {"namespace": self._key.namespace, "name": self._key.name}
         return {"metadata": metadata, "spec": self._lease_spec(LeaseSpec(holder_identity=self._identity))}
 
-    def _lease_spec(self, before: LeaseSpec) -> dict[str, Any]:
-        """What the Lease says while this process holds it."""
+    def _lease_spec(self, current: LeaseSpec) -> dict[str, Any]:
+        """Return the spec with which this process holds the Lease, given its current spec."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        mine = before.holder_identity == self._identity
+        is_holder = current.holder_identity == self._identity
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": math.ceil(self._config.lease_duration),
-            "acquireTime": before.acquire_time if mine and before.acquire_time else now,
+            "acquireTime": current.acquire_time if is_holder and current.acquire_time else now,
             "renewTime": now,
-            "leaseTransitions": (before.lease_transitions or 0) + (not mine),
+            "leaseTransitions": (current.lease_transitions or 0) + (not is_holder),
         }
 
     @property

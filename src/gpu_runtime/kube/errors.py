@@ -1,21 +1,21 @@
-"""Everything that can go wrong between this process and Kubernetes, as one tree.
+"""The errors of requests to Kubernetes, as one class tree.
 
 KubeError
-├─ ApiError              the API server answered, and refused
-│  ├─ Invalid            the object or the request must change
-│  ├─ Unauthorized       it does not know who is calling
-│  ├─ Forbidden          the caller has no right, or a quota or policy refused
-│  ├─ NotFound           no such object
-│  ├─ NotServed          no such kind: its definition is not installed
-│  ├─ AlreadyExists      somebody else created it first
-│  ├─ Conflict           somebody else wrote first, or owns the field
-│  ├─ Expired            that resource version or continuation is gone; read anew
-│  ├─ TooManyRequests    the server asks for patience
-│  └─ ServerFailure      the server could not do its part
-├─ Unreachable           no answer came; `sent` says whether the request may have been carried out
-├─ Unreadable            an answer came that does not fit the model
-├─ NotLeading            the write was held back: this process may no longer write
-└─ Misconfigured         the kubeconfig or the pod's service account cannot be used
+├─ KubeApiError             the API server responded with an error
+│  ├─ KubeInvalid           the object or the request is invalid
+│  ├─ KubeUnauthorized      the API server does not accept the credentials
+│  ├─ KubeForbidden         RBAC, a quota or a policy forbids the request
+│  ├─ KubeNotFound          the object does not exist
+│  ├─ KubeNoKindMatch       the kind is not served: its CRD is not installed
+│  ├─ KubeAlreadyExists     another client created the object first
+│  ├─ KubeConflict          another client changed the object first, or owns the field
+│  ├─ KubeResourceExpired   the server no longer has the resource version or continue token; list again
+│  ├─ KubeTooManyRequests   the server limits the request rate; retry later
+│  └─ KubeServerError       the server failed
+├─ KubeUnreachable          no response arrived; `sent` says whether the server may have executed the request
+├─ KubeDecodeError          a response does not match the model
+├─ KubeNotLeader            the write was not sent: this process is no longer the leader
+└─ KubeConfigError          the kubeconfig or the service account of the pod cannot be used
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ from gpu_runtime.kube.meta import KubeStruct
 
 
 class KubeError(Exception):
-    """Something went wrong between this process and Kubernetes."""
+    """Base class of all errors of requests to Kubernetes."""
 
 
 class StatusCause(KubeStruct, frozen=True, kw_only=True):
-    """One field's part in a refusal."""
+    """A field that caused an error, and why."""
 
     field: str = ""
     reason: str = ""
@@ -46,7 +46,7 @@ class StatusDetails(KubeStruct, frozen=True, kw_only=True):
 
 
 class ApiStatus(KubeStruct, frozen=True, kw_only=True):
-    """How the API server words a refusal."""
+    """The `Status` object with which the API server describes an error."""
 
     code: int = 0
     reason: str = ""
@@ -55,7 +55,7 @@ class ApiStatus(KubeStruct, frozen=True, kw_only=True):
 
 
 class KubeApiError(KubeError):
-    """The API server answered, and refused."""
+    """The API server responded with an error."""
 
     def __init__(self, status: ApiStatus, retry_after: float | None = None) -> None:
         super().__init__(status.message or f"HTTP {status.code}")
@@ -63,68 +63,68 @@ class KubeApiError(KubeError):
         self.reason = status.reason
         self.causes = status.details.causes if status.details else ()
         self.retry_after = retry_after
-        """How long the server asks to wait, in seconds. Given, it also means that nothing was carried out."""
+        """Seconds after which the server accepts a retry. If it is set, the server did not execute the request."""
 
 
 class KubeInvalid(KubeApiError):
-    """The object or the request must change."""
+    """The object or the request is invalid. A retry cannot succeed."""
 
 
 class KubeUnauthorized(KubeApiError):
-    """The API server does not know who is calling."""
+    """The API server does not accept the credentials."""
 
 
 class KubeForbidden(KubeApiError):
-    """The caller has no right, or a quota or policy refused."""
+    """RBAC, a quota or a policy forbids the request."""
 
 
 class KubeNotFound(KubeApiError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class KubeNoKindMatch(KubeApiError):
-    """There is no such kind here: its definition is not installed."""
+    """The API server does not serve the kind: its CRD is not installed."""
 
 
 class KubeAlreadyExists(KubeApiError):
-    """Somebody else created it first."""
+    """Another client created the object first."""
 
 
 class KubeConflict(KubeApiError):
-    """Somebody else wrote first, or owns the field."""
+    """Another client changed the object first, or another field manager owns the field."""
 
 
 class KubeResourceExpired(KubeApiError):
-    """That resource version or continuation is gone; read anew."""
+    """The server no longer has the resource version or the continue token. List again."""
 
 
 class KubeTooManyRequests(KubeApiError):
-    """The server asks for patience."""
+    """The server limits the request rate. Retry later."""
 
 
 class KubeServerError(KubeApiError):
-    """The server could not do its part."""
+    """The server failed to process the request."""
 
 
 class KubeUnreachable(KubeError):
-    """No answer came."""
+    """No response arrived."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
-        """Whether the request may have been carried out all the same."""
+        """Whether the server may have executed the request although no response arrived."""
 
 
 class KubeDecodeError(KubeError):
-    """An answer came that does not fit the model."""
+    """A response does not match the model."""
 
 
 class KubeNotLeader(KubeError):
-    """The write was held back: this process may no longer write."""
+    """The write was not sent: this process is no longer the leader."""
 
 
 class KubeConfigError(KubeError):
-    """The kubeconfig or the pod's service account cannot be used."""
+    """The kubeconfig or the service account of the pod cannot be used."""
 
 
 _ERRORS_BY_REASON: Mapping[str, type[KubeApiError]] = MappingProxyType(
@@ -144,23 +144,24 @@ _ERRORS_BY_CODE: Mapping[int, type[KubeApiError]] = MappingProxyType(
     }
 )
 _INVALID_APPLY_MESSAGE = "failed to create typed patch object"
-"""To server-side apply of a field that does not exist, the API server answers as if it were to blame itself."""
+"""Part of the message with which the API server rejects a server-side apply of an unknown field. The status is 500,
+although the request is invalid."""
 _STATUS_DECODER = msgspec.json.Decoder(ApiStatus)
 
 
 def error_from_response(code: int, body: bytes, retry_after: str | None = None) -> KubeApiError:
-    """The error for an answer of the API server, or of a proxy before it, that is not a success."""
-    wait = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    """Return the error for a response other than a success, from the API server or from a proxy before it."""
+    seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
     try:
         status = _STATUS_DECODER.decode(body)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested too deeply
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
         text = body[:500].decode(errors="replace").strip()
-        return _error_class(code, "", has_status=False)(ApiStatus(code=code, message=text), wait)
-    return error_from_status(msgspec.structs.replace(status, code=status.code or code), wait)
+        return _error_class(code, "", has_status=False)(ApiStatus(code=code, message=text), seconds)
+    return error_from_status(msgspec.structs.replace(status, code=status.code or code), seconds)
 
 
 def error_from_status(status: ApiStatus, retry_after: float | None = None) -> KubeApiError:
-    """The error for a refusal in Kubernetes' own words."""
+    """Return the error that a `Status` object of the API server describes."""
     if retry_after is None and status.details and status.details.retry_after_seconds:
         retry_after = float(status.details.retry_after_seconds)
     if status.code == 500 and _INVALID_APPLY_MESSAGE in status.message:
@@ -170,7 +171,8 @@ def error_from_status(status: ApiStatus, retry_after: float | None = None) -> Ku
 
 def _error_class(code: int, reason: str, *, has_status: bool) -> type[KubeApiError]:
     if code == 404 and not has_status:
-        return KubeNoKindMatch  # for a path that it does not serve, the API server answers in plain text
+        return KubeNoKindMatch  # the API server responds in plain text for a path that it does not serve
+
     if reason in _ERRORS_BY_REASON:
         return _ERRORS_BY_REASON[reason]
     return _ERRORS_BY_CODE.get(code, KubeServerError if code >= 500 else KubeApiError)

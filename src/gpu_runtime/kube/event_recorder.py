@@ -1,7 +1,6 @@
-"""Kubernetes Events: what happened to an object, for people who look at it. Best effort by nature.
+"""Records Kubernetes Events about objects. Best effort: recording never waits and never fails.
 
-Recording never waits and never fails. What repeats becomes one Event with a count; what is too much is dropped and
-counted.
+Repeated Events become one Event with a count. The recorder drops Events above the limits and counts them in a metric.
 """
 
 import asyncio
@@ -32,20 +31,20 @@ _EVENT_RETRY_POLICY = RetryPolicy(max_attempts=2)
 @dataclass(frozen=True)
 class EventLimits:
     max_cached_events: int = 4096
-    """Events that may still be counted up, the least recent forgotten first."""
+    """How many Events the recorder remembers to count repetitions. Above this it evicts the least recent one."""
     series_timeout: float = 360.0
-    """Seconds without repetition after which the same thing is a new Event."""
+    """If an Event repeats after more than this number of seconds, it becomes a new Event."""
     burst: int = 25
-    """Events about one object at once."""
+    """How many Events about one object may be recorded without a pause."""
     refill_interval: float = 60.0
     """Seconds until one more Event about that object is allowed."""
     update_interval: float = 5.0
-    """Seconds between two counts of one Event that are written."""
+    """Minimum seconds between two writes of the count of one Event."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventIdentity:
-    """What makes two Events the same."""
+    """The fields that identify an Event. Two occurrences with equal fields are repetitions of one Event."""
 
     api_version: str
     kind: str
@@ -59,7 +58,7 @@ class EventIdentity:
 
 @dataclass(slots=True)
 class EventRecord:
-    """How often something happened, and the Event that tells it."""
+    """How often an Event occurred, and the Event object that stores it."""
 
     key: ObjectKey
     first_time: datetime.datetime
@@ -72,36 +71,39 @@ class EventRecord:
 
 @dataclass
 class EventCorrelator:
-    """What happened and is still to be written. Pure: time is passed in, and nothing here awaits."""
+    """Aggregates repeated Events, limits their rate, and holds those that are not written yet.
+
+    Pure: the caller passes the time, and nothing here awaits.
+    """
 
     limits: EventLimits = field(default_factory=EventLimits)
     cache: OrderedDict[EventIdentity, EventRecord] = field(default_factory=OrderedDict)
     pending: dict[EventIdentity, EventRecord] = field(default_factory=dict)
     token_buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
-    def observe(self, happening: EventIdentity, now: float, wall: datetime.datetime) -> bool:
-        """Take note. False if there is too much already, about that object or at all."""
-        series = self.cache.get(happening)
-        if series is not None and now - series.last_seen < self.limits.series_timeout:
-            series.count, series.last_time, series.last_seen = series.count + 1, wall, now
-        elif len(self.pending) < self.limits.max_cached_events and self._take_token(happening.uid, now):
-            namespace = happening.key.namespace or "default"
-            event = ObjectKey(namespace, f"{happening.key.name[:200]}.{uuid.uuid4().hex[:16]}")
-            series = self.cache[happening] = EventRecord(event, wall, wall, now)
+    def observe(self, identity: EventIdentity, now: float, wall_time: datetime.datetime) -> bool:
+        """Record one occurrence. Return False if a limit is reached, for this object or for all pending Events."""
+        record = self.cache.get(identity)
+        if record is not None and now - record.last_seen < self.limits.series_timeout:
+            record.count, record.last_time, record.last_seen = record.count + 1, wall_time, now
+        elif len(self.pending) < self.limits.max_cached_events and self._take_token(identity.uid, now):
+            namespace = identity.key.namespace or "default"
+            key = ObjectKey(namespace, f"{identity.key.name[:200]}.{uuid.uuid4().hex[:16]}")
+            record = self.cache[identity] = EventRecord(key, wall_time, wall_time, now)
         else:
             return False
-        self.pending[happening] = series
-        self.cache.move_to_end(happening)
+        self.pending[identity] = record
+        self.cache.move_to_end(identity)
         while len(self.cache) > self.limits.max_cached_events:
             self.cache.popitem(last=False)
         return True
 
     def pop_due(self, now: float) -> list[tuple[EventIdentity, EventRecord]]:
-        """What may be written now. It counts as written until it happens again."""
-        due = [(happening, series) for happening, series in self.pending.items() if series.next_write_at <= now]
-        for happening, series in due:
-            del self.pending[happening]
-            series.next_write_at = now + self.limits.update_interval
+        """Remove and return the Events that may be written now. A repetition makes an Event pending again."""
+        due = [(identity, record) for identity, record in self.pending.items() if record.next_write_at <= now]
+        for identity, record in due:
+            del self.pending[identity]
+            record.next_write_at = now + self.limits.update_interval
         return due
 
     def _take_token(self, uid: str, now: float) -> bool:
@@ -114,7 +116,7 @@ class EventCorrelator:
 
 
 class EventRecorder:
-    """Records Events in the name of one controller, and writes them while `run` runs."""
+    """Records Events as one reporting controller, and writes them while `run` runs."""
 
     def __init__(
         self,
@@ -132,92 +134,95 @@ class EventRecorder:
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
 
     def normal(self, resource: ApiResource[T], subject: T, reason: str, note: str, action: str = "Reconcile") -> None:
-        """Something happened as it should. Reason and action are CamelCase words, the note is a sentence."""
+        """Record an Event of type Normal. Reason and action are CamelCase words, the note is a sentence."""
         self._record(_event_identity(resource, subject, "Normal", (reason, action, note)))
 
     def warning(self, resource: ApiResource[T], subject: T, reason: str, note: str, action: str = "Reconcile") -> None:
-        """Something happened that somebody should look at."""
+        """Record an Event of type Warning: an operator should look at the object."""
         self._record(_event_identity(resource, subject, "Warning", (reason, action, note)))
 
     async def run(self) -> None:
-        """Write what was recorded, until cancelled."""
+        """Write recorded Events until cancelled."""
         while True:
             await self._has_pending.wait()
             await self._flush(self._clock())
             if not self._correlator.pending:
                 self._has_pending.clear()
-            await asyncio.sleep(1.0)  # gives repetitions the time to become one count
+            await asyncio.sleep(1.0)  # repetitions within this second become one write
 
-    async def flush_all(self, timeout: float) -> None:
-        """Write what there is, due or not, as far as that takes no longer than so many seconds."""
+    async def flush_all(self, timeout: float) -> None:  # noqa: ASYNC109
+        """Write all pending Events, due or not. After the timeout the remaining ones are lost."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._flush(math.inf)
 
-    def _record(self, happening: EventIdentity) -> None:
-        if self._correlator.observe(happening, self._clock(), datetime.datetime.now(datetime.UTC)):
+    def _record(self, identity: EventIdentity) -> None:
+        if self._correlator.observe(identity, self._clock(), datetime.datetime.now(datetime.UTC)):
             self._has_pending.set()
         else:
             self._event_counter.labels("dropped").inc()
 
     async def _flush(self, now: float) -> None:
-        for happening, series in self._correlator.pop_due(now):
+        for identity, record in self._correlator.pop_due(now):
             try:
-                await self._write(happening, series, series.count)
+                await self._write(identity, record, record.count)
                 self._event_counter.labels("written").inc()
-            except KubeError as error:  # an Event that cannot be written is not worth a queue
+            except KubeError as error:  # Events are best effort: a failed write is not retried later
                 self._event_counter.labels("failed").inc()
-                logger.warning("an Event was not written", extra={"reason": happening.reason, "error": str(error)})
+                fields = {"kind": identity.kind, "namespace": identity.key.namespace, "object_name": identity.key.name}
+                fields |= {"reason": identity.reason, "error": str(error)}
+                logger.warning("event write failed", extra=fields)
 
-    async def _write(self, happening: EventIdentity, series: EventRecord, count: int) -> None:
-        if not series.created:
-            await self._client.create(EVENTS, self._manifest(happening, series, count))
-            series.created = True
+    async def _write(self, identity: EventIdentity, record: EventRecord, count: int) -> None:
+        if not record.created:
+            await self._client.create(EVENTS, self._manifest(identity, record, count))
+            record.created = True
             return
         try:
-            await self._client.merge_patch(EVENTS, series.key, {"series": _series_manifest(series, count)})
-        except KubeNotFound:  # the API server forgets Events after an hour
-            await self._client.create(EVENTS, self._manifest(happening, series, count))
+            await self._client.merge_patch(EVENTS, record.key, {"series": _series_manifest(record, count)})
+        except KubeNotFound:  # the API server deletes Events after an hour
+            await self._client.create(EVENTS, self._manifest(identity, record, count))
 
-    def _manifest(self, happening: EventIdentity, series: EventRecord, count: int) -> Manifest:
+    def _manifest(self, identity: EventIdentity, record: EventRecord, count: int) -> Manifest:
         manifest: Manifest = {
-            "metadata": {"namespace": series.key.namespace, "name": series.key.name},
-            "eventTime": _micro_time(series.first_time),
-            "type": happening.type,
-            "reason": happening.reason,
-            "action": happening.action,
-            "note": happening.note,
+            "metadata": {"namespace": record.key.namespace, "name": record.key.name},
+            "eventTime": _micro_time(record.first_time),
+            "type": identity.type,
+            "reason": identity.reason,
+            "action": identity.action,
+            "note": identity.note,
             "regarding": {
-                "apiVersion": happening.api_version,
-                "kind": happening.kind,
-                "namespace": happening.key.namespace,
-                "name": happening.key.name,
-                "uid": happening.uid,
+                "apiVersion": identity.api_version,
+                "kind": identity.kind,
+                "namespace": identity.key.namespace,
+                "name": identity.key.name,
+                "uid": identity.uid,
             },
             **self._reporter,
         }
-        return manifest | ({"series": _series_manifest(series, count)} if count > 1 else {})
+        return manifest | ({"series": _series_manifest(record, count)} if count > 1 else {})
 
 
 def _event_identity(
-    resource: ApiResource[T], subject: T, kind: EventType, words: tuple[str, str, str]
+    resource: ApiResource[T], subject: T, event_type: EventType, texts: tuple[str, str, str]
 ) -> EventIdentity:
-    reason, action, note = words
+    reason, action, note = texts
     metadata = subject.metadata
-    what = (resource.api_version, resource.kind, metadata.key, metadata.uid)
-    return EventIdentity(*what, kind, reason[:128], action[:128], _truncate_note(note))
+    regarding = (resource.api_version, resource.kind, metadata.key, metadata.uid)
+    return EventIdentity(*regarding, event_type, reason[:128], action[:128], _truncate_note(note))
 
 
-def _series_manifest(series: EventRecord, count: int) -> dict[str, Any]:
-    return {"count": count, "lastObservedTime": _micro_time(series.last_time)}
+def _series_manifest(record: EventRecord, count: int) -> dict[str, Any]:
+    return {"count": count, "lastObservedTime": _micro_time(record.last_time)}
 
 
-def _micro_time(moment: datetime.datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def _micro_time(time: datetime.datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _truncate_note(note: str) -> str:
-    """At most so many bytes as the API server takes, cut where no letter is torn."""
+    """Cut the note at the length limit of the API server, between two characters."""
+
     encoded = note.encode()
     if len(encoded) <= _MAX_NOTE_BYTES:
         return note

@@ -1,7 +1,7 @@
-"""Who this process is to the API server, and how that is renewed: certificates, tokens, token files, exec plugins.
+"""Credentials for the API server, and how they are refreshed: certificates, tokens, token files, exec plugins.
 
-What may change while the process runs is read again in time, and at once when the server
-refuses it.
+Credentials that can change while the process runs are read again before they expire, and after the server rejects them
+with 401.
 """
 
 import asyncio
@@ -21,32 +21,32 @@ from gpu_runtime.kube.errors import KubeConfigError
 from gpu_runtime.kube.meta import KubeStruct
 
 TOKEN_REFRESH_INTERVAL_SECONDS = 60.0
-"""Seconds until a token file is read again. The kubelet renews tokens when a fifth of their life, minutes, is left."""
+"""How long a token file is cached. The kubelet replaces a token when a fifth of its lifetime, minutes, remains."""
 EXEC_API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """What a request carries to say who is calling."""
+    """The Authorization header and the client certificate that identify the caller of a request."""
 
     authorization: str | None = field(default=None, repr=False)
     certificate: bytes | None = None
-    """A client certificate in PEM."""
+    """The client certificate as PEM."""
     key: bytes | None = field(default=None, repr=False)
 
 
 class KubeCredentials(Protocol):
     async def current(self) -> ClientIdentity:
-        """The identity to use now. The same object as long as nothing changed."""
+        """Return the identity to use now. It is the same object until the identity changes."""
         ...
 
     def invalidate(self) -> bool:
-        """The server did not accept the identity. Whether asking again may give another."""
+        """Drop the identity after the server rejected it. Return whether `current` may return a new one."""
         ...
 
 
 class StaticCredentials:
-    """An identity that was written into the configuration."""
+    """An identity that the kubeconfig contains. It never changes."""
 
     def __init__(self, identity: ClientIdentity) -> None:
         self._identity = identity
@@ -59,7 +59,10 @@ class StaticCredentials:
 
 
 class FileCredentials:
-    """An identity in files that others renew: a token, or a certificate and its key. What is inline needs no file."""
+    """An identity in files that another program replaces: a token, or a certificate and its key.
+
+    Values that the kubeconfig contains inline need no file.
+    """
 
     def __init__(
         self,
@@ -78,8 +81,8 @@ class FileCredentials:
     async def current(self) -> ClientIdentity:
         now = self._clock()
         if self._identity is None or now - self._read_at >= TOKEN_REFRESH_INTERVAL_SECONDS:
-            fresh = self._read()
-            self._identity = self._identity if fresh == self._identity else fresh
+            current = self._read()
+            self._identity = self._identity if current == self._identity else current
             self._read_at = now
         assert self._identity is not None  # noqa: S101
         return self._identity
@@ -101,19 +104,20 @@ class FileCredentials:
 
 @dataclass(frozen=True)
 class ExecPlugin:
-    """A program that hands out credentials, as a kubeconfig names it."""
+    """A program of the kubeconfig that prints credentials."""
 
     command: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     api_version: str = EXEC_API_VERSIONS[0]
     cluster_info: Mapping[str, Any] | None = None
-    """What the program is told about the cluster, if it asked."""
+    """The cluster data that the program gets. None: `provideClusterInfo` is not set."""
     timeout: float = 60.0
+    """Seconds after which the program is killed."""
 
 
 class ExecPluginCredentials:
-    """An identity that a program hands out, asked again when it expires or is refused."""
+    """An identity from an exec plugin. The plugin runs again when the identity expires or the server rejects it."""
 
     def __init__(self, plugin: ExecPlugin, now: Callable[[], datetime.datetime] | None = None) -> None:
         self._plugin = plugin
@@ -124,7 +128,7 @@ class ExecPluginCredentials:
     async def current(self) -> ClientIdentity:
         if (issued := self._cached()) is not None:
             return issued.identity
-        async with self._refresh_lock:  # many requests wait for one run of the program
+        async with self._refresh_lock:  # concurrent requests wait for one run of the plugin
             issued = self._cached() or await self._refresh()
         return issued.identity
 
@@ -139,8 +143,8 @@ class ExecPluginCredentials:
         return issued
 
     async def _refresh(self) -> "_IssuedIdentity":
-        answer = await _run_exec_plugin(self._plugin)
-        self._issued = _parse_exec_credential(self._plugin, answer)
+        output = await _run_exec_plugin(self._plugin)
+        self._issued = _parse_exec_credential(self._plugin, output)
         return self._issued
 
 
@@ -153,7 +157,7 @@ def basic_auth_header(username: str, password: str) -> str:
 
 
 def decode_base64(name: str, data: str) -> bytes:
-    """The bytes of an inline field of a kubeconfig."""
+    """Decode an inline field of a kubeconfig. The name is for the error message."""
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
@@ -185,14 +189,14 @@ def _read_file(path: Path | None) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise KubeConfigError(f"credentials cannot be read: {error}") from error
+        raise KubeConfigError(f"cannot read the credentials file: {error}") from error
 
 
 async def _run_exec_plugin(plugin: ExecPlugin) -> bytes:
-    asked: dict[str, Any] = {"interactive": False}
+    spec: dict[str, Any] = {"interactive": False}
     if plugin.cluster_info is not None:
-        asked["cluster"] = plugin.cluster_info
-    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": asked}
+        spec["cluster"] = plugin.cluster_info
+    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
     env = {**os.environ, **plugin.env, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
     try:
         process = await asyncio.create_subprocess_exec(
@@ -204,36 +208,38 @@ async def _run_exec_plugin(plugin: ExecPlugin) -> bytes:
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
-        raise KubeConfigError(f"the credential plugin {plugin.command} cannot be started: {error}") from error
+        raise KubeConfigError(f"cannot start exec plugin {plugin.command}: {error}") from error
     return await _exec_plugin_output(process, plugin)
 
 
 async def _exec_plugin_output(process: asyncio.subprocess.Process, plugin: ExecPlugin) -> bytes:
     try:
         async with asyncio.timeout(plugin.timeout):
-            answer, complaint = await process.communicate()
+            output, errors = await process.communicate()
     except TimeoutError as error:
-        raise KubeConfigError(f"{plugin.command} gave no credentials within {plugin.timeout:g} s") from error
+        raise KubeConfigError(f"exec plugin {plugin.command} did not finish within {plugin.timeout:g} s") from error
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        words = complaint.decode(errors="replace").strip()[-500:]
-        raise KubeConfigError(f"{plugin.command} ended with {process.returncode}: {words}")
-    return answer
+        message = errors.decode(errors="replace").strip()[-500:]
+        raise KubeConfigError(f"exec plugin {plugin.command} failed with exit code {process.returncode}: {message}")
+    return output
 
 
-def _parse_exec_credential(plugin: ExecPlugin, answer: bytes) -> _IssuedIdentity:
+def _parse_exec_credential(plugin: ExecPlugin, output: bytes) -> _IssuedIdentity:
+    name = f"exec plugin {plugin.command}"
     try:
-        credential = msgspec.json.decode(answer, type=_ExecCredential)
+        credential = msgspec.json.decode(output, type=_ExecCredential)
     except msgspec.DecodeError as error:
-        raise KubeConfigError(f"{plugin.command} did not answer with an ExecCredential: {error}") from error
+        raise KubeConfigError(f"{name} did not print an ExecCredential: {error}") from error
     if credential.api_version != plugin.api_version:
-        raise KubeConfigError(f"{plugin.command} speaks {credential.api_version} and not {plugin.api_version}")
+        raise KubeConfigError(f"{name} printed apiVersion {credential.api_version}, not {plugin.api_version}")
     status = credential.status
     if status is None or not (status.token or status.client_certificate_data):
-        raise KubeConfigError(f"{plugin.command} gave neither a token nor a certificate")
+        raise KubeConfigError(f"{name} printed neither a token nor a certificate")
+
     identity = ClientIdentity(
         authorization=bearer_auth_header(status.token) if status.token else None,
         certificate=status.client_certificate_data.encode() if status.client_certificate_data else None,

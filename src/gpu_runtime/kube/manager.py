@@ -1,7 +1,8 @@
-"""Controllers as a process runs them: caches always warm, work only while leading, an orderly end.
+"""Runs the informers, controllers, leader election and event recorder of a process, and stops them gracefully.
 
-One TaskGroup owns every task. When the lead is lost, all work is cancelled, and only when its last task has ended is
-this process a candidate again: an API server that was away costs no restart, and the caches stay warm.
+Informers run all the time. Controllers run only while the process is the leader. One TaskGroup owns every task. When
+the process loses the leadership, the manager cancels all controllers. After the last task has ended, the process
+becomes a candidate again. An outage of the API server therefore causes no restart, and the caches stay warm.
 """
 
 import asyncio
@@ -20,32 +21,32 @@ logger = logging.getLogger(__name__)
 
 
 class Runnable(Protocol):
-    """What is done while leading; a Controller is such work."""
+    """Work that only the leader does. A Controller is a Runnable."""
 
     async def run(self) -> None: ...
     def stop(self) -> None:
-        """Begin nothing more. `run` returns when what is in progress is done."""
+        """Start no new work. `run` returns when the work in progress has finished."""
 
 
 @dataclass(frozen=True)
 class Manager:
-    """All that runs together in one process."""
+    """The components that run together in one process."""
 
     informers: Sequence[Informer[Any]]
     runnables: Sequence[Runnable]
     leader_elector: LeaderElector | None = None
-    """Without one, this process works at once and alone."""
+    """None: the runnables start immediately. Use this only if there is a single process."""
     event_recorder: EventRecorder | None = None
     graceful_shutdown_timeout: float = 20.0
-    """Seconds that work in progress has to finish after the end was asked for."""
+    """Seconds that work in progress may take after the stop event is set. Then it is cancelled."""
 
     @property
     def has_synced(self) -> bool:
-        """Whether every cache has been complete once: a standby is ready then, too."""
+        """Whether every cache has synced once. A standby process is ready then as well."""
         return all(informer.has_synced for informer in self.informers)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until the event is set, then let work finish, give the lead back and write the last Events."""
+        """Run until the event is set. Then let work in progress finish, release the Lease and write pending Events."""
         async with asyncio.TaskGroup() as tasks:
             background = self._start_background_tasks(tasks)
             if self.leader_elector is None:
@@ -58,7 +59,7 @@ class Manager:
             await self.event_recorder.flush_all(timeout=2.0)
 
     def _start_background_tasks(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[Any]]:
-        """What runs with or without the lead."""
+        """Start the tasks that run on the leader and on a standby."""
         background: list[asyncio.Task[Any]] = [tasks.create_task(informer.run()) for informer in self.informers]
         if self.event_recorder is not None:
             background.append(tasks.create_task(self.event_recorder.run()))
@@ -68,21 +69,22 @@ class Manager:
         while not stopping.is_set():
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    leading = tasks.create_task(elector.run(lambda: self._run_runnables(stopping)))
-                    waiting = tasks.create_task(stopping.wait())
-                    await asyncio.wait({leading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                    waiting.cancel()
+                    election = tasks.create_task(elector.run(lambda: self._run_runnables(stopping)))
+                    stop = tasks.create_task(stopping.wait())
+                    await asyncio.wait({election, stop}, return_when=asyncio.FIRST_COMPLETED)
+                    stop.cancel()
                     if not elector.leadership.is_leader():
-                        leading.cancel()  # still a candidate; a leader ends with its work
+                        election.cancel()  # a candidate stops now; a leader stops when its runnables have returned
             except* KubeNotLeader as lost:
-                logger.warning("the lead is lost, all work has stopped", extra={"error": str(lost.exceptions[0])})
+                logger.warning("leader election lost", extra={"error": str(lost.exceptions[0])})
 
     async def _run_runnables(self, stopping: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
-                for controller in self.runnables:
-                    tasks.create_task(controller.run())
+                for runnable in self.runnables:
+                    tasks.create_task(runnable.run())
                 await stopping.wait()
-                for controller in self.runnables:
-                    controller.stop()
+                for runnable in self.runnables:
+                    runnable.stop()
+
                 limit.reschedule(asyncio.get_running_loop().time() + self.graceful_shutdown_timeout)

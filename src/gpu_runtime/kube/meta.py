@@ -1,6 +1,7 @@
-"""What every Kubernetes object has, as immutable structs. Pure: nothing here talks to anyone.
+"""Metadata and base classes of Kubernetes objects as immutable structs. Pure: this module makes no requests.
 
-A model names only the fields that its reader needs; the decoder drops the rest, so a cache of such objects stays small.
+A model declares only the fields that its readers need. The decoder drops the other fields, so a cache of such objects
+stays small.
 """
 
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import Struct
 
 Manifest = dict[str, Any]
-"""An object as it is written: the shape of the manifest itself, with the fields that its writer owns."""
+"""An object as a client writes it: a dict in the shape of the YAML manifest, with the fields that the writer owns."""
 
 
 class ObjectKey(NamedTuple):
-    """What names an object among those of its kind. The namespace is empty for kinds that have none."""
+    """Identifies an object among those of its kind. The namespace of a cluster-scoped object is empty."""
 
     namespace: str
     name: str
@@ -24,23 +25,23 @@ class ObjectKey(NamedTuple):
 
 
 class KubeStruct(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """A value in Kubernetes' JSON: camel case outside, snake case inside, defaults left out.
+    """A JSON object of the Kubernetes API: camelCase in JSON, snake_case in Python. Default values are not encoded.
 
-    What is read from JSON has no cycles, so the garbage collector need not look at it.
+    Decoded JSON has no reference cycles, so the garbage collector does not track these objects.
     """
 
 
 def parse_timestamp(text: str | None) -> datetime | None:
-    """A time as objects have it; None where there is none, or none that is on a clock.
+    """Parse a timestamp of an object. Returns None if it is missing or is not a valid time.
 
-    The API server admits more as a date-time than there is: leap seconds, no time zone. Whoever may write a status may
-    write that.
+    A timestamp without a time zone is UTC. The API server also accepts date-times that Python cannot represent, such as
+    leap seconds, and date-times without a time zone. Every client that may write a status may write such a value.
     """
     try:
-        found = datetime.fromisoformat(text or "")
+        parsed = datetime.fromisoformat(text or "")
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 class OwnerReference(KubeStruct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ class ObjectMeta(KubeStruct, frozen=True, kw_only=True):
 
     @property
     def controller_ref(self) -> OwnerReference | None:
-        """The owner that manages this object, if it has one."""
+        """The owner reference with `controller: true`: the object that manages this one. None if there is none."""
         return next((owner for owner in self.owner_references if owner.controller), None)
 
 
@@ -93,7 +94,7 @@ T = TypeVar("T", bound=KubeObject)
 
 @dataclass(frozen=True)
 class ApiResource(Generic[T]):
-    """A kind as the API serves it, and the model its objects are read into."""
+    """A resource that the API server serves, and the model of its objects."""
 
     group: str
     version: str

@@ -1,52 +1,140 @@
-"""What this machinery counts, in Prometheus' terms. Made once per process and handed to whoever counts."""
+"""Prometheus metrics of the Kubernetes client, informers, workqueues, controllers, leader election and Events.
+
+Names, labels, label values, buckets and meanings are those of client-go and controller-runtime, so dashboards and
+alerts for Go controllers work unchanged. Metrics that neither of them has start with `gpu_runtime_`. A process creates
+one `KubeMetrics` and passes it to the objects that count.
+"""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_RECONCILE_TIME_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_WORKQUEUE_LABELS = ("name", "controller")
+"""Both are the name of the controller, as in controller-runtime."""
+_WORKQUEUE_DURATION_BUCKETS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.1, 1, 10, 100, 1000)
+# fmt: off
+_RECONCILE_TIME_BUCKETS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5, 1.75,
+    2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10, 15, 20, 25, 30, 40, 50, 60,
+)
+# fmt: on
 
 
 class KubeMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
+        self._add_client_metrics(self.registry)
+        self._add_workqueue_metrics(self.registry)
+        self._add_controller_metrics(self.registry)
+
+    def _add_client_metrics(self, registry: CollectorRegistry) -> None:
         self.rest_client_requests = Counter(
-            "kube_client_requests", "Requests to the API server, by answer", ["method", "code"], registry=self.registry
+            "rest_client_requests_total",
+            "Number of HTTP requests, partitioned by status code, method, and host. Code <error>: no response.",
+            ["code", "method", "host"],
+            registry=registry,
         )
-        self.informer_lists = Counter(
-            "kube_informer_lists", "Times a cache was filled anew", ["kind"], registry=self.registry
+        self.reflector_lists = Counter(
+            "reflector_lists_total", "Number of API lists that the informers started", ["name"], registry=registry
         )
-        self.informer_watches = Counter(
-            "kube_informer_watches", "Times a watch was opened", ["kind"], registry=self.registry
+        self.reflector_watches = Counter(
+            "reflector_watches_total", "Number of API watches that the informers started", ["name"], registry=registry
         )
-        self.informer_objects = Gauge("kube_informer_objects", "Objects in a cache", ["kind"], registry=self.registry)
-        self.workqueue_depth = Gauge(
-            "kube_queue_depth", "Keys that wait for a worker", ["controller"], registry=self.registry
-        )
-        self.workqueue_queue_duration = Histogram(
-            "kube_queue_wait_seconds",
-            "Time from a key's due moment to its worker",
-            ["controller"],
-            buckets=_RECONCILE_TIME_BUCKETS,
-            registry=self.registry,
-        )
-        self.workqueue_retries = Counter(
-            "kube_queue_retries", "Keys put back after a failure", ["controller"], registry=self.registry
-        )
-        self.reconcile_total = Counter(
-            "kube_reconciles", "Reconciliations, by result", ["controller", "result"], registry=self.registry
-        )
-        self.reconcile_time = Histogram(
-            "kube_reconcile_seconds",
-            "Time that one reconciliation took",
-            ["controller"],
-            buckets=_RECONCILE_TIME_BUCKETS,
-            registry=self.registry,
-        )
-        self.active_workers = Gauge(
-            "kube_workers_busy", "Workers that are reconciling", ["controller"], registry=self.registry
+        self.informer_objects = Gauge(
+            "gpu_runtime_informer_objects", "Objects in the informer's cache", ["kind"], registry=registry
         )
         self.leader_election_master_status = Gauge(
-            "kube_leading", "1 while this process leads", ["lease"], registry=self.registry
+            "leader_election_master_status",
+            "1 while this process leads, 0 while it does not. The name is the name of the Lease.",
+            ["name"],
+            registry=registry,
         )
         self.recorded_events = Counter(
-            "kube_events", "Kubernetes Events, by what became of them", ["result"], registry=self.registry
+            "gpu_runtime_kubernetes_events_total",
+            "Kubernetes Events by result: written, failed, or dropped by the rate limit",
+            ["result"],
+            registry=registry,
+        )
+
+    def _add_workqueue_metrics(self, registry: CollectorRegistry) -> None:
+        self.workqueue_depth = Gauge(
+            "workqueue_depth", "Current depth of workqueue", _WORKQUEUE_LABELS, registry=registry
+        )
+        self.workqueue_adds = Counter(
+            "workqueue_adds_total", "Total number of adds handled by workqueue", _WORKQUEUE_LABELS, registry=registry
+        )
+        self.workqueue_queue_duration = Histogram(
+            "workqueue_queue_duration_seconds",
+            "How long in seconds an item stays in workqueue before being requested",
+            _WORKQUEUE_LABELS,
+            buckets=_WORKQUEUE_DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.workqueue_work_duration = Histogram(
+            "workqueue_work_duration_seconds",
+            "How long in seconds processing an item from workqueue takes",
+            _WORKQUEUE_LABELS,
+            buckets=_WORKQUEUE_DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.workqueue_unfinished_work = Gauge(
+            "workqueue_unfinished_work_seconds",
+            "Seconds of work in progress that work_duration has not observed yet. Large values indicate stuck workers.",
+            _WORKQUEUE_LABELS,
+            registry=registry,
+        )
+        self.workqueue_longest_running_processor = Gauge(
+            "workqueue_longest_running_processor_seconds",
+            "How many seconds the longest running processor for workqueue has been running",
+            _WORKQUEUE_LABELS,
+            registry=registry,
+        )
+        self.workqueue_retries = Counter(
+            "workqueue_retries_total",
+            "Total number of retries handled by workqueue: adds with a delay, after failures and for a later requeue",
+            _WORKQUEUE_LABELS,
+            registry=registry,
+        )
+
+    def _add_controller_metrics(self, registry: CollectorRegistry) -> None:
+        self.reconcile_total = Counter(
+            "controller_runtime_reconcile_total",
+            "Total number of reconciliations per controller, by result: success, error, requeue or requeue_after",
+            ["controller", "result"],
+            registry=registry,
+        )
+        self.reconcile_errors = Counter(
+            "controller_runtime_reconcile_errors_total",
+            "Total number of reconciliation errors per controller, timeouts and panics included",
+            ["controller"],
+            registry=registry,
+        )
+        self.reconcile_timeouts = Counter(
+            "controller_runtime_reconcile_timeouts_total",
+            "Total number of reconciliations per controller that reached the reconcile timeout",
+            ["controller"],
+            registry=registry,
+        )
+        self.reconcile_panics = Counter(
+            "controller_runtime_reconcile_panics_total",
+            "Total number of reconciliations per controller that raised an unexpected exception",
+            ["controller"],
+            registry=registry,
+        )
+        self.reconcile_time = Histogram(
+            "controller_runtime_reconcile_time_seconds",
+            "Length of time per reconciliation per controller",
+            ["controller"],
+            buckets=_RECONCILE_TIME_BUCKETS,
+            registry=registry,
+        )
+        self.max_concurrent_reconciles = Gauge(
+            "controller_runtime_max_concurrent_reconciles",
+            "Maximum number of concurrent reconciles per controller",
+            ["controller"],
+            registry=registry,
+        )
+        self.active_workers = Gauge(
+            "controller_runtime_active_workers",
+            "Number of currently used workers per controller",
+            ["controller"],
+            registry=registry,
         )

@@ -1,6 +1,6 @@
-"""Kubernetes quantities, exactly: 1024Mi is 1Gi, and 0.1 is a tenth. Pure.
+"""Parses, compares and formats Kubernetes resource quantities exactly: 1024Mi equals 1Gi, and 0.1 is one tenth. Pure.
 
-Only what the API server accepts is a quantity. Numbers are fractions inside, never floats.
+It accepts only quantities that the API server accepts. Values are fractions, never floats.
 """
 
 import re
@@ -17,12 +17,13 @@ _QUANTITY_PATTERN = re.compile(
     re.ASCII,
 )
 _MAX_EXPONENT = 100
-"""Beyond any quantity that Kubernetes keeps apart; without a limit, a few characters could cost all memory."""
+"""Larger than the exponent of every quantity that Kubernetes can represent. Without a limit, a text of a few characters
+could use all memory."""
 
 
 @total_ordering
 class Quantity:
-    """An amount of something, as manifests write it."""
+    """An amount in the notation of manifests, such as 500m or 16Gi. Quantities with the same value are equal."""
 
     __slots__ = ("text", "value")
 
@@ -32,11 +33,11 @@ class Quantity:
 
     @classmethod
     def from_value(cls, value: Fraction | int, *, binary: bool = False) -> "Quantity":
-        """The quantity of this value in its canonical spelling: the largest suffix that leaves a whole number."""
+        """Return the quantity of this value in canonical form: with the largest suffix that leaves an integer."""
         return cls(_format(Fraction(value), binary=binary))
 
     def canonical(self) -> "Quantity":
-        """The same amount as the API server would spell it, binary if it was written so."""
+        """Return the same amount in the canonical form of the API server. A binary suffix stays binary."""
         return Quantity.from_value(self.value, binary=self.text.endswith("i"))
 
     def __eq__(self, other: object) -> bool:
@@ -56,7 +57,7 @@ class Quantity:
 
 
 def same_quantity(one: str, other: str) -> bool:
-    """Whether two texts mean the same amount. What is no quantity equals only itself."""
+    """Whether two texts denote the same amount. A text that is not a quantity equals only itself."""
     if one == other:
         return True
     try:
@@ -66,14 +67,14 @@ def same_quantity(one: str, other: str) -> bool:
 
 
 def canonical_quantity(text: str) -> str:
-    """One spelling for every quantity of the same size. What is no quantity stays as it is, for others to name."""
+    """Return the canonical form of a quantity. Another text is returned unchanged, because validation reports it."""
     try:
         return str(Quantity(text).canonical())
     except ValueError:
         return text
 
 
-@lru_cache(maxsize=1024)  # a cluster knows few amounts, and every look at an object meets them again
+@lru_cache(maxsize=1024)  # a cluster uses few different amounts, and every reconciliation parses them again
 def _parse(text: str) -> Fraction:
     match = _QUANTITY_PATTERN.fullmatch(text)
     if match is None:
@@ -81,7 +82,9 @@ def _parse(text: str) -> Fraction:
     number, suffix, exponent = Fraction(match["number"]), match["suffix"], match["exponent"]
     if exponent is not None:
         if abs(int(exponent)) > _MAX_EXPONENT:
-            raise ValueError(f"{text!r} is not a quantity: its exponent is out of range")
+            raise ValueError(
+                f"{text!r} is not a quantity: the exponent is not between -{_MAX_EXPONENT} and {_MAX_EXPONENT}"
+            )
         return number * _power_of_ten(int(exponent))
     if suffix in _BINARY_SUFFIXES:
         return number * (1 << _BINARY_SUFFIXES[suffix])
@@ -90,13 +93,13 @@ def _parse(text: str) -> Fraction:
 
 def _format(value: Fraction, *, binary: bool) -> str:
     if binary and value.denominator == 1:
-        fitting = [s for s, power in _BINARY_SUFFIXES.items() if value and value % 2**power == 0]
-        return f"{int(value) >> _BINARY_SUFFIXES[fitting[-1]]}{fitting[-1]}" if fitting else str(value)
-    whole = [s for s, power in _DECIMAL_SUFFIXES.items() if (value / _power_of_ten(power)).denominator == 1]
-    if not value or not whole:
-        # Kubernetes rounds away from zero what is finer than a billionth.
+        suffixes = [s for s, power in _BINARY_SUFFIXES.items() if value and value % 2**power == 0]
+        return f"{int(value) >> _BINARY_SUFFIXES[suffixes[-1]]}{suffixes[-1]}" if suffixes else str(value)
+    suffixes = [s for s, power in _DECIMAL_SUFFIXES.items() if (value / _power_of_ten(power)).denominator == 1]
+    if not value or not suffixes:
+        # Kubernetes rounds a value that is finer than a billionth away from zero.
         return str(int(value)) if not value else f"{_round_away_from_zero(value * 10**9)}n"
-    return f"{value / _power_of_ten(_DECIMAL_SUFFIXES[whole[-1]])}{whole[-1]}"
+    return f"{value / _power_of_ten(_DECIMAL_SUFFIXES[suffixes[-1]])}{suffixes[-1]}"
 
 
 def _power_of_ten(power: int) -> Fraction:

@@ -1,4 +1,4 @@
-"""When a failed request may be sent again, and after how long. Pure: chance is passed in."""
+"""Decides whether a failed request is retried, and after which delay. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -12,35 +12,43 @@ _TRANSIENT_STATUS_CODES = frozenset({500, 502, 503, 504})
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How patient a client is."""
+    """How often, and after which delays, a client repeats a failed request."""
 
     max_attempts: int = 5
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.1, max_seconds=2.0))
     max_retry_after_seconds: float = 10.0
-    """The longest Retry-After that is waited for; a server that asks for more is reported to the caller."""
+    """The longest Retry-After that the client waits for. If the server demands more, the caller gets the error."""
 
     def delay(self, error: KubeError, attempt: int, *, idempotent: bool) -> float | None:
-        """Seconds until the request may be sent again after its given attempt failed, or None if it may not be."""
+        """Return the seconds to wait before the next attempt, or None if the request must not be repeated.
+
+        `attempt` is the number of the attempt that failed with this error. The first attempt is number 1.
+        """
         if attempt >= self.max_attempts or not _is_retryable(error, idempotent):
             return None
-        asked = error.retry_after if isinstance(error, KubeApiError) else None
-        if asked is None:
+        retry_after = error.retry_after if isinstance(error, KubeApiError) else None
+        if retry_after is None:
             return self.backoff.delay(attempt)
-        return None if asked > self.max_retry_after_seconds else max(asked, self.backoff.delay(attempt))
+        return None if retry_after > self.max_retry_after_seconds else max(retry_after, self.backoff.delay(attempt))
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)
 
 
-def _is_retryable(error: KubeError, repeatable: bool) -> bool:
-    """What was surely not carried out may always be repeated, what may have been only if twice is as good as once."""
+def _is_retryable(error: KubeError, idempotent: bool) -> bool:
+    """Whether the request may be repeated after this error.
+
+    Every request may be repeated if the server certainly did not execute it. If the server may have executed it, only
+    an idempotent request may be repeated.
+    """
     match error:
         case KubeUnreachable(sent=sent):
-            return repeatable or not sent
+            return idempotent or not sent
         case KubeInvalid():
             return False
         case KubeApiError(code=429):
             return True
-        case KubeApiError(code=code, retry_after=asked) if code in _TRANSIENT_STATUS_CODES:
-            return repeatable or asked is not None
+        case KubeApiError(code=code, retry_after=retry_after) if code in _TRANSIENT_STATUS_CODES:
+            return idempotent or retry_after is not None
+
     return False

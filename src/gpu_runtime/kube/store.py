@@ -1,4 +1,4 @@
-"""What is known of the objects of one kind, found by name and by index. Pure."""
+"""The cache of the objects of one kind, with lookup by key and by index. Pure: it makes no requests."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -9,15 +9,15 @@ from gpu_runtime.kube.meta import KubeObject, ObjectKey
 
 T = TypeVar("T", bound=KubeObject)
 IndexFunction = Callable[[T], Iterable[str]]
-"""The values under which an object is found."""
+"""Returns the index values of an object."""
 
 OWNER_INDEX = "owner"
-"""The index that every store has: by the uid of each owner."""
+"""The index by the UID of each owner. Every store has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange(Generic[T]):
-    """What was known before, and what is now; None where there was or is nothing."""
+    """The cached state of an object before and after a change. None: the object was not, or is no longer, cached."""
 
     old: T | None
     new: T | None
@@ -30,9 +30,9 @@ class Store(Generic[T]):
         self._indexes: dict[str, dict[str, dict[ObjectKey, T]]] = {OWNER_INDEX: defaultdict(dict)}
 
     def add_index(self, index: str, function: IndexFunction[T]) -> None:
-        """Find objects under these values too. To be said before the first object is known."""
+        """Add an index. Call it before the store contains the first object."""
         if self._objects:
-            raise ValueError(f"index {index!r} comes too late: objects are known already")
+            raise ValueError(f"cannot add index {index!r}: the store already contains objects; add it before the sync")
         self._index_functions[index] = function
         self._indexes[index] = defaultdict(dict)
 
@@ -43,9 +43,9 @@ class Store(Generic[T]):
         return list(self._objects.values())
 
     def by_index(self, index: str, value: str) -> list[T]:
-        """The objects that an index has under this value, in no order."""
-        found = self._indexes[index].get(value)
-        return list(found.values()) if found else []
+        """Return the objects with this index value, in no particular order."""
+        objects = self._indexes[index].get(value)
+        return list(objects.values()) if objects else []
 
     def owned_by(self, uid: str) -> list[T]:
         return self.by_index(OWNER_INDEX, uid)
@@ -53,68 +53,74 @@ class Store(Generic[T]):
     def __len__(self) -> int:
         return len(self._objects)
 
-    def put(self, found: T) -> ObjectChange[T] | None:
-        """Take note of an object. None if this version, or a newer one of the same object, is known already."""
-        before = self._objects.get(found.metadata.key)
-        if before is not None and not _is_newer(found, before):
+    def put(self, new: T) -> ObjectChange[T] | None:
+        """Store an object. Returns None if the store already has this version, or a newer one of the same object."""
+        old = self._objects.get(new.metadata.key)
+        if old is not None and not _is_newer(new, old):
             return None
-        return self._set(found, before)
+        return self._set(new, old)
 
     def remove(self, key: ObjectKey, uid: str | None = None) -> ObjectChange[T] | None:
-        """Take note that an object is gone; with a uid, only that one: another of its name may be known already."""
-        before = self._objects.get(key)
-        if before is None or uid not in (None, before.metadata.uid):
+        """Remove an object that was deleted.
+
+        With a UID, removes only the object with that UID: the store may already have a new object with the same name.
+        """
+        old = self._objects.get(key)
+        if old is None or uid not in (None, old.metadata.uid):
             return None
         del self._objects[key]
-        self._unindex(key, before)
-        return ObjectChange(before, None)
+        self._unindex(key, old)
+        return ObjectChange(old, None)
 
     def record_write(self, written: T) -> ObjectChange[T] | None:
-        """Take note of what a write returned, if its object is known: else it may be gone already."""
-        known = self._objects.get(written.metadata.key)
-        if known is None or known.metadata.uid != written.metadata.uid:
+        """Store the object that a write returned, but only if the store has this object: it may already be deleted."""
+        old = self._objects.get(written.metadata.key)
+        if old is None or old.metadata.uid != written.metadata.uid:
             return None
         return self.put(written)
 
-    def replace(self, found: Iterable[T], keep: Iterable[ObjectKey] = ()) -> list[ObjectChange[T]]:
-        """Take note of a complete list: what it does not name is gone, except what is to be kept."""
-        listed = {item.metadata.key: item for item in found}
+    def replace(self, items: Iterable[T], keep: Iterable[ObjectKey] = ()) -> list[ObjectChange[T]]:
+        """Replace the content with a complete list. Removes every object that is neither listed nor in `keep`."""
+        listed = {item.metadata.key: item for item in items}
         missing = self._objects.keys() - listed.keys() - set(keep)
         changes = [self.remove(key) for key in missing]
-        # A list is the whole truth, even where it is older than what was known: a cluster may come back from a backup.
+        # A listed object replaces the stored one even if it is older: the cluster may have been restored from a backup.
         for key, item in listed.items():
-            before = self._objects.get(key)
-            if before is None or before.metadata.resource_version != item.metadata.resource_version:
-                changes.append(self._set(item, before))
+            old = self._objects.get(key)
+            if old is None or old.metadata.resource_version != item.metadata.resource_version:
+                changes.append(self._set(item, old))
         return [change for change in changes if change is not None]
 
-    def _set(self, found: T, before: T | None) -> ObjectChange[T]:
-        key = found.metadata.key
-        self._unindex(key, before)
-        self._objects[key] = found
+    def _set(self, new: T, old: T | None) -> ObjectChange[T]:
+        key = new.metadata.key
+        self._unindex(key, old)
+        self._objects[key] = new
         for name, function in self._index_functions.items():
-            for value in function(found):
-                self._indexes[name][value][key] = found
-        return ObjectChange(before, found)
+            for value in function(new):
+                self._indexes[name][value][key] = new
+        return ObjectChange(old, new)
 
-    def _unindex(self, key: ObjectKey, before: T | None) -> None:
-        if before is None:
+    def _unindex(self, key: ObjectKey, old: T | None) -> None:
+        if old is None:
             return
         for name, function in self._index_functions.items():
             index = self._indexes[name]
-            for value in function(before):
+            for value in function(old):
                 index[value].pop(key, None)
                 if not index[value]:
                     del index[value]
 
 
-def _owner_uids(found: KubeObject) -> Iterable[str]:
-    return [owner.uid for owner in found.metadata.owner_references]
+def _owner_uids(owned: KubeObject) -> Iterable[str]:
+    return [owner.uid for owner in owned.metadata.owner_references]
 
 
-def _is_newer(found: KubeObject, known: KubeObject) -> bool:
-    """Versions of one object are ordered; those of another object of the same name replace whatever was known."""
-    if found.metadata.uid != known.metadata.uid:
+def _is_newer(new: KubeObject, old: KubeObject) -> bool:
+    """Whether an object replaces the stored one of the same name.
+
+    The resource versions of one object are ordered. An object with another UID always replaces the stored one.
+    """
+    if new.metadata.uid != old.metadata.uid:
         return True
-    one, other = found.metadata.resource_version, known.metadata.resource_version
-    return int(one) > int(other) if one.isdecimal() and other.isdecimal() else one != other
+    version, stored = new.metadata.resource_version, old.metadata.resource_version
+    return int(version) > int(stored) if version.isdecimal() and stored.isdecimal() else version != stored

@@ -1,4 +1,4 @@
-"""Whom to believe and how to show who one is, as a TLS context."""
+"""Builds the TLS context of API server connections: the CA to verify the server with, and the client certificate."""
 
 import os
 import ssl
@@ -11,22 +11,26 @@ from gpu_runtime.kube.errors import KubeConfigError
 from gpu_runtime.kube.kube_credentials import ClientIdentity
 
 
-def tls_context(trust: KubeTLSConfig, identity: ClientIdentity) -> ssl.SSLContext:
+def tls_context(config: KubeTLSConfig, identity: ClientIdentity) -> ssl.SSLContext:
     try:
-        data = trust.ca_certificate.read_bytes() if isinstance(trust.ca_certificate, Path) else trust.ca_certificate
+        data = config.ca_certificate.read_bytes() if isinstance(config.ca_certificate, Path) else config.ca_certificate
         context = ssl.create_default_context(cadata=data.decode() if data else None)
-        if trust.insecure_skip_verify:
+        if config.insecure_skip_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if identity.certificate is not None:
             _load_certificate(context, identity)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise KubeConfigError(f"the certificates cannot be used: {error}") from error
+        raise KubeConfigError(f"cannot use the CA or client certificates of the kubeconfig: {error}") from error
     return context
 
 
 def _load_certificate(context: ssl.SSLContext, identity: ClientIdentity) -> None:
-    """Python reads a client's key only from a file. It gets one that exists in memory, where the system has those."""
+    """Load the client certificate and its key.
+
+    Python reads a key only from a file. On Linux this is a file in memory, so the key is not written to disk.
+    """
+
     pem = (identity.certificate or b"") + b"\n" + (identity.key or b"")
     if sys.platform == "linux":
         with os.fdopen(os.memfd_create("client-key"), "wb") as memory:

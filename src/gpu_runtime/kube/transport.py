@@ -1,6 +1,6 @@
-"""Requests to one API server: connections, identity, timeouts, retries, and the fence before every write.
+"""HTTP requests to one API server: connections, credentials, timeouts, retries, and the fence before every write.
 
-No kinds and no models here; bodies are bytes.
+This module knows no kinds and no models. Bodies are bytes.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import ClientRequest, ClientResponse, ClientSession, ClientTimeout, hdrs
@@ -37,36 +38,39 @@ from gpu_runtime.kube.tls import tls_context
 
 _NOT_SENT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _CEIL_THRESHOLD_SECONDS = 3600.0
-"""aiohttp rounds longer timeouts up to whole seconds; a leader's remaining time must not be rounded up."""
+"""aiohttp rounds timeouts above this threshold up to whole seconds. The remaining time of a leader must not be rounded
+up, so the threshold is longer than every timeout here."""
+_NO_RESPONSE = "<error>"
+"""The label `code` of rest_client_requests_total for a request without a response."""
 
 
 class Fence(Protocol):
-    """What a write must pass: the right to write, which ends by itself."""
+    """The right to write, which expires. Every write checks it."""
 
     def remaining(self) -> float:
-        """Seconds for which this process may still write. Not positive when it may not."""
+        """Return the seconds for which this process may still write. Zero or negative: it may not write."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KubeRequest:
-    """One request and how it may be treated."""
+    """One request, and how the transport may treat it."""
 
     method: str
     target: str
-    """Path and query, encoded."""
+    """Encoded path and query."""
     body: bytes | None = None
     content_type: str = "application/json"
     idempotent: bool = False
-    """Whether carrying it out twice is as good as once."""
+    """Whether the request has the same effect if the server executes it twice."""
     timeout: float = 10.0
     fence: Fence | None = None
     bypass_connection_limit: bool = False
-    """Whether it must not wait until a connection is free."""
+    """Whether the request is sent even if all connections of the limit are in use."""
 
 
 class Transport:
-    """Use as a context manager: leaving it closes the connections."""
+    """The connections to one API server. Use it as a context manager: the exit closes the connections."""
 
     def __init__(
         self,
@@ -79,15 +83,18 @@ class Transport:
         self._config = config
         self._metrics = metrics or KubeMetrics()
         self._connection_slots = asyncio.Semaphore(max_connections)
-        """Not for watches, which hold their connections for minutes, nor for what is urgent."""
+        """Watches do not use a slot, because they keep their connections for minutes. Neither do requests that bypass
+        the connection limit."""
         self._headers = CIMultiDict([*config.headers, (hdrs.USER_AGENT, user_agent)])
-        # Decompression costs more than the bytes it saves on a cluster's own network.
+        # In the network of a cluster, decompression costs more than the bytes that it saves.
         self._headers.extend({hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"})
         self._auth: _RequestAuth | None = None
-        self._request_counters: dict[tuple[str, int], Counter] = {}
+        self._host = urlsplit(config.server).netloc.rpartition("@")[2] or "none"
+        self._request_counters: dict[tuple[str, int | None], Counter] = {}
 
     async def __aenter__(self) -> Self:
-        # The limit is the semaphore's, which is fair; aiohttp's own lets newcomers overtake those who wait.
+        # The semaphore limits the connections because it is fair. With the limit of aiohttp, new requests overtake
+        # waiting ones.
         connector = _Connector(limit=0, keepalive_timeout=60, socket_factory=_keepalive_socket)
         self._session = ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self
@@ -95,71 +102,78 @@ class Transport:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def request(self, call: KubeRequest, retries: RetryPolicy) -> bytes:
-        """The body of a successful answer; anything else is raised as a KubeError."""
-        attempt, renewed = 1, False
+    async def request(self, request: KubeRequest, retries: RetryPolicy) -> bytes:
+        """Send a request and return the body of the successful response. Every failure is raised as a KubeError.
+
+        Failed attempts are repeated as the retry policy allows. After the first 401 the request is repeated immediately
+        if the credentials can be refreshed.
+        """
+        attempt, refreshed = 1, False
         while True:
             try:
-                return await self._attempt(call)
+                return await self._attempt(request)
             except (KubeApiError, KubeUnreachable) as error:
-                if isinstance(error, KubeUnauthorized) and not renewed and self._config.credentials.invalidate():
-                    renewed = True
+                if isinstance(error, KubeUnauthorized) and not refreshed and self._config.credentials.invalidate():
+                    refreshed = True
                     continue
-                delay = retries.delay(error, attempt, idempotent=call.idempotent)
+                delay = retries.delay(error, attempt, idempotent=request.idempotent)
                 if delay is None:
                     raise
             attempt += 1
             await asyncio.sleep(delay)
 
-    async def _attempt(self, call: KubeRequest) -> bytes:
-        if call.bypass_connection_limit:
-            return await self._round_trip(call)
-        await self._acquire_connection(call)
+    async def _attempt(self, request: KubeRequest) -> bytes:
+        if request.bypass_connection_limit:
+            return await self._round_trip(request)
+        await self._acquire_connection(request)
         try:
-            return await self._round_trip(call)
+            return await self._round_trip(request)
         finally:
             self._connection_slots.release()
 
-    async def _acquire_connection(self, call: KubeRequest) -> None:
+    async def _acquire_connection(self, request: KubeRequest) -> None:
         try:
-            async with asyncio.timeout(call.timeout if self._connection_slots.locked() else None):
+            async with asyncio.timeout(request.timeout if self._connection_slots.locked() else None):
                 await self._connection_slots.acquire()
         except TimeoutError as error:
-            waited = f"no connection was free within {call.timeout:g} s: {call.method} {call.target}"
-            raise KubeUnreachable(waited, sent=False) from error
+            message = f"no connection was free within {request.timeout:g} s: {request.method} {request.target}"
+            raise KubeUnreachable(message, sent=False) from error
 
-    async def _round_trip(self, call: KubeRequest) -> bytes:
-        dressed = await self._current_auth()
-        timeout = _client_timeout(call)
-        with _RoundTrip(self, call, timeout) as exchange:
-            async with self._send(call, dressed, timeout, exchange.body) as response:
-                exchange.status_code = response.status
+    async def _round_trip(self, request: KubeRequest) -> bytes:
+        auth = await self._current_auth()
+        timeout = _client_timeout(request)
+        with _RoundTrip(self, request, timeout) as round_trip:
+            async with self._send(request, auth, timeout, round_trip.body) as response:
+                round_trip.on_response(response.status)
                 body = await response.read()
         if response.status >= 300:
             raise error_from_response(response.status, body, response.headers.get(hdrs.RETRY_AFTER))
         return body
 
     @asynccontextmanager
-    async def stream(self, call: KubeRequest, *, idle_timeout: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The chunks of an answer without end, until none has come for `idle` seconds."""
-        dressed = await self._current_auth()
-        timeout = ClientTimeout(connect=call.timeout, sock_read=idle_timeout, ceil_threshold=_CEIL_THRESHOLD_SECONDS)
-        with _RoundTrip(self, call, timeout) as exchange:
-            async with self._send(call, dressed, timeout, None) as response:
-                exchange.status_code = response.status
+    async def stream(self, request: KubeRequest, *, idle_timeout: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Send a request with an endless response, and yield its chunks.
+
+        Raises KubeUnreachable when no chunk arrives for `idle_timeout` seconds.
+        """
+        auth = await self._current_auth()
+        timeout = ClientTimeout(connect=request.timeout, sock_read=idle_timeout, ceil_threshold=_CEIL_THRESHOLD_SECONDS)
+        with _RoundTrip(self, request, timeout) as round_trip:
+            async with self._send(request, auth, timeout, None) as response:
+                round_trip.on_response(response.status)
                 if response.status >= 300:
                     raise self._stream_error(response, await response.read())
                 yield response.content.iter_any()
 
     def _send(
-        self, call: KubeRequest, dressed: "_RequestAuth", timeout: ClientTimeout, body: "bytes | _FencedBody | None"
+        self, request: KubeRequest, auth: "_RequestAuth", timeout: ClientTimeout, body: "bytes | _FencedBody | None"
     ) -> AbstractAsyncContextManager[ClientResponse]:
         return self._session.request(
-            call.method,
-            URL(self._config.server + call.target, encoded=True),
+            request.method,
+            URL(self._config.server + request.target, encoded=True),
             data=body,
-            headers=dressed.headers_for(call),
-            ssl=dressed.tls,
+            headers=auth.headers_for(request),
+            ssl=auth.tls,
             server_hostname=self._config.tls.server_name,
             proxy=self._config.proxy_url,
             timeout=timeout,
@@ -172,16 +186,17 @@ class Transport:
             self._config.credentials.invalidate()
         return error
 
-    def count_request(self, method: str, code: int) -> None:
+    def count_request(self, method: str, code: int | None) -> None:
+        """Count an attempt by the status code of its response. None: there was no response."""
         counter = self._request_counters.get((method, code))
         if counter is None:
-            counter = self._request_counters[method, code] = self._metrics.rest_client_requests.labels(
-                method, str(code or "none")
-            )
+            label = _NO_RESPONSE if code is None else str(code)
+            counter = self._metrics.rest_client_requests.labels(label, method, self._host)
+            self._request_counters[method, code] = counter
         counter.inc()
 
     def reset_auth(self) -> None:
-        """Read certificates anew before the next request."""
+        """Read the certificates again before the next request."""
         self._auth = None
 
     async def _current_auth(self) -> "_RequestAuth":
@@ -192,15 +207,15 @@ class Transport:
 
 
 class _RoundTrip:
-    """One request and its answer: behind the fence, counted, its failures in this package's words."""
+    """One attempt of a request: checks the fence, counts the attempt, and translates failures to KubeErrors."""
 
-    __slots__ = ("_fence_closed", "_request", "_socket_transport", "_timeout", "_transport", "status_code")
+    __slots__ = ("_counted", "_fence_closed", "_request", "_socket_transport", "_timeout", "_transport")
 
-    def __init__(self, transport: Transport, call: KubeRequest, timeout: ClientTimeout) -> None:
-        self._transport, self._request, self._timeout = transport, call, timeout
+    def __init__(self, transport: Transport, request: KubeRequest, timeout: ClientTimeout) -> None:
+        self._transport, self._request, self._timeout = transport, request, timeout
         self._socket_transport: asyncio.Transport | None = None
         self._fence_closed = False
-        self.status_code = 0
+        self._counted = False
 
     def __enter__(self) -> Self:
         _CURRENT_ROUND_TRIP.set(self)
@@ -208,6 +223,11 @@ class _RoundTrip:
 
     def on_connected(self, connection: Connection) -> None:
         self._socket_transport = connection.transport
+
+    def on_response(self, status_code: int) -> None:
+        """Count the attempt when its response headers arrive, also for a watch, whose response lasts for minutes."""
+        self._transport.count_request(self._request.method, status_code)
+        self._counted = True
 
     @property
     def body(self) -> "bytes | _FencedBody | None":
@@ -223,30 +243,31 @@ class _RoundTrip:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _CURRENT_ROUND_TRIP.set(None)
-        self._transport.count_request(self._request.method, self.status_code)
+        if not self._counted:
+            self._transport.count_request(self._request.method, None)
         if error is None:
             return
         if self._socket_transport is not None:
-            # What was not sent by now must not be sent later, and a server that is silent must not be waited for.
+            # Data in the send buffer must not be sent later, and closing must not wait for a silent server.
             self._socket_transport.abort()
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
-            self._transport.reset_auth()  # the authority may have been renewed on disk
+            self._transport.reset_auth()  # the CA certificate file may have been replaced
         if self._fence_closed:
             raise _not_leader_error(self._request) from error
         if isinstance(error, aiohttp.ClientError | TimeoutError):
             raise KubeUnreachable(self._error_message(error), sent=not isinstance(error, _NOT_SENT_ERRORS)) from error
 
     def _error_message(self, error: Exception) -> str:
-        asked = f"{self._request.method} {self._request.target}"
+        request = f"{self._request.method} {self._request.target}"
         if isinstance(error, TimeoutError):
-            return f"no answer within {self._timeout.total or self._timeout.sock_read or 0:g} s: {asked}"
+            return f"no response within {self._timeout.total or self._timeout.sock_read or 0:g} s: {request}"
         if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
-            return f"cannot connect to {error.host}:{error.port}: {error.strerror}: {asked}"
-        return f"{str(error) or type(error).__name__}: {asked}"
+            return f"cannot connect to {error.host}:{error.port}: {error.strerror}: {request}"
+        return f"{str(error) or type(error).__name__}: {request}"
 
 
 class _RequestAuth:
-    """An identity as requests wear it. Another identity means another TLS context, and so other connections."""
+    """The headers and the TLS context of an identity. A new identity has a new TLS context and so new connections."""
 
     def __init__(self, identity: ClientIdentity, tls: ssl.SSLContext, headers: CIMultiDict[str]) -> None:
         self.identity = identity
@@ -256,24 +277,24 @@ class _RequestAuth:
             self._headers[hdrs.AUTHORIZATION] = identity.authorization
         self._headers_by_content_type: dict[str, CIMultiDict[str]] = {}
 
-    def headers_for(self, call: KubeRequest) -> CIMultiDict[str]:
-        if call.body is None:
+    def headers_for(self, request: KubeRequest) -> CIMultiDict[str]:
+        content_type = request.content_type
+        if request.body is None:
             return self._headers
-        if call.content_type not in self._headers_by_content_type:
-            self._headers_by_content_type[call.content_type] = CIMultiDict(
-                [*self._headers.items(), (hdrs.CONTENT_TYPE, call.content_type)]
-            )
-        return self._headers_by_content_type[call.content_type]
+        if content_type not in self._headers_by_content_type:
+            headers = CIMultiDict([*self._headers.items(), (hdrs.CONTENT_TYPE, content_type)])
+            self._headers_by_content_type[content_type] = headers
+        return self._headers_by_content_type[content_type]
 
 
-_CURRENT_ROUND_TRIP: ContextVar[_RoundTrip | None] = ContextVar("exchange", default=None)
+_CURRENT_ROUND_TRIP: ContextVar[_RoundTrip | None] = ContextVar("round_trip", default=None)
 
 
 class _FencedBody(BytesPayload):
-    """Looks at the fence once more at the moment when it is written to the socket.
+    """A request body that checks the fence again immediately before it is written to the socket.
 
-    A process may be stopped between any two steps before that: while it waits for a connection, or while the written
-    body waits for its turn on the event loop. Headers alone do nothing, and every write has a body.
+    The process may be paused at any earlier step: while it waits for a connection, or while the body waits for the
+    event loop. A request whose headers were sent without a body has no effect, and every write has a body.
     """
 
     def __init__(self, value: bytes, content_type: str, round_trip: _RoundTrip) -> None:
@@ -286,32 +307,33 @@ class _FencedBody(BytesPayload):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Tells the exchange that asked when it has its connection."""
+    """Reports the connection to the round trip that requested it."""
 
     async def connect(self, req: ClientRequest, traces: list[Any], timeout: ClientTimeout) -> Connection:  # noqa: ASYNC109
         connection = await super().connect(req, traces, timeout)
-        exchange = _CURRENT_ROUND_TRIP.get()
-        if exchange is not None:
-            exchange.on_connected(connection)
+        round_trip = _CURRENT_ROUND_TRIP.get()
+        if round_trip is not None:
+            round_trip.on_connected(connection)
         return connection
 
 
-def _client_timeout(call: KubeRequest) -> ClientTimeout:
-    """The time this request may take: a write must not outlive the right to write."""
-    if call.fence is None:
-        return ClientTimeout(total=call.timeout, ceil_threshold=_CEIL_THRESHOLD_SECONDS)
-    remaining = call.fence.remaining()
+def _client_timeout(request: KubeRequest) -> ClientTimeout:
+    """Return the timeout of the request. A write times out at the latest when the right to write expires."""
+    if request.fence is None:
+        return ClientTimeout(total=request.timeout, ceil_threshold=_CEIL_THRESHOLD_SECONDS)
+    remaining = request.fence.remaining()
     if remaining <= 0:
-        raise _not_leader_error(call)
-    return ClientTimeout(total=min(call.timeout, remaining), ceil_threshold=_CEIL_THRESHOLD_SECONDS)
+        raise _not_leader_error(request)
+    return ClientTimeout(total=min(request.timeout, remaining), ceil_threshold=_CEIL_THRESHOLD_SECONDS)
 
 
-def _not_leader_error(call: KubeRequest) -> KubeNotLeader:
-    return KubeNotLeader(f"this process no longer leads; held back: {call.method} {call.target}")
+def _not_leader_error(request: KubeRequest) -> KubeNotLeader:
+    return KubeNotLeader(f"this process is no longer the leader; request not sent: {request.method} {request.target}")
 
 
 def _keepalive_socket(address: Any) -> socket.socket:
-    """A peer that vanished without a word is noticed by the kernel in half a minute, not in two hours."""
+    """Create a socket on which the kernel detects a vanished peer within half a minute instead of two hours."""
+
     connection = socket.socket(address[0], address[1], address[2])
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":

@@ -1,13 +1,15 @@
-"""A queue of keys to look at. It knows nothing of Kubernetes, and time is the event loop's.
+"""A workqueue of keys with delays and per-key backoff, after client-go's workqueue. It knows nothing of Kubernetes.
 
-A key waits at most once, however often it is added, and is worked on by one worker at a time: added meanwhile, it waits
-again when that worker is done. Keys are taken in the order in which they became due, so none starves.
+A key is queued at most once, however often it is added. One worker at a time processes a key: if the key is added while
+a worker processes it, the queue returns it again after the worker calls `done`. The queue returns keys in the order in
+which they became due, so no key starves. Delays use the time of the event loop.
 """
 
 import asyncio
 import heapq
 import itertools
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
 from gpu_runtime.kube.retry import Backoff
@@ -16,34 +18,58 @@ K = TypeVar("K", bound=Hashable)
 
 
 class WorkQueueShutDown(Exception):
-    """There is no more work to take."""
+    """The queue was shut down and returns no more keys."""
 
 
 class WorkQueueMetrics(Protocol):
-    def set_depth(self, waiting: int) -> None: ...
-    def observe_queue_duration(self, seconds: float) -> None: ...
-    def count_retry(self) -> None: ...
+    """Where a queue reports what it does."""
+
+    def set_depth(self, depth: int) -> None:
+        """Set the number of keys that wait: queued, or added while they are processed."""
+
+    def count_add(self) -> None:
+        """Count an `add` of a key that was not already waiting."""
+
+    def observe_queue_duration(self, seconds: float) -> None:
+        """Observe the time from `add` to `get`."""
+
+    def observe_work_duration(self, seconds: float) -> None:
+        """Observe the time from `get` to `done`."""
+
+    def count_retry(self) -> None:
+        """Count an `add_after`, also one that a rate-limited add caused."""
 
 
 class NoWorkQueueMetrics:
-    """For a queue that nobody counts."""
+    """Metrics for a queue that reports none."""
 
-    def set_depth(self, waiting: int) -> None: ...
+    def set_depth(self, depth: int) -> None: ...
+    def count_add(self) -> None: ...
     def observe_queue_duration(self, seconds: float) -> None: ...
+    def observe_work_duration(self, seconds: float) -> None: ...
     def count_retry(self) -> None: ...
 
 
 class WorkQueue(Generic[K]):
-    """Made and used inside a running event loop."""
+    """Create and use it inside a running event loop."""
 
-    def __init__(self, backoff: Backoff | None = None, metrics: WorkQueueMetrics | None = None) -> None:
+    def __init__(
+        self,
+        backoff: Backoff | None = None,
+        metrics: WorkQueueMetrics | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._backoff = backoff or Backoff()
         self._metrics: WorkQueueMetrics = metrics or NoWorkQueueMetrics()
+        # Durations need a finer clock than the time of the event loop, which has milliseconds on uvloop.
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Queue[K | _ShutDownMarker] = asyncio.Queue()
         self._queued_at: dict[K, float] = {}
-        self._processing: set[K] = set()
-        self._dirty: set[K] = set()
+        self._dirty: dict[K, float] = {}
+        """Keys that were added while a worker processes them, and when."""
+        self._processing: dict[K, float] = {}
+        """Keys between `get` and `done`, and the time of the `get`."""
         self._failures: dict[K, int] = {}
         self._delayed_until: dict[K, float] = {}
         self._delay_heap: list[tuple[float, int, K]] = []
@@ -52,20 +78,21 @@ class WorkQueue(Generic[K]):
         self._shutting_down = False
 
     def add(self, key: K) -> None:
-        """Look at this key as soon as a worker is free."""
-        if self._shutting_down or key in self._queued_at:
+        """Queue the key, unless it is already waiting."""
+        if self._shutting_down or key in self._queued_at or key in self._dirty:
             return
         if key in self._processing:
-            self._dirty.add(key)
-            return
-        self._queued_at[key] = self._loop.time()
-        self._ready.put_nowait(key)
-        self._metrics.set_depth(len(self._queued_at))
+            self._dirty[key] = self._clock()
+        else:
+            self._push(key, self._clock())
+        self._metrics.count_add()
+        self._report_depth()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Look at this key after so many seconds. Of several such wishes for a key, the earliest counts."""
+        """Queue the key after a delay. If a key has several delays, only the earliest takes effect."""
         if self._shutting_down:
             return
+        self._metrics.count_retry()
         due = self._loop.time() + seconds
         if key in self._delayed_until and self._delayed_until[key] <= due:
             return
@@ -74,40 +101,41 @@ class WorkQueue(Generic[K]):
         self._set_timer()
 
     def add_rate_limited(self, key: K) -> float:
-        """Look at a key that failed again, each time in a row later than the last. Returns the wait in seconds."""
+        """Queue a key that failed, after a delay that grows with its consecutive failures. Return the delay."""
         self._failures[key] = failures = self._failures.get(key, 0) + 1
-        wait = self._backoff.delay(failures)
-        self.add_after(key, wait)
-        self._metrics.count_retry()
-        return wait
+        delay = self._backoff.delay(failures)
+        self.add_after(key, delay)
+        return delay
 
     def forget(self, key: K) -> None:
-        """The key is well: its next failure counts as the first."""
+        """Reset the backoff of a key that succeeded: its next failure counts as the first."""
         self._failures.pop(key, None)
 
     def num_requeues(self, key: K) -> int:
-        """How often in a row the key has failed."""
+        """Return the number of consecutive failures of the key."""
         return self._failures.get(key, 0)
 
     async def get(self) -> K:
-        """The next key. Whoever takes it says `done` at the end. Raises QueueClosed."""
+        """Wait for the next key. The caller must call `done` with it. Raises WorkQueueShutDown."""
         key = await self._ready.get()
         if isinstance(key, _ShutDownMarker):
             self._ready.put_nowait(key)  # for the next worker
             raise WorkQueueShutDown
-        self._processing.add(key)
-        self._metrics.observe_queue_duration(self._loop.time() - self._queued_at.pop(key))
-        self._metrics.set_depth(len(self._queued_at))
+        now = self._clock()
+        self._processing[key] = now
+        self._metrics.observe_queue_duration(now - self._queued_at.pop(key))
+        self._report_depth()
         return key
 
     def done(self, key: K) -> None:
-        self._processing.discard(key)
-        if key in self._dirty:
-            self._dirty.discard(key)
-            self.add(key)
+        """Mark a key as processed. If it was added during the processing, it is queued now."""
+        if (started := self._processing.pop(key, None)) is not None:
+            self._metrics.observe_work_duration(self._clock() - started)
+        if (added := self._dirty.pop(key, None)) is not None:
+            self._push(key, added)
 
     def shut_down(self) -> None:
-        """Hand out nothing more. What waits is dropped, for whoever looks next will look at everything."""
+        """Return no more keys and drop the waiting ones: the next leader reconciles every object anyway."""
         if self._shutting_down:
             return
         self._shutting_down = True
@@ -116,26 +144,45 @@ class WorkQueue(Generic[K]):
         while not self._ready.empty():
             self._ready.get_nowait()
         self._queued_at.clear()
-        self._metrics.set_depth(0)
+        self._dirty.clear()
+        self._report_depth()
         self._ready.put_nowait(_ShutDownMarker())
+
+    def unfinished_work_seconds(self) -> float:
+        """Return the sum of the times for which the keys between `get` and `done` have been processed."""
+        now = self._clock()
+        return sum(now - started for started in self._processing.values())
+
+    def longest_running_seconds(self) -> float:
+        """Return the time for which the oldest key between `get` and `done` has been processed; 0 if there is none."""
+        now = self._clock()
+        return max((now - started for started in self._processing.values()), default=0.0)
 
     def __len__(self) -> int:
         return len(self._queued_at)
+
+    def _push(self, key: K, added: float) -> None:
+        self._queued_at[key] = added
+        self._ready.put_nowait(key)
+
+    def _report_depth(self) -> None:
+        self._metrics.set_depth(len(self._queued_at) + len(self._dirty))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         while self._delay_heap and self._delayed_until.get(self._delay_heap[0][2]) != self._delay_heap[0][0]:
-            heapq.heappop(self._delay_heap)  # an earlier wish for the same key took its place
+            heapq.heappop(self._delay_heap)  # replaced by an earlier delay of the same key
         if self._delay_heap:
             due = self._delay_heap[0][0]
             self._timer = self._loop.call_at(due, self._add_due, due)
 
-    def _add_due(self, set_for: float) -> None:
-        # A timer may fire a clock tick early; what it was set for counts as due. The handle cannot be asked for that:
-        # of a time that has passed already, uvloop makes no timer.
-        now = max(self._loop.time(), set_for)
+    def _add_due(self, timer_due: float) -> None:
+        # A timer may fire one clock tick early, so keys that are due at the timer's own time count as due. The timer
+        # passes its time as an argument because the handle does not always have it: for a time in the past, uvloop
+        # creates a handle without a timer.
+        now = max(self._loop.time(), timer_due)
         while self._delay_heap and self._delay_heap[0][0] <= now:
             due, _, key = heapq.heappop(self._delay_heap)
             if self._delayed_until.get(key) == due:
@@ -145,4 +192,4 @@ class WorkQueue(Generic[K]):
 
 
 class _ShutDownMarker:
-    """Comes after the last key."""
+    """Follows the last key in the queue."""

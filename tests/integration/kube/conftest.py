@@ -1,4 +1,4 @@
-"""The client under test, against the real API server."""
+"""A client of the real API server."""
 
 from collections.abc import AsyncIterator
 

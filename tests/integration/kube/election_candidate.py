@@ -1,8 +1,8 @@
-"""A process that wants to lead, and writes without condition while it may, as fast as it can.
+"""A leader election candidate that sends unconditional writes as fast as possible while it leads.
 
-    python candidate.py KUBECONFIG NAMESPACE NAME
+    python election_candidate.py KUBECONFIG NAMESPACE NAME
 
-It prints `candidate` when it has reached the server, `leading` when it leads, and the reason when it ends.
+It prints `candidate` after the first response of the server, `leading` when it leads, and the reason when it ends.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from gpu_runtime.kube.meta import ApiResource, KubeObject, ObjectKey
 
 CONFIG_MAPS = ApiResource("", "v1", "ConfigMap", "configmaps", KubeObject)
 WRITERS = 24
-TIMING = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
+ELECTION_CONFIG = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
 
 
 async def main(kubeconfig: Path, namespace: str, name: str) -> None:
     async with open_kube_client(load_cluster_config(kubeconfig), field_manager=name, max_connections=8) as client:
-        elector = LeaderElector(client, ObjectKey(namespace, "lead"), name, TIMING)
+        elector = LeaderElector(client, ObjectKey(namespace, "lead"), name, ELECTION_CONFIG)
         writer = client.fenced(elector.leadership)
 
         async def work() -> None:
@@ -36,7 +36,9 @@ async def main(kubeconfig: Path, namespace: str, name: str) -> None:
         async def write(number: int) -> None:
             for count in itertools.count():
                 patch = {"data": {"writer": name, f"count-{number}": str(count)}}
-                with contextlib.suppress(KubeUnreachable, KubeConflict):  # an answer may have come while it was paused
+                with contextlib.suppress(
+                    KubeUnreachable, KubeConflict
+                ):  # a response may have arrived while the process was paused
                     await writer.merge_patch(CONFIG_MAPS, ObjectKey(namespace, "work"), patch)
 
         await client.server_version()

@@ -1,10 +1,10 @@
-"""The client speaks to a real API server: what is written is there, and refusals come as their own errors."""
+"""The client writes to and reads from a real API server, and maps its errors to error classes."""
 
 import contextlib
 
 import msgspec
 import pytest
-from lightkube import Client as OtherEyes
+from lightkube import Client as LightkubeClient
 from lightkube.resources.apps_v1 import Deployment as LightDeployment
 from lightkube.resources.core_v1 import ConfigMap
 
@@ -36,7 +36,7 @@ def deployment(namespace: str, name: str, replicas: int = 0, image: str = "anyth
     return {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
 
 
-async def test_object_create_read_update_delete(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+async def test_object_create_read_update_delete(client: KubeClient, kube: LightkubeClient, namespace: str) -> None:
     key = ObjectKey(namespace, "a")
     created = await client.create(CONFIG_MAPS, config_map(namespace, "a", n="1"))
     assert await client.get(CONFIG_MAPS, key) == created
@@ -48,7 +48,9 @@ async def test_object_create_read_update_delete(client: KubeClient, kube: OtherE
         await client.get(CONFIG_MAPS, key)
 
 
-async def test_write_with_an_old_version_is_a_conflict(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+async def test_write_with_an_old_version_is_a_conflict(
+    client: KubeClient, kube: LightkubeClient, namespace: str
+) -> None:
     key = ObjectKey(namespace, "a")
     first = await client.create(CONFIG_MAPS, config_map(namespace, "a"))
     version = first.metadata.resource_version
@@ -74,7 +76,7 @@ async def test_write_with_an_old_version_is_a_conflict(client: KubeClient, kube:
     await client.delete(CONFIG_MAPS, key, uid=second.metadata.uid, resource_version=second.metadata.resource_version)
 
 
-async def test_unknown_fields_and_bad_values_are_refused_by_name(client: KubeClient, namespace: str) -> None:
+async def test_unknown_fields_and_invalid_values_are_rejected_by_field(client: KubeClient, namespace: str) -> None:
     typo = deployment(namespace, "web")
     typo["spec"]["replicsa"] = 3
     with pytest.raises(KubeInvalid, match=r'unknown field "spec\.replicsa"'):
@@ -84,18 +86,18 @@ async def test_unknown_fields_and_bad_values_are_refused_by_name(client: KubeCli
     await client.create(DEPLOYMENTS, deployment(namespace, "web"))
     with pytest.raises(KubeInvalid, match=r'unknown field "spec\.replicsa"'):
         await client.merge_patch(DEPLOYMENTS, ObjectKey(namespace, "web"), {"spec": {"replicsa": 3}})
-    with pytest.raises(KubeInvalid) as refusal:
+    with pytest.raises(KubeInvalid) as rejection:
         await client.merge_patch(DEPLOYMENTS, ObjectKey(namespace, "web"), {"spec": {"replicas": -1}})
-    assert [cause.field for cause in refusal.value.causes] == ["spec.replicas"]
+    assert [cause.field for cause in rejection.value.causes] == ["spec.replicas"]
 
 
-async def test_server_side_apply_owns_its_fields(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+async def test_server_side_apply_owns_its_fields(client: KubeClient, kube: LightkubeClient, namespace: str) -> None:
     key = ObjectKey(namespace, "web")
     with_label = deployment(namespace, "web", replicas=2)
     with_label["metadata"]["labels"] = {"ours": "yes"}
     applied = await client.apply(DEPLOYMENTS, with_label)
     again = await client.apply(DEPLOYMENTS, with_label)
-    assert again.metadata.generation == applied.metadata.generation, "the same again changes nothing"
+    assert again.metadata.generation == applied.metadata.generation, "an identical apply changes nothing"
 
     kube.patch(LightDeployment, "web", {"spec": {"replicas": 5}}, namespace=namespace)
     assert (await client.get(DEPLOYMENTS, key)).spec.replicas == 5
@@ -115,7 +117,7 @@ async def test_status_subresource_changes_only_the_status(client: KubeClient, na
     assert (patched.spec.replicas, patched.status.replicas) == (0, 3)
     manifest["status"] = {"replicas": 4, "observedGeneration": 9}
     replaced = None
-    while replaced is None:  # the Deployment's own controller writes its status, too
+    while replaced is None:  # the deployment controller writes the status as well
         latest = await client.get(DEPLOYMENTS, created.metadata.key)
         manifest["metadata"]["resourceVersion"] = latest.metadata.resource_version
         with contextlib.suppress(KubeConflict):
@@ -136,9 +138,10 @@ async def test_list_reads_all_pages(control_plane: ControlPlane, namespace: str)
     ) as client:
         for number in range(7):
             await client.create(CONFIG_MAPS, config_map(namespace, f"m-{number}"))
-        found = await client.list(CONFIG_MAPS, ListOptions(namespace, label_selector="made=here"), page_size=3)
-        assert [item.metadata.name for item in found.items] == [f"m-{number}" for number in range(7)]
-        assert metrics.registry.get_sample_value("kube_client_requests_total", {"method": "GET", "code": "200"}) == 3
+        listed = await client.list(CONFIG_MAPS, ListOptions(namespace, label_selector="made=here"), page_size=3)
+        assert [item.metadata.name for item in listed.items] == [f"m-{number}" for number in range(7)]
+        labels = {"method": "GET", "code": "200", "host": f"{control_plane.address}:{control_plane.port}"}
+        assert metrics.registry.get_sample_value("rest_client_requests_total", labels) == 3
         sizes = [
             len(page.items)
             async for page in client.pages(CONFIG_MAPS, ListOptions(namespace, "made=here"), page_size=4)
@@ -151,10 +154,10 @@ async def test_list_reads_all_pages(control_plane: ControlPlane, namespace: str)
 async def test_forbidden_and_unserved_kinds_have_their_own_errors(
     control_plane: ControlPlane, client: KubeClient
 ) -> None:
-    nobody = load_cluster_config(control_plane.kubeconfig_for("nobody", "nobody"))
-    async with open_kube_client(nobody, field_manager="test") as stranger:
-        with pytest.raises(KubeForbidden, match='User "nobody" cannot list resource "pods"'):
-            await stranger.list(PODS)
+    unprivileged = load_cluster_config(control_plane.kubeconfig_for("unprivileged", "unprivileged"))
+    async with open_kube_client(unprivileged, field_manager="test") as unprivileged_client:
+        with pytest.raises(KubeForbidden, match='User "unprivileged" cannot list resource "pods"'):
+            await unprivileged_client.list(PODS)
     unknown = ApiResource("example.org", "v1", "Thing", "things", KubeObject)
     with pytest.raises(KubeNoKindMatch):
         await client.get(unknown, ObjectKey("default", "a"))
@@ -169,7 +172,7 @@ async def test_cluster_scoped_kinds_need_no_namespace(client: KubeClient) -> Non
     assert (await client.server_version()).startswith("v1.")
 
 
-async def test_models_decode_only_declared_fields(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
+async def test_models_decode_only_declared_fields(client: KubeClient, kube: LightkubeClient, namespace: str) -> None:
     await client.create(DEPLOYMENTS, deployment(namespace, "web"))
     found = await client.get(DEPLOYMENTS, ObjectKey(namespace, "web"))
     assert kube.get(LightDeployment, "web", namespace=namespace).metadata.managedFields  # type: ignore[union-attr]

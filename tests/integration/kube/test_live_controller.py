@@ -1,4 +1,4 @@
-"""Controllers on a real API server: what they own is kept true, and they end in order."""
+"""A manager with controllers on a real API server: it corrects owned objects, and it stops gracefully."""
 
 import asyncio
 import signal
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from lightkube import Client as OtherEyes
+from lightkube import Client as LightkubeClient
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease as LightLease
 from lightkube.resources.core_v1 import ConfigMap
@@ -26,7 +26,7 @@ from gpu_runtime.kube.metrics import KubeMetrics
 from localcluster.control_plane import ControlPlane
 from tests.integration.kube.polling import CONFIG_MAPS, eventually
 
-TIMING = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
+ELECTION_CONFIG = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
 
 
 def lease_for(owner: KubeObject) -> Manifest:
@@ -47,18 +47,18 @@ def lease_for(owner: KubeObject) -> Manifest:
 
 
 @asynccontextmanager
-async def controller(client: KubeClient, namespace: str, metrics: KubeMetrics) -> AsyncIterator[Manager]:
+async def running_manager(client: KubeClient, namespace: str, metrics: KubeMetrics) -> AsyncIterator[Manager]:
     owners = Informer(client, CONFIG_MAPS, ListOptions(namespace, label_selector="seconds"), metrics=metrics)
     leases = Informer(client, LEASES, ListOptions(namespace), metrics=metrics)
-    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "test", TIMING, metrics)
+    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "test", ELECTION_CONFIG, metrics)
     writer = client.fenced(elector.leadership)
     recorder = EventRecorder(client, "example.org/test", "test-1", EventLimits(update_interval=0.1), metrics)
 
     async def reconcile(owner: KubeObject) -> ReconcileResult:
-        wanted = lease_for(owner)
-        known = leases.store.get(owner.metadata.key)
-        if known is None or known.spec.lease_duration_seconds != wanted["spec"]["leaseDurationSeconds"]:
-            leases.record_write(await writer.apply(LEASES, wanted))
+        desired = lease_for(owner)
+        cached = leases.store.get(owner.metadata.key)
+        if cached is None or cached.spec.lease_duration_seconds != desired["spec"]["leaseDurationSeconds"]:
+            leases.record_write(await writer.apply(LEASES, desired))
             recorder.normal(
                 CONFIG_MAPS, owner, "LeaseApplied", f"applied a Lease of {owner.metadata.labels['seconds']}"
             )
@@ -66,102 +66,116 @@ async def controller(client: KubeClient, namespace: str, metrics: KubeMetrics) -
 
     main = Controller("test", owners, reconcile, metrics=metrics)
     main.owns(leases)
-    ensemble = Manager([owners, leases], [main], elector, recorder)
+    manager = Manager([owners, leases], [main], elector, recorder)
     stopping = asyncio.Event()
     async with asyncio.timeout(240), asyncio.TaskGroup() as tasks:
-        tasks.create_task(ensemble.run(stopping))
-        yield ensemble
+        tasks.create_task(manager.run(stopping))
+        yield manager
         stopping.set()
 
 
-def lease_seconds(kube: OtherEyes, namespace: str, name: str) -> int | None:
+def lease_seconds(kube: LightkubeClient, namespace: str, name: str) -> int | None:
     found = [
         lease for lease in kube.list(LightLease, namespace=namespace) if lease.metadata and lease.metadata.name == name
     ]
     return found[0].spec.leaseDurationSeconds if found and found[0].spec else None
 
 
-def create_owner(kube: OtherEyes, namespace: str, name: str, value: int) -> None:
+def create_owner(kube: LightkubeClient, namespace: str, name: str, value: int) -> None:
     kube.create(ConfigMap(metadata=ObjectMeta(name=name, namespace=namespace, labels={"seconds": str(value)})))
 
 
-async def test_children_are_created_corrected_and_not_rewritten(
-    control_plane: ControlPlane, kube: OtherEyes, namespace: str
+async def test_children_are_created_and_corrected_with_one_event_each(
+    control_plane: ControlPlane, kube: LightkubeClient, namespace: str
 ) -> None:
     metrics = KubeMetrics()
     create_owner(kube, namespace, "before", 5)
     async with open_kube_client(
         load_cluster_config(control_plane.kubeconfig), field_manager="test", metrics=metrics
     ) as client:
-        async with controller(client, namespace, metrics) as ensemble:
-            await eventually(lambda: lease_seconds(kube, namespace, "before") == 5, "what existed before has its child")
-            assert ensemble.has_synced
+        async with running_manager(client, namespace, metrics) as manager:
+            await eventually(lambda: lease_seconds(kube, namespace, "before") == 5, "the existing owner has its child")
+            assert manager.has_synced
             create_owner(kube, namespace, "after", 6)
-            await eventually(lambda: lease_seconds(kube, namespace, "after") == 6, "what came later has its child")
+            await eventually(lambda: lease_seconds(kube, namespace, "after") == 6, "the new owner has its child")
             kube.patch(LightLease, "after", {"spec": {"leaseDurationSeconds": 99}}, namespace=namespace)
             await eventually(lambda: lease_seconds(kube, namespace, "after") == 6, "drift is corrected")
             kube.delete(LightLease, "before", namespace=namespace)
-            await eventually(lambda: lease_seconds(kube, namespace, "before") == 5, "a deleted child comes back")
-            assert metrics.registry.get_sample_value("kube_leading", {"lease": f"{namespace}/lead"}) == 1
-        applied = metrics.registry.get_sample_value("kube_client_requests_total", {"method": "PATCH", "code": "200"})
+            await eventually(
+                lambda: lease_seconds(kube, namespace, "before") == 5, "the deleted child is created again"
+            )
+            assert metrics.registry.get_sample_value("leader_election_master_status", {"name": "lead"}) == 1
+        labels = {"method": "PATCH", "code": "200", "host": f"{control_plane.address}:{control_plane.port}"}
+        applied = metrics.registry.get_sample_value("rest_client_requests_total", labels)
     written = sum(1 for event in kube.list(Event, namespace=namespace) if event.reason == "LeaseApplied")
-    assert written == 2, "what repeated is one Event with a count"
+    assert written == 2, "repetitions are one Event with a count"
     assert applied
-    assert metrics.registry.get_sample_value("kube_leading", {"lease": f"{namespace}/lead"}) == 0
-    lead = kube.get(LightLease, "lead", namespace=namespace)
-    assert lead.spec
-    assert not lead.spec.holderIdentity, "the lead was given back at the end"
+    assert metrics.registry.get_sample_value("leader_election_master_status", {"name": "lead"}) == 0
+    lease = kube.get(LightLease, "lead", namespace=namespace)
+    assert lease.spec
+    assert not lease.spec.holderIdentity, "the manager released the Lease when it stopped"
 
 
-async def test_standby_is_ready_and_stops_immediately(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
-    leading, enough = asyncio.Event(), asyncio.Event()
+async def test_standby_is_ready_and_stops_immediately(
+    client: KubeClient, kube: LightkubeClient, namespace: str
+) -> None:
+    leading, finished = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
         leading.set()
-        await enough.wait()
+        await finished.wait()
 
     create_owner(kube, namespace, "a", 5)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(LeaderElector(client, ObjectKey(namespace, "lead"), "other", TIMING).run(hold))
+        tasks.create_task(LeaderElector(client, ObjectKey(namespace, "lead"), "other", ELECTION_CONFIG).run(hold))
         await leading.wait()
-        async with controller(client, namespace, KubeMetrics()) as ensemble:
-            await eventually(lambda: ensemble.has_synced, "the caches are warm")
+        async with running_manager(client, namespace, KubeMetrics()) as manager:
+            await eventually(lambda: manager.has_synced, "the caches have synced")
         assert lease_seconds(kube, namespace, "a") is None, "a standby writes nothing"
-        enough.set()
+        finished.set()
 
 
 async def test_lost_leadership_stops_controllers_until_reacquired(
-    client: KubeClient, kube: OtherEyes, namespace: str, caplog: pytest.LogCaptureFixture
+    client: KubeClient, kube: LightkubeClient, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     create_owner(kube, namespace, "a", 5)
-    async with controller(client, namespace, KubeMetrics()):
-        await eventually(lambda: lease_seconds(kube, namespace, "a") == 5, "it leads and works")
-        kube.patch(LightLease, "lead", {"spec": {"holderIdentity": "thief"}}, namespace=namespace)
-        await eventually(lambda: "the lead is lost, all work has stopped" in caplog.messages, "the theft is noticed")
+    async with running_manager(client, namespace, KubeMetrics()):
+        await eventually(lambda: lease_seconds(kube, namespace, "a") == 5, "the leader reconciles")
+        kube.patch(LightLease, "lead", {"spec": {"holderIdentity": "other"}}, namespace=namespace)
+        await eventually(lambda: "leader election lost" in caplog.messages, "the leader notices the new holder")
         kube.patch(LightLease, "a", {"spec": {"leaseDurationSeconds": 99}}, namespace=namespace)
         assert lease_seconds(kube, namespace, "a") == 99
         await eventually(
-            lambda: lease_seconds(kube, namespace, "a") == 5, "the thief does not renew, so it leads again"
+            lambda: lease_seconds(kube, namespace, "a") == 5,
+            "the new holder does not renew, so the manager leads again",
         )
 
 
 async def test_api_server_outage_longer_than_the_lease_causes_no_exit(
-    control_plane: ControlPlane, client: KubeClient, kube: OtherEyes, namespace: str, caplog: pytest.LogCaptureFixture
+    control_plane: ControlPlane,
+    client: KubeClient,
+    kube: LightkubeClient,
+    namespace: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     create_owner(kube, namespace, "a", 5)
-    async with controller(client, namespace, KubeMetrics()):
-        await eventually(lambda: lease_seconds(kube, namespace, "a") == 5, "it leads and works")
+    async with running_manager(client, namespace, KubeMetrics()):
+        await eventually(lambda: lease_seconds(kube, namespace, "a") == 5, "the leader reconciles")
         control_plane.processes.signal("kube-apiserver", signal.SIGSTOP)
         try:
-            await eventually(lambda: "the lead is lost, all work has stopped" in caplog.messages, "the lead is lost")
+            await eventually(lambda: "leader election lost" in caplog.messages, "the leadership is lost")
         finally:
             control_plane.processes.signal("kube-apiserver", signal.SIGCONT)
         create_owner(kube, namespace, "b", 6)
-        await eventually(lambda: lease_seconds(kube, namespace, "b") == 6, "it leads and works again")
+        await eventually(lambda: lease_seconds(kube, namespace, "b") == 6, "the leader reconciles again")
 
 
 async def test_events_are_aggregated_and_failures_are_ignored(
-    control_plane: ControlPlane, client: KubeClient, kube: OtherEyes, namespace: str, caplog: pytest.LogCaptureFixture
+    control_plane: ControlPlane,
+    client: KubeClient,
+    kube: LightkubeClient,
+    namespace: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     subject = await client.create(CONFIG_MAPS, {"metadata": {"namespace": namespace, "name": "subject"}})
     recorder = EventRecorder(client, "example.org/test", "test-1", EventLimits(update_interval=0.05))
@@ -172,7 +186,7 @@ async def test_events_are_aggregated_and_failures_are_ignored(
         def events() -> list[Event]:
             return list(kube.list(Event, namespace=namespace))
 
-        await eventually(lambda: len(events()) == 1, "the Event is there")
+        await eventually(lambda: len(events()) == 1, "the Event exists")
         for _ in range(4):
             recorder.warning(CONFIG_MAPS, subject, "Broken", "ä" * 2000)
 
@@ -180,16 +194,16 @@ async def test_events_are_aggregated_and_failures_are_ignored(
             series = events()[0].series
             return series.count if series else None
 
-        await eventually(lambda: count() == 5, "it is counted")
+        await eventually(lambda: count() == 5, "the repetitions are counted")
         task.cancel()
     (event,) = events()
     assert (event.type, event.reportingController) == ("Warning", "example.org/test")
     assert event.regarding
     assert event.regarding.uid == subject.metadata.uid
 
-    nobody = load_cluster_config(control_plane.kubeconfig_for("nobody", "nobody"))
-    async with open_kube_client(nobody, field_manager="test") as stranger:
-        refused = EventRecorder(stranger, "example.org/test", "test-1")
-        refused.normal(CONFIG_MAPS, subject, "Fine", "all is well")
-        await refused.flush_all(timeout=60)
-    assert "an Event was not written" in caplog.messages
+    unprivileged = load_cluster_config(control_plane.kubeconfig_for("unprivileged", "unprivileged"))
+    async with open_kube_client(unprivileged, field_manager="test") as unprivileged_client:
+        failing = EventRecorder(unprivileged_client, "example.org/test", "test-1")
+        failing.normal(CONFIG_MAPS, subject, "Fine", "all is well")
+        await failing.flush_all(timeout=60)
+    assert "event write failed" in caplog.messages

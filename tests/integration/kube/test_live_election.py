@@ -1,4 +1,4 @@
-"""One process leads at a time: the others take over when it ends, dies or sleeps, and who slept writes nothing."""
+"""One process leads at a time. Another takes over when it stops, dies or is paused. A resumed leader writes nothing."""
 
 import asyncio
 import signal
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lightkube import Client as OtherEyes
+from lightkube import Client as LightkubeClient
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap
@@ -23,17 +23,17 @@ from gpu_runtime.kube.meta import ObjectKey
 from localcluster.control_plane import ControlPlane
 from tests.integration.kube.polling import CONFIG_MAPS, eventually
 
-CANDIDATE_PROGRAM = Path(__file__).parent / "candidate.py"
-TIMING = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
-"""A busy machine may well miss deadlines that are much shorter."""
+CANDIDATE_PROGRAM = Path(__file__).parent / "election_candidate.py"
+ELECTION_CONFIG = LeaderElectionConfig(lease_duration=5, renew_deadline=4, retry_period=0.5)
+"""A busy machine may miss much shorter deadlines."""
 
 
-def lease_holder(kube: OtherEyes, namespace: str) -> str:
+def lease_holder(kube: LightkubeClient, namespace: str) -> str:
     spec = kube.get(Lease, "lead", namespace=namespace).spec
     return (spec and spec.holderIdentity) or ""
 
 
-def written_data(kube: OtherEyes, namespace: str) -> dict[str, str]:
+def written_data(kube: LightkubeClient, namespace: str) -> dict[str, str]:
     return kube.get(ConfigMap, "work", namespace=namespace).data or {}
 
 
@@ -57,68 +57,75 @@ async def read_line(process: Process, timeout: float = 60) -> str:  # noqa: ASYN
 
 
 @pytest.fixture
-def shared_config_map(kube: OtherEyes, namespace: str) -> None:
+def shared_config_map(kube: LightkubeClient, namespace: str) -> None:
     kube.create(ConfigMap(metadata=ObjectMeta(name="work", namespace=namespace)))
 
 
-async def test_stopped_leader_releases_the_lease(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
-    first, second = (LeaderElector(client, ObjectKey(namespace, "lead"), name, TIMING) for name in ("first", "second"))
-    leading, enough, followed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_stopped_leader_releases_the_lease(client: KubeClient, kube: LightkubeClient, namespace: str) -> None:
+    first, second = (
+        LeaderElector(client, ObjectKey(namespace, "lead"), name, ELECTION_CONFIG) for name in ("first", "second")
+    )
+    leading, finished, took_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def lead_first() -> None:
+    async def first_work() -> None:
         leading.set()
-        await enough.wait()
+        await finished.wait()
         assert not second.leadership.is_leader()
 
-    async def lead_second() -> None:
-        followed.set()
+    async def second_work() -> None:
+        took_over.set()
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        tasks.create_task(first.run(lead_first))
+        tasks.create_task(first.run(first_work))
         await leading.wait()
-        tasks.create_task(second.run(lead_second))
+        tasks.create_task(second.run(second_work))
         started = asyncio.get_running_loop().time()
-        # The first one renews in time, so nobody takes over.
+        # The first candidate renews in time, so the second one does not take over.
         await eventually(
-            lambda: asyncio.get_running_loop().time() - started > TIMING.lease_duration, "a lease time passed"
+            lambda: asyncio.get_running_loop().time() - started > ELECTION_CONFIG.lease_duration,
+            "a lease duration has passed",
         )
         assert lease_holder(kube, namespace).startswith("first_")
         assert first.leadership.is_leader()
-        enough.set()
-        ended = asyncio.get_running_loop().time()
-        await followed.wait()
-        assert asyncio.get_running_loop().time() - ended < TIMING.lease_duration, "before the lease has run out"
+        finished.set()
+        stopped = asyncio.get_running_loop().time()
+        await took_over.wait()
+        assert asyncio.get_running_loop().time() - stopped < ELECTION_CONFIG.lease_duration, (
+            "the takeover does not wait for the expiry of the lease"
+        )
     assert lease_holder(kube, namespace) == ""
     assert not first.leadership.is_leader()
 
 
 async def test_killed_elector_is_replaced_within_the_lease_duration(
-    control_plane: ControlPlane, kube: OtherEyes, namespace: str, shared_config_map: None
+    control_plane: ControlPlane, kube: LightkubeClient, namespace: str, shared_config_map: None
 ) -> None:
     async with candidate(control_plane, namespace, "first") as first:
         assert [await read_line(first), await read_line(first)] == ["candidate", "leading"]
         async with candidate(control_plane, namespace, "second") as second:
             assert await read_line(second) == "candidate"
-            await eventually(lambda: "count-0" in written_data(kube, namespace), "the first one writes")
+            await eventually(lambda: "count-0" in written_data(kube, namespace), "the first candidate writes")
             first.kill()
             killed = asyncio.get_running_loop().time()
             assert await read_line(second) == "leading"
             took = asyncio.get_running_loop().time() - killed
-            assert took < 4 * TIMING.lease_duration, f"took over after {took:.1f} s"
-            await eventually(lambda: written_data(kube, namespace)["writer"] == "second", "the second one writes")
+            assert took < 4 * ELECTION_CONFIG.lease_duration, f"took over after {took:.1f} s"
+            await eventually(lambda: written_data(kube, namespace)["writer"] == "second", "the second candidate writes")
 
 
 async def test_paused_leader_writes_nothing_after_resume(
-    control_plane: ControlPlane, kube: OtherEyes, namespace: str, shared_config_map: None
+    control_plane: ControlPlane, kube: LightkubeClient, namespace: str, shared_config_map: None
 ) -> None:
     async with candidate(control_plane, namespace, "first") as first:
         assert [await read_line(first), await read_line(first)] == ["candidate", "leading"]
-        await eventually(lambda: "count-0" in written_data(kube, namespace), "the first one writes")
+        await eventually(lambda: "count-0" in written_data(kube, namespace), "the first candidate writes")
         async with candidate(control_plane, namespace, "second") as second:
             assert await read_line(second) == "candidate"
             first.send_signal(signal.SIGSTOP)
             assert await read_line(second) == "leading"
-            await eventually(lambda: written_data(kube, namespace).get("writer") == "second", "the second one writes")
+            await eventually(
+                lambda: written_data(kube, namespace).get("writer") == "second", "the second candidate writes"
+            )
             second.kill()
             await second.wait()
         last = written_data(kube, namespace)
@@ -131,8 +138,8 @@ async def test_paused_leader_writes_nothing_after_resume(
 
 async def test_unreachable_leader_stops_at_the_renew_deadline(control_plane: ControlPlane, namespace: str) -> None:
     async with open_kube_client(load_cluster_config(control_plane.kubeconfig), field_manager="first") as client:
-        timing = replace(TIMING, lease_duration=20)
-        elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", timing)
+        config = replace(ELECTION_CONFIG, lease_duration=20)
+        elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", config)
         leading, loop = asyncio.Event(), asyncio.get_running_loop()
         stopped_at = 0.0
 
@@ -144,7 +151,7 @@ async def test_unreachable_leader_stops_at_the_renew_deadline(control_plane: Con
             finally:
                 stopped_at = loop.time()
 
-        async def cut_off() -> float:
+        async def pause_api_server() -> float:
             await leading.wait()
             control_plane.processes.signal("kube-apiserver", signal.SIGSTOP)
             paused_at = loop.time()
@@ -155,10 +162,10 @@ async def test_unreachable_leader_stops_at_the_renew_deadline(control_plane: Con
             return paused_at
 
         async with asyncio.TaskGroup() as tasks:
-            cut = tasks.create_task(cut_off())
+            pause = tasks.create_task(pause_api_server())
             with pytest.raises(KubeNotLeader):
                 await elector.run(work)
-        assert stopped_at - cut.result() < timing.lease_duration, "another may lead by now"
+        assert stopped_at - pause.result() < config.lease_duration, "the work stops before another candidate may lead"
         with pytest.raises(KubeNotLeader):
             await client.fenced(elector.leadership).create(
                 CONFIG_MAPS, {"metadata": {"namespace": namespace, "name": "too-late"}}
@@ -166,22 +173,22 @@ async def test_unreachable_leader_stops_at_the_renew_deadline(control_plane: Con
 
 
 async def test_lease_acquired_by_another_holder_stops_the_leader(
-    client: KubeClient, kube: OtherEyes, namespace: str
+    client: KubeClient, kube: LightkubeClient, namespace: str
 ) -> None:
-    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", TIMING)
+    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", ELECTION_CONFIG)
 
     async def work() -> None:
-        kube.patch(Lease, "lead", {"spec": {"holderIdentity": "thief"}}, namespace=namespace)
+        kube.patch(Lease, "lead", {"spec": {"holderIdentity": "other"}}, namespace=namespace)
         await asyncio.Event().wait()
 
     with pytest.raises(KubeNotLeader):
         async with asyncio.timeout(60):
             await elector.run(work)
-    assert lease_holder(kube, namespace) == "thief", "a lease that is lost is not given back"
+    assert lease_holder(kube, namespace) == "other", "a lost lease is not released"
 
 
-async def test_cancelled_leader_releases_the_lease(client: KubeClient, kube: OtherEyes, namespace: str) -> None:
-    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", TIMING)
+async def test_cancelled_leader_releases_the_lease(client: KubeClient, kube: LightkubeClient, namespace: str) -> None:
+    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", ELECTION_CONFIG)
     leading = asyncio.Event()
 
     async def work() -> None:
@@ -196,10 +203,10 @@ async def test_cancelled_leader_releases_the_lease(client: KubeClient, kube: Oth
 
 
 async def test_leader_with_an_unconfirmed_renewal_releases_the_lease(
-    client: KubeClient, kube: OtherEyes, namespace: str
+    client: KubeClient, kube: LightkubeClient, namespace: str
 ) -> None:
-    """It was told to end while it renewed: nobody waited for the answer, and the Lease is newer than it knows."""
-    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", TIMING)
+    """The leader stops during a renewal and never receives the response, so the Lease is newer than its copy."""
+    elector = LeaderElector(client, ObjectKey(namespace, "lead"), "first", ELECTION_CONFIG)
 
     async def work() -> None:
         kube.patch(Lease, "lead", {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}, namespace=namespace)

@@ -1,4 +1,4 @@
-"""Identities that change while the process runs, with real ServiceAccount tokens."""
+"""Credentials that change while the process runs, with real ServiceAccount tokens."""
 
 import json
 import stat
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from lightkube import Client as OtherEyes
+from lightkube import Client as LightkubeClient
 from lightkube.models.authentication_v1 import BoundObjectReference, TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Secret, ServiceAccount, ServiceAccountToken
@@ -29,25 +29,25 @@ from localcluster.control_plane import ControlPlane
 from localcluster.pki import CertificateAuthority
 
 
-def service_account_token(kube: OtherEyes, namespace: str, account: str, bound_to: str) -> str:
-    """A token of a ServiceAccount that lives as long as a Secret does."""
+def service_account_token(kube: LightkubeClient, namespace: str, account: str, bound_to: str) -> str:
+    """Return a ServiceAccount token that is bound to a Secret and becomes invalid when the Secret is deleted."""
     kube.create(Secret(metadata=ObjectMeta(name=bound_to, namespace=namespace)))
     secret = kube.get(Secret, bound_to, namespace=namespace)
     assert secret.metadata
     reference = BoundObjectReference(apiVersion="v1", kind="Secret", name=bound_to, uid=secret.metadata.uid)
     spec = TokenRequestSpec(audiences=[], boundObjectRef=reference, expirationSeconds=600)
-    answer = kube.create(ServiceAccountToken(metadata=ObjectMeta(), spec=spec), account, namespace=namespace)
-    assert answer.status
-    assert answer.status.token
-    return answer.status.token
+    response = kube.create(ServiceAccountToken(metadata=ObjectMeta(), spec=spec), account, namespace=namespace)
+    assert response.status
+    assert response.status.token
+    return response.status.token
 
 
 def write_kubeconfig(path: Path, plane: ControlPlane, user: dict[str, Any], **cluster: Any) -> Path:
-    seen = {"server": plane.url, "certificate-authority": str(plane.authority.certificate), **cluster}
+    values = {"server": plane.url, "certificate-authority": str(plane.authority.certificate), **cluster}
     config = {
         "current-context": "x",
         "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-        "clusters": [{"name": "x", "cluster": {key: value for key, value in seen.items() if value is not None}}],
+        "clusters": [{"name": "x", "cluster": {key: value for key, value in values.items() if value is not None}}],
         "users": [{"name": "x", "user": user}],
     }
     path.write_text(yaml.safe_dump(config))
@@ -55,24 +55,25 @@ def write_kubeconfig(path: Path, plane: ControlPlane, user: dict[str, Any], **cl
 
 
 def pod_config(folder: Path, plane: ControlPlane) -> ClusterConfig:
-    """The configuration of a pod with its service account in this folder."""
+    """Return the configuration of a pod whose service account is mounted in this folder."""
     (folder / "ca.crt").write_bytes(plane.authority.certificate.read_bytes())
     environment = {"KUBERNETES_SERVICE_HOST": plane.address, "KUBERNETES_SERVICE_PORT": str(plane.port)}
     return in_cluster_config(environment, folder)
 
 
-def response_count(metrics: KubeMetrics, code: int) -> float:
-    return metrics.registry.get_sample_value("kube_client_requests_total", {"method": "GET", "code": str(code)}) or 0
+def response_count(metrics: KubeMetrics, plane: ControlPlane, code: int) -> float:
+    labels = {"method": "GET", "code": str(code), "host": f"{plane.address}:{plane.port}"}
+    return metrics.registry.get_sample_value("rest_client_requests_total", labels) or 0
 
 
-async def wait_rejected(client: KubeClient, metrics: KubeMetrics) -> None:
-    """Ask until the server has refused once. It believes in a token for ten seconds after its end."""
-    while not response_count(metrics, 401):
+async def wait_rejected(client: KubeClient, metrics: KubeMetrics, plane: ControlPlane) -> None:
+    """Send requests until the server has rejected one. It caches a token for ten seconds after it became invalid."""
+    while not response_count(metrics, plane, 401):
         await client.server_version()
 
 
-async def test_a_rotated_token_is_used_without_a_failed_request(
-    control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
+async def test_rotated_token_is_used_without_a_failed_request(
+    control_plane: ControlPlane, kube: LightkubeClient, namespace: str, tmp_path: Path
 ) -> None:
     kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
     (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "first"))
@@ -83,13 +84,13 @@ async def test_a_rotated_token_is_used_without_a_failed_request(
             await client.list(NODES)
         (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "second"))
         kube.delete(Secret, "first", namespace=namespace)
-        await wait_rejected(client, metrics)
+        await wait_rejected(client, metrics, control_plane)
         await client.server_version()
-    assert response_count(metrics, 401) == 1, "the new token was read when the old one was refused"
+    assert response_count(metrics, control_plane, 401) == 1, "after the 401 the client reads the new token"
 
 
 async def test_exec_plugin_is_called_again_after_a_401(
-    control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
+    control_plane: ControlPlane, kube: LightkubeClient, namespace: str, tmp_path: Path
 ) -> None:
     kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
     tokens = [
@@ -118,8 +119,8 @@ async def test_exec_plugin_is_called_again_after_a_401(
     async with open_kube_client(config, field_manager="test", metrics=metrics) as client:
         await client.server_version()
         await client.server_version()
-    assert (response_count(metrics, 401), response_count(metrics, 200)) == (1, 2)
-    assert json.loads((tmp_path / "tokens").read_text()) == [], "asked twice, not three times"
+    assert [response_count(metrics, control_plane, code) for code in (401, 200)] == [1, 2]
+    assert json.loads((tmp_path / "tokens").read_text()) == [], "the plugin ran twice, not three times"
 
 
 async def test_exec_plugin_may_return_certificates(control_plane: ControlPlane, tmp_path: Path) -> None:
@@ -129,9 +130,9 @@ async def test_exec_plugin_may_return_certificates(control_plane: ControlPlane, 
         "clientKeyData": issued.key.read_text(),
         "expirationTimestamp": "2100-01-01T00:00:00Z",
     }
-    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
-    (tmp_path / "answer").write_text(json.dumps(answer))
-    spec = {"command": "cat", "args": [str(tmp_path / "answer")], "apiVersion": "client.authentication.k8s.io/v1"}
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+    (tmp_path / "credential").write_text(json.dumps(credential))
+    spec = {"command": "cat", "args": [str(tmp_path / "credential")], "apiVersion": "client.authentication.k8s.io/v1"}
     config = from_kubeconfig([write_kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
     async with open_kube_client(config, field_manager="test") as client:
         assert (await client.list(NODES)).items
@@ -146,35 +147,35 @@ async def test_client_certificates_are_read_from_files(control_plane: ControlPla
 
 
 async def test_server_certificate_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
-    system = KubeTLSConfig(ca_certificate=_other_authority(tmp_path))
-    for trust in (system, KubeTLSConfig(control_plane.authority.certificate, server_name="elsewhere.example")):
-        config = ClusterConfig(control_plane.url, StaticCredentials(ClientIdentity("Bearer x")), trust)
+    wrong_ca = KubeTLSConfig(ca_certificate=_other_ca(tmp_path))
+    for tls in (wrong_ca, KubeTLSConfig(control_plane.authority.certificate, server_name="elsewhere.example")):
+        config = ClusterConfig(control_plane.url, StaticCredentials(ClientIdentity("Bearer x")), tls)
         async with open_kube_client(config, field_manager="test") as client:
             with pytest.raises(KubeUnreachable, match=r"(?i)certificate") as failure:
                 await client.server_version()
         assert not failure.value.sent
-    unchecked = ClusterConfig(
+    insecure = ClusterConfig(
         control_plane.url, StaticCredentials(ClientIdentity("Bearer x")), KubeTLSConfig(insecure_skip_verify=True)
     )
-    async with open_kube_client(unchecked, field_manager="test") as client:
+    async with open_kube_client(insecure, field_manager="test") as client:
         with pytest.raises(KubeUnauthorized):
             await client.server_version()
 
 
 async def test_rotated_ca_file_is_reloaded(
-    control_plane: ControlPlane, kube: OtherEyes, namespace: str, tmp_path: Path
+    control_plane: ControlPlane, kube: LightkubeClient, namespace: str, tmp_path: Path
 ) -> None:
     kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
     (tmp_path / "token").write_text(service_account_token(kube, namespace, "worker", "first"))
     config = pod_config(tmp_path, control_plane)
-    right = (tmp_path / "ca.crt").read_bytes()
-    (tmp_path / "ca.crt").write_bytes(_other_authority(tmp_path))
+    ca_certificate = (tmp_path / "ca.crt").read_bytes()
+    (tmp_path / "ca.crt").write_bytes(_other_ca(tmp_path))
     async with open_kube_client(config, field_manager="test") as client:
         with pytest.raises(KubeUnreachable, match=r"(?i)certificate"):
             await client.server_version()
-        (tmp_path / "ca.crt").write_bytes(right)
+        (tmp_path / "ca.crt").write_bytes(ca_certificate)
         assert (await client.server_version()).startswith("v1.")
 
 
-def _other_authority(folder: Path) -> bytes:
+def _other_ca(folder: Path) -> bytes:
     return CertificateAuthority(folder / "other").certificate.read_bytes()

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """Selects without waiting; the time that it should have waited passes at once."""
+    """Selects without waiting: the clock jumps ahead by the time that it should have waited."""
 
     now = 1000.0
 
@@ -16,7 +16,7 @@ class JumpingSelector(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("nothing will ever happen: every task waits, and no timer is set")
+                raise RuntimeError("deadlock: every task waits, and no timer is set")
             self.now += max(0.0, timeout)
         return ready
 
@@ -31,7 +31,7 @@ class FakeTimeLoop(asyncio.SelectorEventLoop):
 
 
 def on_fake_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run this test on a loop of fake time: hours pass in milliseconds, and always the same way."""
+    """Run a test on an event loop with fake time. Hours pass in milliseconds, and the order of events is fixed."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Kubernetes' conventions on the wire."""
+"""Paths, list options, list pages and watch events of the Kubernetes API are encoded and decoded."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from gpu_runtime.kube.errors import KubeDecodeError, KubeResourceExpired
 from gpu_runtime.kube.meta import ObjectKey, ObjectMeta
 
 
-def test_paths_follow_the_kinds_group_and_scope() -> None:
+def test_path_depends_on_the_group_and_the_scope_of_the_kind() -> None:
     assert codec.resource_path(PODS) == "/api/v1/pods"
     assert codec.resource_path(PODS, "ns") == "/api/v1/namespaces/ns/pods"
     assert (
@@ -20,21 +20,21 @@ def test_paths_follow_the_kinds_group_and_scope() -> None:
     )
     assert codec.resource_path(NODES, "", "one") == "/api/v1/nodes/one"
     assert codec.resource_path(PODS, "../..", "a/b?c") == "/api/v1/namespaces/..%2F../pods/a%2Fb%3Fc", (
-        "names cannot escape"
+        "a name cannot change the path"
     )
 
 
 @pytest.mark.parametrize("key", [ObjectKey("ns", ""), ObjectKey("", "pod")])
 def test_key_without_an_object_name_is_rejected(key: ObjectKey) -> None:
-    """An empty name would make the collection's path, and a delete of it would delete everything."""
-    with pytest.raises(ValueError, match="does not name one Pod"):
+    """An empty name would result in the path of the collection, and a delete of that path deletes every object."""
+    with pytest.raises(ValueError, match="does not identify one Pod"):
         codec.object_path(PODS, key)
 
 
 def test_list_options_become_query_parameters() -> None:
-    selection = codec.ListOptions("ns", label_selector="a=b,c in (d)", field_selector="spec.nodeName=n")
+    list_options = codec.ListOptions("ns", label_selector="a=b,c in (d)", field_selector="spec.nodeName=n")
     assert (
-        codec.query_string(selection.query_parameters)
+        codec.query_string(list_options.query_parameters)
         == "?labelSelector=a%3Db%2Cc+in+%28d%29&fieldSelector=spec.nodeName%3Dn"
     )
     assert codec.query_string(codec.ALL_OBJECTS.query_parameters) == ""
@@ -79,13 +79,17 @@ def test_undecodable_object_is_reported_and_does_not_hide_others(
     assert isinstance(event, ObjectDecodeFailed)
     assert event.object.metadata.resource_version == "6"
     assert [node.metadata.name for node in page.items] == ["good"]
-    assert [found.metadata.name for found in page.undecodable] == ["bad"]
-    assert [record.__dict__["object"] for record in caplog.records] == ["bad", "bad"]
-    with pytest.raises(KubeDecodeError, match="does not fit its model"):
+    assert [item.metadata.name for item in page.undecodable] == ["bad"]
+    assert [(record.message, record.__dict__["object_name"]) for record in caplog.records] == [
+        ("object decode failed", "bad"),
+        ("object decode failed", "bad"),
+    ]
+    with pytest.raises(KubeDecodeError, match="does not match its model"):
         codec.decode_object(NODES, bad)
 
 
-def test_an_empty_list_may_be_null() -> None:
+def test_null_items_are_an_empty_list() -> None:
+
     page = codec.decode_list_page(
         NODES, b'{"metadata":{"resourceVersion":"8","continue":"next","remainingItemCount":7},"items":null}'
     )

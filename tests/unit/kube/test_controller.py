@@ -1,4 +1,4 @@
-"""Changes become reconciliations, outcomes decide what follows, and no failure stops the others."""
+"""The controller reconciles changed objects and requeues them by result. A failure of one object affects no other."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ STEADY = ControllerOptions(
 
 
 class FakeSource:
-    """A cache that a test fills by hand."""
+    """A watch source with the objects that a test puts into it."""
 
     def __init__(self, resource: ApiResource[KubeObject]) -> None:
         self.resource = resource
@@ -55,21 +55,21 @@ class FakeSource:
 
 
 class Reconciler:
-    """Plays a script of outcomes and errors, and remembers when it was asked for what."""
+    """Returns or raises the results of a script, then Done, and records the name and the time of every call."""
 
-    def __init__(self, *script: ReconcileResult | Exception, takes: float = 0.0) -> None:
+    def __init__(self, *script: ReconcileResult | Exception, duration: float = 0.0) -> None:
         self.script = list(script)
-        self.takes = takes
-        self.seen: list[tuple[str, float]] = []
+        self.duration = duration
+        self.calls: list[tuple[str, float]] = []
         self.concurrent = self.max_concurrent = 0
         self.started = now()
 
-    async def __call__(self, found: KubeObject) -> ReconcileResult:
-        self.seen.append((found.metadata.name, now() - self.started))
+    async def __call__(self, reconciled: KubeObject) -> ReconcileResult:
+        self.calls.append((reconciled.metadata.name, now() - self.started))
         self.concurrent += 1
         self.max_concurrent = max(self.max_concurrent, self.concurrent)
         try:
-            await asyncio.sleep(self.takes)
+            await asyncio.sleep(self.duration)
         finally:
             self.concurrent -= 1
         step = self.script.pop(0) if self.script else Done()
@@ -88,9 +88,26 @@ async def running(controller: Controller[KubeObject]) -> AsyncIterator[None]:
 
 
 def make_controller(
-    things: FakeSource, reconcile: Callable[[KubeObject], Awaitable[ReconcileResult]], **more: KubeMetrics
+    things: FakeSource,
+    reconcile: Callable[[KubeObject], Awaitable[ReconcileResult]],
+    metrics: KubeMetrics | None = None,
 ) -> Controller[KubeObject]:
-    return Controller("things", things, reconcile, STEADY, more.get("metrics"))
+    return Controller("things", things, reconcile, STEADY, metrics)
+
+
+def samples(metrics: KubeMetrics, prefix: str) -> dict[str, float]:
+    """Return the samples of the controller `things` whose names start with the prefix, by name and other labels.
+
+    The creation times and the buckets are left out.
+    """
+    values = {}
+    for sample in (each for family in metrics.registry.collect() for each in family.samples):
+        labels = dict(sample.labels)
+        if sample.name.startswith(prefix) and not sample.name.endswith(("_created", "_bucket")):
+            assert labels.pop("controller") == "things"
+            assert labels.pop("name", "things") == "things"
+            values[" ".join([sample.name.removeprefix(prefix), *labels.values()])] = sample.value
+    return values
 
 
 @on_fake_time
@@ -102,10 +119,10 @@ async def test_existing_objects_are_reconciled_after_all_caches_synced() -> None
     controller.owns(parts)
     async with running(controller):
         await asyncio.sleep(100)
-        assert reconcile.seen == []
+        assert reconcile.calls == []
         parts.complete.set()
         await asyncio.sleep(1)
-    assert [name for name, _ in reconcile.seen] == ["a"]
+    assert [name for name, _ in reconcile.calls] == ["a"]
 
 
 @on_fake_time
@@ -117,38 +134,111 @@ async def test_changes_of_owned_objects_reconcile_their_owner() -> None:
     controller.owns(parts)
     async with running(controller):
         await asyncio.sleep(1)
-        reconcile.seen.clear()
+        reconcile.calls.clear()
         parts.put("part-1", owner="a")
-        parts.put("stray")
+        parts.put("without owner")
         parts.put("of another kind", owner="b", api_version="other.org/v1")
         await asyncio.sleep(1)
         parts.put("part-1", version=2, owner="c")
         await asyncio.sleep(1)
         parts.remove("part-1")
         await asyncio.sleep(1)
-    assert [name for name, _ in reconcile.seen] == ["a", "a", "c", "c"], "an owner that lost its part hears of it too"
+    assert [name for name, _ in reconcile.calls] == ["a", "a", "c", "c"], "the previous owner is reconciled too"
 
 
 @on_fake_time
-async def test_outcomes_and_errors_decide_the_requeue_delay() -> None:
-    lost_race = KubeConflict(ApiStatus(code=409))
-    away = KubeUnreachable("away", sent=True)
+async def test_results_and_errors_decide_the_requeue_delay() -> None:
+    conflict = KubeConflict(ApiStatus(code=409))
+    unreachable = KubeUnreachable("away", sent=True)
     things, metrics = FakeSource(OWNERS), KubeMetrics()
     things.put("a")
-    reconcile = Reconciler(away, away, lost_race, RuntimeError("a bug"), RequeueAfter(100), away, Done())
-    async with running(make_controller(things, reconcile, metrics=metrics)):
+    reconcile = Reconciler(
+        unreachable, unreachable, conflict, RuntimeError("a bug"), RequeueAfter(100), unreachable, Done()
+    )
+    async with running(make_controller(things, reconcile, metrics)):
         await asyncio.sleep(10_000)
-    assert [round(at) for _, at in reconcile.seen] == [0, 1, 3, 7, 15, 115, 116], "success forgets earlier failures"
-    counted = {
-        sample.labels["result"]: sample.value
-        for sample in next(iter(metrics.reconcile_total.collect())).samples
-        if sample.name.endswith("_total") and sample.value
-    }
-    assert counted == {"error": 3, "conflict": 1, "crash": 1, "recheck": 1, "settled": 1}
+    assert [round(at) for _, at in reconcile.calls] == [0, 1, 3, 7, 15, 115, 116], "a success resets the backoff"
+    results = samples(metrics, "controller_runtime_reconcile_total")
+    assert results == {" error": 4, " requeue": 1, " requeue_after": 1, " success": 1}
 
 
 @on_fake_time
-async def test_a_bug_is_logged_with_its_trace_and_an_expected_error_in_one_line(
+async def test_controller_metrics_are_zero_before_the_first_reconcile() -> None:
+    metrics = KubeMetrics()
+    make_controller(FakeSource(OWNERS), Reconciler(), metrics)
+    assert samples(metrics, "controller_runtime_") == {
+        "reconcile_total success": 0,
+        "reconcile_total error": 0,
+        "reconcile_total requeue": 0,
+        "reconcile_total requeue_after": 0,
+        "reconcile_errors_total": 0,
+        "reconcile_timeouts_total": 0,
+        "reconcile_panics_total": 0,
+        "reconcile_time_seconds_count": 0,
+        "reconcile_time_seconds_sum": 0,
+        "max_concurrent_reconciles": 2,
+        "active_workers": 0,
+    }
+    assert samples(metrics, "workqueue_") == {
+        "depth": 0,
+        "adds_total": 0,
+        "queue_duration_seconds_count": 0,
+        "queue_duration_seconds_sum": 0,
+        "work_duration_seconds_count": 0,
+        "work_duration_seconds_sum": 0,
+        "unfinished_work_seconds": 0,
+        "longest_running_processor_seconds": 0,
+        "retries_total": 0,
+    }
+
+
+@on_fake_time
+async def test_timeouts_and_panics_also_count_as_errors_and_conflicts_do_not() -> None:
+    things, metrics = FakeSource(OWNERS), KubeMetrics()
+    things.put("a")
+    errors = (
+        KubeUnreachable("away", sent=True),
+        RuntimeError("a bug"),
+        TimeoutError("of the reconcile function itself"),
+        KubeConflict(ApiStatus(code=409)),
+    )
+    reconcile = Reconciler(*errors, duration=1)
+    async with running(make_controller(things, reconcile, metrics)):
+        await asyncio.sleep(60)
+        assert reconcile.script == []
+        reconcile.duration = 1000
+        things.put("a", version=2)
+        await asyncio.sleep(30.5)  # past the timeout, before the next attempt
+        reconcile.duration = 0
+        await asyncio.sleep(100)
+    counted = samples(metrics, "controller_runtime_reconcile_")
+    assert (counted["panics_total"], counted["timeouts_total"]) == (1, 1)
+    assert counted["errors_total"] == counted["total error"] == 4
+    assert counted["total requeue"] == 1
+    assert counted["time_seconds_count"] == len(reconcile.calls)
+
+
+@on_fake_time
+async def test_active_workers_and_the_workqueue_are_measured() -> None:
+    things, metrics, reconcile = FakeSource(OWNERS), KubeMetrics(), Reconciler(duration=10)
+    for name in "abc":
+        things.put(name)
+    async with running(make_controller(things, reconcile, metrics)):
+        await asyncio.sleep(5)
+        things.put("a", version=2)
+        assert samples(metrics, "controller_runtime_active_workers") == {"": 2}
+        queue = samples(metrics, "workqueue_")
+        assert (queue["adds_total"], queue["depth"], queue["queue_duration_seconds_count"]) == (4, 2, 2)
+        assert queue["unfinished_work_seconds"] > queue["longest_running_processor_seconds"] > 0
+        await asyncio.sleep(100)
+        assert samples(metrics, "controller_runtime_active_workers") == {"": 0}
+        queue = samples(metrics, "workqueue_")
+        assert (queue["depth"], queue["work_duration_seconds_count"], queue["retries_total"]) == (0, 4, 0)
+        assert (queue["unfinished_work_seconds"], queue["longest_running_processor_seconds"]) == (0, 0)
+
+
+@on_fake_time
+async def test_bug_is_logged_with_traceback_and_expected_error_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     things = FakeSource(OWNERS)
@@ -159,13 +249,15 @@ async def test_a_bug_is_logged_with_its_trace_and_an_expected_error_in_one_line(
         ):
             await asyncio.sleep(100)
     expected, bug = caplog.records
-    assert (expected.message, expected.exc_info, expected.__dict__["object"]) == ("reconcile failed", None, "a")
+    assert (expected.message, expected.exc_info, expected.__dict__["object_name"]) == ("reconcile failed", None, "a")
+    assert bug.message == "reconcile raised an unexpected exception"
     assert bug.exc_info is not None
+    assert (bug.__dict__["error"], bug.__dict__["error_type"]) == ("a bug", "RuntimeError")
 
 
 @on_fake_time
 async def test_one_reconcile_per_key_and_several_keys_concurrently() -> None:
-    things, reconcile = FakeSource(OWNERS), Reconciler(takes=10)
+    things, reconcile = FakeSource(OWNERS), Reconciler(duration=10)
     async with running(make_controller(things, reconcile)):
         for version in range(1, 6):
             things.put("a", version)
@@ -174,39 +266,44 @@ async def test_one_reconcile_per_key_and_several_keys_concurrently() -> None:
         for name in "bcd":
             things.put(name)
         await asyncio.sleep(100)
-        assert reconcile.max_concurrent == 2, "as many as there are workers"
-    assert [name for name, _ in reconcile.seen].count("a") == 2, "changes during the work are looked at once, after it"
+        assert reconcile.max_concurrent == 2, "max_concurrent_reconciles is 2"
+    assert [name for name, _ in reconcile.calls].count("a") == 2, "changes during a reconcile cause one more reconcile"
 
 
 @on_fake_time
-async def test_hanging_reconcile_is_cancelled_at_the_timeout() -> None:
-    things, reconcile = FakeSource(OWNERS), Reconciler(takes=1000)
+async def test_hanging_reconcile_is_cancelled_at_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    things, reconcile = FakeSource(OWNERS), Reconciler(duration=1000)
     things.put("a")
     async with running(make_controller(things, reconcile)):
         await asyncio.sleep(40)
-        reconcile.takes = 0
+        reconcile.duration = 0
         await asyncio.sleep(100)
-    assert [round(at) for _, at in reconcile.seen] == [0, 31, 63]
+    assert [round(at) for _, at in reconcile.calls] == [0, 31, 63]
+    assert [record.message for record in caplog.records] == ["reconcile timed out"] * 2
+    assert caplog.records[0].__dict__["timeout_seconds"] == 30
 
 
 @on_fake_time
 async def test_work_in_progress_finishes_before_the_controller_stops() -> None:
-    things, reconcile = FakeSource(OWNERS), Reconciler(takes=5)
+    things, reconcile = FakeSource(OWNERS), Reconciler(duration=5)
     for name in "abc":
         things.put(name)
     async with running(make_controller(things, reconcile)):
         await asyncio.sleep(1)
-    assert len(reconcile.seen) == 2
+    assert len(reconcile.calls) == 2
     assert now() - reconcile.started == pytest.approx(5, abs=0.1)
 
 
 @on_fake_time
-async def test_deleted_object_is_not_reconciled() -> None:
-    things, reconcile = FakeSource(OWNERS), Reconciler()
-    controller = make_controller(things, reconcile)
+async def test_object_that_does_not_exist_is_not_reconciled_and_counts_as_success() -> None:
+    things, reconcile, metrics = FakeSource(OWNERS), Reconciler(), KubeMetrics()
+    controller = make_controller(things, reconcile, metrics)
     async with running(controller):
-        controller.enqueue(ObjectKey("ns", "never was"))
+        controller.enqueue(ObjectKey("ns", "missing"))
         things.put("a")
         controller.enqueue(ObjectKey("ns", "a"), after=50)
         await asyncio.sleep(100)
-    assert [(name, round(at)) for name, at in reconcile.seen] == [("a", 0), ("a", 50)]
+    assert [(name, round(at)) for name, at in reconcile.calls] == [("a", 0), ("a", 50)]
+    counted = samples(metrics, "controller_runtime_reconcile_")
+    assert (counted["total success"], counted["time_seconds_count"]) == (3, 3)
+    assert samples(metrics, "workqueue_retries_total") == {"": 1}, "a delayed enqueue counts as a retry"

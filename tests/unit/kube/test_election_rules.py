@@ -1,4 +1,4 @@
-"""Who may take a Lease over, and how long a leader may write."""
+"""When a candidate may acquire a Lease, and how long a leader may write."""
 
 import pytest
 
@@ -17,36 +17,40 @@ from gpu_runtime.kube.election import (
 from gpu_runtime.kube.meta import ObjectMeta
 
 
-def held(holder: str | None, version: str = "7", seconds: int | None = 15) -> Lease:
+def lease_held_by(holder: str | None, version: str = "7", seconds: int | None = 15) -> Lease:
     spec = LeaseSpec(holder_identity=holder, lease_duration_seconds=seconds, renew_time="2001-01-01T00:00:00.000000Z")
     return Lease(metadata=ObjectMeta(name="lead", resource_version=version), spec=spec)
 
 
 @pytest.mark.parametrize(
-    ("lease", "seen", "move"),
+    ("lease", "observed", "action"),
     [
-        pytest.param(None, None, CreateLease(), id="there is none"),
-        pytest.param(held(""), None, AcquireLease(), id="given back"),
-        pytest.param(held(None), None, AcquireLease(), id="never held"),
-        pytest.param(held("me"), None, AcquireLease(), id="mine already"),
-        pytest.param(held("you"), None, StandBy("you"), id="just seen, however old its own clock says it is"),
-        pytest.param(held("you"), ObservedLease("7", 85.1), StandBy("you"), id="seen for less than its duration"),
-        pytest.param(held("you"), ObservedLease("7", 85.0), AcquireLease(), id="seen unchanged for its duration"),
-        pytest.param(held("you", "8"), ObservedLease("7", 0.0), StandBy("you"), id="renewed since"),
-        pytest.param(held("you", seconds=None), ObservedLease("7", 99.9), AcquireLease(), id="held without a duration"),
+        pytest.param(None, None, CreateLease(), id="no lease"),
+        pytest.param(lease_held_by(""), None, AcquireLease(), id="released"),
+        pytest.param(lease_held_by(None), None, AcquireLease(), id="never held"),
+        pytest.param(lease_held_by("me"), None, AcquireLease(), id="already held by this candidate"),
+        pytest.param(lease_held_by("you"), None, StandBy("you"), id="first observation, with an old renewTime"),
+        pytest.param(
+            lease_held_by("you"), ObservedLease("7", 85.1), StandBy("you"), id="unchanged for less than its duration"
+        ),
+        pytest.param(lease_held_by("you"), ObservedLease("7", 85.0), AcquireLease(), id="unchanged for its duration"),
+        pytest.param(lease_held_by("you", "8"), ObservedLease("7", 0.0), StandBy("you"), id="renewed since"),
+        pytest.param(
+            lease_held_by("you", seconds=None), ObservedLease("7", 99.9), AcquireLease(), id="held without a duration"
+        ),
     ],
 )
 def test_lease_is_acquired_only_when_released_or_expired(
-    lease: Lease | None, seen: ObservedLease | None, move: LeaseAction
+    lease: Lease | None, observed: ObservedLease | None, action: LeaseAction
 ) -> None:
-    assert next_lease_action(lease, seen, "me", now=100.0)[0] == move
+    assert next_lease_action(lease, observed, "me", now=100.0)[0] == action
 
 
 def test_first_observation_time_of_a_lease_version_is_preserved() -> None:
-    _, first = next_lease_action(held("you"), None, "me", now=10.0)
-    _, second = next_lease_action(held("you"), first, "me", now=20.0)
+    _, first = next_lease_action(lease_held_by("you"), None, "me", now=10.0)
+    _, second = next_lease_action(lease_held_by("you"), first, "me", now=20.0)
     assert second == ObservedLease("7", 10.0)
-    _, third = next_lease_action(held("you", "8"), second, "me", now=20.0)
+    _, third = next_lease_action(lease_held_by("you", "8"), second, "me", now=20.0)
     assert third == ObservedLease("8", 20.0)
 
 
@@ -63,10 +67,10 @@ def test_leadership_expires_without_renewal() -> None:
     assert not leadership.is_leader()
 
 
-@pytest.mark.parametrize("timing", [(15, 15, 2), (10, 15, 2), (15, 10, 5), (15, 10, 0)])
-def test_election_timing_that_allows_two_leaders_is_rejected(timing: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="must outlast"):
-        LeaderElectionConfig(*timing)
+@pytest.mark.parametrize("seconds", [(15, 15, 2), (10, 15, 2), (15, 10, 5), (15, 10, 0)])
+def test_election_config_that_allows_two_leaders_is_rejected(seconds: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="lease_duration must be longer than renew_deadline"):
+        LeaderElectionConfig(*seconds)
 
 
 def test_election_clock_advances() -> None:

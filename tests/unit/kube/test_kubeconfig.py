@@ -1,4 +1,4 @@
-"""Kubeconfigs are read as kubectl reads them, and what cannot be used is named."""
+"""Kubeconfigs are read as kubectl reads them, and unsupported or invalid entries are reported."""
 
 import base64
 import datetime
@@ -67,7 +67,7 @@ async def test_tokens_certificates_and_passwords_become_identities(tmp_path: Pat
     assert "secret" not in repr(await identity(kubeconfig(path, {"token": "secret"})))
 
 
-async def test_relative_paths_start_at_the_kubeconfigs_own_folder(tmp_path: Path) -> None:
+async def test_relative_path_is_resolved_from_the_folder_of_the_kubeconfig(tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("cert")
     (tmp_path / "key").write_text("key")
     path = kubeconfig(
@@ -77,7 +77,7 @@ async def test_relative_paths_start_at_the_kubeconfigs_own_folder(tmp_path: Path
     assert from_kubeconfig([path]).tls.ca_certificate == tmp_path / "ca"
 
 
-async def test_trust_proxy_and_impersonation_are_read(tmp_path: Path) -> None:
+async def test_tls_proxy_and_impersonation_are_read(tmp_path: Path) -> None:
     cluster = {"insecure-skip-tls-verify": True, "tls-server-name": "api", "proxy-url": "http://proxy:1"}
     path = kubeconfig(tmp_path / "config", {"as": "someone", "as-groups": ["a", "b"]}, **cluster)
     config = from_kubeconfig([path])
@@ -94,20 +94,23 @@ async def test_trust_proxy_and_impersonation_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "complaint"),
+    ("user", "message"),
     [
         ({"client-certificate-data": "%%%"}, "client-certificate-data is not base64"),
         ({"auth-provider": {"name": "gcp"}}, "use an exec plugin"),
-        ({"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"}}, "must speak"),
+        (
+            {"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"}},
+            "exec plugin x: apiVersion must be .*, not client.authentication.k8s.io/v1alpha1",
+        ),
         (
             {"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Always"}},
-            "wants to talk to a person",
+            "exec plugin x: interactiveMode Always is not supported",
         ),
         ({"token": 5}, "is not a kubeconfig"),
     ],
 )
-def test_unsupported_user_setting_is_reported(tmp_path: Path, user: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(KubeConfigError, match=complaint):
+def test_unsupported_user_setting_is_reported(tmp_path: Path, user: dict[str, Any], message: str) -> None:
+    with pytest.raises(KubeConfigError, match=message):
         from_kubeconfig([kubeconfig(tmp_path / "config", user)])
 
 
@@ -117,16 +120,14 @@ def test_first_kubeconfig_file_wins_per_entry(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("KUBECONFIG", f"{first}:{tmp_path / 'missing'}:{second}")
     assert load_cluster_config().server == "https://two:6443"
     assert load_cluster_config(context="here").server == "https://one:6443"
-    assert load_cluster_config(second).server == "https://one:6443", (
-        "a file that is named counts more than the environment"
-    )
+    assert load_cluster_config(second).server == "https://one:6443", "an explicit path has precedence over $KUBECONFIG"
 
 
 def test_missing_or_empty_kubeconfig_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KubeConfigError, match="cannot be read"):
+    with pytest.raises(KubeConfigError, match="cannot read the kubeconfig"):
         from_kubeconfig([tmp_path / "missing"])
     (tmp_path / "empty").write_text("")
-    with pytest.raises(KubeConfigError, match="no context is current"):
+    with pytest.raises(KubeConfigError, match="current-context is not set"):
         from_kubeconfig([tmp_path / "empty"])
     (tmp_path / "list").write_text("- a")
     with pytest.raises(KubeConfigError, match="is not a kubeconfig"):
@@ -134,11 +135,11 @@ def test_missing_or_empty_kubeconfig_is_reported(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(KubeConfigError, match="cannot be read"):
+    with pytest.raises(KubeConfigError, match="cannot read the kubeconfig"):
         load_cluster_config()
 
 
-async def test_inside_a_pod_the_service_account_is_used_and_its_token_read_again(tmp_path: Path) -> None:
+async def test_in_cluster_config_uses_the_service_account_of_the_pod(tmp_path: Path) -> None:
     environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     with pytest.raises(KubeConfigError, match="no service account token"):
         in_cluster_config(environment, tmp_path)
@@ -162,11 +163,11 @@ async def test_token_file_is_reread_after_a_minute_and_after_a_401(tmp_path: Pat
     token.write_text("three")
     assert credentials.invalidate()
     assert (await credentials.current()).authorization == "Bearer three"
-    now, kept = 120.0, await credentials.current()
-    assert await credentials.current() is kept, "an unchanged file gives the same identity, and so keeps connections"
+    now, third = 120.0, await credentials.current()
+    assert await credentials.current() is third, "an unchanged file results in the same identity and connections"
     token.unlink()
     credentials.invalidate()
-    with pytest.raises(KubeConfigError, match="cannot be read"):
+    with pytest.raises(KubeConfigError, match="cannot read the credentials file"):
         await credentials.current()
 
 
@@ -174,18 +175,18 @@ async def test_static_credentials_cannot_be_refreshed() -> None:
     assert not StaticCredentials(ClientIdentity()).invalidate()
 
 
-def program(folder: Path, body: str) -> str:
+def write_plugin(folder: Path, body: str) -> str:
     path = folder / "plugin"
     path.write_text(f"#!{sys.executable}\nimport json, os, sys\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
 
-ANSWER = """
+EXEC_PLUGIN = """
 info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
 log = open(sys.argv[1], "a"); log.write(json.dumps(info) + "\\n"); log.close()
 runs = len(open(sys.argv[1]).readlines())
-status = {"token": f"{os.environ['FLAVOUR']}-{runs}", "expirationTimestamp": "2026-11-15T12:00:00Z"}
+status = {"token": f"{os.environ['FLAVOR']}-{runs}", "expirationTimestamp": "2026-11-15T12:00:00Z"}
 print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "status": status}))
 """
 
@@ -194,7 +195,7 @@ async def test_exec_plugin_credentials_are_cached_until_expiry_or_401(tmp_path: 
     now = datetime.datetime(2026, 11, 15, 11, 59, tzinfo=datetime.UTC)
     log = tmp_path / "log"
     plugin = ExecPlugin(
-        program(tmp_path, ANSWER), (str(log),), {"FLAVOUR": "vanilla"}, cluster_info={"server": "https://one"}
+        write_plugin(tmp_path, EXEC_PLUGIN), (str(log),), {"FLAVOR": "vanilla"}, cluster_info={"server": "https://one"}
     )
     credentials = ExecPluginCredentials(plugin, now=lambda: now)
     assert (await credentials.current()).authorization == "Bearer vanilla-1"
@@ -207,35 +208,35 @@ async def test_exec_plugin_credentials_are_cached_until_expiry_or_401(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("body", "complaint"),
+    ("body", "message"),
     [
-        ("sys.exit('no login')", "ended with 1: no login"),
-        ("print('hello')", "did not answer with an ExecCredential"),
-        ("print(json.dumps({'apiVersion': 'v1', 'kind': 'X'}))", "speaks v1"),
+        ("sys.exit('no login')", "failed with exit code 1: no login"),
+        ("print('hello')", "did not print an ExecCredential"),
+        ("print(json.dumps({'apiVersion': 'v1', 'kind': 'X'}))", "printed apiVersion v1, not client.authentication"),
         (
             "print(json.dumps({'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'X', 'status': {}}))",
             "neither a token nor a certificate",
         ),
-        ("import time; time.sleep(60)", "gave no credentials within 3 s"),
+        ("import time; time.sleep(60)", "did not finish within 3 s"),
     ],
 )
-async def test_failing_exec_plugin_is_reported(tmp_path: Path, body: str, complaint: str) -> None:
-    with pytest.raises(KubeConfigError, match=complaint):
-        await ExecPluginCredentials(ExecPlugin(program(tmp_path, body), timeout=3)).current()
+async def test_failing_exec_plugin_is_reported(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(KubeConfigError, match=message):
+        await ExecPluginCredentials(ExecPlugin(write_plugin(tmp_path, body), timeout=3)).current()
 
 
 async def test_missing_exec_plugin_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(KubeConfigError, match="cannot be started"):
+    with pytest.raises(KubeConfigError, match="cannot start exec plugin"):
         await ExecPluginCredentials(ExecPlugin(str(tmp_path / "missing"))).current()
 
 
 async def test_relative_exec_plugin_command_is_resolved_from_the_kubeconfig(tmp_path: Path) -> None:
-    program(tmp_path, ANSWER)
+    write_plugin(tmp_path, EXEC_PLUGIN)
     spec = {
         "command": "./plugin",
         "apiVersion": "client.authentication.k8s.io/v1",
         "args": [str(tmp_path / "log")],
-        "env": [{"name": "FLAVOUR", "value": "lemon"}],
+        "env": [{"name": "FLAVOR", "value": "lemon"}],
         "provideClusterInfo": True,
     }
     path = kubeconfig(tmp_path / "config", {"exec": spec})

@@ -1,4 +1,4 @@
-"""Quantities mean what Kubernetes means by them."""
+"""Quantities are parsed, compared and formatted as Kubernetes does."""
 
 from fractions import Fraction
 
@@ -65,8 +65,8 @@ def test_equal_quantities_compare_equal() -> None:
     assert Quantity("1") != "1"
     assert same_quantity("0.5", "500m")
     assert not same_quantity("1G", "1Gi")
-    assert same_quantity("rubbish", "rubbish")
-    assert not same_quantity("rubbish", "1")
+    assert same_quantity("not-a-quantity", "not-a-quantity")
+    assert not same_quantity("not-a-quantity", "1")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_equal_quantities_compare_equal() -> None:
         ("0.0001Ki", "102400u"),
     ],
 )
-def test_canonical_form_is_the_shortest_integer_form(text: str, canonical: str) -> None:
+def test_canonical_form_has_the_largest_suffix_of_an_integer(text: str, canonical: str) -> None:
     assert str(Quantity(text).canonical()) == canonical
 
 

@@ -1,4 +1,4 @@
-"""What may be sent again, and when."""
+"""Which failed requests are retried, after which delay, and how responses map to errors."""
 
 import pytest
 
@@ -26,7 +26,7 @@ POLICY = RetryPolicy(max_attempts=3, backoff=Backoff(initial_seconds=0.5, jitter
 
 
 @pytest.mark.parametrize(
-    ("error", "for_any", "for_repeatable"),
+    ("error", "retried", "retried_if_idempotent"),
     [
         (KubeUnreachable("refused", sent=False), True, True),
         (KubeUnreachable("timeout", sent=True), False, True),
@@ -42,17 +42,17 @@ POLICY = RetryPolicy(max_attempts=3, backoff=Backoff(initial_seconds=0.5, jitter
         (error_from_response(401, b""), False, False),
     ],
 )
-def test_only_safe_requests_are_retried(error: KubeError, for_any: bool, for_repeatable: bool) -> None:
-    assert (POLICY.delay(error, 1, idempotent=False) is not None) == for_any
-    assert (POLICY.delay(error, 1, idempotent=True) is not None) == for_repeatable
+def test_only_safe_requests_are_retried(error: KubeError, retried: bool, retried_if_idempotent: bool) -> None:
+    assert (POLICY.delay(error, 1, idempotent=False) is not None) == retried
+    assert (POLICY.delay(error, 1, idempotent=True) is not None) == retried_if_idempotent
 
 
 def test_retry_after_is_honored_up_to_a_limit() -> None:
     assert POLICY.delay(error_from_response(429, b"", "3"), 1, idempotent=True) == 3
     assert POLICY.delay(error_from_response(429, b"", "11"), 1, idempotent=True) is None
     assert POLICY.delay(error_from_response(429, b"", "0"), 2, idempotent=True) == 1.0
-    in_words = b'{"kind":"Status","code":429,"details":{"retryAfterSeconds":2}}'
-    assert POLICY.delay(error_from_response(429, in_words), 1, idempotent=True) == 2
+    status = b'{"kind":"Status","code":429,"details":{"retryAfterSeconds":2}}'
+    assert POLICY.delay(error_from_response(429, status), 1, idempotent=True) == 2
     assert POLICY.delay(error_from_response(429, b"", "Wed, 21 Oct 2026 07:28:00 GMT"), 1, idempotent=True) == 0.5
 
 
@@ -69,7 +69,7 @@ def test_retry_delay_doubles_to_a_limit_with_jitter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "kind"),
+    ("code", "reason", "error_class"),
     [
         (400, "BadRequest", KubeInvalid),
         (401, "Unauthorized", KubeUnauthorized),
@@ -86,13 +86,13 @@ def test_retry_delay_doubles_to_a_limit_with_jitter() -> None:
         (418, "", KubeApiError),
     ],
 )
-def test_status_responses_map_to_error_classes(code: int, reason: str, kind: type[KubeApiError]) -> None:
+def test_status_responses_map_to_error_classes(code: int, reason: str, error_class: type[KubeApiError]) -> None:
     error = error_from_status(ApiStatus(code=code, reason=reason, message="why"))
-    assert type(error) is kind
+    assert type(error) is error_class
     assert str(error) == "why"
 
 
-def test_404_of_an_unserved_path_is_not_object_not_found() -> None:
+def test_404_of_an_unserved_path_is_no_kind_match() -> None:
     error = error_from_response(404, b"404 page not found\n")
     assert type(error) is KubeNoKindMatch
     assert str(error) == "404 page not found"
@@ -105,9 +105,7 @@ def test_status_causes_are_preserved() -> None:
 
 
 def test_500_for_an_unknown_apply_field_is_an_invalid_error() -> None:
-    words = (
-        b'{"code":500,"message":"failed to create typed patch object (ns/a): .spec.x: field not declared in schema"}'
-    )
-    error = error_from_response(500, words)
+    body = b'{"code":500,"message":"failed to create typed patch object (ns/a): .spec.x: field not declared in schema"}'
+    error = error_from_response(500, body)
     assert type(error) is KubeInvalid
     assert POLICY.delay(error, 1, idempotent=True) is None

@@ -1,4 +1,4 @@
-"""A key is looked at once at a time, soon, in order, and later each time that it fails."""
+"""The workqueue returns a key once at a time, in due order, and with a growing delay after each failure."""
 
 import asyncio
 import time
@@ -13,17 +13,25 @@ from tests.unit.kube.fake_time import now, on_fake_time
 STEADY = Backoff(initial_seconds=1.0, max_seconds=8.0, jitter=0.0)
 
 
-class Recorded:
+class RecordedMetrics:
     def __init__(self) -> None:
         self.depths: list[int] = []
-        self.waits: list[float] = []
+        self.adds = 0
+        self.queue_durations: list[float] = []
+        self.work_durations: list[float] = []
         self.retries = 0
 
-    def set_depth(self, waiting: int) -> None:
-        self.depths.append(waiting)
+    def set_depth(self, depth: int) -> None:
+        self.depths.append(depth)
+
+    def count_add(self) -> None:
+        self.adds += 1
 
     def observe_queue_duration(self, seconds: float) -> None:
-        self.waits.append(seconds)
+        self.queue_durations.append(seconds)
+
+    def observe_work_duration(self, seconds: float) -> None:
+        self.work_durations.append(seconds)
 
     def count_retry(self) -> None:
         self.retries += 1
@@ -84,20 +92,20 @@ async def test_earliest_delay_of_a_key_wins() -> None:
 
 
 @on_fake_time
-async def test_a_busy_key_does_not_starve_the_others() -> None:
+async def test_key_that_is_always_readded_does_not_starve_the_others() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("busy")
-    taken = []
-    queue.add("quiet")
+    returned = []
+    queue.add("idle")
     for _ in range(4):
         key = await queue.get()
-        taken.append(key)
+        returned.append(key)
         if key == "busy":
             queue.add("busy")
         queue.done(key)
-        if len(taken) == 4:
+        if len(returned) == 4:
             break
-    assert taken[:3] == ["busy", "quiet", "busy"]
+    assert returned[:3] == ["busy", "idle", "busy"]
 
 
 @on_fake_time
@@ -124,13 +132,13 @@ async def test_add_of_a_backed_off_key_is_immediate() -> None:
 @on_fake_time
 async def test_shut_down_queue_unblocks_every_waiting_get() -> None:
     queue: WorkQueue[str] = WorkQueue()
-    gone = 0
+    stopped = 0
 
     async def worker() -> None:
-        nonlocal gone
+        nonlocal stopped
         with pytest.raises(WorkQueueShutDown):
             await queue.get()
-        gone += 1
+        stopped += 1
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(3):
@@ -141,7 +149,7 @@ async def test_shut_down_queue_unblocks_every_waiting_get() -> None:
         queue.shut_down()
         queue.add("a")
         queue.add_after("b", 1)
-    assert gone == 3
+    assert stopped == 3
     assert len(queue) == 0
 
 
@@ -165,17 +173,114 @@ async def test_cancelled_get_loses_no_key() -> None:
 
 
 @on_fake_time
-async def test_depth_waits_and_retries_are_measured() -> None:
-    seen = Recorded()
-    queue: WorkQueue[str] = WorkQueue(STEADY, seen)
+async def test_depth_queue_duration_and_retries_are_measured() -> None:
+    metrics = RecordedMetrics()
+    queue: WorkQueue[str] = WorkQueue(STEADY, metrics, clock=now)
     queue.add("a")
     queue.add("b")
     await asyncio.sleep(3)
     await queue.get()
     queue.add_rate_limited("a")
-    assert seen.depths == [1, 2, 1]
-    assert seen.waits == [3]
-    assert seen.retries == 1
+    assert metrics.depths == [1, 2, 1]
+    assert metrics.queue_durations == [3]
+    assert metrics.retries == 1
+
+
+@on_fake_time
+async def test_depth_and_queue_duration_include_a_key_that_is_added_during_processing() -> None:
+    metrics = RecordedMetrics()
+    queue: WorkQueue[str] = WorkQueue(STEADY, metrics, clock=now)
+    queue.add("a")
+    await queue.get()
+    queue.add("a")
+    assert metrics.depths == [1, 0, 1]
+    await asyncio.sleep(5)
+    queue.done("a")
+    await asyncio.sleep(2)
+    await queue.get()
+    assert metrics.queue_durations == [0, 7], "the clock starts at the add, not at the done"
+    assert metrics.depths == [1, 0, 1, 0]
+
+
+@on_fake_time
+async def test_adds_count_only_keys_that_are_not_waiting() -> None:
+    metrics = RecordedMetrics()
+    queue: WorkQueue[str] = WorkQueue(STEADY, metrics)
+    queue.add("a")
+    queue.add("a")
+    assert metrics.adds == 1
+    await queue.get()
+    queue.add("a")
+    queue.add("a")
+    assert metrics.adds == 2, "one add during the processing counts"
+    queue.done("a")
+    assert metrics.adds == 2, "the requeue after done is not another add"
+    queue.add_after("b", 1)
+    assert metrics.adds == 2
+    await asyncio.sleep(1)
+    assert metrics.adds == 3, "a delayed key counts when it becomes due"
+    queue.shut_down()
+    queue.add("c")
+    assert metrics.adds == 3
+
+
+@on_fake_time
+async def test_every_delayed_add_counts_as_a_retry() -> None:
+    metrics = RecordedMetrics()
+    queue: WorkQueue[str] = WorkQueue(STEADY, metrics)
+    queue.add("a")
+    assert metrics.retries == 0
+    queue.add_after("a", 0)
+    queue.add_after("a", 60)
+    queue.add_rate_limited("a")
+    assert metrics.retries == 3
+    queue.shut_down()
+    queue.add_after("a", 1)
+    assert metrics.retries == 3
+
+
+@on_fake_time
+async def test_work_duration_is_the_time_from_get_to_done() -> None:
+    metrics = RecordedMetrics()
+    queue: WorkQueue[str] = WorkQueue(STEADY, metrics, clock=now)
+    queue.add("a")
+    await asyncio.sleep(3)
+    await queue.get()
+    await asyncio.sleep(4)
+    assert metrics.work_durations == []
+    queue.done("a")
+    assert metrics.work_durations == [4]
+
+
+@on_fake_time
+async def test_unfinished_work_is_the_sum_and_the_longest_is_the_oldest_of_the_keys_in_progress() -> None:
+    queue: WorkQueue[str] = WorkQueue(STEADY, clock=now)
+    assert (queue.unfinished_work_seconds(), queue.longest_running_seconds()) == (0, 0)
+    queue.add("a")
+    queue.add("b")
+    await queue.get()
+    await asyncio.sleep(10)
+    await queue.get()
+    await asyncio.sleep(5)
+    assert (queue.unfinished_work_seconds(), queue.longest_running_seconds()) == (20, 15)
+    queue.done("a")
+    assert (queue.unfinished_work_seconds(), queue.longest_running_seconds()) == (5, 5)
+    queue.done("b")
+    assert (queue.unfinished_work_seconds(), queue.longest_running_seconds()) == (0, 0)
+
+
+@on_fake_time
+async def test_shut_down_queue_has_no_depth() -> None:
+    metrics = RecordedMetrics()
+    queue: WorkQueue[str] = WorkQueue(STEADY, metrics)
+    queue.add("a")
+    queue.add("b")
+    await queue.get()
+    queue.add("a")
+    queue.shut_down()
+    assert metrics.depths[-1] == 0
+    queue.done("a")
+    assert len(queue) == 0
 
 
 @on_fake_time
@@ -183,17 +288,18 @@ async def test_ten_thousand_delayed_keys_are_returned_in_order() -> None:
     queue: WorkQueue[int] = WorkQueue()
     for number in range(10_000):
         queue.add_after(number, (number * 7919) % 10_000 / 100)
-    taken = [await queue.get() for _ in range(10_000)]
-    assert taken == sorted(range(10_000), key=lambda number: ((number * 7919) % 10_000, number))
+    returned = [await queue.get() for _ in range(10_000)]
+    assert returned == sorted(range(10_000), key=lambda number: ((number * 7919) % 10_000, number))
 
 
 def test_key_that_is_due_before_its_timer_is_set_is_not_lost() -> None:
-    """On the event loop that the processes have: that of the standard library has no such case."""
+    """On uvloop, which the processes use. The event loop of the standard library does not have this case."""
 
     async def busy() -> str:
         queue: WorkQueue[str] = WorkQueue()
         queue.add_after("due", 0.01)
-        time.sleep(0.03)  # noqa: ASYNC251 - the loop has something else to do, and comes too late
+        time.sleep(0.03)  # noqa: ASYNC251 - the event loop is busy and runs the timer too late
+
         queue.add_after("later", 60)
         async with asyncio.timeout(30):
             return await queue.get()
