@@ -1,1 +1,1 @@
-"""The console script `gpu-runtime`: one command per process."""
+"""The console script `gpu-runtime`, with one command per process."""

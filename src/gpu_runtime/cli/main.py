@@ -1,4 +1,4 @@
-"""Parses the command line and hands over to the process it names."""
+"""Parses the command line of `gpu-runtime` and runs the selected process."""
 
 import argparse
 import sys
@@ -11,15 +11,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu-runtime", description="A control plane for GPUs on Kubernetes.")
     parser.add_argument("--version", action="version", version=f"gpu-runtime {version('gpu-runtime')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add_process_command(commands, "controller-manager", _controller_manager, "keep units and pools true")
-    _add_process_command(commands, "runtime-api", _runtime_api, "serve the HTTP API")
-    _add_process_command(commands, "result-store", _result_store, "store the results of invocations, and look them up")
     _add_process_command(
-        commands, "worker-sidecar", _worker_sidecar, "serve a function's queue beside one of its workers"
+        commands, "controller-manager", _controller_manager, "reconcile GPU units, GPU storages and stock pools"
     )
-    _add_process_command(commands, "activator", _activator, "dispatch invocations and keep the workers of functions")
+    _add_process_command(commands, "runtime-api", _runtime_api, "serve the HTTP API")
+    _add_process_command(commands, "result-store", _result_store, "store invocation results and serve queries for them")
+    _add_process_command(
+        commands, "worker-sidecar", _worker_sidecar, "pull the invocations of a function for the worker in this pod"
+    )
+    _add_process_command(commands, "activator", _activator, "dispatch invocations and scale the workers of functions")
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["manager"]:  # with whatever options it had
+    if arguments[:1] == ["manager"]:  # before parsing, so that every option of the removed command is accepted
         return _report_removed_command()
     options = parser.parse_args(arguments)
     run: Callable[[Path], int] = options.run
@@ -27,24 +29,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_process_command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, run: Callable[[Path], int], about: str
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, run: Callable[[Path], int], summary: str
 ) -> None:
-    command = commands.add_parser(name, help=about, description=about.capitalize() + ".")
-    command.add_argument("--config", type=Path, required=True, metavar="FILE", help="the process's settings, as YAML")
+    command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    command.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML file with the settings")
     command.set_defaults(run=run)
 
 
 def _report_removed_command() -> int:
-    """The single process of the platform's first days, which scripts may still start."""
+    """Report the replacement of `gpu-runtime manager`, which existing scripts may still call."""
     sys.stderr.write(
-        "gpu-runtime manager was replaced by two commands, which run beside each other:\n"
+        "error: the command 'manager' was removed. Run these two processes instead:\n"
         "  gpu-runtime controller-manager --config FILE\n"
         "  gpu-runtime runtime-api --config FILE\n"
     )
     return 2
 
 
-# A process is imported when it is run: one process does not need another's dependencies.
+# A command imports its process when it runs, because one process does not need the dependencies of another.
 
 
 def _controller_manager(config: Path) -> int:

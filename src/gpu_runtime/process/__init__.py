@@ -1,1 +1,4 @@
-"""What every process has: settings, logs, an orderly end, health and metrics. Nothing of what any one of them does."""
+"""The shared parts of every process: settings, logs, graceful shutdown, health checks, metrics, NATS options.
+
+It contains nothing that only one of the processes does.
+"""

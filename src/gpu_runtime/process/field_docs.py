@@ -1,4 +1,4 @@
-"""What the docstrings under a class's fields say, read from the source, where the reader of the code sees them."""
+"""Reads the docstrings of the fields of a class from the source code, for the settings files and the API schemas."""
 
 import ast
 import inspect
@@ -10,21 +10,21 @@ from itertools import pairwise
 
 @cache
 def field_docs(model: type) -> dict[str, str]:
-    """The docstring under each field of the class itself, by the field's name."""
-    declared = _classes(model.__module__).get(model.__qualname__)
+    """Return the docstrings of the fields that the class itself declares, by field name."""
+    definition = _classes(model.__module__).get(model.__qualname__)
     docs = {}
-    for statement, after in pairwise(declared.body if declared else ()):
+    for statement, following in pairwise(definition.body if definition else ()):
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)
-            and (text := _docstring(after))
+            and (text := _docstring(following))
         ):
             docs[statement.target.id] = text
     return docs
 
 
 def field_doc(model: type, name: str) -> str:
-    """The docstring of a field, in whichever class of the model's line declares it."""
+    """Return the docstring of a field, which the class or one of its base classes declares."""
     declaring = next(each for each in model.__mro__ if name in inspect.get_annotations(each))
     return field_docs(declaring).get(name, "")
 
@@ -39,7 +39,8 @@ def single_paragraph(text: str) -> str:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Every class of a module by its qualified name. The source is read once, however many classes it has."""
+    """Return the classes of a module by qualified name. The source of a module is parsed only once."""
+
     return dict(_iter_classes(ast.parse(inspect.getsource(sys.modules[module])), ""))
 
 

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics over HTTP, on a port of their own or beside other paths."""
+"""Serves /healthz, /readyz and /metrics over HTTP, on a separate port or next to other paths."""
 
 import asyncio
 import logging
@@ -15,13 +15,16 @@ from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.process.shared_settings import BindAddressSettings
 
 HealthCheck: TypeAlias = Callable[[], str | None]
-"""Nothing where all is well, else the sentence that says what is not."""
+"""Returns None if the check passes, else a sentence that says what is wrong."""
 
 HealthHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
-    """Whoever speaks no HTTP is answered with 400; that must not fill our log with tracebacks."""
+    """Whether a log record is about an error of this server.
+
+    The server responds with 400 to malformed HTTP. These errors of clients must not fill the log with tracebacks.
+    """
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
@@ -37,7 +40,7 @@ async def serve_health(
     readiness_checks: Mapping[str, HealthCheck],
     liveness_checks: Mapping[str, HealthCheck] | None = None,
 ) -> AsyncIterator[int]:
-    """Serve until the block ends; gives the port. A process that is stopping is healthy and not ready."""
+    """Serve until the block ends, and yield the port. A process that is stopping is healthy but not ready."""
     app = web.Application()
     for path, handler in health_handlers(registry, stopping, readiness_checks, liveness_checks).items():
         app.router.add_get(path, handler)
@@ -51,7 +54,7 @@ def health_handlers(
     readiness_checks: Mapping[str, HealthCheck],
     liveness_checks: Mapping[str, HealthCheck] | None = None,
 ) -> dict[str, HealthHandler]:
-    """What every process answers, by path."""
+    """Return the handlers of every process, by path."""
     return {
         "/healthz": _check_handler(liveness_checks or {}),
         "/readyz": _check_handler({"stopping": lambda: _stopping_reason(stopping), **readiness_checks}),
@@ -63,11 +66,12 @@ def health_handlers(
 async def serve_app(
     app: web.Application, settings: BindAddressSettings, shutdown_timeout: float, connection_close_delay: float = 0.0
 ) -> AsyncIterator[int]:
-    """Take requests until the block ends, then let those in flight finish within so many seconds. Gives the port.
+    """Serve until the block ends, and yield the port. Then requests in flight may finish within `shutdown_timeout` s.
 
-    A connection that is open when the listener closes may have a request on its way: for so long it is still answered.
+    A connection that is open when the listener closes may already carry a request. The server answers requests on open
+    connections for another `connection_close_delay` seconds.
     """
-    # Nobody here takes compressed bodies, and what is refused need not be unpacked first.
+    # No handler accepts compressed bodies, so a rejected body does not need to be decompressed first.
     runner = web.AppRunner(
         app, access_log=None, logger=logger, shutdown_timeout=shutdown_timeout, auto_decompress=False
     )
@@ -77,7 +81,7 @@ async def serve_app(
         try:
             await site.start()
         except OSError as error:
-            raise Unavailable(f"cannot listen on {settings.bind_address}: {error.strerror}") from error
+            raise Unavailable(f"cannot listen on bindAddress {settings.bind_address}: {error.strerror}") from error
         yield runner.addresses[0][1]
         await site.stop()
         await asyncio.sleep(connection_close_delay)
@@ -86,21 +90,21 @@ async def serve_app(
 
 
 def _stopping_reason(stopping: asyncio.Event) -> str | None:
-    return "the process was told to stop" if stopping.is_set() else None
+    return "the process is shutting down" if stopping.is_set() else None
 
 
 def _check_handler(checks: Mapping[str, HealthCheck]) -> HealthHandler:
-    async def answer(_request: web.Request) -> web.Response:
+    async def handle(_request: web.Request) -> web.Response:
         results = {name: check() for name, check in checks.items()}
         lines = [f"[{'-' if problem else '+'}] {name}: {problem or 'ok'}\n" for name, problem in results.items()]
         return web.Response(text="".join(lines) or "ok\n", status=503 if any(results.values()) else 200)
 
-    return answer
+    return handle
 
 
 def _metrics_handler(registry: CollectorRegistry) -> HealthHandler:
-    async def answer(request: web.Request) -> web.Response:
+    async def handle(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
-    return answer
+    return handle

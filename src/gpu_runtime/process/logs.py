@@ -1,4 +1,4 @@
-"""Log lines on standard error: one JSON object per line, or text for people."""
+"""Writes log lines to standard error, as one JSON object per line or as text."""
 
 import logging
 import sys
@@ -15,10 +15,12 @@ LOG_LEVELS: Mapping[str, int] = MappingProxyType(
     {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 )
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_PRINTED_NAMES: Mapping[str, str] = MappingProxyType({"object_name": "name"})
+"""Fields that are printed under another name. `logging` reserves `name`, so `extra` cannot contain it."""
 
 
 def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Send every log line and every warning of this process to the stream. Called once, by its main."""
+    """Write every log line and every Python warning of this process to the stream. Call it once, at the start."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=LOG_LEVELS[settings.level], handlers=[handler], force=True)
@@ -26,7 +28,10 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
 
 
 class JsonFormatter(logging.Formatter):
-    """`logger.info("claimed", extra={"unit": name})` becomes an object with time, level, logger, message and unit."""
+    """Formats a record as a JSON object with the fields time, level, logger, message and those of `extra`.
+
+    The traceback of an exception is the field `stacktrace`, as in zap. A field of `extra` cannot overwrite the others.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -37,11 +42,13 @@ class JsonFormatter(logging.Formatter):
         }
         line |= {key: value for key, value in extra_fields(record).items() if key not in line}
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["stacktrace"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
 class TextFormatter(logging.Formatter):
+    """Formats a record as one line of text with `key=value` fields. The traceback of an exception follows the line."""
+
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={value}" for key, value in extra_fields(record).items())
         line = f"{_timestamp(record)} {record.levelname:<7} {record.name}: {record.getMessage()}{fields}"
@@ -49,8 +56,10 @@ class TextFormatter(logging.Formatter):
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields that the caller gave with `extra`."""
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD_ATTRIBUTES}
+    """Return the fields of `extra`, under the names that are printed."""
+    return {
+        _PRINTED_NAMES.get(key, key): value for key, value in vars(record).items() if key not in _STANDARD_ATTRIBUTES
+    }
 
 
 def _timestamp(record: logging.LogRecord) -> str:

@@ -1,4 +1,8 @@
-"""The registry of a process: one that is handed around, so that tests and processes in one interpreter do not mix."""
+"""Creates the metrics registry of a process.
+
+Every component gets the registry as an argument. There is no global registry, so tests and processes in one interpreter
+do not share metrics.
+"""
 
 from importlib.metadata import version
 
@@ -6,7 +10,8 @@ from prometheus_client import CollectorRegistry, GCCollector, Info, PlatformColl
 
 
 def new_registry(process: str) -> CollectorRegistry:
-    """A registry that already has memory, CPU, garbage collection, and which build of which process this is."""
+    """Return a registry with the metrics of every process: memory, CPU, garbage collection, name and version."""
+
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -1,6 +1,6 @@
-"""What a process makes of its NATS settings, and of what goes wrong there."""
+"""Converts the NATS settings to connection options and stream limits, and NATS errors to faults for callers."""
 
-from gpu_runtime.contract.errors import Conflict, Overloaded, Rejected, RuntimeFault, TooLarge, Unavailable
+from gpu_runtime.contract.errors import Overloaded, Rejected, RuntimeFault, TooLarge, Unavailable, WriteConflict
 from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.jetstream import errors
@@ -26,14 +26,19 @@ def stream_topology(settings: NatsSettings) -> StreamTopology:
 
 
 def fault_from_nats_error(error: errors.JetStreamError) -> RuntimeFault:
-    """The fault for a caller. What nobody answered may have been carried out: the same request may be repeated."""
+    """Return the fault that a caller gets for a NATS error.
+
+    If NATS did not respond, it may have executed the request. The fault is Unavailable, and the caller may repeat the
+    same request.
+    """
     match error:
         case errors.StreamFull():
-            return Overloaded(f"too much is waiting already: {error}", retry_after=5)
+            return Overloaded(f"too many messages are waiting: {error}", retry_after=5)
+
         case errors.NatsMessageTooLarge():
             return TooLarge(str(error))
         case errors.WrongLastSequence():
-            return Conflict(str(error))
+            return WriteConflict(str(error))
         case errors.ConfigMismatch() | errors.NatsMisconfigured():
             return Rejected(str(error))
     return Unavailable(f"NATS: {error}", retry_after=1)

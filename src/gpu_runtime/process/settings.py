@@ -1,6 +1,6 @@
-"""Settings: YAML into a frozen struct. A wrong or unknown key is an error that names it and says what was meant.
+"""Loads the settings of a process from a YAML file into frozen structs, and reports every invalid or unknown key.
 
-Nothing here reads the environment: what a process does is what its file says.
+Settings come only from the file. This module does not read environment variables.
 """
 
 import re
@@ -17,18 +17,20 @@ from gpu_runtime.contract.validation.unknown_fields import choices_at, unknown_f
 
 
 class BaseSettings(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A section of a settings file. Every field has a docstring, which the sample file shows as its comment."""
+    """A section of a settings file. The docstring of a field is its comment in the generated settings files."""
 
 
 class InvalidSettings(Rejected):
-    code = "bad_settings"
+    """A settings file is invalid. The message names the file, the key and the expected value."""
+
+    code = "invalid_settings"
 
 
 S = TypeVar("S", bound=BaseSettings)
 
 
 def load_settings(path: Path, model: type[S]) -> S:
-    """The settings in the file, or BadSettings with everything the operator needs to correct it."""
+    """Load a settings file. Raises InvalidSettings."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -37,17 +39,18 @@ def load_settings(path: Path, model: type[S]) -> S:
         raise InvalidSettings(f"{path}: not UTF-8 at byte {error.start + 1}") from error
     try:
         return parse_settings(text, model)
-    except InvalidSettings as bad:
-        raise InvalidSettings(f"{path}: {bad}") from bad
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{path}: {error}") from error
 
 
 def parse_settings(text: str, model: type[S]) -> S:
+    """Parse the text of a settings file. Raises InvalidSettings."""
     try:
         document = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - derived from the safe loader
     except yaml.YAMLError as error:
         raise InvalidSettings(f"not YAML: {_yaml_error_location(error)}") from error
     except RecursionError as error:
-        raise InvalidSettings("not YAML: it is nested too deeply") from error
+        raise InvalidSettings("not YAML: the document is nested too deeply") from error
     document = {} if document is None else document
     if unknown := [f"{each.path} is not a setting; {each.hint}" for each in unknown_fields(document, model)]:
         raise InvalidSettings("; ".join(unknown))
@@ -58,37 +61,42 @@ def parse_settings(text: str, model: type[S]) -> S:
 
 
 def _yaml_error_location(error: yaml.YAMLError) -> str:
-    """Where and what, without the text around it: a file may hold secrets, and errors are logged."""
+    """Return the position and the problem, but no text of the file: it may contain secrets, and errors are logged."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
-    return "it has characters that YAML does not allow"
+    return "the document contains characters that YAML does not allow"
 
 
 _BOOL_TAG = "tag:yaml.org,2002:bool"
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML that refuses a key given twice instead of keeping the last one, and in which off and no are words."""
+    """A YAML loader that rejects duplicate keys, and reads only true and false as booleans.
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - as its base class has it
-        first: [(tag, pattern) for tag, pattern in known if tag != _BOOL_TAG]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    The base class keeps the last of several equal keys, and also reads on, off, yes and no as booleans.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class declares it the same way
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL_TAG]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The loader's own constructors raise whatever Python raises over 2001-99-99."""
+        """Construct a value. For an invalid one such as the date 2001-99-99, the base class raises no YAMLError."""
         try:
             return super().construct_object(node, deep)
         except (AttributeError, LookupError, ValueError) as error:
             kind = node.tag.rpartition(":")[2]
-            raise yaml.constructor.ConstructorError(None, None, f"it is no {kind}", node.start_mark) from error
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the value is not a valid {kind}", node.start_mark
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value]
         for index, key in enumerate(keys):
             if key in keys[:index]:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} is given twice", node.value[index][0].start_mark
+                    None, None, f"duplicate key {key!r}", node.value[index][0].start_mark
                 )
         return super().construct_mapping(node, deep)
 
@@ -97,7 +105,7 @@ _UniqueKeyLoader.add_implicit_resolver(_BOOL_TAG, re.compile(r"^(true|True|TRUE|
 
 
 def _format_validation_error(error: str, document: Any, model: type[BaseSettings]) -> str:
-    """The decoder's words with the key's path in front, and with what was expected and found."""
+    """Rewrite an error of the decoder: the path of the key, then the expected and the actual value."""
     text, _, place = error.partition(" - at `$")
     path = place.rstrip("`").lstrip(".")
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
@@ -105,6 +113,6 @@ def _format_validation_error(error: str, document: Any, model: type[BaseSettings
     if text.startswith("Invalid enum value"):
         choices = ", ".join(map(str, choices_at(model, path)))
         return f"{path}: {value_at(document, path)!r} is not one of {choices}"
-    found = "" if "got" in text or not text.startswith("Expected") else f", got {value_at(document, path)!r}"
-    worded = text.replace("`", "").replace("Expected", "expected").replace("object", "a section")
-    return f"{path or 'the file'}: {worded}{found}"
+    actual = "" if "got" in text or not text.startswith("Expected") else f", got {value_at(document, path)!r}"
+    message = text.replace("`", "").replace("Expected", "expected").replace("object", "a section")
+    return f"{path or 'the file'}: {message}{actual}"

@@ -1,4 +1,4 @@
-"""Sections of settings that several processes have."""
+"""Settings sections that several processes share: logs, health, Kubernetes, leader election, NATS, streams."""
 
 from typing import Annotated, Literal
 
@@ -13,21 +13,22 @@ PositiveSeconds = Annotated[float, Meta(gt=0, le=86400)]
 
 class LogSettings(BaseSettings, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least serious lines that are written: debug, info, warning or error."""
+    """Lowest level that is logged: debug, info, warning or error."""
 
     format: Literal["json", "text"] = "json"
-    """json for one object per line, text for people."""
+    """Format of a log line: json (one object per line) or text."""
 
 
 class BindAddressSettings(BaseSettings, frozen=True, kw_only=True):
     bind_address: str = ":8081"
-    """Where /healthz, /readyz and /metrics listen, as host:port. Without a host: on every interface."""
+    """Address on which the process serves /healthz, /readyz and /metrics, as host:port. Without a host it listens on
+    all interfaces."""
 
     def __post_init__(self) -> None:
         host, colon, port = self.bind_address.rpartition(":")
         if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
             raise ValueError(
-                f"bind is {self.bind_address!r}; expected host:port, for example 127.0.0.1:8081 or [::1]:8081"
+                f"bindAddress is {self.bind_address!r}; expected host:port, for example 127.0.0.1:8081 or [::1]:8081"
             )
 
     @property
@@ -41,144 +42,159 @@ class BindAddressSettings(BaseSettings, frozen=True, kw_only=True):
 
 class KubernetesSettings(BaseSettings, frozen=True, kw_only=True):
     kubeconfig: str = ""
-    """The kubeconfig to use. Empty: the one of $KUBECONFIG, else the pod's own service account, else ~/.kube/config."""
+    """Path of the kubeconfig. Empty: the files in $KUBECONFIG, else the pod's service account, else ~/.kube/config."""
 
     context: str = ""
-    """The context of the kubeconfig. Empty: its current one."""
+    """Context of the kubeconfig. Empty: its current context."""
 
     request_timeout_seconds: PositiveSeconds = 10
-    """How long one attempt of a request may take. Watches last longer."""
+    """Timeout of one attempt of a request to the API server. It does not apply to watches."""
 
 
 class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
     enabled: bool = True
-    """Whether to wait for the lead before working. Switch it off only where there can be no second process."""
+    """Whether the process works only while it holds the Lease. Set it to false only if there is a single replica."""
 
     lease_duration_seconds: PositiveSeconds = 15
-    """How long a standby waits for a leader that says nothing: the longest pause when a leader dies."""
+    """How long a standby waits before it acquires a Lease that the leader does not renew. This is the longest
+    interruption after a leader has died. It must be longer than renewDeadlineSeconds."""
 
     renew_deadline_seconds: PositiveSeconds = 10
-    """How long a leader works on without having renewed its lease."""
+    """How long a leader continues without a successful renewal of the Lease. Then it stops its work. It must be longer
+    than twice retryPeriodSeconds."""
 
     retry_period_seconds: PositiveSeconds = 2
-    """The time between attempts to renew the lease or to take it over."""
+    """Time between attempts to renew or to acquire the Lease."""
 
     def __post_init__(self) -> None:
         if not 2 * self.retry_period_seconds < self.renew_deadline_seconds < self.lease_duration_seconds:
             raise ValueError(
-                "leaseDurationSeconds must be longer than renewDeadlineSeconds, and that longer than twice retryPeriodSeconds"
+                "leaseDurationSeconds must be longer than renewDeadlineSeconds, "
+                "and renewDeadlineSeconds must be longer than twice retryPeriodSeconds"
             )
 
 
 class NatsTLSSettings(BaseSettings, frozen=True, kw_only=True):
     enabled: bool = False
-    """Whether to refuse a server that offers no TLS. An address with tls:// switches it on, too."""
+    """Whether the connection requires TLS. A URL that starts with tls:// also requires it."""
 
     ca_file: str = ""
-    """The authorities to trust, as PEM. Empty: the machine's own."""
+    """File with the trusted CA certificates as PEM. Empty: the certificate authorities of the system."""
 
     cert_file: str = ""
-    """The certificate that this process shows, as PEM. Empty: none."""
+    """File with the client certificate as PEM. Empty: the process presents no certificate."""
 
     key_file: str = ""
-    """Its key."""
+    """File with the private key of certFile as PEM. Empty: certFile contains the key."""
 
     server_name: str = ""
-    """What the server's certificate must say. Empty: the host of the address."""
+    """Name that the server certificate must have. Empty: the host of the URL."""
 
 
 class StreamSettings(BaseSettings, frozen=True, kw_only=True):
-    """What the streams keep. It is the same for every process: each makes the streams so when it starts."""
+    """Limits and retention of the JetStream streams. Use the same values for every process, because each process
+    creates or updates the streams with its own values when it starts."""
 
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
-    """How many servers keep each message. 3 on a cluster of three or more; never more than there are servers."""
+    """Number of NATS servers that store each message. Use 3 on a NATS cluster of three or more servers. It must not
+    exceed the number of servers."""
 
     storage: Literal["file", "memory"] = "file"
-    """Where: file survives a restart of the server, memory does not, and then what was accepted is lost with it."""
+    """Storage of the streams. file survives a restart of the NATS server. With memory, a restart loses all accepted
+    invocations."""
 
     max_messages_per_subject: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
-    """How many invocations of one function each queue holds: those accepted, and those dispatched. When the first is
-    full, one more is answered with 429."""
+    """Maximum number of waiting invocations of one function, in the stream of accepted and in the stream of dispatched
+    invocations each. When the first stream has reached the limit, the API rejects further invocations with 429."""
 
     max_stream_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
-    """How much each queue holds, of all functions together."""
+    """Maximum size of each stream of invocations or results, for all functions together. A full stream rejects new
+    messages."""
 
     max_payload_bytes: Annotated[int, Meta(ge=1024, le=MAX_PAYLOAD_BYTES)] = MAX_PAYLOAD_BYTES
-    """The largest body of an invocation and of a result."""
+    """Maximum size of the payload of an invocation, and of a result."""
 
     record_retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400
-    """How long an invocation is remembered after its last change: for so long its invocationID means this one."""
+    """How long the record of an invocation is retained after its last change. During this time another request with the
+    same invocationID refers to this invocation."""
 
     dead_letter_retention_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 7 * 86400
-    """How long dead letters are kept."""
+    """How long dead letters are retained."""
 
     max_dead_letter_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024**3
-    """How much is kept of them. Beyond that the oldest go first."""
+    """Maximum size of all dead letters. Above this, JetStream deletes the oldest ones."""
 
     invoke_ack_wait_seconds: PositiveSeconds = 30
-    """After how long an invocation that an activator took and did not settle goes to another."""
+    """Ack wait of accepted invocations. If an activator does not acknowledge an invocation within this time, JetStream
+    redelivers it, perhaps to another replica."""
 
     dispatch_ack_wait_seconds: PositiveSeconds = 15
-    """After how long the work of a worker that died goes to another. A living worker extends it."""
+    """Ack wait of dispatched invocations. If a worker dies, JetStream redelivers its invocations to another worker
+    after this time. A live worker extends the ack wait while it runs an invocation."""
 
     result_ack_wait_seconds: PositiveSeconds = 30
-    """After how long a result that a result store took and did not store goes to another."""
+    """Ack wait of results. If a result store does not store a result within this time, JetStream redelivers it, perhaps
+    to another replica."""
 
     consumer_inactive_threshold_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 86400
-    """After how long without any worker the server forgets a function's consumer. What waits is kept."""
+    """How long the JetStream consumer of a function exists without a worker that pulls from it. Then NATS deletes the
+    consumer. Waiting invocations stay in the stream."""
 
 
 class NatsSettings(BaseSettings, frozen=True, kw_only=True):
-    """How NATS is reached. At most one of credentialsFile, user and tokenFile says who this process is."""
+    """Connection to NATS. Set at most one of credentialsFile, user and tokenFile."""
 
     urls: Annotated[tuple[Annotated[str, Meta(pattern="^(nats|tls)://")], ...], Meta(min_length=1)] = (
         "nats://nats.messaging:4222",
     )
-    """The servers, as nats://host:port or tls://host:port. One that answers is enough."""
+    """URLs of the NATS servers, as nats://host:port or tls://host:port. The process connects to an available one."""
 
     credentials_file: str = ""
-    """A .creds file with a user's JWT and seed. This file and the next two are read at every connection."""
+    """Path of a .creds file with the JWT and the seed of a user. The process reads credentialsFile, passwordFile and
+    tokenFile again for every connection."""
 
     user: str = ""
-    """The user to log in as."""
+    """User name for the login with a password."""
 
     password_file: str = ""
-    """A file with the user's password."""
+    """File with the password of the user. It requires user."""
 
     token_file: str = ""
-    """A file with a token to log in with."""
+    """File with an authentication token."""
 
     tls: NatsTLSSettings = NatsTLSSettings()
-    """How the connection is encrypted."""
+    """TLS of the connection."""
 
     prefix: Annotated[str, Meta(pattern=SUBJECT_PREFIX_PATTERN, max_length=100)] = DEFAULT_SUBJECT_PREFIX
-    """What all subjects begin with, and in capitals all names of streams: two installations differ in it."""
+    """Prefix of all subjects and, in upper case with underscores, of all stream names. Installations that share a NATS
+    account must have different prefixes."""
 
     request_timeout_seconds: PositiveSeconds = 5
-    """How long one answer may take, and how long a message may take to be stored."""
+    """Timeout of a request to NATS, and of the storage of a message."""
 
     streams: StreamSettings = StreamSettings()
-    """What the streams keep."""
+    """Limits and retention of the JetStream streams."""
 
     def __post_init__(self) -> None:
-        ways = {"credentialsFile": self.credentials_file, "user": self.user, "tokenFile": self.token_file}
-        given = [name for name, value in ways.items() if value]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are given; say in one way who this process is")
+        methods = {"credentialsFile": self.credentials_file, "user": self.user, "tokenFile": self.token_file}
+        configured = [name for name, value in methods.items() if value]
+        if len(configured) > 1:
+            raise ValueError(f"{' and '.join(configured)} are set; set only one of credentialsFile, user and tokenFile")
         if self.password_file and not self.user:
-            raise ValueError("passwordFile is given without user")
+            raise ValueError("passwordFile is set without user")
         if self.tls.key_file and not self.tls.cert_file:
-            raise ValueError("tls.keyFile is given without tls.certFile")
+            raise ValueError("tls.keyFile is set without tls.certFile")
 
 
 class ProcessSettings(BaseSettings, frozen=True, kw_only=True):
-    """What the settings of every process have."""
+    """Settings of every process."""
 
     log: LogSettings = LogSettings()
-    """What is written to standard error."""
+    """Log lines on standard error."""
 
     health: BindAddressSettings = BindAddressSettings()
-    """Health and metrics."""
+    """Server for health checks and metrics."""
 
     graceful_shutdown_timeout_seconds: PositiveSeconds = 20
-    """How long work in progress may take after SIGTERM. Keep it below the pod's termination grace period."""
+    """How long work in progress may continue after SIGTERM. Then the process cancels it and exits with code 1. Set it
+    lower than terminationGracePeriodSeconds of the pod."""

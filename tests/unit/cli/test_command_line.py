@@ -1,4 +1,4 @@
-"""What the command line says of what it does not start."""
+"""The command line reports removed commands."""
 
 import pytest
 
@@ -8,6 +8,6 @@ from gpu_runtime.cli.main import main
 @pytest.mark.parametrize("options", [[], ["--config", "x.yaml"], ["--metrics-bind-address=:8080", "-v"]])
 def test_removed_manager_command_names_its_replacement(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["manager", *options]) == 2
-    said = capsys.readouterr().err
-    assert "gpu-runtime controller-manager --config FILE" in said
-    assert "gpu-runtime runtime-api --config FILE" in said
+    message = capsys.readouterr().err
+    assert "gpu-runtime controller-manager --config FILE" in message
+    assert "gpu-runtime runtime-api --config FILE" in message

@@ -1,4 +1,4 @@
-"""Log lines that programs and people can read."""
+"""Log lines are JSON objects or text, with the fields of the caller."""
 
 import io
 import json
@@ -52,16 +52,29 @@ def test_json_log_line_contains_the_fields() -> None:
 def test_value_without_json_encoding_is_logged_as_text() -> None:
     stream = io.StringIO()
     logs.configure_logging(LogSettings(format="json"), stream)
-    logger.info("odd", extra={"value": logging})
+    logger.info("module as a field", extra={"value": logging})
     assert "module" in json.loads(stream.getvalue())["value"]
 
 
 def test_traceback_is_logged_on_one_line() -> None:
     stream = io.StringIO()
     logs.configure_logging(LogSettings(format="json"), stream)
-    logger.error("failed", exc_info=ValueError("broken\nin two"))
+    logger.error("failed", exc_info=ValueError("broken\nin two"), extra={"error": "the message"})
     (line,) = stream.getvalue().splitlines()
-    assert "ValueError: broken" in json.loads(line)["error"]
+    assert "ValueError: broken" in json.loads(line)["stacktrace"]
+    assert json.loads(line)["error"] == "the message", "the traceback does not replace the error message"
+
+
+@pytest.mark.parametrize(
+    ("settings", "printed"),
+    [(LogSettings(format="json"), '"name":"demo"'), (LogSettings(format="text"), " name=demo")],
+)
+def test_object_name_is_printed_as_name(settings: LogSettings, printed: str) -> None:
+    stream = io.StringIO()
+    logs.configure_logging(settings, stream)
+    logger.info("claimed", extra={"namespace": "team", "object_name": "demo"})
+    assert printed in stream.getvalue()
+    assert "object_name" not in stream.getvalue()
 
 
 def test_log_level_and_format_are_configurable() -> None:
@@ -69,9 +82,9 @@ def test_log_level_and_format_are_configurable() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logs.configure_logging(LogSettings(level="warning", format="text"), stream)
-        logger.info("quiet")
-        logger.warning("loud", extra={"unit": "demo"})
+        logger.info("below the level")
+        logger.warning("above the level", extra={"unit": "demo"})
         warnings.warn("old", stacklevel=1)
     first, second, *_ = stream.getvalue().splitlines()
-    assert first.endswith("WARNING test.logs: loud unit=demo")
+    assert first.endswith("WARNING test.logs: above the level unit=demo")
     assert "old" in second

@@ -1,4 +1,4 @@
-"""The NATS section: what it says becomes how NATS is reached and what is kept; what contradicts itself is refused."""
+"""The NATS settings become connection options and stream limits, and contradictory settings are rejected."""
 
 import pytest
 
@@ -9,23 +9,26 @@ from gpu_runtime.process.nats_setup import nats_options, stream_topology
 from gpu_runtime.process.settings import InvalidSettings, parse_settings
 from gpu_runtime.process.shared_settings import NatsSettings, NatsTLSSettings, StreamSettings
 
-REFUSED = {
-    "two ways to log in": ("{user: u, tokenFile: /t}", "user and tokenFile are given; say in one way"),
-    "a password of nobody": ("{passwordFile: /p}", "passwordFile is given without user"),
-    "a key of nothing": ("{tls: {keyFile: /k}}", "tls.keyFile is given without tls.certFile"),
+REJECTED = {
+    "two ways to log in": (
+        "{user: u, tokenFile: /t}",
+        "user and tokenFile are set; set only one of credentialsFile, user and tokenFile",
+    ),
+    "a password without a user": ("{passwordFile: /p}", "passwordFile is set without user"),
+    "a key without a certificate": ("{tls: {keyFile: /k}}", "tls.keyFile is set without tls.certFile"),
     "another scheme": ("{urls: ['http://x']}", r"urls\[(0|\.\.\.)\]"),
     "no server": ("{urls: []}", "urls"),
     "a prefix with a wildcard": ("{prefix: 'a.*'}", "prefix"),
     "too many replicas": ("{streams: {replicas: 6}}", "streams.replicas"),
-    "a body that no message holds": ("{streams: {bodyBytes: 1000000}}", "streams.bodyBytes"),
+    "a payload that is larger than a message": ("{streams: {maxPayloadBytes: 1000000}}", "streams.maxPayloadBytes"),
     "an unknown key": ("{url: 'nats://x'}", "url is not a setting; did you mean urls?"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_contradictory_nats_settings_are_rejected_by_name(case: str) -> None:
-    text, sentence = REFUSED[case]
-    with pytest.raises(InvalidSettings, match=sentence.replace("?", r"\?")):
+@pytest.mark.parametrize("case", REJECTED)
+def test_invalid_nats_settings_are_rejected_by_key(case: str) -> None:
+    text, message = REJECTED[case]
+    with pytest.raises(InvalidSettings, match=message.replace("?", r"\?")):
         parse_settings(text, NatsSettings)
 
 

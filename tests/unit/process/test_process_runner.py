@@ -1,4 +1,4 @@
-"""A process ends when it is told to, orderly if it can and in time if it cannot."""
+"""A process stops on a signal: gracefully if its work ends in time, else by cancellation."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ async def test_process_is_cancelled_after_the_shutdown_timeout(caplog: pytest.Lo
         await asyncio.Event().wait()
 
     assert await run_until_signal(work, shutdown_timeout=0.01) == EXIT_FAILED
-    assert "cut short" in caplog.text
+    assert "graceful shutdown timed out" in caplog.messages
 
 
 async def test_second_signal_cancels_immediately() -> None:
@@ -49,12 +49,14 @@ async def test_fault_is_logged_in_one_line_and_a_bug_with_traceback(caplog: pyte
         raise Unavailable("Kubernetes is away")
 
     async def buggy(_stopping: asyncio.Event) -> None:
-        raise TimeoutError("of its own")
+        raise TimeoutError("of the work itself")
 
     assert await run_until_signal(faulty, shutdown_timeout=1) == EXIT_FAILED
     assert await run_until_signal(buggy, shutdown_timeout=1) == EXIT_FAILED
     fault, bug = caplog.records
-    assert (fault.getMessage(), fault.exc_info) == ("Kubernetes is away", None)
+    assert (fault.getMessage(), fault.exc_info) == ("process failed", None)
+    assert fault.__dict__["error"] == "Kubernetes is away"
+    assert bug.getMessage() == "process crashed"
     assert bug.exc_info
 
 

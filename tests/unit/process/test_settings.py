@@ -1,4 +1,4 @@
-"""A settings file is right, or the error names the key and the remedy."""
+"""Settings files are loaded, and the error for an invalid file names the key and the remedy."""
 
 from pathlib import Path
 
@@ -11,36 +11,48 @@ from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 IMAGES = "images: {stock: a, placeholder: b}\n"
 
-WRONG = {
+INVALID = {
     "an unknown key": ("kubernets: {}", "kubernets is not a setting; did you mean kubernetes?"),
     "an unknown key inside": (
         "leaderElection: {leaseSecond: 15}",
         "leaderElection.leaseSecond is not a setting; did you mean leaseDurationSeconds?",
     ),
     "a key in another case": ("leaderelection: {}", "leaderelection is not a setting; did you mean leaderElection?"),
-    "a key like no other": (
-        "workers: {zzz: 1}",
-        "workers.zzz is not a setting; there are gpuStorages, gpuUnits, stockPools",
+    "a key without a similar one": (
+        "maxConcurrentReconciles: {zzz: 1}",
+        "maxConcurrentReconciles.zzz is not a setting; there are gpuStorages, gpuUnits, stockPools",
     ),
     "two unknown keys": ("a1: 1\nlogs: {}", "; logs is not a setting; did you mean log?"),
-    "text for a number": ("workers: {gpuUnits: many}", "workers.gpuUnits: expected int, got str"),
-    "a number too small": ("workers: {gpuUnits: 0}", "workers.gpuUnits: expected int >= 1, got 0"),
+    "text for a number": (
+        "maxConcurrentReconciles: {gpuUnits: many}",
+        "maxConcurrentReconciles.gpuUnits: expected int, got str",
+    ),
+    "a number below the minimum": (
+        "maxConcurrentReconciles: {gpuUnits: 0}",
+        "maxConcurrentReconciles.gpuUnits: expected int >= 1, got 0",
+    ),
     "a number for a section": ("log: 3", "log: expected a section, got int"),
     "an unknown choice": ("log: {level: loud}", "log.level: 'loud' is not one of debug, error, info, warning"),
-    "text for a switch": ("podSecurity: {requireNonRoot: 'no'}", "podSecurity.requireNonRoot: expected bool, got str"),
-    "times that do not fit": ("leaderElection: {leaseDurationSeconds: 5}", "leaderElection: leaseDurationSeconds must be longer than"),
-    "an address that is none": ("endpoints: {bind: '8081'}", "endpoints: bind is '8081'; expected host:port"),
-    "a key given twice": ("log: {level: info, level: debug}", "'level' is given twice"),
+    "text for a boolean": ("podSecurity: {requireNonRoot: 'no'}", "podSecurity.requireNonRoot: expected bool, got str"),
+    "election times that allow two leaders": (
+        "leaderElection: {leaseDurationSeconds: 5}",
+        "leaderElection: leaseDurationSeconds must be longer than",
+    ),
+    "an address without a host": (
+        "health: {bindAddress: '8081'}",
+        "health: bindAddress is '8081'; expected host:port",
+    ),
+    "a duplicate key": ("log: {level: info, level: debug}", "duplicate key 'level'"),
     "a list": ("- a", "the file: expected a section, got array"),
     "no YAML": ("a: [", "not YAML"),
 }
 
 
-@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("text", "message"), INVALID.values(), ids=INVALID)
 def test_invalid_setting_is_reported_by_key(text: str, message: str) -> None:
-    with pytest.raises(InvalidSettings) as refusal:
+    with pytest.raises(InvalidSettings) as rejection:
         parse_settings(text if text.startswith(("-", "a: [")) else IMAGES + text, ControllerManagerSettings)
-    assert message in str(refusal.value)
+    assert message in str(rejection.value)
 
 
 def test_missing_required_setting_is_reported_by_key() -> None:
@@ -53,9 +65,9 @@ def test_missing_required_setting_is_reported_by_key() -> None:
 def test_omitted_settings_have_defaults() -> None:
     expected = ControllerManagerSettings(images=ImageSettings(stock="a", placeholder="b"))
     assert parse_settings(IMAGES, ControllerManagerSettings) == expected
-    assert parse_settings(IMAGES + "leaderElection: {leaseDurationSeconds: 30}", ControllerManagerSettings).leader_election == (
-        LeaderElectionSettings(lease_duration_seconds=30)
-    )
+    assert parse_settings(
+        IMAGES + "leaderElection: {leaseDurationSeconds: 30}", ControllerManagerSettings
+    ).leader_election == (LeaderElectionSettings(lease_duration_seconds=30))
 
 
 def test_off_is_a_string_and_only_true_and_false_are_booleans() -> None:
@@ -69,7 +81,7 @@ def test_off_is_a_string_and_only_true_and_false_are_booleans() -> None:
             parse_settings(IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings)
 
 
-def test_the_error_names_the_file(tmp_path: Path) -> None:
+def test_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match=r"none\.yaml: No such file or directory"):
         load_settings(tmp_path / "none.yaml", ControllerManagerSettings)
     (tmp_path / "bad.yaml").write_text("imges: {}")
@@ -82,5 +94,5 @@ def test_the_error_names_the_file(tmp_path: Path) -> None:
     [(":8081", None, 8081), ("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:8081", "::1", 8081)],
 )
 def test_bind_address_has_host_and_port(bind: str, host: str | None, port: int) -> None:
-    endpoints = BindAddressSettings(bind_address=bind)
-    assert (endpoints.host, endpoints.port) == (host, port)
+    settings = BindAddressSettings(bind_address=bind)
+    assert (settings.host, settings.port) == (host, port)
