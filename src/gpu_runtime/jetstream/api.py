@@ -1,4 +1,4 @@
-"""JetStream's own API: requests and answers in JSON."""
+"""Calls to the JetStream API of the server: JSON requests and JSON responses on `$JS.API` subjects."""
 
 from typing import Any
 
@@ -10,21 +10,24 @@ from gpu_runtime.jetstream.errors import ApiErrorBody, NatsDecodeError, NoRespon
 API_PREFIX = "$JS.API"
 
 
-async def api_request(connection: NatsConnection, what: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask for one thing. The errors are those of the tree; NoResponders where the server has no JetStream."""
+async def api_request(connection: NatsConnection, command: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Send one API request, such as `STREAM.INFO.<name>`, and return the decoded response.
+
+    Raises a JetStreamError. NoResponders means that the server has JetStream disabled or has not started it yet.
+    """
     data = msgspec.json.encode(body) if body is not None else b""
     try:
-        answer = await connection.request(f"{API_PREFIX}.{what}", data)
+        response = await connection.request(f"{API_PREFIX}.{command}", data)
     except NoResponders as error:
-        raise NoResponders("the NATS server has no JetStream, or not yet") from error
-    return _decode_response(answer.data, what)
+        raise NoResponders("the NATS server has JetStream disabled, or has not started it yet") from error
+    return _decode_response(response.data, command)
 
 
-def _decode_response(data: bytes, what: str) -> dict[str, Any]:
+def _decode_response(data: bytes, command: str) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = msgspec.json.decode(data)
+        response: dict[str, Any] = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise NatsDecodeError(f"the answer to {what} is no JSON: {error}") from error
-    if fault := answer.get("error"):
-        raise api_error_from(msgspec.convert(fault, ApiErrorBody))
-    return answer
+        raise NatsDecodeError(f"the response to {command} is not valid JSON: {error}") from error
+    if error_body := response.get("error"):
+        raise api_error_from(msgspec.convert(error_body, ApiErrorBody))
+    return response

@@ -1,7 +1,7 @@
-"""One connection of the client library, from its dialling to its end. It never reconnects: `connect` makes another one.
+"""One session of the nats-py client, from connect to close. A session never reconnects: `connection` opens a new one.
 
-The library's own reconnecting is switched off. It gives up for good after some errors of the server, keeps what was
-published meanwhile and sends it late, and leaves requests waiting whose answers were lost.
+The reconnect logic of nats-py is disabled for three reasons: it stops permanently after some server errors, it buffers
+messages while disconnected and sends them late, and it leaves requests waiting whose replies are lost.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ CLOSE_TIMEOUT_SECONDS = 0.5
 
 
 class _NatsClient(Client):
-    """The library's client with three corrections, each held by a test that fails without it, and two short cuts.
+    """The nats-py client with three bug fixes, each covered by a test that fails without it, and two optimizations.
 
-    The library passes every message through a queue to a task of its own, on its way out and on its way in. Here what
-    is to be sent is written when everybody had his turn, in one piece, without a task; and what comes is handed over
-    at once, since whoever receives never waits.
+    nats-py passes every outgoing and incoming message through a queue to a separate task. This class writes all pending
+    messages in one piece at the end of the event loop iteration, without a task. It calls the subscription callback
+    directly for each incoming message, because our callbacks never block.
     """
 
     def __init__(self, *, require_tls: bool) -> None:
@@ -38,20 +38,22 @@ class _NatsClient(Client):
         self._write_handle: asyncio.Handle | None = None
 
     def _connect_command(self) -> bytes:
-        """Give the credentials to nobody in the clear. The library follows a server that wants no TLS."""
+        """Refuse to send credentials without TLS. nats-py sends them if the server does not require TLS."""
         if self.require_tls and not self._server_info.get("tls_required"):
-            raise NatsError("the server offers no TLS")
+            raise NatsError("the server does not offer TLS")
         return super()._connect_command()
 
     async def _process_pong(self) -> None:
-        """Take an answer also when nobody waits for it any more. The library would stop reading, and tell nobody."""
+        """Accept a pong whose waiter was cancelled. nats-py would stop reading from the socket, without an error."""
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        """Come to the end in any case. The library stops half-way when what is left to send meets a dead socket, and
-        waits for ever where it meets a server that takes nothing."""
+        """Close in any case.
+
+        nats-py stops half-way if pending data meets a broken socket, and waits without end if the server does not read.
+        """
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await self._close_after_socket_error(status, do_cbs)
@@ -69,7 +71,7 @@ class _NatsClient(Client):
             await super()._close(status, do_cbs)
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
-        if force_flush:  # much waits already: now whoever sends must wait until the server has taken some of it
+        if force_flush:  # the pending buffer is large: write now, so that `wait_writable` makes the sender wait
             self._write_pending()
         elif self._write_handle is None:
             self._write_handle = asyncio.get_running_loop().call_soon(self._write_pending)
@@ -78,17 +80,17 @@ class _NatsClient(Client):
         self._write_handle = None
         if self._pending_data_size and self.is_connected and self._transport:
             pending, self._pending, self._pending_data_size = self._pending, [], 0
-            with contextlib.suppress(RuntimeError):  # the socket is closed, and whoever reads from it hears of it
+            with contextlib.suppress(RuntimeError):  # the socket is closed; the read loop reports it
                 self._transport.write(b"".join(pending))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         subscription = self._subs.get(sid)
         if subscription is None or subscription._cb is None:
             return
-        said = await self._process_headers(headers)
+        parsed_headers = await self._process_headers(headers)
         try:
-            await subscription._cb(self._build_message(sid, subject, reply, data, said))
-        except Exception as error:  # noqa: BLE001 - one message's fault is not that of the others
+            await subscription._cb(self._build_message(sid, subject, reply, data, parsed_headers))
+        except Exception as error:  # noqa: BLE001 - a failure on one message must not stop the others
             await self._error_cb(error)
 
     @staticmethod
@@ -96,7 +98,7 @@ class _NatsClient(Client):
         return parse_headers(raw)
 
     async def wait_writable(self) -> None:
-        """Wait until the server takes what was written, where that is much."""
+        """Wait while the write buffer of the socket is over its high-water mark."""
         if self._transport:
             await self._transport.drain()  # type: ignore[no-untyped-call]
 
@@ -106,7 +108,7 @@ class NatsSession:
         self.options = options
         self.url = redact_url(url)
         self.last_error = ""
-        """What the client last complained of: why it ended, once it has."""
+        """The last error that nats-py reported. After the session has closed, this is the reason."""
         self.client = _NatsClient(require_tls=options.requires_tls)
         self._server_url = url
 
@@ -115,7 +117,7 @@ class NatsSession:
         return self.client.closed
 
     async def open(self) -> None:
-        """Connect and log in, or Unreachable."""
+        """Connect and authenticate. Raises NatsUnreachable."""
         try:
             async with asyncio.timeout(2 * self.options.connect_timeout):
                 await self._connect()
@@ -134,7 +136,7 @@ class NatsSession:
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
-            connect_timeout=self.options.connect_timeout,  # type: ignore[arg-type]  # a float will do
+            connect_timeout=self.options.connect_timeout,  # type: ignore[arg-type]  # nats-py accepts a float
             ping_interval=self.options.ping_interval,  # type: ignore[arg-type]
             flush_timeout=FLUSH_TIMEOUT_SECONDS,
             error_cb=self._on_error,
@@ -144,7 +146,7 @@ class NatsSession:
         )
 
     async def send(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
-        """Hand a message to the socket. TooLarge, or Unreachable if the connection is gone."""
+        """Write a message to the socket. Raises NatsMessageTooLarge, or NatsUnreachable if the connection is lost."""
         self._check_size(data, headers)
         try:
             await self.client.publish(subject, data, reply, dict(headers) if headers else None)
@@ -156,40 +158,43 @@ class NatsSession:
             raise NatsUnreachable(f"{self.url}: {_error_text(error)}", sent=True) from error
 
     async def flush_and_close(self) -> None:
-        """Let everything that was sent reach the server, then end."""
+        """Flush all pending messages to the server, then close."""
         with contextlib.suppress(NatsError, OSError, TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT_SECONDS):
                 await self.client.flush(timeout=int(FLUSH_TIMEOUT_SECONDS))
         await self.abort()
 
     async def abort(self) -> None:
-        """End at once. A handshake that failed would keep the library waiting for a farewell that never comes."""
+        """Close without flushing. The timeout is necessary: after a failed TLS handshake, nats-py waits without end."""
         with contextlib.suppress(NatsError, OSError, AssertionError, TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await self.client.close()
 
     def _check_size(self, data: bytes, headers: Mapping[str, str] | None) -> None:
-        """The library looks at the data alone, and to a message that is too large the server answers by hanging up."""
+        """Reject a message that is too large: the server would disconnect. nats-py does not count the headers."""
         size = len(data)
         if headers:
             size += HEADER_OVERHEAD_BYTES + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
         if size > self.client.max_payload:
             raise NatsMessageTooLarge(
-                f"the message has {size} bytes; the NATS server takes at most {self.client.max_payload}"
+                f"the message has {size} bytes; the NATS server accepts at most {self.client.max_payload} (max_payload)"
             )
 
     async def _on_error(self, error: Exception) -> None:
         self.last_error = _error_text(error)
-        logger.debug("nats", extra={"server": self.url, "error": self.last_error})
+        logger.debug("NATS client error", extra={"url": self.url, "error": self.last_error})
 
 
 def _error_text(error: BaseException) -> str:
     text = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
-    return f"{text} (are the credentials right?)" if "authorization violation" in text.lower() else text
+    return f"{text} (check the credentials)" if "authorization violation" in text.lower() else text
 
 
 async def open_session(options: ConnectionOptions, url: str) -> NatsSession:
-    """A session that is logged in. Misconfigured and Unreachable are both worth another try: files change, too."""
+    """Open an authenticated session. Raises NatsMisconfigured or NatsUnreachable; the caller should retry after both.
+
+    NatsMisconfigured can be transient here, because credentials and certificate files may change.
+    """
     session = NatsSession(options, url)
     try:
         await session.open()

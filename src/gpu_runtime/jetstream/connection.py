@@ -1,7 +1,7 @@
-"""A connection to NATS that is always there or on its way back.
+"""A NATS connection that reconnects in the background until it is closed.
 
-It is made in the background, for ever: whoever needs it waits as long as it likes, and what was subscribed is
-subscribed again. Nothing is sent late: what cannot be sent now is the caller's to send again.
+Callers wait for the connection with a timeout of their own. After a reconnect, the connection restores all
+subscriptions. It does not buffer messages: if a message cannot be sent now, the call fails and the caller retries.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 MessageCallback: TypeAlias = Callable[[Msg], None]
 ConnectionListener: TypeAlias = Callable[[bool], None]
-"""Told of every change: True when the connection is there (again), False when it is lost."""
+"""Called with True after each connect or reconnect, and with False when the connection is lost."""
 
 
 @dataclass(eq=False)
 class Subscription:
-    """Interest in a subject, for as long as the connection lives, over however many sessions."""
+    """A subscription to a subject that is restored in every new session until it is unsubscribed."""
 
     subject: str
     callback: MessageCallback
@@ -59,7 +59,7 @@ class NatsConnection:
         self._stopping = False
 
     def problem(self) -> str | None:
-        """What is wrong with the connection, for readiness; None where it is there."""
+        """Why the connection is not established, for the readiness probe; None if it is."""
         return self._problem
 
     @property
@@ -67,11 +67,11 @@ class NatsConnection:
         return self._connected.is_set()
 
     async def wait_connected(self, timeout_seconds: float | None = None) -> None:
-        """Return when the connection is there; Unreachable if it is not within so many seconds."""
+        """Wait for the connection. Raises NatsUnreachable after the timeout; None waits without a timeout."""
         await self._wait_for_session(timeout_seconds)
 
     def add_listener(self, listener: ConnectionListener) -> Callable[[], None]:
-        """Be told of every loss and return. The answer ends it."""
+        """Call the listener on every connect and disconnect. Returns a function that removes the listener."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -84,7 +84,7 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Send a message that nobody acknowledges, as soon as there is a connection."""
+        """Publish a message on core NATS, without an acknowledgement. Waits for the connection until the timeout."""
         session = self._session or await self._wait_for_session(timeout_seconds or self.options.request_timeout)
         await session.send(subject, data, reply, headers)
 
@@ -96,23 +96,26 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> Msg:
-        """Send a message and wait for its answer. NoResponders if nobody can give one."""
+        """Send a request and wait for its reply. Raises NoResponders if the subject has no subscriber."""
         timeout_seconds = timeout_seconds or self.options.request_timeout
-        ends = asyncio.get_running_loop().time() + timeout_seconds
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
         session = self._session or await self._wait_for_session(timeout_seconds)
         with self._reply_inbox.expect() as expected:
             try:
-                async with asyncio.timeout_at(ends):
+                async with asyncio.timeout_at(deadline):
                     await session.send(subject, data, expected.subject, headers)
-                    answer = await expected.reply
+                    reply = await expected.reply
             except TimeoutError:
-                raise NatsUnreachable(f"no answer on {subject} within {timeout_seconds:g} s", sent=True) from None
-        return _check_responders(answer, subject)
+                raise NatsUnreachable(f"no reply on {subject} within {timeout_seconds:g} s", sent=True) from None
+        return _check_responders(reply, subject)
 
     async def start_request(
         self, subject: str, data: bytes, headers: Mapping[str, str]
     ) -> "tuple[asyncio.Future[Msg], Callable[[], None]]":
-        """Send now, or Unreachable, and wait later: gives the coming answer, and what ends the wait for it."""
+        """Send a request without waiting for its reply. Raises NatsUnreachable if there is no connection now.
+
+        Returns the future of the reply, and a function that stops the wait. The caller must call that function.
+        """
         session = self._session or await self._wait_for_session(0)
         expected = self._reply_inbox.open()
         try:
@@ -123,7 +126,7 @@ class NatsConnection:
         return expected.reply, lambda: self._reply_inbox.close(expected)
 
     async def subscribe(self, subject: str, callback: MessageCallback, queue_group: str = "") -> Subscription:
-        """Have every message on a subject handed over, now and after every loss of the connection."""
+        """Call the callback with every message on a subject. The subscription survives a lost connection."""
         subscription = Subscription(subject, callback, queue_group)
         self._subscriptions.add(subscription)
         if self._session is not None:
@@ -135,7 +138,7 @@ class NatsConnection:
         return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """End it. What the server sent before it heard of it is still handed over."""
+        """End a subscription. The callback still gets the messages that the server sent before it unsubscribed."""
         self._subscriptions.discard(subscription)
         live, subscription.client_subscription = subscription.client_subscription, None
         if live is not None and self._session is not None:
@@ -143,13 +146,11 @@ class NatsConnection:
                 async with asyncio.timeout(self.options.request_timeout):
                     await live.drain()  # type: ignore[no-untyped-call]
             except (NatsError, OSError, TimeoutError) as error:
-                logger.debug(
-                    "unsubscribing was cut short", extra={"subject": subscription.subject, "error": str(error)}
-                )
+                logger.debug("unsubscribe failed", extra={"subject": subscription.subject, "error": str(error)})
 
-    async def _wait_for_session(self, within: float | None) -> NatsSession:
+    async def _wait_for_session(self, timeout_seconds: float | None) -> NatsSession:
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(timeout_seconds):
                 while self._session is None:
                     await self._connected.wait()
         except TimeoutError:
@@ -157,7 +158,7 @@ class NatsConnection:
         return self._session
 
     async def run(self) -> None:
-        """Have a session, until it is finished: being cancelled is not enough, which the library swallows at times."""
+        """Keep one session open until `shut_down`. A cancellation is not enough: nats-py sometimes swallows it."""
         while not self._stopping:
             session = await self._dial()
             try:
@@ -195,7 +196,7 @@ class NatsConnection:
             return False
         self._session, self._problem = session, None
         self._connected.set()
-        logger.info("connected to NATS", extra={"server": session.url})
+        logger.info("connected to NATS", extra={"url": session.url})
         self._notify_listeners(connected=True)
         return True
 
@@ -204,7 +205,7 @@ class NatsConnection:
             return
         self._session = None
         self._connected.clear()
-        self._record_problem(session.last_error or "the connection was ended", repeated=self._stopping)
+        self._record_problem(session.last_error or "the connection was closed", repeated=self._stopping)
         self._reply_inbox.fail_pending(session.last_error)
         self._notify_listeners(connected=False)
 
@@ -219,23 +220,24 @@ class NatsConnection:
 
 @asynccontextmanager
 async def connect_nats(options: ConnectionOptions) -> AsyncIterator[NatsConnection]:
-    """A connection for the length of the block, which begins at once: `wait` waits until it is there.
+    """Run a connection during the block. The block starts immediately: `wait_connected` waits for the connection.
 
-    Misconfigured where none can ever come. At the end, what was sent reaches the server first.
+    Raises NatsMisconfigured if the options can never lead to a connection. At the end of the block, pending messages
+    are flushed to the server before the connection closes.
     """
     options.validate()
-    made = NatsConnection(options)
-    keeping = asyncio.create_task(made.run(), name="nats-connection")
+    connection = NatsConnection(options)
+    run_task = asyncio.create_task(connection.run(), name="nats-connection")
     try:
-        yield made
+        yield connection
     finally:
-        await made.shut_down()
-        while not keeping.done():  # the library swallows a cancellation that meets it while it dials
-            keeping.cancel()
-            await asyncio.wait({keeping}, timeout=0.5)
+        await connection.shut_down()
+        while not run_task.done():  # nats-py swallows a cancellation that arrives while it connects
+            run_task.cancel()
+            await asyncio.wait({run_task}, timeout=0.5)
 
 
-def _check_responders(answer: Msg, subject: str) -> Msg:
-    if not answer.data and answer.headers and answer.headers.get("Status") == "503":
-        raise NoResponders(f"nobody answers on {subject}")
-    return answer
+def _check_responders(reply: Msg, subject: str) -> Msg:
+    if not reply.data and reply.headers and reply.headers.get("Status") == "503":
+        raise NoResponders(f"no subscriber on {subject}")
+    return reply

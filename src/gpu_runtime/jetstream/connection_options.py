@@ -1,4 +1,7 @@
-"""How NATS is reached: addresses, credentials, certificates. Files are read at every connection, so they may change."""
+"""Options of a NATS connection: server URLs, credentials, TLS and timeouts.
+
+Files are read for every new connection, so a changed file takes effect at the next reconnect.
+"""
 
 import ssl
 from dataclasses import dataclass, field
@@ -16,18 +19,18 @@ URL_SCHEMES = ("nats", "tls")
 @dataclass(frozen=True)
 class TlsOptions:
     ca_file: str = ""
-    """Whom to trust. Empty: the machine's own authorities."""
+    """CA certificates that sign the server's certificate. Empty uses the CA certificates of the operating system."""
     cert_file: str = ""
     key_file: str = ""
     server_name: str = ""
-    """What the server's certificate must say. Empty: the host of the address."""
+    """The name that the server's certificate must contain. Empty uses the host of the URL."""
 
 
 @dataclass(frozen=True)
 class ConnectionOptions:
     urls: tuple[str, ...]
     name: str = "gpu-runtime"
-    """How the server's monitoring names this connection."""
+    """The client name that the monitoring of the NATS server shows for this connection."""
     credentials_file: str = ""
     user: str = ""
     password_file: str = ""
@@ -35,15 +38,15 @@ class ConnectionOptions:
     tls: TlsOptions | None = None
     connect_timeout: float = 5
     request_timeout: float = 5
-    """How long one answer may take."""
+    """Default seconds to wait for a reply or for the connection."""
     ping_interval: float = 10
-    """A server that does not answer two pings is taken for gone."""
+    """Seconds between pings. The connection is lost when the server does not answer two pings."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.1, max_seconds=5.0))
 
     def validate(self) -> None:
-        """Raise Misconfigured where no connection can ever come of it."""
+        """Raise NatsMisconfigured if these options can never lead to a connection."""
         if not self.urls:
-            raise NatsMisconfigured("there is no address of a NATS server")
+            raise NatsMisconfigured("there is no NATS server URL: set at least one, such as nats://nats.messaging:4222")
         for url in self.urls:
             _check_url(url)
         self.auth_arguments()
@@ -54,10 +57,10 @@ class ConnectionOptions:
         return self.tls is not None or any(url.startswith("tls://") for url in self.urls)
 
     def auth_arguments(self) -> dict[str, Any]:
-        """As the client library takes them."""
+        """Keyword arguments for `connect` of nats-py."""
         if self.credentials_file:
-            found = parse_nats_credentials(_read_file(self.credentials_file), self.credentials_file)
-            return {"user_jwt_cb": found.user_jwt.encode, "signature_cb": found.sign}
+            credentials = parse_nats_credentials(_read_file(self.credentials_file), self.credentials_file)
+            return {"user_jwt_cb": credentials.user_jwt.encode, "signature_cb": credentials.sign}
         if self.user:
             return {"user": self.user, "password": _read_file(self.password_file).strip() if self.password_file else ""}
         return {"token": _read_file(self.token_file).strip()} if self.token_file else {}
@@ -65,19 +68,19 @@ class ConnectionOptions:
     def tls_context(self) -> ssl.SSLContext | None:
         if not self.requires_tls:
             return None
-        wanted = self.tls or TlsOptions()
+        tls = self.tls or TlsOptions()
         try:
-            context = ssl.create_default_context(cafile=wanted.ca_file or None)
-            if wanted.cert_file:
-                context.load_cert_chain(wanted.cert_file, wanted.key_file or None)
+            context = ssl.create_default_context(cafile=tls.ca_file or None)
+            if tls.cert_file:
+                context.load_cert_chain(tls.cert_file, tls.key_file or None)
         except (OSError, ssl.SSLError) as error:
-            files = ", ".join(filter(None, (wanted.ca_file, wanted.cert_file, wanted.key_file)))
-            raise NatsMisconfigured(f"the certificates in {files} cannot be used: {error}") from error
+            files = ", ".join(filter(None, (tls.ca_file, tls.cert_file, tls.key_file)))
+            raise NatsMisconfigured(f"cannot load the certificates from {files}: {error}") from error
         return context
 
 
 def redact_url(url: str) -> str:
-    """The address as it may be logged."""
+    """The URL without user and password, for logs and errors."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
@@ -89,11 +92,13 @@ def _check_url(url: str) -> None:
     except ValueError:
         valid = False
     if not valid:
-        raise NatsMisconfigured(f"{redact_url(url)!r} is no address; write for example nats://nats.messaging:4222")
+        raise NatsMisconfigured(
+            f"{redact_url(url)!r} is not a NATS server URL; use for example nats://nats.messaging:4222"
+        )
 
 
 def _read_file(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise NatsMisconfigured(f"{path} cannot be read: {error}") from error
+        raise NatsMisconfigured(f"cannot read {path}: {error}") from error

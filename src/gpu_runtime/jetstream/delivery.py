@@ -1,4 +1,7 @@
-"""Messages as handlers see them, and what a handler may answer. Pure."""
+"""Messages that handlers receive and publish, and the outcomes that a handler returns: ack, nak or dead-letter.
+
+Pure data: nothing here connects to the server.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,50 +13,50 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 def parse_headers(raw: bytes) -> dict[str, str]:
-    """Headers as they are sent, and as a stream keeps them. What is no header is left out."""
+    """Parse NATS headers in wire format. Lines that are not a header are ignored."""
     lines = raw.decode(errors="replace").split("\r\n")
     return {name.strip(): value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 @dataclass(frozen=True)
 class OutgoingMessage:
-    """A message to be published."""
+    """A message to publish."""
 
     subject: str
     data: bytes
     message_id: str = ""
-    """Sent twice under one ID within the stream's window, a message is stored once."""
+    """If two messages with the same ID arrive within the duplicate window of the stream, it stores only the first."""
     headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A message from a stream, for the so-manieth time."""
+    """One delivery of a stream message to this process."""
 
     subject: str
     data: bytes
     headers: Mapping[str, str]
     stream: str
     sequence: int
-    """Its number in the stream: the same for every delivery of it."""
+    """The stream sequence of the message. It is the same in every delivery."""
     delivery_count: int
-    """Which delivery this is, counted from one. Only a consumer that is made again counts anew."""
+    """The number of this delivery, starting at 1. It restarts only if the consumer is deleted and re-created."""
     published_at: datetime
 
     @property
     def message_key(self) -> tuple[int, datetime]:
-        """Of the message. A stream that was made anew has the same numbers again, for others."""
+        """Identifies the message. The sequence alone does not: a re-created stream uses the same sequences again."""
         return self.sequence, self.published_at
 
 
 @dataclass(frozen=True)
 class AckDelivery:
-    """The message is dealt with and may go."""
+    """The handler is done with the message; the server may delete it."""
 
 
 @dataclass(frozen=True)
 class NakDelivery:
-    """Deliver it again after the delay; without one, after what the consumer's backoff says."""
+    """Redeliver the message after `delay` seconds. None uses the backoff of the consumer."""
 
     reason: str
     delay: float | None = None
@@ -61,25 +64,27 @@ class NakDelivery:
 
 @dataclass(frozen=True)
 class DeadLetterDelivery:
-    """No further delivery will help: keep it as a dead letter."""
+    """A redelivery cannot succeed: publish a dead letter and remove the message."""
 
     reason: str
     failure_class: str = ""
-    """The handler's own word for the class of the failure."""
+    """The failure class that the handler chose."""
 
 
 DeliveryOutcome: TypeAlias = AckDelivery | NakDelivery | DeadLetterDelivery
 
 
-def limit_deliveries(outcome: DeliveryOutcome, attempt: int, attempts: int | None) -> DeliveryOutcome:
-    """The outcome, with the last retry turned into giving up."""
-    if isinstance(outcome, NakDelivery) and attempts is not None and attempt >= attempts:
-        return DeadLetterDelivery(f"given up after {attempt} tries; the last one: {outcome.reason}")
+def limit_deliveries(outcome: DeliveryOutcome, delivery_count: int, max_deliveries: int | None) -> DeliveryOutcome:
+    """The outcome, except that a nak of the last allowed delivery becomes a dead letter."""
+    if isinstance(outcome, NakDelivery) and max_deliveries is not None and delivery_count >= max_deliveries:
+        return DeadLetterDelivery(f"dead-lettered after {delivery_count} deliveries; last failure: {outcome.reason}")
     return outcome
 
 
-def dead_letter_if_exhausted(attempt: int, attempts: int | None) -> DeadLetterDelivery | None:
-    """What is given up before it is tried: its tries are used up, and the last one never came back to say so."""
-    if attempts is not None and attempt > attempts:
-        return DeadLetterDelivery(f"given up after {attempts} tries, of which the last one never came back")
+def dead_letter_if_exhausted(delivery_count: int, max_deliveries: int | None) -> DeadLetterDelivery | None:
+    """A dead letter if the message has had its last allowed delivery and that one ended without an outcome."""
+    if max_deliveries is not None and delivery_count > max_deliveries:
+        return DeadLetterDelivery(
+            f"dead-lettered after {max_deliveries} deliveries; the last one ended without an outcome"
+        )
     return None

@@ -1,16 +1,16 @@
-"""Everything that can go wrong between this process and NATS, as one tree.
+"""The tree of errors that this package raises.
 
-StreamError
-├─ Unreachable        no answer came; `sent` says whether the request may have been carried out
-├─ NoResponders       nobody listens on that subject: no such service, or no such stream
-├─ Refused            the server answered, and refused
-│  ├─ NotFound        no such stream, consumer, bucket or key
-│  ├─ Outrun          somebody else wrote the key first
-│  └─ Full            the stream holds as much as it may
-├─ TooLarge           the message is larger than the server takes
-├─ Misfit             what is there cannot be made what is wanted
-├─ Unreadable         an answer came that does not fit the model
-└─ Misconfigured      the address, the credentials or the certificates cannot be used
+JetStreamError
+├─ NatsUnreachable        no response; `sent` says whether the server may have executed the request
+├─ NoResponders           the subject has no subscriber: the service or the stream does not exist
+├─ JetStreamApiError      the server rejected the request
+│  ├─ NatsNotFound        the stream, consumer, bucket or key does not exist
+│  ├─ WrongLastSequence   optimistic concurrency: another client wrote the key first
+│  └─ StreamFull          the stream has reached one of its limits
+├─ NatsMessageTooLarge    the message is larger than the server's max_payload
+├─ ConfigMismatch         a stream or consumer exists with another value of a field that cannot be changed
+├─ NatsDecodeError        the response does not have the expected format
+└─ NatsMisconfigured      the URL, the credentials or the certificates are unusable
 """
 
 from collections.abc import Mapping
@@ -21,69 +21,69 @@ from msgspec import Struct
 
 
 class JetStreamError(Exception):
-    """Something went wrong between this process and NATS."""
+    """Base class of all errors of this package."""
 
 
 class NatsUnreachable(JetStreamError):
-    """No answer came."""
+    """The server did not respond."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
-        """Whether the request may have been carried out all the same."""
+        """Whether the server may have executed the request although no response arrived."""
 
 
 class NoResponders(JetStreamError):
-    """Nobody listens on that subject."""
+    """The subject has no subscriber."""
 
 
 class JetStreamApiError(JetStreamError):
-    """The server answered, and refused."""
+    """The server rejected the request."""
 
     def __init__(self, message: str, code: int = 0, err_code: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.err_code = err_code
-        """The server's own number for the reason."""
+        """JetStream's error code for the reason; `code` is only an HTTP-like class."""
 
 
 class NatsNotFound(JetStreamApiError):
-    """There is no such stream, consumer, bucket or key."""
+    """The stream, consumer, bucket or key does not exist."""
 
 
 class WrongLastSequence(JetStreamApiError):
-    """Somebody else wrote the key first."""
+    """Another client wrote the key first: the expected last sequence is stale."""
 
 
 class StreamFull(JetStreamApiError):
-    """The stream holds as much as it may."""
+    """The stream has reached one of its limits."""
 
 
 class NatsMessageTooLarge(JetStreamError):
-    """The message is larger than the server takes."""
+    """The message is larger than the server's max_payload."""
 
 
 class ConfigMismatch(JetStreamError):
-    """What is there cannot be made what is wanted."""
+    """A stream, bucket or consumer exists, and a field that cannot be changed has another value than the settings."""
 
-    def __init__(self, what: str, field: str, actual: Any, desired: Any) -> None:
+    def __init__(self, resource: str, field: str, actual: Any, desired: Any) -> None:
         super().__init__(
-            f"{what} exists with {field} {actual!r}; wanted is {desired!r}, which cannot be changed while it exists:"
-            f" correct the settings, or delete it once it is empty"
+            f"{resource} exists with {field} {actual!r}, but the settings require {desired!r}, and JetStream cannot"
+            f" change this field: correct the settings, or delete the existing one when it is empty"
         )
         self.field = field
 
 
 class NatsDecodeError(JetStreamError):
-    """An answer came that does not fit the model."""
+    """The response does not have the expected format."""
 
 
 class NatsMisconfigured(JetStreamError):
-    """The address, the credentials or the certificates cannot be used."""
+    """The URL, the credentials or the certificates are unusable."""
 
 
 class ApiErrorBody(Struct):
-    """How JetStream words a refusal."""
+    """The `error` object of a JetStream response."""
 
     code: int = 0
     err_code: int = 0
@@ -100,17 +100,17 @@ _ERRORS_BY_CODE: Mapping[int, type[JetStreamApiError]] = MappingProxyType(
     }
 )
 _STREAM_STORE_FAILED_CODE = 10077
-"""The server's one number for every reason not to store; what is full says so in words."""
+"""The server uses this code for every reason not to store a message; only its description names a reached limit."""
 
 
 def is_transient(error: JetStreamError) -> bool:
-    """Whether the same may be taken a little later: it was not heard, or the server says that it is not able to now."""
-    unable = isinstance(error, JetStreamApiError) and error.code >= 500
-    return unable or isinstance(error, NatsUnreachable | NoResponders | StreamFull)
+    """Whether a later retry may succeed: the server did not get the request, or reports a temporary failure."""
+    server_error = isinstance(error, JetStreamApiError) and error.code >= 500
+    return server_error or isinstance(error, NatsUnreachable | NoResponders | StreamFull)
 
 
-def api_error_from(fault: ApiErrorBody) -> JetStreamApiError:
-    kind = _ERRORS_BY_CODE.get(fault.err_code, JetStreamApiError)
-    if fault.err_code == _STREAM_STORE_FAILED_CODE and "maximum" in fault.description:
-        kind = StreamFull
-    return kind(fault.description or f"error {fault.code}", fault.code, fault.err_code)
+def api_error_from(body: ApiErrorBody) -> JetStreamApiError:
+    error_type = _ERRORS_BY_CODE.get(body.err_code, JetStreamApiError)
+    if body.err_code == _STREAM_STORE_FAILED_CODE and "maximum" in body.description:
+        error_type = StreamFull
+    return error_type(body.description or f"error {body.code}", body.code, body.err_code)

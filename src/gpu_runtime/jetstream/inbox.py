@@ -1,4 +1,4 @@
-"""Answers, each to the one who waits for it. One subscription for any number of them."""
+"""An inbox that passes each reply to the future that waits for it. One subscription serves any number of requests."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ from gpu_runtime.jetstream.errors import NatsUnreachable
 @dataclass(frozen=True)
 class PendingReply:
     subject: str
-    """Where the answer is to be sent."""
+    """The subject on which the reply is expected."""
     reply: "asyncio.Future[Msg]"
 
 
@@ -27,20 +27,20 @@ class Inbox:
 
     @property
     def subject(self) -> str:
-        """What to subscribe to."""
+        """The wildcard subject to subscribe to."""
         return f"{self._prefix}.*"
 
     def receive(self, message: Msg) -> None:
-        """An answer that nobody waits for any more is dropped."""
-        waiting = self._pending.pop(message.subject, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(message)
+        """Complete the pending reply. A reply without a pending request, such as one after its timeout, is dropped."""
+        pending = self._pending.pop(message.subject, None)
+        if pending is not None and not pending.done():
+            pending.set_result(message)
 
     def open(self) -> PendingReply:
         subject = f"{self._prefix}.{next(self._sequence)}"
-        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._pending[subject] = answer
-        return PendingReply(subject, answer)
+        reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._pending[subject] = reply
+        return PendingReply(subject, reply)
 
     def close(self, expected: PendingReply) -> None:
         self._pending.pop(expected.subject, None)
@@ -54,10 +54,10 @@ class Inbox:
         finally:
             self.close(expected)
 
-    def fail_pending(self, why: str) -> None:
-        """The connection is gone, and with it every answer that was on its way."""
-        waiting, self._pending = self._pending, {}
-        for each in waiting.values():
+    def fail_pending(self, reason: str) -> None:
+        """Fail all pending replies with NatsUnreachable: the connection is lost, so their replies cannot arrive."""
+        pending, self._pending = self._pending, {}
+        for each in pending.values():
             if not each.done():
-                each.set_exception(NatsUnreachable(f"the connection was lost before the answer came: {why}", sent=True))
-                each.exception()  # whoever still waits gets it all the same; whoever does not, left no complaint
+                each.set_exception(NatsUnreachable(f"the connection was lost before the reply: {reason}", sent=True))
+                each.exception()  # marks the exception as retrieved: a future that has no waiter logs no warning

@@ -1,7 +1,8 @@
-"""Values by key in a bucket: created by one, changed by whoever saw the last revision, watched by anybody.
+"""A key-value bucket with optimistic concurrency: every write states the revision that it expects.
 
-Reads are answered by the stream's leader and see every acknowledged write. A write whose acknowledgement was lost is
-sent again and then refused, because it is there: the value bears its writer's mark, so nobody loses against himself.
+The stream leader answers reads, so a read sees every acknowledged write. If the acknowledgement of a write is lost, the
+publisher sends the write again, and the server rejects it because the first one was stored. Each write has a write ID
+(its message ID), so the writer recognizes its own value and does not report a conflict with itself.
 """
 
 import asyncio
@@ -35,9 +36,9 @@ class KeyValueEntry:
 class _LastEntry:
     revision: int
     entry: KeyValueEntry | None
-    """None where the key was purged, and only a sign of that is left."""
+    """None if the key was purged: the last message is then only a purge marker."""
     write_id: str
-    """The writer's own."""
+    """The message ID that the writer chose for this write."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +48,24 @@ class KeyValueBucket:
     spec: BucketSpec
 
     async def get(self, key: str) -> KeyValueEntry | None:
-        found = await self._get_last(key)
-        return found.entry if found else None
+        last = await self._get_last(key)
+        return last.entry if last else None
 
     async def create(self, key: str, value: bytes) -> int | None:
-        """Write the first value of a key and give its revision. None where it has one: somebody else was first."""
-        mark = _new_write_id()
-        written, found = await self._write(key, value, 0, mark)
-        if written is None and found is not None and found.entry is None:
-            written, _ = await self._write(key, value, found.revision, mark)
-        return written
+        """Create a key and return its revision. Returns None if the key has a value already."""
+        write_id = _new_write_id()
+        new_revision, last = await self._write(key, value, 0, write_id)
+        if new_revision is None and last is not None and last.entry is None:
+            new_revision, _ = await self._write(key, value, last.revision, write_id)
+        return new_revision
 
     async def update(self, key: str, value: bytes, revision: int) -> int | None:
-        """Replace the value of that revision and give the new one. None where it is no longer the last."""
-        written, _ = await self._write(key, value, revision, _new_write_id())
-        return written
+        """Replace the value with this revision and return the new revision. Returns None if `revision` is stale."""
+        new_revision, _ = await self._write(key, value, revision, _new_write_id())
+        return new_revision
 
     async def purge(self, key: str, revision: int) -> bool:
-        """Forget a key whose last value is that of the revision. False where it is no longer."""
+        """Delete a key and its value with this revision. Returns False if `revision` is stale."""
         condition = {EXPECTED_LAST_SEQUENCE_HEADER: str(revision)}
         try:
             await self.publisher.publish(
@@ -76,43 +77,47 @@ class KeyValueBucket:
 
     @asynccontextmanager
     async def watch(self, key: str) -> AsyncIterator["KeyWatch"]:
-        """See the last value of a key, now and whenever it changes."""
+        """Watch a key: the iterator yields the current value, then the last value after each change."""
         watch = KeyWatch(self, key)
         subscription = await self.connection.subscribe(
             f"{self.spec.republish_to}.{key}", lambda _message: watch.notify()
         )
-        unlisten = self.connection.add_listener(lambda there: watch.notify() if there else None)
+        # Changes during a lost connection are not republished later, so a reconnect counts as a change.
+        remove_listener = self.connection.add_listener(lambda connected: watch.notify() if connected else None)
         try:
             yield watch
         finally:
-            unlisten()
+            remove_listener()
             await self.connection.unsubscribe(subscription)
 
-    async def _write(self, key: str, value: bytes, revision: int, mark: str) -> tuple[int | None, _LastEntry | None]:
-        """The new revision, or None and what stands in the way."""
-        message = OutgoingMessage(self.spec.subject(key), value, mark, {EXPECTED_LAST_SEQUENCE_HEADER: str(revision)})
+    async def _write(
+        self, key: str, value: bytes, revision: int, write_id: str
+    ) -> tuple[int | None, _LastEntry | None]:
+        """The new revision, or None and the conflicting last entry."""
+        condition = {EXPECTED_LAST_SEQUENCE_HEADER: str(revision)}
         try:
+            message = OutgoingMessage(self.spec.subject(key), value, write_id, condition)
             return (await self.publisher.publish(message)).seq, None
         except WrongLastSequence:
-            found = await self._get_last(key)
-        return (found.revision, None) if found and found.write_id == mark else (None, found)
+            last = await self._get_last(key)
+        return (last.revision, None) if last and last.write_id == write_id else (None, last)
 
     async def _get_last(self, key: str) -> _LastEntry | None:
         try:
-            answer = await api_request(
+            response = await api_request(
                 self.connection, f"STREAM.MSG.GET.{self.spec.stream_name}", {"last_by_subj": self.spec.subject(key)}
             )
         except NatsNotFound as error:
             if error.err_code == 10037:
                 return None
             raise
-        return _last_entry(key, answer["message"])
+        return _last_entry(key, response["message"])
 
 
 class KeyWatch:
-    """Gives the value of a key, then each later one. What changes quickly is seen as it last was.
+    """Iterates over the values of a key: the current value first, then the last value after each change.
 
-    What disappears because its time is over is not told.
+    Changes in quick succession are merged into one. A watch does not report that a value has expired.
     """
 
     def __init__(self, bucket: KeyValueBucket, key: str) -> None:
@@ -128,15 +133,15 @@ class KeyWatch:
         return self
 
     async def __anext__(self) -> KeyValueEntry | None:
-        """The next value; None while there is none."""
+        """Wait for a change and return the last entry, or None if the key has no value."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            found = await self._bucket._get_last(self._key)
-            revision = found.revision if found else 0
+            last = await self._bucket._get_last(self._key)
+            revision = last.revision if last else 0
             if revision != self._last_revision:
                 self._last_revision = revision
-                return found.entry if found else None
+                return last.entry if last else None
 
 
 def _last_entry(key: str, message: Mapping[str, Any]) -> _LastEntry:

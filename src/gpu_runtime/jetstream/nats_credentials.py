@@ -1,4 +1,4 @@
-"""Credentials files of NATS: a user's token, and the seed of the key that proves it is the user's."""
+"""Parser for NATS credentials files: the user JWT, and the nkey seed that signs the server's nonce."""
 
 import base64
 import binascii
@@ -18,22 +18,22 @@ class NatsCredentials:
     signing_key: SigningKey
 
     def sign(self, nonce: str) -> bytes:
-        """The server's challenge with our signature, as the protocol carries it."""
+        """The base64 signature of the server's nonce, as the CONNECT command sends it."""
         return base64.b64encode(self.signing_key.sign(nonce.encode()).signature)
 
 
 def parse_nats_credentials(text: str, path: str) -> NatsCredentials:
-    token, seed = (re.search(_SECTION_PATTERN.format(name=name), text) for name in ("NATS USER JWT", "USER NKEY SEED"))
-    if token is None or seed is None:
-        raise NatsMisconfigured(f"{path} is no credentials file: it holds no user JWT and seed")
+    jwt, seed = (re.search(_SECTION_PATTERN.format(name=name), text) for name in ("NATS USER JWT", "USER NKEY SEED"))
+    if jwt is None or seed is None:
+        raise NatsMisconfigured(f"{path} is not a NATS credentials file: it must contain a user JWT and an nkey seed")
     try:
-        return NatsCredentials(token[1], SigningKey(_decode_seed(seed[1])))
+        return NatsCredentials(jwt[1], SigningKey(_decode_seed(seed[1])))
     except (binascii.Error, ValueError) as error:
-        raise NatsMisconfigured(f"{path} is no credentials file: its seed is broken") from error
+        raise NatsMisconfigured(f"{path} is not a NATS credentials file: its nkey seed is invalid") from error
 
 
 def _decode_seed(seed: str) -> bytes:
-    """Two bytes say what the seed is for, thirty-two are the seed, and two are a checksum."""
+    """Return the 32 seed bytes of an encoded nkey: 2 bytes key type, 32 bytes seed, 2 bytes CRC."""
     data = base64.b32decode(seed + "=" * (-len(seed) % 8))
     if len(data) != 36 or binascii.crc_hqx(data[:-2], 0) != int.from_bytes(data[-2:], "little"):
         raise ValueError("wrong checksum")

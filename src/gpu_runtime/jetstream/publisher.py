@@ -1,8 +1,9 @@
-"""Publishing into streams: a message is stored when this returns, and stored once where it has an ID.
+"""Publishes messages to streams and retries until a stream acknowledges them.
 
-Within its patience, a publisher sends again what was not acknowledged. Under an ID that is safe as long as the message
-is still in the stream or the server was not restarted: JetStream remembers IDs for the stream's window, but a restart
-makes it forget those whose messages are gone. So a consumer must be able to meet a message twice.
+When `publish` returns, a stream has stored the message. Until its timeout, a publisher sends an unacknowledged message
+again. JetStream stores a message with a message ID once, because it remembers IDs for the duplicate window of the
+stream. There is one exception: a restarted server rebuilds the IDs from the stored messages, so it does not recognize a
+message that was deleted before. Consumers must therefore tolerate duplicates.
 """
 
 import asyncio
@@ -32,12 +33,12 @@ EXPECTED_LAST_SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 
 class PubAck(Struct, frozen=True):
-    """Where a message lies."""
+    """The acknowledgement of a stream that has stored a message."""
 
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
-    """Whether it lay there already."""
+    """Whether the stream had already stored a message with the same message ID."""
 
 
 class _PubAckResponse(PubAck, frozen=True):
@@ -52,33 +53,36 @@ _InFlightPublish: TypeAlias = "tuple[OutgoingMessage, asyncio.Future[Msg], Calla
 class Publisher:
     connection: NatsConnection
     timeout_seconds: float = 5
-    """Seconds after which a message that was not acknowledged is reported as Unreachable."""
+    """Seconds, over all attempts, after which `publish` raises NatsUnreachable for an unacknowledged message."""
     attempt_timeout_seconds: float = 2
-    """How long one try waits for the acknowledgement."""
+    """Seconds that one attempt waits for the acknowledgement."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.05, max_seconds=0.5))
 
     async def publish(self, message: OutgoingMessage) -> PubAck:
-        """Have a message stored. Unreachable, NoResponders, Full, TooLarge or Refused if it is not."""
+        """Store a message.
+
+        Raises NatsUnreachable, NoResponders, StreamFull, NatsMessageTooLarge or another JetStreamApiError.
+        """
         loop = asyncio.get_running_loop()
-        ends = loop.time() + self.timeout_seconds
+        deadline = loop.time() + self.timeout_seconds
         failures = 0
         while True:
-            left = ends - loop.time()
+            remaining = deadline - loop.time()
             try:
-                return await self._publish_once(message, min(self.attempt_timeout_seconds, max(left, 0.01)))
+                return await self._publish_once(message, min(self.attempt_timeout_seconds, max(remaining, 0.01)))
             except (NatsUnreachable, NoResponders) as error:
                 failures += 1
-                pause = self.backoff.delay(failures)
-                if not _is_retryable(error, message) or loop.time() + pause >= ends:
+                delay = self.backoff.delay(failures)
+                if not _is_retryable(error, message) or loop.time() + delay >= deadline:
                     raise
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
 
     async def publish_many(
         self, messages: Iterable[OutgoingMessage], max_in_flight: int = 256
     ) -> list[PubAck | JetStreamError]:
-        """Have many stored, without waiting for each before the next. Gives every one's own outcome, in their order.
+        """Store many messages without waiting for each acknowledgement. Returns one outcome per message, in order.
 
-        At most so many are unacknowledged at a time. What fails is tried again one by one.
+        At most `max_in_flight` messages are unacknowledged at any time. Messages that fail are retried one by one.
         """
         outcomes: list[PubAck | JetStreamError] = []
         sent: deque[_InFlightPublish | OutgoingMessage] = deque()
@@ -90,40 +94,40 @@ class Publisher:
             while sent:
                 outcomes.append(await self._wait_for_ack(sent.popleft()))
         finally:
-            for left in sent:
-                if not isinstance(left, OutgoingMessage):
-                    left[2]()
+            for unacknowledged in sent:
+                if not isinstance(unacknowledged, OutgoingMessage):
+                    unacknowledged[2]()
         return outcomes
 
-    async def _publish_once(self, message: OutgoingMessage, within: float) -> PubAck:
-        answer = await self.connection.request(
-            message.subject, message.data, headers=_headers(message), timeout_seconds=within
+    async def _publish_once(self, message: OutgoingMessage, timeout_seconds: float) -> PubAck:
+        response = await self.connection.request(
+            message.subject, message.data, headers=_headers(message), timeout_seconds=timeout_seconds
         )
-        return decode_pub_ack(answer.data)
+        return decode_pub_ack(response.data)
 
     async def _start_publish(self, message: OutgoingMessage) -> "_InFlightPublish | OutgoingMessage":
         try:
-            answer, end = await self.connection.start_request(message.subject, message.data, _headers(message))
+            reply, cancel = await self.connection.start_request(message.subject, message.data, _headers(message))
         except JetStreamError:
             return message
-        return message, answer, end
+        return message, reply, cancel
 
     async def _wait_for_ack(self, sent: "_InFlightPublish | OutgoingMessage") -> PubAck | JetStreamError:
         if isinstance(sent, OutgoingMessage):
             return await self._publish_or_error(sent)
-        message, answer, end = sent
+        message, reply, cancel = sent
         try:
             async with asyncio.timeout(self.attempt_timeout_seconds):
-                return _pub_ack_from(await answer, message)
+                return _pub_ack_from(await reply, message)
         except (NatsUnreachable, NoResponders, TimeoutError) as error:
-            failed = (
-                error if isinstance(error, JetStreamError) else NatsUnreachable("no acknowledgement came", sent=True)
+            failure = (
+                error if isinstance(error, JetStreamError) else NatsUnreachable("no acknowledgement arrived", sent=True)
             )
-            return await self._publish_or_error(message) if _is_retryable(failed, message) else failed
+            return await self._publish_or_error(message) if _is_retryable(failure, message) else failure
         except JetStreamError as error:
             return error
         finally:
-            end()
+            cancel()
 
     async def _publish_or_error(self, message: OutgoingMessage) -> PubAck | JetStreamError:
         try:
@@ -133,20 +137,20 @@ class Publisher:
 
 
 def decode_pub_ack(data: bytes) -> PubAck:
-    """What the stream answered, or why it refused."""
+    """Decode the response of a stream. Raises JetStreamApiError if the stream rejected the message."""
     try:
-        answer = _PUB_ACK_DECODER.decode(data)
+        response = _PUB_ACK_DECODER.decode(data)
     except msgspec.DecodeError as error:
-        raise NatsDecodeError(f"not an acknowledgement of a stream: {error}") from error
-    if answer.error is not None:
-        raise api_error_from(answer.error)
-    return answer
+        raise NatsDecodeError(f"the response is not a publish acknowledgement of a stream: {error}") from error
+    if response.error is not None:
+        raise api_error_from(response.error)
+    return response
 
 
-def _pub_ack_from(answer: Msg, message: OutgoingMessage) -> PubAck:
-    if not answer.data and answer.headers and answer.headers.get("Status") == "503":
-        raise NoResponders(f"no stream takes {message.subject}")
-    return decode_pub_ack(answer.data)
+def _pub_ack_from(response: Msg, message: OutgoingMessage) -> PubAck:
+    if not response.data and response.headers and response.headers.get("Status") == "503":
+        raise NoResponders(f"no stream stores subject {message.subject}")
+    return decode_pub_ack(response.data)
 
 
 def _headers(message: OutgoingMessage) -> Mapping[str, str]:
@@ -154,7 +158,7 @@ def _headers(message: OutgoingMessage) -> Mapping[str, str]:
 
 
 def _is_retryable(error: JetStreamError, message: OutgoingMessage) -> bool:
-    """What was surely not stored may be sent again; what may have been, only under an ID."""
+    """Whether sending the message again cannot store it twice: it was not stored, or it has a message ID."""
     match error:
         case NatsUnreachable(sent=sent):
             return bool(message.message_id) or not sent

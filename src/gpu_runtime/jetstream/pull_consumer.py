@@ -1,10 +1,13 @@
-"""Consuming: each message handled by one at a time, for as long as that takes, until it is done or given up.
+"""Consumes a stream: runs the handler for each delivery, acknowledges it, and dead-letters after the last delivery.
 
-- A delivery is a lease. While its handler runs it is extended; if the process dies it ends, and another one delivers.
-- Giving up is decided when a message is received, from the number of its deliveries, because a process that dies of a
-  message cannot say so. What `abandon` makes of it is published, and only then is it taken from the stream.
-- An acknowledgement may be lost: a message that was done can come again. Handlers must bear it.
-- Told to stop, a consumption begins nothing more, ends what it has, and hands back the rest at once.
+- A delivery is a lease of `ack_wait_seconds`. While the handler runs, the consumer extends it with in-progress
+  acknowledgements. If the process dies, the lease ends and the server redelivers the message to another process.
+- The consumer decides about dead-lettering when it receives a message, from the delivery count, because a process that
+  a message crashes cannot report the failure. It publishes the messages of `on_dead_letter` first, and only then
+  removes the message from the stream.
+- An acknowledgement may be lost, so the server may redeliver a message that was handled. Handlers must be idempotent.
+- When stopped, the consumer starts no more handlers, completes the running ones, and naks all other deliveries
+  immediately.
 """
 
 import asyncio
@@ -40,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 DeliveryHandler: TypeAlias = Callable[[Delivery], Awaitable[DeliveryOutcome]]
 OnDeadLetter: TypeAlias = Callable[[Delivery, DeadLetterDelivery], Sequence[OutgoingMessage]]
-"""What is published of a message that is given up: its dead letter, and whatever else must be known of its end."""
+"""Returns the messages to publish for a dead-lettered message: its dead letter and, for example, a result."""
 
 ACK, NAK, TERM, IN_PROGRESS = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 
@@ -48,21 +51,21 @@ ACK, NAK, TERM, IN_PROGRESS = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 @dataclass(frozen=True)
 class ConsumeOptions:
     max_in_flight: int = 16
-    """How many messages are handled at the same time."""
+    """Maximum number of messages that are handled concurrently."""
     max_deliveries: int | None = 5
-    """How often a message is tried. None: for ever."""
+    """Deliveries after which a message is dead-lettered. None redelivers without limit."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=1.0, max_seconds=60.0))
-    """The time between tries, where the handler does not say it."""
+    """Delays between deliveries if the handler does not return a delay."""
     pull_options: PullOptions = field(default_factory=PullOptions)
 
 
 @dataclass(eq=False)
 class _InFlightDelivery:
-    """A delivery in hand."""
+    """A delivery whose handler is running."""
 
     delivery: Delivery
     ack_subject: str
-    """Where to answer: to the last delivery, if the same message came again."""
+    """The subject for acknowledgements: that of the last delivery, if the server redelivered the message meanwhile."""
 
 
 class PullConsumer:
@@ -89,11 +92,11 @@ class PullConsumer:
         return len(self._in_flight)
 
     def problem(self) -> str | None:
-        """Why nothing comes, for readiness; None where all is well."""
-        return self._puller.problem if self._puller else "consuming has not begun"
+        """Why the consumer gets no messages, for the readiness probe; None if pulling works."""
+        return self._puller.problem if self._puller else "the consumer has not started"
 
     def pause(self) -> None:
-        """Take no more for now, at once. What is in hand goes on."""
+        """Accept no more messages until `resume`. Running handlers continue."""
         self._set_paused(True)
 
     def resume(self) -> None:
@@ -106,9 +109,9 @@ class PullConsumer:
                 self._puller.set_paused(paused)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Consume until told to stop, and return when everything in hand is settled.
+        """Consume until `stopping` is set, and return when all running handlers have ended.
 
-        Cancelled, it ends at once, and what was in hand is handed back to be delivered again.
+        If cancelled, it cancels the handlers and naks their messages, so that the server redelivers them.
         """
         self._puller = Puller(
             self._connection, self._spec, self.options.max_in_flight, self._on_message, self.options.pull_options
@@ -116,13 +119,16 @@ class PullConsumer:
         self._puller.set_paused(self._paused)
         self._stopping = stopping
         async with asyncio.TaskGroup() as self._tasks:
-            helpers = [self._tasks.create_task(self._extend_ack_wait()), self._tasks.create_task(self._stop_pulling())]
+            background = [
+                self._tasks.create_task(self._extend_ack_wait()),
+                self._tasks.create_task(self._stop_pulling()),
+            ]
             await self._puller.run(stopping)
             while self._in_flight:
                 self._idle.clear()
                 await self._idle.wait()
-            for helper in helpers:
-                helper.cancel()
+            for task in background:
+                task.cancel()
 
     async def _stop_pulling(self) -> None:
         await self._stopping.wait()
@@ -133,27 +139,26 @@ class PullConsumer:
         if self._tasks is None or self._puller is None:
             return
         delivery = _delivery_from(message)
-        if held := self._in_flight.get(delivery.message_key):
-            held.ack_subject = (
-                message.reply
-            )  # its lease ran out while we were cut off; it is being handled all the same
+        if running := self._in_flight.get(delivery.message_key):
+            # The lease expired while the connection was lost. The handler still runs, so it owns the new delivery.
+            running.ack_subject = message.reply
         elif self._stopping.is_set() or self._paused or len(self._in_flight) >= self.options.max_in_flight:
             self._tasks.create_task(self._send_ack(message.reply, NAK))
         else:
-            self._in_flight[delivery.message_key] = held = _InFlightDelivery(delivery, message.reply)
+            self._in_flight[delivery.message_key] = started = _InFlightDelivery(delivery, message.reply)
             self._puller.adjust_in_flight(1)
-            self._tasks.create_task(self._handle(held, self._puller))
+            self._tasks.create_task(self._handle(started, self._puller))
 
-    async def _handle(self, held: _InFlightDelivery, puller: Puller) -> None:
-        delivery = held.delivery
+    async def _handle(self, running: _InFlightDelivery, puller: Puller) -> None:
+        delivery = running.delivery
         try:
-            refused = dead_letter_if_exhausted(delivery.delivery_count, self.options.max_deliveries)
-            outcome = refused or limit_deliveries(
+            exhausted = dead_letter_if_exhausted(delivery.delivery_count, self.options.max_deliveries)
+            outcome = exhausted or limit_deliveries(
                 await self._call_handler(delivery), delivery.delivery_count, self.options.max_deliveries
             )
-            await self._acknowledge(held, outcome)
+            await self._acknowledge(running, outcome)
         except asyncio.CancelledError:
-            await self._send_ack(held.ack_subject, NAK, timeout_seconds=1)
+            await self._send_ack(running.ack_subject, NAK, timeout_seconds=1)
             raise
         finally:
             del self._in_flight[delivery.message_key]
@@ -165,62 +170,64 @@ class PullConsumer:
         try:
             return await self._handler(delivery)
         except Exception as error:
-            logger.exception("a handler failed", extra=_log_fields(delivery))
+            logger.exception("message handler failed", extra=_log_fields(delivery))
             return NakDelivery(f"{type(error).__name__}: {error}")
 
-    async def _acknowledge(self, held: _InFlightDelivery, outcome: DeliveryOutcome) -> None:
+    async def _acknowledge(self, running: _InFlightDelivery, outcome: DeliveryOutcome) -> None:
         match outcome:
             case AckDelivery():
-                await self._send_ack(held.ack_subject, ACK)
+                await self._send_ack(running.ack_subject, ACK)
             case NakDelivery(reason, delay):
-                logger.info("delivered again later", extra=_log_fields(held.delivery) | {"reason": reason})
+                logger.info("message nacked", extra=_log_fields(running.delivery) | {"reason": reason})
                 await self._send_ack(
-                    held.ack_subject, _nak_payload(self._redelivery_delay(held.delivery) if delay is None else delay)
+                    running.ack_subject,
+                    _nak_payload(self._redelivery_delay(running.delivery) if delay is None else delay),
                 )
             case DeadLetterDelivery():
-                await self._dead_letter(held, outcome)
+                await self._dead_letter(running, outcome)
 
-    async def _dead_letter(self, held: _InFlightDelivery, outcome: DeadLetterDelivery) -> None:
-        """Keep it elsewhere first: if that fails, the message stays where it is and is received again."""
-        logger.warning("given up", extra=_log_fields(held.delivery) | {"reason": outcome.reason})
+    async def _dead_letter(self, running: _InFlightDelivery, outcome: DeadLetterDelivery) -> None:
+        """Publish the dead letter, then remove the message. If publishing fails, nak, so that it is redelivered."""
+        logger.warning("message dead-lettered", extra=_log_fields(running.delivery) | {"reason": outcome.reason})
         try:
-            for message in self._on_dead_letter(held.delivery, outcome):
+            for message in self._on_dead_letter(running.delivery, outcome):
                 await self._publisher.publish(message)
         except Exception:
-            logger.exception("what was given up could not be kept", extra=_log_fields(held.delivery))
-            await self._send_ack(held.ack_subject, _nak_payload(self._redelivery_delay(held.delivery)))
+            logger.exception("dead letter not published", extra=_log_fields(running.delivery))
+            await self._send_ack(running.ack_subject, _nak_payload(self._redelivery_delay(running.delivery)))
         else:
-            await self._send_ack(held.ack_subject, TERM)
+            await self._send_ack(running.ack_subject, TERM)
 
     def _redelivery_delay(self, delivery: Delivery) -> float:
         return self.options.backoff.delay(delivery.delivery_count)
 
-    async def _send_ack(self, reply: str, what: bytes, timeout_seconds: float | None = None) -> None:
-        """Answer a delivery. An answer that cannot be sent before the lease ends is not worth sending."""
+    async def _send_ack(self, ack_subject: str, ack: bytes, timeout_seconds: float | None = None) -> None:
+        """Send an acknowledgement. The default timeout is the ack wait: a later acknowledgement has no effect."""
+        timeout_seconds = timeout_seconds or self._spec.ack_wait_seconds
         try:
-            await self._connection.publish(reply, what, timeout_seconds=timeout_seconds or self._spec.ack_wait_seconds)
+            await self._connection.publish(ack_subject, ack, timeout_seconds=timeout_seconds)
         except JetStreamError as error:
-            logger.warning("an answer to a delivery was lost", extra={"answer": what.decode(), "error": str(error)})
+            logger.warning("ack not sent", extra={"ack": ack.decode(), "error": str(error)})
 
     async def _extend_ack_wait(self) -> None:
-        """Keep the leases of all that is in hand."""
+        """Extend the leases of all messages in flight."""
         while True:
             await asyncio.sleep(self._spec.ack_wait_seconds / 3)
-            for held in tuple(self._in_flight.values()):
+            for running in tuple(self._in_flight.values()):
                 if self._connection.connected:
-                    await self._send_ack(held.ack_subject, IN_PROGRESS)
+                    await self._send_ack(running.ack_subject, IN_PROGRESS)
 
 
 def _delivery_from(message: Msg) -> Delivery:
-    about = message.metadata
+    metadata = message.metadata
     return Delivery(
         subject=message.subject,
         data=message.data,
         headers=message.headers or NO_HEADERS,
-        stream=about.stream,
-        sequence=about.sequence.stream,
-        delivery_count=about.num_delivered,
-        published_at=about.timestamp,
+        stream=metadata.stream,
+        sequence=metadata.sequence.stream,
+        delivery_count=metadata.num_delivered,
+        published_at=metadata.timestamp,
     )
 
 
@@ -232,6 +239,6 @@ def _log_fields(delivery: Delivery) -> dict[str, object]:
     return {
         "subject": delivery.subject,
         "sequence": delivery.sequence,
-        "attempt": delivery.delivery_count,
-        "messageID": delivery.headers.get(MESSAGE_ID_HEADER, ""),
+        "delivery_count": delivery.delivery_count,
+        "message_id": delivery.headers.get(MESSAGE_ID_HEADER, ""),
     }

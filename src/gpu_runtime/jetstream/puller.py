@@ -1,7 +1,9 @@
-"""Pulling from a consumer: as many messages as there is room for, at once when they come, and nothing while none come.
+"""Sends pull requests for a consumer: never for more messages than the process has capacity for.
 
-A pull stays open on the server until it is filled or its time is over. What is asked for never exceeds the room, so a
-message goes to whoever can begin with it. Pulls that the server forgot are noticed by its silence and made again.
+A pull request stays open on the server until it is filled or expires, so messages arrive without polling. Because open
+requests never exceed the free capacity, the server delivers a message only to a process that can start it immediately.
+The server sends heartbeats for open requests. If the heartbeats stop, the server has lost the requests, and the puller
+sends them again.
 """
 
 import asyncio
@@ -33,13 +35,13 @@ PENDING_MESSAGES_HEADER = "Nats-Pending-Messages"
 @dataclass(frozen=True)
 class PullOptions:
     expires: float = 30
-    """How long a pull stays open."""
+    """Seconds until an open pull request expires."""
     heartbeat: float = 5
-    """How often the server says that it still knows of it."""
+    """Seconds between the heartbeats that the server sends while a pull request is open and no message arrives."""
 
     @property
     def heartbeat_timeout(self) -> float:
-        """After how long without a word the server has surely forgotten."""
+        """Seconds without a message or heartbeat after which the server is assumed to have lost the pull requests."""
         return 2.5 * self.heartbeat
 
 
@@ -53,7 +55,7 @@ class Puller:
         options: PullOptions | None = None,
     ) -> None:
         self.problem: str | None = None
-        """Why nothing comes, if that is for another reason than that there is nothing."""
+        """Why messages cannot be pulled; None if pulling works, even if the stream is empty."""
         self._connection, self._spec, self._max_in_flight, self._callback = connection, spec, max_in_flight, callback
         self._options = options or PullOptions()
         self._inbox_subject = f"_INBOX.{secrets.token_hex(11)}"
@@ -67,19 +69,19 @@ class Puller:
         self._backoff = Backoff(initial_seconds=0.1, max_seconds=5.0)
 
     def adjust_in_flight(self, change: int) -> None:
-        """Room was taken, or became free again."""
+        """Change the number of messages in progress. A lower number frees capacity for new pull requests."""
         self._in_flight += change
         if change < 0:
             self._wake.set()
 
     def set_paused(self, paused: bool) -> None:
-        """Ask for nothing more, and give up what was asked for; or begin again."""
+        """Pause: send no pull requests and drop the open ones. Or resume."""
         self._paused, self._pulls_valid = paused, False
         self._wake.set()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Pull until told to stop. Afterwards nothing more is received."""
-        unlisten = self._connection.add_listener(self._on_connection_change)
+        """Pull until `stopping` is set. No message is received after this returns."""
+        remove_listener = self._connection.add_listener(self._on_connection_change)
         failures = 0
         try:
             while not stopping.is_set():
@@ -91,7 +93,7 @@ class Puller:
                     self._record_problem(error)
                     await self._sleep(stopping, self._backoff.delay(failures))
         finally:
-            unlisten()
+            remove_listener()
             await self._close()
 
     def wake(self) -> None:
@@ -101,49 +103,54 @@ class Puller:
         if self._connection.connected:
             if not self._pulls_valid:
                 await self._resubscribe()
-            wanted = pull_batch_size(self._max_in_flight, self._in_flight, self._requested)
-            if wanted and not self._paused:
-                await self._request_batch(wanted)
+            batch_size = pull_batch_size(self._max_in_flight, self._in_flight, self._requested)
+            if batch_size and not self._paused:
+                await self._request_batch(batch_size)
         await self._wait_for_event()
 
     async def _resubscribe(self) -> None:
-        """Start from nothing asked: the consumer is there, and what answers earlier pulls comes to nobody any more."""
+        """Ensure that the consumer exists, and start without open pull requests.
+
+        The new inbox subject separates the responses: responses to earlier pull requests are no longer received.
+        """
         await self._close()
         await ensure_consumer(self._connection, self._spec)
         self._inbox_subject = f"_INBOX.{secrets.token_hex(11)}"
         self._requested, self._pulls_valid = 0, True
         self._subscription = await self._connection.subscribe(self._inbox_subject, self._on_message)
         if self.problem is not None:
-            logger.info("pulling again", extra={"stream": self._spec.stream, "consumer": self._spec.name})
+            logger.info("pull resumed", extra={"stream": self._spec.stream, "consumer": self._spec.name})
         self.problem = None
 
-    async def _request_batch(self, wanted: int) -> None:
+    async def _request_batch(self, batch_size: int) -> None:
         pull = {
-            "batch": wanted,
+            "batch": batch_size,
             "expires": nanoseconds(self._options.expires),
             "idle_heartbeat": nanoseconds(self._options.heartbeat),
         }
-        self._requested += wanted
+        self._requested += batch_size
         self._last_received = asyncio.get_running_loop().time()
         subject = f"{API_PREFIX}.CONSUMER.MSG.NEXT.{self._spec.stream}.{self._spec.name}"
         await self._connection.publish(subject, msgspec.json.encode(pull), reply=self._inbox_subject)
 
     async def _wait_for_event(self) -> None:
-        """Wait until there is something to do. A server that is silent for too long has forgotten our pulls."""
+        """Wait for the next event. Raises NatsUnreachable if heartbeats are missing while pull requests are open."""
         loop = asyncio.get_running_loop()
-        waiting = self._requested > 0 and self._connection.connected
+        expects_heartbeats = self._requested > 0 and self._connection.connected
+        heartbeat_deadline = self._last_received + self._options.heartbeat_timeout if expects_heartbeats else None
         try:
-            async with asyncio.timeout_at(self._last_received + self._options.heartbeat_timeout if waiting else None):
+            async with asyncio.timeout_at(heartbeat_deadline):
                 await self._wake.wait()
         except TimeoutError:
             if loop.time() - self._last_received >= self._options.heartbeat_timeout:
                 self._pulls_valid = False
-                raise NatsUnreachable("the server said nothing of our pulls", sent=True) from None
+                raise NatsUnreachable("the server sends no heartbeats for the pull requests", sent=True) from None
         self._wake.clear()
 
     def _on_message(self, message: Msg) -> None:
         self._last_received = asyncio.get_running_loop().time()
-        if message.reply:  # what can be acknowledged is of the stream, whatever its sender wrote into its headers
+        # Only a stream message has an ack subject. The headers do not decide: a publisher may set any header.
+        if message.reply:
             self._requested -= 1
             self._callback(message)
             if self._requested <= 0:
@@ -154,23 +161,26 @@ class Puller:
             self._on_pull_ended(status, headers)
 
     def _on_pull_ended(self, status: str, headers: dict[str, str]) -> None:
-        """A pull is over. Where the server does not say what it left unfilled, all are made anew."""
+        """Handle the end of a pull request. If the status has no count of unfilled messages, renew all of them."""
         unfilled = headers.get(PENDING_MESSAGES_HEADER, "")
         if status != NO_RESPONDERS_STATUS and unfilled.isdecimal():
             self._requested = max(0, self._requested - int(unfilled))
         else:
             self._pulls_valid = False
-            logger.debug("pulls ended", extra={"status": status, "why": headers.get("Description", "")})
+            logger.debug("pull requests ended", extra={"code": status, "reason": headers.get("Description", "")})
         self._wake.set()
 
-    def _on_connection_change(self, _there: bool) -> None:
-        self._pulls_valid = False  # the server forgets the pulls of a connection that is gone
+    def _on_connection_change(self, _connected: bool) -> None:
+        self._pulls_valid = False  # the server drops the pull requests of a lost connection
         self._wake.set()
 
     def _record_problem(self, error: JetStreamError) -> None:
         problem = f"cannot pull from {self._spec.name} of {self._spec.stream}: {error}"
         if problem != self.problem:
-            logger.warning("cannot pull", extra={"consumer": self._spec.name, "error": str(error)})
+            logger.warning(
+                "pull failed",
+                extra={"stream": self._spec.stream, "consumer": self._spec.name, "error": str(error)},
+            )
         self.problem = problem
 
     async def _sleep(self, stopping: asyncio.Event, seconds: float) -> None:
@@ -186,7 +196,11 @@ class Puller:
             await self._connection.unsubscribe(subscription)
 
 
-def pull_batch_size(room: int, taken: int, asked: int) -> int:
-    """How many to ask for now. While pulls are open, small amounts wait: a pull per message would double the cost."""
-    missing = room - taken - asked
-    return missing if missing >= max(1, room // 2) or (asked <= 0 and missing > 0) else 0
+def pull_batch_size(max_in_flight: int, in_flight: int, requested: int) -> int:
+    """How many messages to request now.
+
+    While pull requests are open, less than half of the capacity is not requested: one pull request per message would
+    double the cost of each message.
+    """
+    free = max_in_flight - in_flight - requested
+    return free if free >= max(1, max_in_flight // 2) or (requested <= 0 and free > 0) else 0

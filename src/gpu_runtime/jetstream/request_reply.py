@@ -1,4 +1,8 @@
-"""Questions and answers over plain NATS: nothing is kept, and silence is an error that says which kind it is."""
+"""Request/reply over core NATS: a client, a server and a reply inbox. Messages are not stored.
+
+A client distinguishes a subject without a subscriber (NoResponders) from a reply that does not arrive in time
+(NatsUnreachable).
+"""
 
 import asyncio
 import logging
@@ -18,9 +22,12 @@ RequestHandler: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 
 async def send_request(connection: NatsConnection, subject: str, data: bytes, timeout_seconds: float) -> bytes:
-    """The answer. NoResponders if nobody is there to give one, Unreachable if it did not come in time."""
-    answer = await connection.request(subject, data, timeout_seconds=timeout_seconds)
-    return answer.data
+    """Send a request and return the reply.
+
+    Raises NoResponders if the subject has no subscriber, and NatsUnreachable if no reply arrives in time.
+    """
+    reply = await connection.request(subject, data, timeout_seconds=timeout_seconds)
+    return reply.data
 
 
 @asynccontextmanager
@@ -32,18 +39,21 @@ async def serve_requests(
     queue_group: str = "",
     max_concurrent: int = 64,
 ) -> AsyncIterator[None]:
-    """Answer questions for the length of the block, at most so many at once; of a group, one member answers each.
+    """Serve requests on a subject during the block. In a queue group, one member serves each request.
 
-    A question that comes while too many wait, or on which the answer fails, stays without an answer: the asker's time
-    runs out, and it asks again. Those in hand at the end are answered.
+    A request gets no reply if `max_concurrent` requests are in progress, or if the handler fails. The client's timeout
+    then expires, and the client may send the request again. Requests in progress at the end of the block are completed.
     """
     running: set[asyncio.Task[None]] = set()
 
     def received(message: Msg) -> None:
         if len(running) >= max_concurrent:
-            logger.warning("too many questions at once", extra={"subject": message.subject, "limit": max_concurrent})
+            logger.warning(
+                "request dropped, too many concurrent requests",
+                extra={"subject": message.subject, "limit": max_concurrent},
+            )
             return
-        task = asyncio.create_task(_respond(connection, message, handler), name=f"answer-{message.subject}")
+        task = asyncio.create_task(_respond(connection, message, handler), name=f"reply-{message.subject}")
         running.add(task)
         task.add_done_callback(running.discard)
 
@@ -57,9 +67,10 @@ async def serve_requests(
 
 
 class ReplyInbox:
-    """Answers that come when they come, from whoever was told where to send them.
+    """Receives replies on subjects that are passed on to other processes.
 
-    Unlike those to a request they survive a lost connection: the subject stays, only what is sent in between is lost.
+    A reply is not bound to one request. The subject stays valid after a lost connection; only replies that are sent
+    while the connection is lost are lost. `send_request`, in contrast, fails when the connection is lost.
     """
 
     def __init__(self) -> None:
@@ -67,7 +78,7 @@ class ReplyInbox:
 
     @contextmanager
     def expect(self) -> Iterator[PendingReply]:
-        """`subject` is where the answer is to be sent; wait for it with `reply`."""
+        """Expect one reply during the block. The sender publishes to `subject`; `wait_for_reply` waits for it."""
         with self._inbox.expect() as expected:
             yield expected
 
@@ -81,20 +92,20 @@ class ReplyInbox:
 
 
 async def wait_for_reply(expected: PendingReply, timeout_seconds: float) -> bytes:
-    """The answer that was sent to where it was expected, or Unreachable."""
+    """Wait for an expected reply. Raises NatsUnreachable after the timeout."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return (await expected.reply).data
     except TimeoutError:
-        raise NatsUnreachable(f"no answer came within {timeout_seconds:g} s", sent=True) from None
+        raise NatsUnreachable(f"no reply within {timeout_seconds:g} s", sent=True) from None
 
 
-async def _respond(connection: NatsConnection, message: Msg, answer: RequestHandler) -> None:
+async def _respond(connection: NatsConnection, message: Msg, handler: RequestHandler) -> None:
     try:
-        data = await answer(message.data)
+        data = await handler(message.data)
         if message.reply:
             await connection.publish(message.reply, data)
     except JetStreamError as error:
-        logger.warning("an answer was lost", extra={"subject": message.subject, "error": str(error)})
+        logger.warning("reply not sent", extra={"subject": message.subject, "error": str(error)})
     except Exception:
-        logger.exception("a question was not answered", extra={"subject": message.subject})
+        logger.exception("request handler failed", extra={"subject": message.subject})

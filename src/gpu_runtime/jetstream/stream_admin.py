@@ -1,7 +1,8 @@
-"""Streams, consumers and buckets as code: made where they are missing, changed where they differ and may be changed.
+"""Creates, updates and inspects streams, consumers and key-value buckets.
 
-Any number of processes may do it at the same time. What is there and cannot become what is wanted is left alone, and
-Misfit says which field it is.
+`ensure_*` creates what does not exist and updates what differs from its spec. Any number of processes may call it at
+the same time. If a field differs that JetStream cannot change, `ensure_*` changes nothing and raises ConfigMismatch
+with the name of the field.
 """
 
 import asyncio
@@ -30,22 +31,22 @@ _SETUP_BACKOFF = Backoff(initial_seconds=0.1, max_seconds=5.0)
 
 @dataclass(frozen=True)
 class ConsumerInfo:
-    """What a consumer has before it."""
+    """The backlog of a consumer."""
 
     num_pending: int
-    """Not delivered yet."""
+    """Messages that the consumer has not delivered yet."""
     num_ack_pending: int
-    """Delivered and not acknowledged, those included that wait for their next try."""
+    """Messages that are delivered and not acknowledged, including those that wait for redelivery."""
     num_waiting: int
-    """How many pulls wait for messages."""
+    """Open pull requests."""
 
 
 @dataclass(frozen=True)
 class StreamInfo:
     created_at: str
-    """When the stream was made: one that is made anew has the same numbers, for other messages."""
+    """Creation time. A stream that was deleted and re-created uses the same sequence numbers for other messages."""
     messages_by_subject: dict[str, int]
-    """How many messages."""
+    """Number of stored messages by subject."""
 
 
 async def ensure_with_retry(
@@ -54,7 +55,10 @@ async def ensure_with_retry(
     buckets: Iterable[BucketSpec] = (),
     consumers: Iterable[ConsumerSpec] = (),
 ) -> None:
-    """Make all of it, waiting for a server that is away. Misfit and Refused end it: those are for the operator."""
+    """Create or update all of them, and retry while the server is unavailable.
+
+    Raises ConfigMismatch and permanent JetStreamApiErrors: only an operator can resolve those.
+    """
     failures = 0
     while True:
         try:
@@ -68,7 +72,7 @@ async def ensure_with_retry(
             if not is_transient(error):
                 raise
             failures += 1
-            logger.warning("streams are not made yet", extra={"error": str(error)})
+            logger.warning("stream setup failed, retrying", extra={"error": str(error)})
             await asyncio.sleep(_SETUP_BACKOFF.delay(failures))
         else:
             return
@@ -83,18 +87,18 @@ async def ensure_bucket(connection: NatsConnection, spec: BucketSpec) -> None:
 
 
 async def ensure_consumer(connection: NatsConnection, spec: ConsumerSpec) -> None:
-    wanted, what = consumer_config(spec), f"consumer {spec.name} of stream {spec.stream}"
+    desired, resource = consumer_config(spec), f"consumer {spec.name} of stream {spec.stream}"
     try:
-        found = await api_request(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
+        info = await api_request(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
     except NatsNotFound:
-        await _create_consumer(connection, spec, wanted, what)
+        await _create_consumer(connection, spec, desired, resource)
         return
-    if changed := _updated_config(found["config"], wanted, what):
-        await _create_consumer(connection, spec, changed, what)
+    if updated := _updated_config(info["config"], desired, resource):
+        await _create_consumer(connection, spec, updated, resource)
 
 
 async def delete_consumer(connection: NatsConnection, spec: ConsumerSpec) -> None:
-    """Forget a consumer. What it had not acknowledged stays in the stream. One that is gone already is fine."""
+    """Delete a consumer. Unacknowledged messages stay in the stream. A consumer that does not exist is no error."""
     try:
         await api_request(connection, f"CONSUMER.DELETE.{spec.stream}.{spec.name}")
     except NatsNotFound:
@@ -107,67 +111,70 @@ async def consumer_info(connection: NatsConnection, spec: ConsumerSpec) -> Consu
 
 
 async def ack_floor(connection: NatsConnection, spec: ConsumerSpec) -> int:
-    """The number up to which everything is acknowledged that the consumer was to get."""
+    """The stream sequence up to which the consumer has acknowledged all messages of its filter."""
     info = await api_request(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
     floor: int = info["ack_floor"]["stream_seq"]
     return floor
 
 
 async def messages_by_subject(connection: NatsConnection, stream: str, pattern: str) -> dict[str, int]:
-    """How many messages a stream holds on each subject of the pattern: in a work queue, what is not yet done."""
+    """Message counts of a stream for each subject of the pattern. In a work queue stream, this is the backlog."""
     return (await stream_info(connection, stream, pattern)).messages_by_subject
 
 
 async def stream_info(connection: NatsConnection, stream: str, pattern: str) -> StreamInfo:
-    """What a stream holds on the subjects of the pattern.
+    """Creation time of a stream, and its message counts for the subjects of the pattern.
 
-    The server gives at most 100,000 subjects at a time, more than there are functions.
+    The server returns at most 100,000 subjects in one response, which is more than the number of functions.
     """
     info = await api_request(connection, f"STREAM.INFO.{stream}", {"subjects_filter": pattern})
     return StreamInfo(info["created"], info["state"].get("subjects") or {})
 
 
-async def _ensure_stream(connection: NatsConnection, wanted: Config, what: str) -> None:
-    name = wanted["name"]
+async def _ensure_stream(connection: NatsConnection, desired: Config, resource: str) -> None:
+    name = desired["name"]
     try:
-        found = await api_request(connection, f"STREAM.INFO.{name}")
+        info = await api_request(connection, f"STREAM.INFO.{name}")
     except NatsNotFound:
-        found = await _create_stream(connection, wanted, what)
-    if changed := _updated_config(found["config"], wanted, what):
-        changed |= await _limits_not_lowered(connection, found, wanted, what)
+        info = await _create_stream(connection, desired, resource)
+    if updated := _updated_config(info["config"], desired, resource):
+        updated |= await _limits_not_lowered(connection, info, desired, resource)
         try:
-            await api_request(connection, f"STREAM.UPDATE.{name}", changed)
+            await api_request(connection, f"STREAM.UPDATE.{name}", updated)
         except JetStreamApiError as error:
-            raise _config_mismatch(found["config"], wanted, what, error) from error
-        logger.info("changed", extra={"what": what})
+            raise _config_mismatch(info["config"], desired, resource, error) from error
+        logger.info("stream updated", extra={"resource": resource})
 
 
-async def _limits_not_lowered(connection: NatsConnection, found: Config, wanted: Config, what: str) -> Config:
-    """The limits that stay as they are for now.
+async def _limits_not_lowered(connection: NatsConnection, info: Config, desired: Config, resource: str) -> Config:
+    """The current values of the limits that must not be lowered yet.
 
-    Where a limit is lowered below what the stream holds, JetStream deletes the rest, also from a stream that is to
-    refuse and not to forget. There the limit is lowered by whoever comes when less is held.
+    If a limit is lowered below what the stream holds, JetStream deletes the excess messages. It does so even if the
+    stream discards new messages, which must never lose a stored one. A later call lowers the limit when the stream
+    holds less.
     """
-    if wanted["discard"] != "new":
+    if desired["discard"] != "new":
         return {}
-    counts = await messages_by_subject(connection, wanted["name"], ">")
-    holds = {"max_msgs_per_subject": max(counts.values(), default=0), "max_bytes": found["state"]["bytes"]}
-    kept = {field: found["config"][field] for field, held in holds.items() if 0 < wanted[field] < held}
-    if kept:
-        logger.warning("limits are not lowered while more is held", extra={"what": what, "limits": kept})
-    return kept
+    counts = await messages_by_subject(connection, desired["name"], ">")
+    usage = {"max_msgs_per_subject": max(counts.values(), default=0), "max_bytes": info["state"]["bytes"]}
+    unchanged = {field: info["config"][field] for field, used in usage.items() if 0 < desired[field] < used}
+    if unchanged:
+        logger.warning(
+            "stream limits not lowered, stream holds more", extra={"resource": resource, "limits": unchanged}
+        )
+    return unchanged
 
 
-async def _create_stream(connection: NatsConnection, wanted: Config, what: str) -> Config:
+async def _create_stream(connection: NatsConnection, desired: Config, resource: str) -> Config:
     try:
-        return await api_request(connection, f"STREAM.CREATE.{wanted['name']}", wanted)
+        return await api_request(connection, f"STREAM.CREATE.{desired['name']}", desired)
     except JetStreamApiError as error:
-        if error.err_code == 10058:  # another process was first, with other settings
-            return await api_request(connection, f"STREAM.INFO.{wanted['name']}")
-        raise JetStreamApiError(f"{what} cannot be made: {error}", error.code, error.err_code) from error
+        if error.err_code == 10058:  # another process has created the stream meanwhile, with another config
+            return await api_request(connection, f"STREAM.INFO.{desired['name']}")
+        raise JetStreamApiError(f"cannot create {resource}: {error}", error.code, error.err_code) from error
 
 
-async def _create_consumer(connection: NatsConnection, spec: ConsumerSpec, config: Config, what: str) -> None:
+async def _create_consumer(connection: NatsConnection, spec: ConsumerSpec, config: Config, resource: str) -> None:
     try:
         await api_request(
             connection,
@@ -175,20 +182,20 @@ async def _create_consumer(connection: NatsConnection, spec: ConsumerSpec, confi
             {"stream_name": spec.stream, "config": config},
         )
     except NatsNotFound as error:
-        raise NatsNotFound(f"{what} cannot be made: {error}", error.code, error.err_code) from error
+        raise NatsNotFound(f"cannot create {resource}: {error}", error.code, error.err_code) from error
     except JetStreamApiError as error:
-        raise JetStreamApiError(f"{what} cannot be made: {error}", error.code, error.err_code) from error
+        raise JetStreamApiError(f"cannot create {resource}: {error}", error.code, error.err_code) from error
 
 
-def _updated_config(found: Config, wanted: Config, what: str) -> Config | None:
-    """What to write so that the found becomes the wanted; None where it is that already."""
-    different = list(config_differences(found, wanted))
-    for each in different:
+def _updated_config(actual: Config, desired: Config, resource: str) -> Config | None:
+    """The config to send in an update, or None if the actual config matches. Fields that we do not set are kept."""
+    differences = list(config_differences(actual, desired))
+    for each in differences:
         if each.field in IMMUTABLE_FIELDS:
-            raise ConfigMismatch(what, each.field, each.actual, each.desired)
-    return found | wanted if different else None
+            raise ConfigMismatch(resource, each.field, each.actual, each.desired)
+    return actual | desired if differences else None
 
 
-def _config_mismatch(found: Config, wanted: Config, what: str, refused: JetStreamApiError) -> ConfigMismatch:
-    first = next(config_differences(found, wanted))
-    return ConfigMismatch(f"{what} ({refused})", *first)
+def _config_mismatch(actual: Config, desired: Config, resource: str, update_error: JetStreamApiError) -> ConfigMismatch:
+    first = next(config_differences(actual, desired))
+    return ConfigMismatch(f"{resource} ({update_error})", *first)

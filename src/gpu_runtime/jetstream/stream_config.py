@@ -1,4 +1,7 @@
-"""Streams, consumers and buckets in the words of JetStream's API, and how what is there differs. Pure."""
+"""Conversion of stream, consumer and bucket specs to JetStream API configs, and comparison of two configs.
+
+Pure functions: nothing here connects to the server.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -8,7 +11,7 @@ from gpu_runtime.jetstream.stream_specs import DUPLICATE_WINDOW_SECONDS, BucketS
 Config: TypeAlias = dict[str, Any]
 
 IMMUTABLE_FIELDS = frozenset({"retention", "storage", "ack_policy", "deliver_policy", "deny_delete"})
-"""What JetStream never changes, or only by losing what it holds."""
+"""Fields that JetStream cannot change, or can change only by losing stored messages."""
 
 _SERVER_DEFAULTS: Mapping[str, Any] = {
     "discard_new_per_subject": False,
@@ -18,7 +21,7 @@ _SERVER_DEFAULTS: Mapping[str, Any] = {
     "inactive_threshold": 0,
     "max_age": 0,
 }
-"""What JetStream means where it says nothing."""
+"""The value of a field that the server omits from its response."""
 
 
 class ConfigDifference(NamedTuple):
@@ -28,13 +31,13 @@ class ConfigDifference(NamedTuple):
 
 
 def stream_config(spec: StreamSpec) -> Config:
-    refusing = spec.discard == "new" and spec.max_messages_per_subject is not None
+    discard_new_per_subject = spec.discard == "new" and spec.max_messages_per_subject is not None
     return {
         "name": spec.name,
         "subjects": list(spec.subjects),
         "retention": spec.retention,
         "discard": spec.discard,
-        "discard_new_per_subject": refusing,
+        "discard_new_per_subject": discard_new_per_subject,
         "storage": spec.storage,
         "num_replicas": spec.replicas,
         "max_age": nanoseconds(spec.max_age_seconds),
@@ -47,8 +50,8 @@ def stream_config(spec: StreamSpec) -> Config:
 
 
 def bucket_config(spec: BucketSpec) -> Config:
-    told = {"republish": {"src": spec.subject(">"), "dest": f"{spec.republish_to}.>"}} if spec.republish_to else {}
-    return told | {
+    republish = {"republish": {"src": spec.subject(">"), "dest": f"{spec.republish_to}.>"}} if spec.republish_to else {}
+    return republish | {
         "name": spec.stream_name,
         "subjects": [spec.subject(">")],
         "retention": "limits",
@@ -80,19 +83,19 @@ def consumer_config(spec: ConsumerSpec) -> Config:
     }
 
 
-def config_differences(found: Config, wanted: Config) -> Iterator[ConfigDifference]:
-    """The fields that we decide and that are otherwise. What we do not name is left as it is."""
-    for field, value in wanted.items():
-        there = found.get(field, _SERVER_DEFAULTS.get(field))
-        if isinstance(value, dict) and isinstance(there, dict):
-            there = {key: there.get(key) for key in value}
-        if there != value:
-            yield ConfigDifference(field, there, value)
+def config_differences(actual: Config, desired: Config) -> Iterator[ConfigDifference]:
+    """Yield the fields of `desired` whose actual value differs. Fields that `desired` does not contain are ignored."""
+    for field, desired_value in desired.items():
+        actual_value = actual.get(field, _SERVER_DEFAULTS.get(field))
+        if isinstance(desired_value, dict) and isinstance(actual_value, dict):
+            actual_value = {key: actual_value.get(key) for key in desired_value}
+        if actual_value != desired_value:
+            yield ConfigDifference(field, actual_value, desired_value)
 
 
 def nanoseconds(seconds: float | None) -> int:
     return round(seconds * 1_000_000_000) if seconds else 0
 
 
-def _limit(most: int | None) -> int:
-    return -1 if most is None else most
+def _limit(maximum: int | None) -> int:
+    return -1 if maximum is None else maximum

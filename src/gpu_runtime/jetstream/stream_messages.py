@@ -1,4 +1,4 @@
-"""Looking at what a stream holds, without taking it: message by message, in the order in which they were stored."""
+"""Reads and deletes single messages of a stream without a consumer, in stream order. Reading does not acknowledge."""
 
 import base64
 from collections.abc import AsyncIterator, Mapping
@@ -20,7 +20,7 @@ MESSAGE_DELETE_FAILED_CODE = 10057
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """A message as it lies in a stream."""
+    """A message as a stream stores it."""
 
     subject: str
     sequence: int
@@ -32,28 +32,31 @@ class StoredMessage:
 async def next_message(
     connection: NatsConnection, stream: str, subject: str, sequence: int = 1
 ) -> StoredMessage | None:
-    """The first message with that number or a later one on a subject, which may have wildcards; None after the last."""
+    """The first message on the subject with this sequence or a later one, or None if there is none.
+
+    The subject may contain wildcards.
+    """
     try:
-        wanted = {"seq": max(1, sequence), "next_by_subj": subject}
-        answer = await api_request(connection, f"STREAM.MSG.GET.{stream}", wanted)
+        query = {"seq": max(1, sequence), "next_by_subj": subject}
+        response = await api_request(connection, f"STREAM.MSG.GET.{stream}", query)
     except NatsNotFound as error:
         if error.err_code == MESSAGE_NOT_FOUND_CODE:
             return None
         raise
-    return _stored_message(answer["message"])
+    return _stored_message(response["message"])
 
 
 async def iter_messages(
     connection: NatsConnection, stream: str, subject: str, sequence: int = 1
 ) -> AsyncIterator[StoredMessage]:
-    """Every message from that number on. What is stored meanwhile is among them."""
-    while (found := await next_message(connection, stream, subject, sequence)) is not None:
-        yield found
-        sequence = found.sequence + 1
+    """Yield every message from this sequence on, including messages that are stored during the iteration."""
+    while (message := await next_message(connection, stream, subject, sequence)) is not None:
+        yield message
+        sequence = message.sequence + 1
 
 
 async def delete_message(connection: NatsConnection, stream: str, sequence: int) -> bool:
-    """Take a message out of a stream. False where it was gone already."""
+    """Delete a message from a stream. Returns False if the message does not exist."""
     try:
         await api_request(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
     except JetStreamApiError as error:
@@ -64,8 +67,11 @@ async def delete_message(connection: NatsConnection, stream: str, sequence: int)
 
 
 def is_message_not_found(error: JetStreamApiError) -> bool:
-    """Whether a deletion was refused because there is nothing to delete. At the ends of a stream the server has one
-    number for every failed deletion, and says that in words."""
+    """Whether a deletion failed because the message does not exist.
+
+    For a sequence before the first or after the last message, the server uses one error code for every failed deletion,
+    so the description decides.
+    """
     if error.err_code == MESSAGE_DELETE_FAILED_CODE:
         return str(error) in ("no message found", "stream store EOF")
     return error.err_code in (MESSAGE_NOT_FOUND_CODE, SEQUENCE_NOT_FOUND_CODE)

@@ -1,6 +1,6 @@
-"""What streams, consumers and buckets are to be, as data. Pure: `topology` compares it with what is there.
+"""Desired configuration of streams, consumers and key-value buckets, as plain data.
 
-None for a number means that there is no limit.
+`stream_admin` compares it with the server and applies it. For every number, None means no limit.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ RetentionPolicy: TypeAlias = Literal["limits", "workqueue", "interest"]
 DiscardPolicy: TypeAlias = Literal["old", "new"]
 
 DUPLICATE_WINDOW_SECONDS = 120.0
-"""Seconds for which a repeated message ID is recognised: longer than any publisher retries."""
+"""Seconds for which the server detects a repeated message ID. It is longer than any publisher retries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class StreamSpec:
     max_age_seconds: float | None = None
     max_bytes: int | None = None
     max_messages_per_subject: int | None = None
-    """With `discard="new"`, one subject that is full refuses, and the others do not."""
+    """With `discard="new"`, a full subject rejects new messages while the other subjects still accept them."""
     duplicate_window_seconds: float = DUPLICATE_WINDOW_SECONDS
 
 
@@ -33,32 +33,33 @@ class StreamSpec:
 class ConsumerSpec:
     """A durable pull consumer with explicit acknowledgement.
 
-    It delivers for ever: a limit of deliveries on the server would only stop them and tell nobody. Nor does it limit
-    how much may be unacknowledged: a message that waits for its next try counts there, so the tries of one subject
-    would stop the deliveries of all others. What is in flight is bounded by what consumers ask for.
+    The server has no limit on deliveries (max_deliver): at that limit it would stop delivering the message without
+    notice. The server also has no limit on unacknowledged messages (max_ack_pending): a message that waits for its
+    redelivery counts, so redeliveries of one subject would block the deliveries of all other subjects. The batch sizes
+    of the pull requests limit what is in flight.
     """
 
     stream: str
     name: str
     filter_subject: str = ""
-    """Empty: everything in the stream. In a work queue, no two consumers' filters may overlap."""
+    """Empty selects all messages of the stream. In a work queue stream, filters of two consumers must not overlap."""
     ack_wait_seconds: float = 30
-    """Seconds after which a delivery that was not acknowledged, refused or extended is made again."""
+    """Seconds after which the server redelivers a message without an ack, a nak or an in-progress acknowledgement."""
     inactive_threshold_seconds: float | None = None
-    """After how long without a pull the server forgets the consumer."""
+    """Seconds without a pull request after which the server deletes the consumer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSpec:
     name: str
     ttl_seconds: float | None = None
-    """How long a value is kept after its last change."""
+    """Seconds after its last change at which a value expires."""
     storage: StorageType = "file"
     replicas: int = 1
     max_bytes: int | None = None
     max_value_bytes: int | None = None
     republish_to: str = ""
-    """Where each stored change is told, as `<told_on>.<key>`: what a watch listens to."""
+    """The server republishes each stored change on `<republish_to>.<key>`. Watches subscribe to that subject."""
 
     @property
     def stream_name(self) -> str:

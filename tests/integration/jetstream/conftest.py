@@ -1,4 +1,4 @@
-"""A connection of the test's own to the shared server, and a server of its own where that is to be killed."""
+"""A connection per test to the shared NATS server, and a separate server for tests that stop it."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -20,9 +20,9 @@ def account_options(account: NatsAccount) -> ConnectionOptions:
 
 @pytest.fixture
 async def nats_connection(nats_account: NatsAccount) -> AsyncIterator[NatsConnection]:
-    async with connect_nats(account_options(nats_account)) as made:
-        await made.wait_connected(60)
-        yield made
+    async with connect_nats(account_options(nats_account)) as connection:
+        await connection.wait_connected(60)
+        yield connection
 
 
 @pytest.fixture
@@ -32,6 +32,6 @@ def publisher(nats_connection: NatsConnection) -> Publisher:
 
 @pytest.fixture
 def own_nats_server() -> Iterator[NatsServer]:
-    """A server that nobody else uses."""
+    """A server that only one test uses."""
     with enter_or_skip(temporary_nats_server()) as server:
         yield server

@@ -1,4 +1,4 @@
-"""What a server needs to admit users by signed credentials: an operator, an account, a user, and their tokens."""
+"""Server config and user credentials for NATS operator mode, in which JWTs authenticate users."""
 
 import base64
 import binascii
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from nacl.signing import SigningKey
 
 SEED, OPERATOR, ACCOUNT, USER = 18 << 3, 14 << 3, 0, 20 << 3
-"""The first letters of such names: S, O, A and U."""
+"""The nkey prefixes. They encode to the first letters S, O, A and U."""
 
 
 @dataclass(frozen=True)
 class OperatorCredentials:
     server_config: str
-    """The server's configuration."""
+    """The configuration of the server."""
     credentials: str
-    """The user's file."""
+    """The content of the user's credentials file."""
 
 
 def operator() -> OperatorCredentials:

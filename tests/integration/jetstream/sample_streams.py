@@ -1,4 +1,4 @@
-"""Streams and handlers that several tests use."""
+"""Streams, consumers and handlers that several tests share."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ WORK_STREAM = StreamSpec(name="WORK", subjects=("work.*",), retention="workqueue
 DEAD_LETTER_STREAM = StreamSpec(name="DEAD", subjects=("dead.*",))
 CONSUMER = ConsumerSpec("WORK", "takers", ack_wait_seconds=30)
 SHORT_ACK_WAIT_CONSUMER = replace(CONSUMER, ack_wait_seconds=2)
-"""For tests that wait for its end. A busy machine may well miss a time that is much shorter."""
+"""For tests that wait until the ack wait ends. On a busy machine, a much shorter time makes tests unstable."""
 
 QUICK_POLICY = ConsumeOptions(
     max_in_flight=8,
@@ -31,7 +31,7 @@ QUICK_POLICY = ConsumeOptions(
 
 @dataclass
 class RecordingHandler:
-    """A handler that remembers what it saw."""
+    """A handler that records its deliveries."""
 
     respond: Callable[[Delivery], Awaitable[DeliveryOutcome]] | None = None
     deliveries: list[Delivery] = field(default_factory=list)
@@ -61,12 +61,12 @@ async def running_consumer(
     policy: ConsumeOptions = QUICK_POLICY,
     spec: ConsumerSpec = CONSUMER,
 ) -> AsyncIterator[PullConsumer]:
-    """Consume for the length of the block, then stop in an orderly way."""
+    """Run a consumer during the block, then stop it gracefully."""
     stopping = asyncio.Event()
-    consumption = PullConsumer(publisher, spec, handler, dead_letter, policy)
-    running = asyncio.create_task(consumption.run(stopping))
+    consumer = PullConsumer(publisher, spec, handler, dead_letter, policy)
+    running = asyncio.create_task(consumer.run(stopping))
     try:
-        yield consumption
+        yield consumer
     finally:
         stopping.set()
         await running

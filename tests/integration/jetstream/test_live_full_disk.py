@@ -1,4 +1,4 @@
-"""A server whose disk was full: what it acknowledged is there, and the probe of `config/nats` brings it back."""
+"""A NATS server with a full disk loses no acknowledged message, and its liveness probe in `config/nats` restarts it."""
 
 import asyncio
 import urllib.error
@@ -29,26 +29,26 @@ def nats_on_small_disk() -> Iterator[NatsServer]:
 
 
 async def passes_liveness_probe(server: NatsServer) -> bool:
-    def ask() -> bool:
+    def probe() -> bool:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{server.monitor_port}{nats_liveness_path()}", timeout=5).close()
-        except urllib.error.HTTPError as refusal:
-            refusal.close()
+        except urllib.error.HTTPError as error:
+            error.close()
             return False
         return True
 
-    return await asyncio.to_thread(ask)
+    return await asyncio.to_thread(probe)
 
 
 async def test_server_with_a_full_disk_fails_its_probe_and_restarts_without_loss(
     nats_on_small_disk: NatsServer,
 ) -> None:
     disk = TmpfsDisk(nats_on_small_disk.processes, nats_on_small_disk.state_dir / "jetstream")
-    async with connect_nats(account_options(nats_on_small_disk.create_account())) as connected:
-        await connected.wait_connected(10)
-        await create_streams(connected)
+    async with connect_nats(account_options(nats_on_small_disk.create_account())) as connection:
+        await connection.wait_connected(10)
+        await create_streams(connection)
         publisher, stored, number = (
-            Publisher(connected, timeout_seconds=1, attempt_timeout_seconds=0.5),
+            Publisher(connection, timeout_seconds=1, attempt_timeout_seconds=0.5),
             set[bytes](),
             0,
         )
@@ -70,13 +70,15 @@ async def test_server_with_a_full_disk_fails_its_probe_and_restarts_without_loss
         while await publish():
             pass
         await asyncio.to_thread(disk.free)
-        assert not await publish(), "the server has learned to go on by itself: the probe may be gentler"
+        assert not await publish(), (
+            "this server version recovers without a restart: relax the liveness probe in config/nats"
+        )
         assert not await passes_liveness_probe(nats_on_small_disk)
         await asyncio.to_thread(nats_on_small_disk.processes.stop, "nats")
         await asyncio.to_thread(nats_on_small_disk.start)
-        await connected.wait_connected(20)
+        await connection.wait_connected(20)
         assert await passes_liveness_probe(nats_on_small_disk)
         assert await publish()
         seen = RecordingHandler()
         async with running_consumer(publisher, seen):
-            await eventually(lambda: stored <= set(seen.delivery_counts), "everything that was acknowledged is there")
+            await eventually(lambda: stored <= set(seen.delivery_counts), "all acknowledged messages are delivered")

@@ -1,4 +1,4 @@
-"""One of many creates a key, nobody overwrites what he has not seen, and a watch sees the last value."""
+"""The key-value bucket: optimistic concurrency of create, update and purge, expiry, and watches."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from gpu_runtime.jetstream.stream_admin import ensure_bucket
 from gpu_runtime.jetstream.stream_specs import BucketSpec
 from tests.integration.kube.polling import eventually
 
-SPEC = BucketSpec(name="STATE", ttl_seconds=60, republish_to="told")
+SPEC = BucketSpec(name="STATE", ttl_seconds=60, republish_to="changes")
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ async def test_one_of_twenty_concurrent_updates_wins(bucket: KeyValueBucket) -> 
     assert len([each for each in revisions if each is not None]) == 1
 
 
-async def test_a_purged_key_is_absent_and_can_be_created_by_one(bucket: KeyValueBucket) -> None:
+async def test_purged_key_is_absent_and_one_concurrent_create_wins(bucket: KeyValueBucket) -> None:
     first = await bucket.create("key", b"1")
     assert first is not None
     last = await bucket.update("key", b"2", first)
     assert last is not None
-    assert not await bucket.purge("key", first), "it has another value since"
+    assert not await bucket.purge("key", first), "the revision is stale"
     assert await bucket.get("key") is not None
     assert await bucket.purge("key", last)
     assert await bucket.get("key") is None
@@ -58,7 +58,7 @@ async def test_a_purged_key_is_absent_and_can_be_created_by_one(bucket: KeyValue
 
 
 class DuplicatingPublisher(Publisher):
-    """Sends everything twice, as after an acknowledgement that was lost."""
+    """Sends every message twice, as after a lost acknowledgement."""
 
     async def publish(self, message: OutgoingMessage) -> PubAck:
         await super().publish(message)
@@ -66,11 +66,11 @@ class DuplicatingPublisher(Publisher):
 
 
 async def test_resent_write_is_recognized_as_its_own(nats_connection: NatsConnection, bucket: KeyValueBucket) -> None:
-    """An acknowledgement that was lost makes nobody lose against himself."""
-    doubtful = KeyValueBucket(nats_connection, DuplicatingPublisher(nats_connection), SPEC)
-    created = await doubtful.create("key", b"1")
+    """After a lost acknowledgement, a writer does not report a conflict with its own write."""
+    resending = KeyValueBucket(nats_connection, DuplicatingPublisher(nats_connection), SPEC)
+    created = await resending.create("key", b"1")
     assert created == 1
-    assert await doubtful.update("key", b"2", created) == 2
+    assert await resending.update("key", b"2", created) == 2
     assert await bucket.get("key") == KeyValueEntry("key", b"2", 2)
 
 
@@ -80,7 +80,7 @@ async def test_key_expires_after_its_ttl(nats_connection: NatsConnection, publis
     bucket = KeyValueBucket(nats_connection, publisher, spec)
     await bucket.create("key", b"1")
     async with asyncio.timeout(60):
-        while await bucket.get("key") is not None:  # noqa: ASYNC110 - the server tells nobody
+        while await bucket.get("key") is not None:  # noqa: ASYNC110 - the server sends no event
             await asyncio.sleep(0.05)
     assert await bucket.create("key", b"2") is not None
 
@@ -108,7 +108,7 @@ async def test_watch_always_reaches_the_last_value(bucket: KeyValueBucket) -> No
     async def follow() -> None:
         async with bucket.watch("key") as watch:
             async for entry in watch:
-                values.append(entry.value if entry else b"")  # noqa: PERF401 - others look at it meanwhile
+                values.append(entry.value if entry else b"")  # noqa: PERF401 - the test reads the list during the iteration
 
     following = asyncio.create_task(follow())
     revision = await bucket.create("key", b"0")

@@ -1,4 +1,4 @@
-"""The server is killed in the middle, and everything goes on by itself."""
+"""Publishers, consumers, requests and watches continue after the NATS server is killed and restarted."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,9 +28,9 @@ from tests.integration.kube.polling import eventually
 
 @pytest.fixture
 async def restartable_connection(own_nats_server: NatsServer) -> AsyncIterator[NatsConnection]:
-    async with connect_nats(account_options(own_nats_server.create_account())) as made:
-        await made.wait_connected(60)
-        yield made
+    async with connect_nats(account_options(own_nats_server.create_account())) as connection:
+        await connection.wait_connected(60)
+        yield connection
 
 
 def kill(server: NatsServer) -> None:
@@ -48,23 +48,23 @@ async def test_restart_loses_no_acknowledged_message(
     await create_streams(restartable_connection)
     publisher = Publisher(restartable_connection, timeout_seconds=60)
     seen, stored, number = RecordingHandler(), set[bytes](), 0
-    publishing = asyncio.Event()
+    stop_publishing = asyncio.Event()
 
-    async def publish(who: int) -> None:
+    async def publish(writer: int) -> None:
         nonlocal number
-        while not publishing.is_set():
+        while not stop_publishing.is_set():
             number += 1
-            data = b"%d-%d" % (who, number)
+            data = b"%d-%d" % (writer, number)
             await publisher.publish(OutgoingMessage("work.a", data, data.decode()))
             stored.add(data)
 
-    writers = [asyncio.create_task(publish(who)) for who in range(4)]
+    writers = [asyncio.create_task(publish(writer)) for writer in range(4)]
     async with running_consumer(publisher, seen, spec=SHORT_ACK_WAIT_CONSUMER):
         for _ in range(3):
             before = len(seen.deliveries)
-            await eventually(lambda: len(seen.deliveries) > before + 200, "messages flow")  # noqa: B023
+            await eventually(lambda: len(seen.deliveries) > before + 200, "messages are delivered")  # noqa: B023
             await restart(own_nats_server)
-        publishing.set()
+        stop_publishing.set()
         await asyncio.gather(*writers)
         await eventually(lambda: stored <= set(seen.delivery_counts), "every stored message is handled")
     assert restartable_connection.problem() is None
@@ -83,8 +83,8 @@ async def test_in_flight_publishes_survive_a_restart(
     assert all(isinstance(each, PubAck) for each in outcomes)
     seen = RecordingHandler()
     async with running_consumer(publisher, seen, replace(QUICK_POLICY, max_in_flight=256), SHORT_ACK_WAIT_CONSUMER):
-        # Some may come twice, so their number alone does not tell.
-        await eventually(lambda: len(set(seen.delivery_counts)) >= len(messages), "all are there")
+        # Some messages may be delivered twice, so the number of deliveries is not sufficient.
+        await eventually(lambda: len(set(seen.delivery_counts)) >= len(messages), "all messages are delivered")
     assert set(seen.delivery_counts) == {message.data for message in messages}
 
 
@@ -93,7 +93,7 @@ async def test_publish_times_out_while_the_server_is_down(
 ) -> None:
     await create_streams(restartable_connection)
     await asyncio.to_thread(kill, own_nats_server)
-    await eventually(lambda: not restartable_connection.connected, "the loss is noticed")
+    await eventually(lambda: not restartable_connection.connected, "the disconnect is detected")
     assert "not connected to NATS" in (restartable_connection.problem() or "")
     publisher = Publisher(restartable_connection, timeout_seconds=0.3, attempt_timeout_seconds=0.2)
     with pytest.raises(NatsUnreachable) as raised:
@@ -105,26 +105,26 @@ async def test_publish_times_out_while_the_server_is_down(
     await asyncio.to_thread(own_nats_server.start)
     assert (
         await Publisher(restartable_connection, timeout_seconds=60).publish(OutgoingMessage("work.a", b"1", "1"))
-    ).seq == 1  # nothing came late
+    ).seq == 1  # no message of the timed-out publishes was stored
 
 
 async def test_pending_request_fails_when_the_connection_is_lost(
     own_nats_server: NatsServer, restartable_connection: NatsConnection
 ) -> None:
-    asked, never = asyncio.Event(), asyncio.Event()
+    requested, never = asyncio.Event(), asyncio.Event()
 
     async def silent(_data: bytes) -> bytes:
-        asked.set()
+        requested.set()
         await never.wait()
         return b""
 
     async with serve_requests(restartable_connection, "q", silent):
-        asking = asyncio.create_task(send_request(restartable_connection, "q", b"", 60))
-        await asked.wait()
+        request = asyncio.create_task(send_request(restartable_connection, "q", b"", 60))
+        await requested.wait()
         await asyncio.to_thread(kill, own_nats_server)
         async with asyncio.timeout(60):
             with pytest.raises(NatsUnreachable, match="the connection was lost") as raised:
-                await asking
+                await request
         never.set()
     assert raised.value.sent
 
@@ -143,14 +143,14 @@ async def test_subscriptions_are_restored_after_a_restart(
             await restart(own_nats_server)
             await restartable_connection.wait_connected(60)
             assert await send_request(restartable_connection, "q", b"hello", 30) == b"hello"
-            await restartable_connection.publish(expected.subject, b"late but there")
-            assert await wait_for_reply(expected, 30) == b"late but there"
+            await restartable_connection.publish(expected.subject, b"after the restart")
+            assert await wait_for_reply(expected, 30) == b"after the restart"
 
 
-async def test_a_watch_sees_what_was_written_after_the_restart(
+async def test_watch_reports_writes_after_a_restart(
     own_nats_server: NatsServer, restartable_connection: NatsConnection
 ) -> None:
-    spec = BucketSpec(name="STATE", republish_to="told")
+    spec = BucketSpec(name="STATE", republish_to="changes")
     await ensure_bucket(restartable_connection, spec)
     bucket = KeyValueBucket(restartable_connection, Publisher(restartable_connection, timeout_seconds=60), spec)
     async with bucket.watch("key") as watch:
@@ -166,7 +166,7 @@ async def test_a_watch_sees_what_was_written_after_the_restart(
 async def test_redelivery_to_the_consumer_that_still_handles_it_is_ignored(
     own_nats_server: NatsServer, restartable_connection: NatsConnection
 ) -> None:
-    """Its lease ends while nobody can extend it, and the message comes again to the one that has it in hand."""
+    """The lease ends while the server is down, and the server redelivers to the consumer whose handler still runs."""
     await create_streams(restartable_connection)
     publisher, gate = Publisher(restartable_connection, timeout_seconds=60), asyncio.Event()
 
@@ -176,28 +176,28 @@ async def test_redelivery_to_the_consumer_that_still_handles_it_is_ignored(
 
     seen = RecordingHandler(long)
     await publisher.publish(OutgoingMessage("work.a", b"1", "1"))
-    async with running_consumer(publisher, seen, spec=SHORT_ACK_WAIT_CONSUMER) as consumption:
-        await eventually(lambda: consumption.in_flight == 1, "it is in hand")
+    async with running_consumer(publisher, seen, spec=SHORT_ACK_WAIT_CONSUMER) as consumer:
+        await eventually(lambda: consumer.in_flight == 1, "the message is in flight")
         await asyncio.to_thread(kill, own_nats_server)
         await asyncio.sleep(1.5 * SHORT_ACK_WAIT_CONSUMER.ack_wait_seconds)
         await asyncio.to_thread(own_nats_server.start)
         await restartable_connection.wait_connected(60)
         await asyncio.sleep(1.5 * SHORT_ACK_WAIT_CONSUMER.ack_wait_seconds)
         gate.set()
-        await eventually(lambda: consumption.in_flight == 0, "it is done")
+        await eventually(lambda: consumer.in_flight == 0, "the message is acknowledged")
     assert len(seen.deliveries) == 1
 
 
 async def test_message_id_of_an_acknowledged_message_is_lost_by_a_restart(
     own_nats_server: NatsServer, restartable_connection: NatsConnection
 ) -> None:
-    """Why no promise rests on message IDs. Should this ever fail, the server has learned something."""
+    """This is why no guarantee depends on message IDs. If this fails, a newer server keeps the IDs over a restart."""
     await create_streams(restartable_connection)
     publisher, message = Publisher(restartable_connection, timeout_seconds=60), OutgoingMessage("work.a", b"1", "id")
     seen = RecordingHandler()
     async with running_consumer(publisher, seen, spec=SHORT_ACK_WAIT_CONSUMER):
         await publisher.publish(message)
-        await eventually(lambda: len(seen.deliveries) == 1, "it is taken")
+        await eventually(lambda: len(seen.deliveries) == 1, "the message is delivered")
     assert (await publisher.publish(message)).duplicate
     await restart(own_nats_server)
     assert not (await publisher.publish(message)).duplicate
@@ -210,4 +210,4 @@ async def test_stop_is_fast_while_the_server_is_down(
     async with asyncio.timeout(30):
         async with running_consumer(Publisher(restartable_connection), RecordingHandler()):
             await asyncio.to_thread(kill, own_nats_server)
-            await eventually(lambda: not restartable_connection.connected, "the loss is noticed")
+            await eventually(lambda: not restartable_connection.connected, "the disconnect is detected")

@@ -1,4 +1,4 @@
-"""What a publisher says is stored is stored, once; what is not stored is said."""
+"""A publisher reports a message as stored only if the stream has stored it once, and reports every failure."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from gpu_runtime.jetstream.stream_specs import StreamSpec
 from tests.integration.jetstream.sample_streams import create_streams
 
 
-async def test_a_message_under_one_id_is_stored_once(nats_connection: NatsConnection, publisher: Publisher) -> None:
+async def test_message_with_the_same_id_is_stored_once(nats_connection: NatsConnection, publisher: Publisher) -> None:
     await create_streams(nats_connection)
     first = await publisher.publish(OutgoingMessage("work.a", b"1", "id"))
     again = await publisher.publish(OutgoingMessage("work.a", b"1", "id"))
@@ -32,12 +32,12 @@ async def test_published_batch_is_stored_in_order(nats_connection: NatsConnectio
 
 async def test_each_message_of_a_batch_has_its_own_outcome(nats_connection: NatsConnection) -> None:
     await create_streams(nats_connection)
-    impatient = Publisher(nats_connection, timeout_seconds=3, attempt_timeout_seconds=3)
+    publisher = Publisher(nats_connection, timeout_seconds=3, attempt_timeout_seconds=3)
     large = b"x" * (max_payload_bytes(nats_connection) + 1)
-    outcomes = await impatient.publish_many(
+    outcomes = await publisher.publish_many(
         [
             OutgoingMessage("work.a", b"1"),
-            OutgoingMessage("nobody.listens", b"2"),
+            OutgoingMessage("no.stream", b"2"),
             OutgoingMessage("work.a", large),
             OutgoingMessage("work.a", b"4"),
         ]
@@ -53,8 +53,8 @@ def max_payload_bytes(connection: NatsConnection) -> int:
 
 
 async def test_publish_without_a_stream_fails_with_no_responders(nats_connection: NatsConnection) -> None:
-    with pytest.raises(NoResponders, match=r"nobody answers on nobody\.listens"):
-        await Publisher(nats_connection, timeout_seconds=2).publish(OutgoingMessage("nobody.listens", b""))
+    with pytest.raises(NoResponders, match=r"no subscriber on no\.stream"):
+        await Publisher(nats_connection, timeout_seconds=2).publish(OutgoingMessage("no.stream", b""))
 
 
 async def test_publish_waits_for_a_stream_that_is_being_created(
@@ -71,13 +71,13 @@ async def test_oversized_message_is_rejected_before_it_is_sent(
 ) -> None:
     await create_streams(nats_connection)
     limit = max_payload_bytes(nats_connection)
-    lost: list[bool] = []
-    nats_connection.add_listener(lost.append)
+    notifications: list[bool] = []
+    nats_connection.add_listener(notifications.append)
     data, headers = (b"x" * (limit + 1), {}) if where == "data" else (b"x" * (limit - 10), {"Name": "value"})
-    with pytest.raises(NatsMessageTooLarge, match=f"takes at most {limit}"):
+    with pytest.raises(NatsMessageTooLarge, match=f"accepts at most {limit}"):
         await publisher.publish(OutgoingMessage("work.a", data, headers=headers))
     assert (await publisher.publish(OutgoingMessage("work.a", b"x" * (limit - 100), "fits"))).seq == 1
-    assert lost == []
+    assert notifications == []
 
 
 async def test_full_subject_rejects_and_others_accept(nats_connection: NatsConnection, publisher: Publisher) -> None:

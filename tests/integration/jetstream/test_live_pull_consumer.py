@@ -1,4 +1,4 @@
-"""Each message is handled until it is done or given up, by one at a time, for as long as that takes."""
+"""The pull consumer: delivery, redelivery, ack wait extension, dead letters, limits, pause and shutdown."""
 
 import asyncio
 import signal
@@ -49,7 +49,7 @@ async def message_count(connection: NatsConnection, stream: str = "WORK") -> int
 
 async def wait_empty(connection: NatsConnection) -> None:
     async with asyncio.timeout(60):
-        while await message_count(connection):  # noqa: ASYNC110 - the server tells nobody
+        while await message_count(connection):  # noqa: ASYNC110 - the server sends no event
             await asyncio.sleep(0.02)
 
 
@@ -63,7 +63,7 @@ async def test_messages_are_handled_once_and_acknowledged(
     seen = RecordingHandler()
     await publish_numbers(publisher, 500)
     async with running_consumer(publisher, seen):
-        await eventually(lambda: len(seen.deliveries) >= 500, "all are delivered")
+        await eventually(lambda: len(seen.deliveries) >= 500, "all messages are delivered")
         await wait_empty(nats_connection)
     assert set(seen.delivery_counts.values()) == {1}
 
@@ -80,7 +80,7 @@ async def test_two_pull_consumers_of_one_durable_share_the_messages(
     one, two = RecordingHandler(waiting), RecordingHandler(waiting)
     await publish_numbers(publisher, 16)
     async with running_consumer(publisher, one), running_consumer(publisher, two):
-        await eventually(lambda: len(one.deliveries) + len(two.deliveries) == 16, "both are full")
+        await eventually(lambda: len(one.deliveries) + len(two.deliveries) == 16, "both consumers are full")
         assert (len(one.deliveries), len(two.deliveries)) == (8, 8)
         gate.set()
         await wait_empty(nats_connection)
@@ -88,13 +88,13 @@ async def test_two_pull_consumers_of_one_durable_share_the_messages(
 
 
 async def test_in_flight_messages_never_exceed_the_limit(nats_connection: NatsConnection, publisher: Publisher) -> None:
-    """What one cannot begin with, another may have."""
-    gate, most, running = asyncio.Event(), 0, 0
+    """Messages above the limit stay on the server, so that another consumer can get them."""
+    gate, peak, running = asyncio.Event(), 0, 0
 
     async def counted(_delivery: Delivery) -> DeliveryOutcome:
-        nonlocal most, running
+        nonlocal peak, running
         running += 1
-        most = max(most, running)
+        peak = max(peak, running)
         await gate.wait()
         await asyncio.sleep(0)
         running -= 1
@@ -102,13 +102,13 @@ async def test_in_flight_messages_never_exceed_the_limit(nats_connection: NatsCo
 
     seen = RecordingHandler(counted)
     await publish_numbers(publisher, 30)
-    async with running_consumer(publisher, seen, replace(QUICK_POLICY, max_in_flight=3)) as consumption:
-        await eventually(lambda: consumption.in_flight == 3, "three are in hand")
-        load = await consumer_info(nats_connection, CONSUMER)
-        assert (load.num_ack_pending, load.num_pending) == (3, 27)
+    async with running_consumer(publisher, seen, replace(QUICK_POLICY, max_in_flight=3)) as consumer:
+        await eventually(lambda: consumer.in_flight == 3, "three messages are in flight")
+        info = await consumer_info(nats_connection, CONSUMER)
+        assert (info.num_ack_pending, info.num_pending) == (3, 27)
         gate.set()
         await wait_empty(nats_connection)
-    assert most == 3
+    assert peak == 3
 
 
 async def test_consumer_resumes_while_a_message_is_in_flight(
@@ -122,16 +122,16 @@ async def test_consumer_resumes_while_a_message_is_in_flight(
         return AckDelivery()
 
     seen = RecordingHandler(first_waits)
-    async with running_consumer(publisher, seen) as consumption:
+    async with running_consumer(publisher, seen) as consumer:
         await publish_numbers(publisher, 1)
-        await eventually(lambda: consumption.in_flight == 1, "the first is in hand")
-        consumption.pause()
+        await eventually(lambda: consumer.in_flight == 1, "the first message is in flight")
+        consumer.pause()
         await publisher.publish(OutgoingMessage("work.a", b"1"))
         await wait_no_pulls(nats_connection)
         assert set(seen.delivery_counts) == {b"0"}
-        consumption.resume()
-        await eventually(lambda: b"1" in seen.delivery_counts, "the second is handled")
-        assert consumption.in_flight == 1, "beside the first"
+        consumer.resume()
+        await eventually(lambda: b"1" in seen.delivery_counts, "the second message is handled")
+        assert consumer.in_flight == 1, "the first message is still in flight"
         gate.set()
         await wait_empty(nats_connection)
     assert set(seen.delivery_counts.values()) == {1}
@@ -139,7 +139,7 @@ async def test_consumer_resumes_while_a_message_is_in_flight(
 
 async def wait_no_pulls(connection: NatsConnection) -> None:
     async with asyncio.timeout(60):
-        while (await consumer_info(connection, CONSUMER)).num_waiting:  # noqa: ASYNC110 - the server tells nobody
+        while (await consumer_info(connection, CONSUMER)).num_waiting:  # noqa: ASYNC110 - the server sends no event
             await asyncio.sleep(0.02)
 
 
@@ -152,7 +152,8 @@ async def test_new_message_is_delivered_to_a_waiting_pull(
     ):
         for number in range(1, 20):
             await publisher.publish(OutgoingMessage("work.a", b"%d" % number))
-            await eventually(lambda: len(seen.deliveries) == number, "it is delivered, long before the pull ends")  # noqa: B023
+            # Each delivery happens long before the pull request expires.
+            await eventually(lambda: len(seen.deliveries) == number, "the message is delivered")  # noqa: B023
 
 
 @pytest.mark.parametrize("status", ["404", "409", "100", "503", "\xff"])
@@ -171,11 +172,11 @@ async def test_idle_consumer_sends_no_extra_pulls(nats_connection: NatsConnectio
     async with running_consumer(publisher, RecordingHandler()):
         await eventually(lambda: nats_connection.connected, "connected")
         async with asyncio.timeout(60):
-            while True:  # its one pull waits on the server
+            while True:  # until its one pull request waits on the server
                 try:
                     if (await consumer_info(nats_connection, CONSUMER)).num_waiting == 1:
                         break
-                except Exception:  # noqa: BLE001, S110 - the consumer is just being made
+                except Exception:  # noqa: BLE001, S110 - the consumer may not exist yet
                     pass
                 await asyncio.sleep(0.02)
         session = nats_connection._session
@@ -185,7 +186,7 @@ async def test_idle_consumer_sends_no_extra_pulls(nats_connection: NatsConnectio
         assert session.client.stats["out_msgs"] == before
 
 
-async def test_a_handler_three_times_as_long_as_the_ack_wait_runs_once(
+async def test_handler_three_times_as_long_as_the_ack_wait_runs_once(
     nats_connection: NatsConnection, publisher: Publisher
 ) -> None:
     async def slow(_delivery: Delivery) -> DeliveryOutcome:
@@ -231,15 +232,15 @@ async def test_failing_handler_is_redelivered_with_backoff(
     await publish_numbers(publisher, 1)
     async with running_consumer(publisher, RecordingHandler(broken)):
         await wait_empty(nats_connection)
-    pauses = [later - earlier for earlier, later in pairwise(times)]
-    assert len(pauses) == 3
-    assert all(pause >= expected - 0.01 for pause, expected in zip(pauses, (0.05, 0.1, 0.2), strict=True))
+    delays = [later - earlier for earlier, later in pairwise(times)]
+    assert len(delays) == 3
+    assert all(delay >= expected - 0.01 for delay, expected in zip(delays, (0.05, 0.1, 0.2), strict=True))
 
 
-async def dead_letters(connected: NatsConnection, publisher: Publisher) -> list[Delivery]:
+async def dead_letters(connection: NatsConnection, publisher: Publisher) -> list[Delivery]:
     seen = RecordingHandler()
     async with running_consumer(publisher, seen, spec=ConsumerSpec("DEAD", "reader")):
-        count = await message_count(connected, "DEAD")
+        count = await message_count(connection, "DEAD")
         await eventually(lambda: len(seen.deliveries) == count, "the dead letters are read")
     return seen.deliveries
 
@@ -258,40 +259,40 @@ async def test_message_at_max_deliveries_is_dead_lettered_unchanged(
     assert [each.delivery_count for each in seen.deliveries] == [1, 2, 3, 4, 5]
     (letter,) = await dead_letters(nats_connection, publisher)
     assert letter.data == original
-    assert letter.headers["Reason"] == "given up after 5 tries; the last one: still broken"
+    assert letter.headers["Reason"] == "dead-lettered after 5 deliveries; last failure: still broken"
 
 
 async def test_message_that_kills_its_consumer_is_dead_lettered_at_receipt(
     nats_connection: NatsConnection, publisher: Publisher
 ) -> None:
-    """Nobody was left to count its tries but the server."""
+    """The consumer cannot report the failure, so only the delivery count of the server shows it."""
     await publish_numbers(publisher, 1)
     policy = replace(QUICK_POLICY, max_deliveries=2)
     seen = RecordingHandler()
 
-    async def vanish(_delivery: Delivery) -> DeliveryOutcome:
+    async def never_return(_delivery: Delivery) -> DeliveryOutcome:
         await asyncio.Event().wait()
         return AckDelivery()
 
-    seen.respond = vanish
+    seen.respond = never_return
     for _ in range(2):
         running = asyncio.create_task(PullConsumer(publisher, CONSUMER, seen, dead_letter, policy).run(asyncio.Event()))
         before = len(seen.deliveries)
-        await eventually(lambda: len(seen.deliveries) > before, "it is delivered")  # noqa: B023
+        await eventually(lambda: len(seen.deliveries) > before, "the message is delivered")  # noqa: B023
         running.cancel()
         await asyncio.wait({running})
     async with running_consumer(publisher, seen, policy):
         await wait_empty(nats_connection)
     assert [each.delivery_count for each in seen.deliveries] == [1, 2]
     (letter,) = await dead_letters(nats_connection, publisher)
-    assert letter.headers["Reason"] == "given up after 2 tries, of which the last one never came back"
+    assert letter.headers["Reason"] == "dead-lettered after 2 deliveries; the last one ended without an outcome"
 
 
 async def test_dead_letter_outcome_is_not_redelivered(nats_connection: NatsConnection, publisher: Publisher) -> None:
-    async def hopeless(_delivery: Delivery) -> DeliveryOutcome:
+    async def unrecoverable(_delivery: Delivery) -> DeliveryOutcome:
         return DeadLetterDelivery("unreadable", failure_class="bad_message")
 
-    seen = RecordingHandler(hopeless)
+    seen = RecordingHandler(unrecoverable)
     await publish_numbers(publisher, 1)
     async with running_consumer(publisher, seen):
         await wait_empty(nats_connection)
@@ -302,15 +303,15 @@ async def test_dead_letter_outcome_is_not_redelivered(nats_connection: NatsConne
 async def test_message_stays_in_the_stream_if_dead_lettering_fails(
     nats_connection: NatsConnection, publisher: Publisher
 ) -> None:
-    async def hopeless(_delivery: Delivery) -> DeliveryOutcome:
+    async def unrecoverable(_delivery: Delivery) -> DeliveryOutcome:
         return DeadLetterDelivery("unreadable")
 
     await api_request(nats_connection, "STREAM.DELETE.DEAD")
-    impatient = Publisher(nats_connection, timeout_seconds=0.1)
-    seen = RecordingHandler(hopeless)
+    short_timeout_publisher = Publisher(nats_connection, timeout_seconds=0.1)
+    seen = RecordingHandler(unrecoverable)
     await publish_numbers(publisher, 1)
-    async with running_consumer(impatient, seen):
-        await eventually(lambda: len(seen.deliveries) >= 2, "it comes again")
+    async with running_consumer(short_timeout_publisher, seen):
+        await eventually(lambda: len(seen.deliveries) >= 2, "the message is redelivered")
         assert await message_count(nats_connection) == 1
         await create_streams(nats_connection)
         await wait_empty(nats_connection)
@@ -328,9 +329,9 @@ async def test_stop_finishes_in_flight_messages_and_pulls_no_more(
 
     seen, stopping = RecordingHandler(waiting), asyncio.Event()
     await publish_numbers(publisher, 20)
-    consumption = PullConsumer(publisher, SHORT_ACK_WAIT_CONSUMER, seen, dead_letter, QUICK_POLICY)
-    running = asyncio.create_task(consumption.run(stopping))
-    await eventually(lambda: consumption.in_flight == 8, "it is full")
+    consumer = PullConsumer(publisher, SHORT_ACK_WAIT_CONSUMER, seen, dead_letter, QUICK_POLICY)
+    running = asyncio.create_task(consumer.run(stopping))
+    await eventually(lambda: consumer.in_flight == 8, "the consumer is full")
     stopping.set()
     await asyncio.sleep(2 * SHORT_ACK_WAIT_CONSUMER.ack_wait_seconds)
     assert not running.done()
@@ -338,7 +339,7 @@ async def test_stop_finishes_in_flight_messages_and_pulls_no_more(
     await running
     assert len(seen.deliveries) == 8
     async with asyncio.timeout(60):
-        while await message_count(nats_connection) > 12:  # noqa: ASYNC110 - the server takes its time with acknowledgements
+        while await message_count(nats_connection) > 12:  # noqa: ASYNC110 - the server applies acks with a delay
             await asyncio.sleep(0.02)
     assert await message_count(nats_connection) == 12
     rest = RecordingHandler()
@@ -359,22 +360,21 @@ async def test_cancelled_consumer_naks_its_messages_immediately(
     seen = RecordingHandler(endless)
     await publish_numbers(publisher, 3)
     running = asyncio.create_task(PullConsumer(publisher, spec, seen, dead_letter, QUICK_POLICY).run(asyncio.Event()))
-    await eventually(lambda: len(seen.deliveries) == 3, "all are in hand")
+    await eventually(lambda: len(seen.deliveries) == 3, "all messages are in flight")
     running.cancel()
     await asyncio.wait({running})
     rest = RecordingHandler()
     async with running_consumer(publisher, rest, spec=spec):
-        await wait_empty(nats_connection)  # within a minute, and not ten
+        await wait_empty(nats_connection)  # within one minute, not after the ack wait of ten minutes
     assert {each.delivery_count for each in rest.deliveries} == {2}
 
 
 KILLED_CONSUMER_SOURCE = """
 import asyncio, sys
-from gpu_runtime.jetstream.connection import connection
-from gpu_runtime.jetstream.pull_consumer import Consumption, Policy
-from gpu_runtime.jetstream.connection_options import Options
+from gpu_runtime.jetstream.connection import connect_nats
+from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.puller import Patience
+from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 
 async def hang(delivery):
@@ -382,10 +382,11 @@ async def hang(delivery):
     await asyncio.Event().wait()
 
 async def main():
-    async with connection(Options((sys.argv[1],))) as made:
-        await made.wait(60)
-        spec = ConsumerSpec("WORK", "takers", ack_wait=float(sys.argv[2]))
-        await Consumption(Publisher(made), spec, hang, lambda *_: [], Policy(at_once=4)).run(asyncio.Event())
+    async with connect_nats(ConnectionOptions((sys.argv[1],))) as connection:
+        await connection.wait_connected(60)
+        spec = ConsumerSpec("WORK", "takers", ack_wait_seconds=float(sys.argv[2]))
+        options = ConsumeOptions(max_in_flight=4)
+        await PullConsumer(Publisher(connection), spec, hang, lambda *_: [], options).run(asyncio.Event())
 
 asyncio.run(main())
 """
@@ -395,7 +396,7 @@ async def test_messages_of_a_killed_process_are_redelivered_within_the_ack_wait(
     nats_connection: NatsConnection, publisher: Publisher, nats_account: NatsAccount
 ) -> None:
     await publish_numbers(publisher, 4)
-    victim = await asyncio.create_subprocess_exec(
+    consumer_process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         KILLED_CONSUMER_SOURCE,
@@ -403,15 +404,15 @@ async def test_messages_of_a_killed_process_are_redelivered_within_the_ack_wait(
         str(SHORT_ACK_WAIT_CONSUMER.ack_wait_seconds),
         stdout=asyncio.subprocess.PIPE,
     )
-    assert victim.stdout is not None
-    taken = [await asyncio.wait_for(victim.stdout.readline(), 60) for _ in range(4)]
-    assert sorted(taken) == [b"0\n", b"1\n", b"2\n", b"3\n"]
-    await asyncio.sleep(2 * SHORT_ACK_WAIT_CONSUMER.ack_wait_seconds)  # it lives, and keeps what it has
+    assert consumer_process.stdout is not None
+    received = [await asyncio.wait_for(consumer_process.stdout.readline(), 60) for _ in range(4)]
+    assert sorted(received) == [b"0\n", b"1\n", b"2\n", b"3\n"]
+    await asyncio.sleep(2 * SHORT_ACK_WAIT_CONSUMER.ack_wait_seconds)  # the process extends its leases meanwhile
     seen = RecordingHandler()
     async with running_consumer(publisher, seen, spec=SHORT_ACK_WAIT_CONSUMER):
         assert seen.deliveries == []
-        victim.send_signal(signal.SIGKILL)
-        await victim.wait()
+        consumer_process.send_signal(signal.SIGKILL)
+        await consumer_process.wait()
         await wait_empty(nats_connection)
     assert {each.delivery_count for each in seen.deliveries} == {2}
     assert len(seen.deliveries) == 4
@@ -419,13 +420,13 @@ async def test_messages_of_a_killed_process_are_redelivered_within_the_ack_wait(
 
 async def test_deleted_durable_consumer_is_recreated(nats_connection: NatsConnection, publisher: Publisher) -> None:
     seen = RecordingHandler()
-    async with running_consumer(publisher, seen) as consumption:
+    async with running_consumer(publisher, seen) as consumer:
         await publish_numbers(publisher, 1)
         await wait_empty(nats_connection)
         await delete_consumer(nats_connection, CONSUMER)
         await publish_numbers(publisher, 1)
         await wait_empty(nats_connection)
-        assert consumption.problem() is None
+        assert consumer.problem() is None
     assert len(seen.deliveries) == 2
 
 
@@ -434,21 +435,21 @@ async def test_consumer_reports_and_waits_for_a_missing_stream(
 ) -> None:
     await api_request(nats_connection, "STREAM.DELETE.WORK")
     seen = RecordingHandler()
-    async with running_consumer(publisher, seen) as consumption:
-        await eventually(lambda: "stream not found" in (consumption.problem() or ""), "the problem is told")
+    async with running_consumer(publisher, seen) as consumer:
+        await eventually(lambda: "stream not found" in (consumer.problem() or ""), "the problem is reported")
         await create_streams(nats_connection)
         await publish_numbers(publisher, 1)
         await wait_empty(nats_connection)
-        assert consumption.problem() is None
+        assert consumer.problem() is None
 
 
 async def test_redeliveries_of_one_subject_do_not_block_another(
     nats_connection: NatsConnection, publisher: Publisher
 ) -> None:
-    async def cold(delivery: Delivery) -> DeliveryOutcome:
+    async def nak_cold(delivery: Delivery) -> DeliveryOutcome:
         return NakDelivery("cold", delay=60) if delivery.subject == "work.cold" else AckDelivery()
 
-    seen = RecordingHandler(cold)
+    seen = RecordingHandler(nak_cold)
     await publish_numbers(publisher, 1500, "work.cold")
     await publish_numbers(publisher, 10, "work.warm")
     async with running_consumer(publisher, seen):
@@ -459,13 +460,13 @@ async def test_redeliveries_of_one_subject_do_not_block_another(
 
 async def test_closed_consumer_leaves_no_task(nats_account: NatsAccount) -> None:
     before = asyncio.all_tasks()
-    async with connect_nats(account_options(nats_account)) as made:
-        await made.wait_connected(60)
-        await create_streams(made)
-        await ensure_consumer(made, CONSUMER)
-        publisher = Publisher(made)
+    async with connect_nats(account_options(nats_account)) as connection:
+        await connection.wait_connected(60)
+        await create_streams(connection)
+        await ensure_consumer(connection, CONSUMER)
+        publisher = Publisher(connection)
         seen = RecordingHandler()
         async with running_consumer(publisher, seen):
             await publish_numbers(publisher, 20)
-            await wait_empty(made)
-    await eventually(lambda: asyncio.all_tasks() == before, "no task is left")
+            await wait_empty(connection)
+    await eventually(lambda: asyncio.all_tasks() == before, "all tasks have ended")

@@ -1,4 +1,4 @@
-"""Streams, consumers and buckets become what is wanted, or the error says which field stands in the way."""
+"""`ensure_*` creates and updates streams, consumers and buckets, or reports the field that cannot be changed."""
 
 import asyncio
 from dataclasses import replace
@@ -27,19 +27,19 @@ WORK = StreamSpec(name="WORK", subjects=("work.*",), retention="workqueue", disc
 
 
 async def stream_config(connection: NatsConnection, stream: str) -> dict[str, object]:
-    found: dict[str, object] = (await api_request(connection, f"STREAM.INFO.{stream}"))["config"]
-    return found
+    config: dict[str, object] = (await api_request(connection, f"STREAM.INFO.{stream}"))["config"]
+    return config
 
 
 async def test_ten_processes_create_the_streams_concurrently(nats_connection: NatsConnection) -> None:
     topology = StreamTopology()
 
-    async def make() -> None:
+    async def create() -> None:
         await ensure_with_retry(
             nats_connection, topology.streams, [topology.record_bucket], topology.shared_consumers()
         )
 
-    await asyncio.gather(*(make() for _ in range(10)))
+    await asyncio.gather(*(create() for _ in range(10)))
     names = (await api_request(nats_connection, "STREAM.NAMES"))["streams"]
     prefix = "RUNTIME_SERVERLESS_"
     assert sorted(names) == sorted(
@@ -63,57 +63,58 @@ async def test_mutable_stream_limits_are_updated(nats_connection: NatsConnection
     await ensure_stream(nats_connection, limited)
     await publisher.publish(OutgoingMessage("work.a", b"1"))
     await ensure_stream(nats_connection, replace(limited, max_messages_per_subject=5, max_bytes=20_000_000))
-    found = await stream_config(nats_connection, "WORK")
-    assert (found["max_bytes"], found["max_msgs_per_subject"]) == (20_000_000, 5)
+    config = await stream_config(nats_connection, "WORK")
+    assert (config["max_bytes"], config["max_msgs_per_subject"]) == (20_000_000, 5)
 
 
-async def test_a_lower_limit_deletes_nothing_that_was_accepted(
-    nats_connection: NatsConnection, publisher: Publisher
-) -> None:
-    """JetStream itself would delete what is above it."""
+async def test_lower_limit_deletes_no_stored_message(nats_connection: NatsConnection, publisher: Publisher) -> None:
+    """JetStream would delete the messages above the new limit, so the limit is not lowered."""
     limited = replace(WORK, max_messages_per_subject=10)
     await ensure_stream(nats_connection, limited)
     for number in range(10):
         await publisher.publish(OutgoingMessage("work.a", b"%d" % number * 100))
     await ensure_stream(nats_connection, replace(limited, max_messages_per_subject=5, max_bytes=200))
-    found = await stream_config(nats_connection, "WORK")
+    config = await stream_config(nats_connection, "WORK")
     assert await messages_by_subject(nats_connection, "WORK", "work.*") == {"work.a": 10}
-    assert (found["max_bytes"], found["max_msgs_per_subject"]) == (10_000_000, 10)
+    assert (config["max_bytes"], config["max_msgs_per_subject"]) == (10_000_000, 10)
 
 
 INCOMPATIBLE_STREAMS = {
     "retention": (
         replace(WORK, retention="limits"),
-        "stream WORK exists with retention 'workqueue'; wanted is 'limits'",
+        "stream WORK exists with retention 'workqueue', but the settings require 'limits'",
     ),
-    "storage": (replace(WORK, storage="memory"), "stream WORK exists with storage 'file'; wanted is 'memory'"),
-    "replicas": (replace(WORK, replicas=3), "stream WORK .*num_replicas 1; wanted is 3"),
+    "storage": (
+        replace(WORK, storage="memory"),
+        "stream WORK exists with storage 'file', but the settings require 'memory'",
+    ),
+    "replicas": (replace(WORK, replicas=3), "stream WORK .*num_replicas 1, but the settings require 3"),
 }
 
 
 @pytest.mark.parametrize("field", INCOMPATIBLE_STREAMS)
 async def test_incompatible_stream_is_reported_and_unchanged(nats_connection: NatsConnection, field: str) -> None:
-    wanted, sentence = INCOMPATIBLE_STREAMS[field]
+    desired, message = INCOMPATIBLE_STREAMS[field]
     await ensure_stream(nats_connection, WORK)
     before = await stream_config(nats_connection, "WORK")
-    with pytest.raises(ConfigMismatch, match=sentence):
-        await ensure_stream(nats_connection, wanted)
+    with pytest.raises(ConfigMismatch, match=message):
+        await ensure_stream(nats_connection, desired)
     assert await stream_config(nats_connection, "WORK") == before
 
 
 async def test_overlapping_subjects_of_another_stream_are_rejected(nats_connection: NatsConnection) -> None:
     await ensure_stream(nats_connection, WORK)
-    with pytest.raises(JetStreamApiError, match="stream OTHER cannot be made: subjects overlap"):
+    with pytest.raises(JetStreamApiError, match="cannot create stream OTHER: subjects overlap"):
         await ensure_stream(nats_connection, replace(WORK, name="OTHER"))
 
 
-async def test_a_consumer_is_made_changed_and_deleted(nats_connection: NatsConnection) -> None:
+async def test_consumer_is_created_updated_and_deleted(nats_connection: NatsConnection) -> None:
     await ensure_stream(nats_connection, WORK)
     spec = ConsumerSpec("WORK", "fn-a", filter_subject="work.a", ack_wait_seconds=2, inactive_threshold_seconds=60)
     for each in (spec, spec, replace(spec, ack_wait_seconds=5)):
         await ensure_consumer(nats_connection, each)
-    found = (await api_request(nats_connection, "CONSUMER.INFO.WORK.fn-a"))["config"]
-    assert (found["ack_wait"], found["max_deliver"], found["max_ack_pending"]) == (5_000_000_000, -1, -1)
+    config = (await api_request(nats_connection, "CONSUMER.INFO.WORK.fn-a"))["config"]
+    assert (config["ack_wait"], config["max_deliver"], config["max_ack_pending"]) == (5_000_000_000, -1, -1)
     for _ in range(2):
         await delete_consumer(nats_connection, spec)
     with pytest.raises(NatsNotFound):
@@ -121,15 +122,15 @@ async def test_a_consumer_is_made_changed_and_deleted(nats_connection: NatsConne
 
 
 async def test_consumer_of_a_missing_stream_is_rejected(nats_connection: NatsConnection) -> None:
-    with pytest.raises(NatsNotFound, match="consumer c of stream NONE cannot be made: stream not found"):
+    with pytest.raises(NatsNotFound, match="cannot create consumer c of stream NONE: stream not found"):
         await ensure_consumer(nats_connection, ConsumerSpec("NONE", "c"))
 
 
-async def test_overlapping_consumers_of_a_work_queue_are_refused(nats_connection: NatsConnection) -> None:
+async def test_overlapping_consumers_of_a_work_queue_are_rejected(nats_connection: NatsConnection) -> None:
     await ensure_stream(nats_connection, WORK)
     await ensure_consumer(nats_connection, ConsumerSpec("WORK", "one", filter_subject="work.a"))
     await ensure_consumer(nats_connection, ConsumerSpec("WORK", "two", filter_subject="work.b"))
-    with pytest.raises(JetStreamApiError, match="consumer all of stream WORK cannot be made"):
+    with pytest.raises(JetStreamApiError, match="cannot create consumer all of stream WORK"):
         await ensure_consumer(nats_connection, ConsumerSpec("WORK", "all"))
 
 
@@ -146,8 +147,8 @@ async def test_messages_of_a_deleted_consumer_remain_for_the_next(
     assert await messages_by_subject(nats_connection, topology.stream_name(Stream.DISPATCH), subject) == {subject: 1}
 
 
-async def test_a_bucket_is_made_and_changed(nats_connection: NatsConnection) -> None:
-    spec = BucketSpec(name="STATE", ttl_seconds=100, republish_to="told")
+async def test_bucket_is_created_and_updated(nats_connection: NatsConnection) -> None:
+    spec = BucketSpec(name="STATE", ttl_seconds=100, republish_to="changes")
     for each in (spec, spec, replace(spec, ttl_seconds=200)):
         await ensure_bucket(nats_connection, each)
     assert (await stream_config(nats_connection, "KV_STATE"))["max_age"] == 200_000_000_000

@@ -1,4 +1,4 @@
-"""What a stream holds can be looked at and taken out, message by message."""
+"""Single messages of a stream can be read and deleted without a consumer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A session comes to its end in any case."""
+"""A session closes even if the server does not read."""
 
 from typing import Any, cast
 from urllib.parse import urlparse
@@ -8,8 +8,8 @@ from nats.aio.client import Client, Srv
 from gpu_runtime.jetstream.client_session import _NatsClient
 
 
-class Broken:
-    """A transport whose other side is gone."""
+class BrokenTransport:
+    """A transport whose peer has closed the connection."""
 
     closed = False
 
@@ -25,7 +25,7 @@ class Broken:
 
 
 async def test_session_closes_with_unsent_data_for_a_dead_server() -> None:
-    client, transport = _NatsClient(require_tls=False), Broken()
+    client, transport = _NatsClient(require_tls=False), BrokenTransport()
     client._status = Client.DISCONNECTED
     client._current_server = Srv(urlparse("nats://gone:4222"))
     client._transport = cast(Any, transport)

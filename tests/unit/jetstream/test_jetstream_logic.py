@@ -1,4 +1,4 @@
-"""What is decided without a server: when to give up, how much to pull, what differs."""
+"""The JetStream logic that needs no server: dead-lettering, pull batch sizes, config comparison, error mapping."""
 
 import asyncio
 
@@ -32,20 +32,20 @@ STREAM = StreamSpec(name="S", subjects=("s.*",), retention="workqueue", discard=
 
 
 @pytest.mark.parametrize(
-    ("outcome", "attempt", "expected"),
+    ("outcome", "delivery_count", "expected"),
     [
         (AckDelivery(), 5, AckDelivery()),
         (NakDelivery("x"), 4, NakDelivery("x")),
-        (NakDelivery("x"), 5, DeadLetterDelivery("given up after 5 tries; the last one: x")),
-        (NakDelivery("x", 3.0), 9, DeadLetterDelivery("given up after 9 tries; the last one: x")),
+        (NakDelivery("x"), 5, DeadLetterDelivery("dead-lettered after 5 deliveries; last failure: x")),
+        (NakDelivery("x", 3.0), 9, DeadLetterDelivery("dead-lettered after 9 deliveries; last failure: x")),
         (DeadLetterDelivery("y", "k"), 1, DeadLetterDelivery("y", "k")),
     ],
 )
 def test_nak_at_max_deliveries_becomes_a_dead_letter(
-    outcome: DeliveryOutcome, attempt: int, expected: DeliveryOutcome
+    outcome: DeliveryOutcome, delivery_count: int, expected: DeliveryOutcome
 ) -> None:
-    assert limit_deliveries(outcome, attempt, 5) == expected
-    assert limit_deliveries(outcome, attempt, None) == outcome
+    assert limit_deliveries(outcome, delivery_count, 5) == expected
+    assert limit_deliveries(outcome, delivery_count, None) == outcome
 
 
 def test_delivery_above_max_deliveries_is_dead_lettered_at_receipt() -> None:
@@ -55,22 +55,24 @@ def test_delivery_above_max_deliveries_is_dead_lettered_at_receipt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "taken", "asked", "wanted"),
+    ("max_in_flight", "in_flight", "requested", "batch_size"),
     [
         (1, 0, 0, 1),
         (1, 1, 0, 0),
         (1, 0, 1, 0),
         (16, 0, 0, 16),
         (16, 3, 13, 0),
-        (16, 0, 13, 0),  # three are missing; the thirteen that are asked for come first
+        (16, 0, 13, 0),  # only three are free: the open requests for thirteen are filled first
         (16, 0, 8, 8),
-        (16, 15, 0, 1),  # nothing is asked for: the one place must not stay empty
+        (16, 15, 0, 1),  # no request is open: the last free slot must not stay unused
         (16, 20, 0, 0),
         (2, 0, 1, 1),
     ],
 )
-def test_pull_batch_never_exceeds_free_capacity(room: int, taken: int, asked: int, wanted: int) -> None:
-    assert pull_batch_size(room, taken, asked) == wanted
+def test_pull_batch_never_exceeds_free_capacity(
+    max_in_flight: int, in_flight: int, requested: int, batch_size: int
+) -> None:
+    assert pull_batch_size(max_in_flight, in_flight, requested) == batch_size
 
 
 def test_equal_configs_have_no_differences() -> None:
@@ -83,14 +85,14 @@ def test_equal_configs_have_no_differences() -> None:
 
 
 def test_field_omitted_by_the_server_equals_its_default() -> None:
-    wanted = consumer_config(ConsumerSpec("S", "c"))
-    said = {name: value for name, value in wanted.items() if name not in ("filter_subject", "inactive_threshold")}
-    assert list(config_differences(said, wanted)) == []
+    desired = consumer_config(ConsumerSpec("S", "c"))
+    actual = {name: value for name, value in desired.items() if name not in ("filter_subject", "inactive_threshold")}
+    assert list(config_differences(actual, desired)) == []
 
 
 def test_difference_has_field_actual_and_desired_value() -> None:
-    wanted = stream_config(STREAM)
-    assert list(config_differences(wanted | {"storage": "memory"}, wanted)) == [
+    desired = stream_config(STREAM)
+    assert list(config_differences(desired | {"storage": "memory"}, desired)) == [
         ConfigDifference("storage", "memory", "file")
     ]
 
@@ -101,7 +103,7 @@ def test_duplicate_window_never_exceeds_max_age() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "description", "expected"),
+    ("err_code", "description", "expected"),
     [
         (10059, "stream not found", errors.NatsNotFound),
         (10071, "wrong last sequence: 1", errors.WrongLastSequence),
@@ -112,8 +114,10 @@ def test_duplicate_window_never_exceeds_max_age() -> None:
         (1, "", errors.JetStreamApiError),
     ],
 )
-def test_api_errors_map_to_error_classes(kind: int, description: str, expected: type[errors.JetStreamApiError]) -> None:
-    assert type(api_error_from(ApiErrorBody(400, kind, description))) is expected
+def test_api_errors_map_to_error_classes(
+    err_code: int, description: str, expected: type[errors.JetStreamApiError]
+) -> None:
+    assert type(api_error_from(ApiErrorBody(400, err_code, description))) is expected
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ def test_api_errors_map_to_error_classes(kind: int, description: str, expected: 
     [
         (errors.StreamFull("x"), faults.Overloaded),
         (errors.NatsMessageTooLarge("x"), faults.TooLarge),
-        (errors.WrongLastSequence("x"), faults.Conflict),
+        (errors.WrongLastSequence("x"), faults.WriteConflict),
         (errors.NatsUnreachable("x", sent=True), faults.Unavailable),
         (errors.NoResponders("x"), faults.Unavailable),
         (errors.JetStreamApiError("x"), faults.Unavailable),
@@ -135,16 +139,16 @@ def test_jetstream_errors_map_to_faults(error: errors.JetStreamError, fault: typ
 async def test_lost_connection_fails_every_pending_reply() -> None:
     inbox = Inbox()
     expected = inbox.open()
-    inbox.fail_pending("gone")
-    with pytest.raises(errors.NatsUnreachable, match="gone"):
+    inbox.fail_pending("connection reset")
+    with pytest.raises(errors.NatsUnreachable, match="connection reset"):
         await expected.reply
-    with inbox.expect() as given_up:
-        given_up.reply.cancel()
+    with inbox.expect() as cancelled:
+        cancelled.reply.cancel()
         inbox.fail_pending("again")
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
-def test_addresses_are_logged_without_secrets() -> None:
+def test_urls_are_logged_without_secrets() -> None:
     assert redact_url("nats://user:word@host:4222") == "nats://host:4222"
     assert ConnectionOptions(("tls://h",)).requires_tls
     assert not ConnectionOptions(("nats://h",)).requires_tls

@@ -1,4 +1,4 @@
-"""What a consumption says of itself."""
+"""The readiness of a pull consumer."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,5 +9,5 @@ from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 
 def test_consumer_is_not_ready_before_it_starts() -> None:
     publisher: Any = SimpleNamespace(connection=None)
-    consumption = PullConsumer(publisher, ConsumerSpec("STREAM", "consumer"), cast(Any, None), cast(Any, None))
-    assert consumption.problem() == "consuming has not begun"
+    consumer = PullConsumer(publisher, ConsumerSpec("STREAM", "consumer"), cast(Any, None), cast(Any, None))
+    assert consumer.problem() == "the consumer has not started"
