@@ -1,1 +1,4 @@
-"""All that crosses a process boundary: resources, their rules, errors. Pure: no I/O, no clocks, no clients."""
+"""What the processes share: custom resources, NATS messages, validation rules and errors.
+
+Pure data and functions: nothing here does I/O, reads a clock or holds a client.
+"""

@@ -1,21 +1,32 @@
-"""What can go wrong, as one tree. The edges translate a branch: into HTTP, into a condition, into a queue's answer.
+"""The errors that gpu-runtime reports to its callers, as one tree.
+
+Each process translates a branch of the tree at its edge. The runtime API returns an HTTP status, the controller manager
+sets a condition, and a consumer decides how it acknowledges a message.
 
 RuntimeFault
-├─ Rejected             the caller must change   → 4xx | Ready=False | dead letter
-│  ├─ Invalid           the request or the spec is wrong, field by field
-│  ├─ Unauthenticated   the caller did not say who it is
-│  ├─ Forbidden         the caller may not do this
-│  ├─ NotFound          there is no such thing
-│  ├─ Gone              it was made under this operationID and has been deleted since
-│  └─ TooLarge          the body is larger than the limit
-├─ Conflict             somebody else was first  → 409 | retry       | ack
-│  ├─ OperationReused   the operationID already stands for another request
-│  ├─ InvocationReused  the invocationID already stands for another request
-│  ├─ NoStock           no Ready stock of that spec is left
-│  └─ StorageInUse      another unit holds the storage
-└─ Unavailable          the world must change    → 503 | requeue     | nak with delay
-   ├─ Overloaded        too much is waiting already (429)
-   └─ SyncTimeout       the answer did not come while the caller could wait (504)
+├─ Rejected               the caller must change the request  → 4xx | Ready=False | dead letter
+│  ├─ Invalid             fields of the request or of the spec are invalid
+│  ├─ Unauthenticated     the request has no valid credentials
+│  ├─ Forbidden           the caller lacks the required scope
+│  ├─ NotFound            the object does not exist
+│  ├─ Gone                the operationID created an object that was deleted later (410)
+│  └─ TooLarge            the body is larger than the limit (413)
+├─ Conflict               the current state forbids the request  → 409 | retry | ack
+│  ├─ AlreadyExists       another object has the name: choose another name
+│  ├─ QuotaExceeded       a ResourceQuota rejected the object: free capacity, or raise the quota
+│  ├─ AdmissionDenied     a policy or a webhook rejected the object: change the request or the policy
+│  ├─ AlreadyFinished     the invocation has a result and cannot change any more
+│  ├─ BeingDeleted        the object is being deleted: wait for the deletion, or choose another object
+│  ├─ WriteConflict       another writer won every attempt: send the same request again
+│  ├─ DuplicateRequestID  two functions have the same requestID: change one of them
+│  ├─ NotRedrivable       the message of a dead letter is malformed: delete the dead letter
+│  ├─ OperationReused     another request has used the operationID: choose a new one
+│  ├─ InvocationReused    another request has used the invocationID: choose a new one
+│  ├─ NoStock             no claimable stock of the flavor exists: send the same request again later
+│  └─ StorageInUse        another unit has the storage attached: send the same request again later
+└─ Unavailable            a dependency must recover  → 503 | requeue | nak with delay
+   ├─ Overloaded          a rate limit or a queue limit is reached (429)
+   └─ SyncTimeout         no result arrived within the maximum wait of a synchronous caller (504)
 """
 
 from collections.abc import Sequence
@@ -25,7 +36,7 @@ from gpu_runtime.contract.validation.field_error import FieldError
 
 
 class RuntimeFault(Exception):
-    """A fault with a sentence for a person and a code for a program. The code never changes, the sentence may."""
+    """An error with a stable code for programs and a message for people. The message may change between versions."""
 
     code: ClassVar[str] = "fault"
 
@@ -67,7 +78,44 @@ class TooLarge(Rejected):
 
 
 class Conflict(RuntimeFault):
+    """The base of all conflicts. Code raises a subclass, because each cause needs another reaction of the caller.
+
+    Only `conflict_from` creates a plain Conflict: for a code that a newer version has stored or returned.
+    """
+
     code = "conflict"
+
+
+class AlreadyExists(Conflict):
+    code = "already_exists"
+
+
+class QuotaExceeded(Conflict):
+    code = "quota_exceeded"
+
+
+class AdmissionDenied(Conflict):
+    code = "admission_denied"
+
+
+class AlreadyFinished(Conflict):
+    code = "already_finished"
+
+
+class BeingDeleted(Conflict):
+    code = "being_deleted"
+
+
+class WriteConflict(Conflict):
+    code = "write_conflict"
+
+
+class DuplicateRequestID(Conflict):
+    code = "duplicate_request_id"
+
+
+class NotRedrivable(Conflict):
+    code = "not_redrivable"
 
 
 class OperationReused(Conflict):
@@ -86,13 +134,37 @@ class StorageInUse(Conflict):
     code = "storage_in_use"
 
 
+def conflict_from(code: str, message: str) -> Conflict:
+    """Return the conflict with this code, or a plain Conflict if this version does not know the code."""
+    return _CONFLICTS_BY_CODE.get(code, Conflict)(message)
+
+
+_CONFLICTS_BY_CODE: dict[str, type[Conflict]] = {
+    conflict.code: conflict
+    for conflict in (
+        AlreadyExists,
+        QuotaExceeded,
+        AdmissionDenied,
+        AlreadyFinished,
+        BeingDeleted,
+        WriteConflict,
+        DuplicateRequestID,
+        NotRedrivable,
+        OperationReused,
+        InvocationReused,
+        NoStock,
+        StorageInUse,
+    )
+}
+
+
 class Unavailable(RuntimeFault):
     code = "unavailable"
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds after which another try makes sense, where that is known."""
+        """Seconds until a retry can succeed, or None if unknown."""
 
 
 class Overloaded(Unavailable):
@@ -100,7 +172,7 @@ class Overloaded(Unavailable):
 
 
 class SyncTimeout(Unavailable):
-    """The invocation goes on. Its ID is all that the caller needs to have its result later."""
+    """The invocation continues. The caller fetches its result later by the invocationID."""
 
     code = "sync_timeout"
 

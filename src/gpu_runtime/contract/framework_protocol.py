@@ -1,7 +1,7 @@
-"""The names that the user's framework and the platform agree on: what the container's environment says, and the HTTP
-headers of an invocation. `docs/framework.md` says what they mean.
+"""Names of the protocol between the worker sidecar and the user's framework: environment variables and HTTP headers.
 
-The Python helper, which may import nothing but the standard library, has its own copy; a test holds the two together.
+`docs/framework.md` describes their meaning. The Python package for frameworks may import only the standard library, so
+it has a copy of these names. A test compares both.
 """
 
 SOCKET_VARIABLE = "GPU_RUNTIME_SOCKET"

@@ -1,4 +1,7 @@
-"""The identity of a request: two requests that mean the same have one hash, on every replica and in every version."""
+"""The hash of a request, which decides whether two requests with one operationID or invocationID are the same.
+
+Requests with the same meaning have the same hash on every replica and in every version.
+"""
 
 import hashlib
 from functools import cache
@@ -12,9 +15,9 @@ from gpu_runtime.contract.crd.operation import OperationType
 
 
 def canonical_request(request: Struct) -> str:
-    """The request as JSON with sorted keys, without what is empty or default.
+    """The request as JSON with sorted keys, without fields that are empty or have their default value.
 
-    What is left out is what a caller may leave out: a field that a later version adds changes no earlier hash.
+    A caller may omit exactly those fields. So a field that a later version adds does not change existing hashes.
     """
     return msgspec.json.encode(_to_plain(request), order="sorted").decode()
 
@@ -34,13 +37,13 @@ def _to_plain(value: Any) -> Any:
 
 
 def _non_default_fields(request: Struct) -> dict[str, Any]:
-    """What the request says beyond the defaults. The encoder's own omission goes by identity, not by value."""
-    said = ((each.encode_name, getattr(request, each.name), each.default) for each in _struct_fields(type(request)))
-    plain = ((name, _to_plain(value)) for name, value, default in said if value != default)
+    """The fields whose value differs from the default. msgspec's `omit_defaults` compares by identity, not by value."""
+    fields = ((each.encode_name, getattr(request, each.name), each.default) for each in _struct_fields(type(request)))
+    plain = ((name, _to_plain(value)) for name, value, default in fields if value != default)
     return {name: value for name, value in plain if value not in (None, "", [], {})}
 
 
 @cache
 def _struct_fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
-    """Every look at a struct's fields takes its annotations apart anew."""
+    """Cached, because msgspec evaluates the annotations of the struct on every call."""
     return msgspec.structs.fields(kind)

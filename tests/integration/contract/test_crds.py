@@ -1,4 +1,4 @@
-"""The generated manifests on a real API server: accepted, explained, and holding what they say they hold."""
+"""The generated manifests on a real API server: CRD validation, descriptions, printer columns, RBAC and samples."""
 
 import json
 from collections.abc import Callable
@@ -30,17 +30,17 @@ pytestmark = pytest.mark.usefixtures("platform_crds")
 
 @pytest.fixture
 def apply(kube: Client, namespace: str) -> Apply:
-    """Creates or replaces an object, and gives what the API server says against it."""
+    """Returns a function that creates or replaces an object and returns the error of the API server, if any."""
 
     def applied(manifest: Object) -> str:
         kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
-        there = {each.metadata.name: each.metadata for each in kube.list(kind, namespace=namespace) if each.metadata}
-        version = {"resourceVersion": there[name].resourceVersion} if name in there else {}
+        existing = {each.metadata.name: each.metadata for each in kube.list(kind, namespace=namespace) if each.metadata}
+        version = {"resourceVersion": existing[name].resourceVersion} if name in existing else {}
         obj = kind.from_dict(manifest | {"metadata": {"name": name, "namespace": namespace} | version})
         try:
             kube.replace(obj) if version else kube.create(obj)
-        except ApiError as refusal:
-            return str(refusal)
+        except ApiError as error:
+            return str(error)
         return ACCEPTED
 
     return applied
@@ -59,14 +59,14 @@ def storage(name: str = "demo", **spec: Any) -> Object:
 
 
 def operation(name: str = "op-1", **spec: Any) -> Object:
-    asked = {
+    request = {
         "operationID": "unit-demo-001",
         "type": "CreateUnit",
         "requestHash": "0" * 64,
         "request": '{"image":"python:3.12"}',
         "target": {"kind": "GPUUnit", "namespace": "runtime-instance", "name": "demo"},
     }
-    return new_manifest("Operation", name, asked | spec)
+    return new_manifest("Operation", name, request | spec)
 
 
 def new_manifest(kind: str, name: str, spec: Object) -> Object:
@@ -84,11 +84,11 @@ def mount(name: str, path: str) -> Object:
 
 ADMITTED = {
     "a pool of three fields": pool(memory="16Gi"),
-    "a pool whose memory is no quantity": pool(memory="not-a-quantity"),
-    "a pool that cannot be pulled": pool(image="no-such-registry.invalid/none:1"),
-    "a unit whose memory is no quantity": unit(memory="not-a-quantity"),
+    "a pool whose memory is not a quantity": pool(memory="not-a-quantity"),
+    "a pool whose image cannot be pulled": pool(image="no-such-registry.invalid/none:1"),
+    "a unit whose memory is not a quantity": unit(memory="not-a-quantity"),
     "a stock unit, which has no image": unit(image=None, memory="16Gi", gpu=1),
-    "a storage whose size is no quantity": storage(size="lots"),
+    "a storage whose size is not a quantity": storage(size="lots"),
     "a stopped function": unit(running=False, serverless={"enabled": True, "requestID": "function-1", "maxWorkers": 1}),
     "one port number under two protocols": unit(
         template={"ports": [{"name": "a", "port": 53}, {"name": "b", "port": 53, "protocol": "UDP"}]}
@@ -96,59 +96,68 @@ ADMITTED = {
     "a unit with the longest name": unit("u" * 63),
     "a pool with the longest name": pool("p" * 58),
     "an operation": operation(),
-    "a seeding, which names none of what it makes": operation(
+    "a SeedStock operation without a target name": operation(
         type="SeedStock", target={"kind": "GPUUnit", "namespace": "runtime-stock"}
     ),
 }
 
-REFUSED = {
-    "an operation that makes something without a name": (
+REJECTED = {
+    "a CreateUnit operation without a target name": (
         operation(target={"kind": "GPUUnit", "namespace": "runtime-instance"}),
-        "an operation names what it makes",
+        "target.name is required unless type is SeedStock",
     ),
-    "an operation that makes something nowhere": (
+    "an operation without a target namespace": (
         operation(target={"kind": "GPUUnit", "namespace": "", "name": "demo"}),
         "spec.target.namespace",
     ),
-    "an operation that takes stock without a name": (
+    "an operation with a stock unit without a name": (
         operation(stock={"namespace": "runtime-stock", "name": "", "uid": "u"}),
         "spec.stock.name",
     ),
     "a name that begins with a digit": (unit("1-demo"), "metadata.name"),
-    "a name with a dot, which no Service can carry": (unit("demo.one"), "metadata.name"),
-    "a pool name that leaves no room for pool-": (pool("p" * 59), "metadata.name"),
+    "a name with a dot, which is invalid for a Service": (unit("demo.one"), "metadata.name"),
+    "a pool name that is too long with the prefix pool-": (pool("p" * 59), "metadata.name"),
     "no specName": (unit(specName=None), "spec.specName: Required value"),
-    "a specName that is no label value": (unit(specName="g1 large"), "spec.specName"),
+    "a specName that is not a label value": (unit(specName="g1 large"), "spec.specName"),
     "negative replicas": (pool(replicas=-1), "spec.replicas"),
-    "more replicas than a Deployment can count": (pool(replicas=2**31), "spec.replicas"),
+    "more replicas than an int32": (pool(replicas=2**31), "spec.replicas"),
     "negative gpu": (unit(gpu=-1), "spec.gpu"),
-    "gpu as text": (unit(gpu="1"), "spec.gpu"),
+    "gpu as a string": (unit(gpu="1"), "spec.gpu"),
     "a port out of range": (unit(template=ports(70000)), "spec.template.ports[0].port"),
-    "a port twice": (unit(template=ports(80, 80)), "ports must differ in number or protocol"),
-    "a port name twice": (
+    "a duplicate port": (
+        unit(template=ports(80, 80)),
+        "every item of ports needs a different combination of port and protocol",
+    ),
+    "a duplicate port name": (
         unit(template={"ports": [{"name": "a", "port": 1}, {"name": "a", "port": 2}]}),
         "spec.template.ports[1]: Duplicate value",
     ),
     "an unknown protocol": (unit(template={"ports": [{"name": "a", "port": 1, "protocol": "tcp"}]}), "protocol"),
     "an invalid env name": (pool(template={"envs": [{"name": "1 bad"}]}), "spec.template.envs[0].name"),
-    "an env twice": (pool(template={"envs": [{"name": "A"}, {"name": "A"}]}), "spec.template.envs[1]: Duplicate value"),
-    "a primary port that the template lacks": (
+    "a duplicate env": (
+        pool(template={"envs": [{"name": "A"}, {"name": "A"}]}),
+        "spec.template.envs[1]: Duplicate value",
+    ),
+    "a primary port that is not in the template": (
         unit(template=ports(80), access={"primaryPort": "grpc"}),
-        "spec.access.primaryPort: Invalid value: access.primaryPort must name a port of the template",
+        "spec.access.primaryPort: Invalid value: access.primaryPort must be the name of a port in template.ports",
     ),
     "an unknown scheme": (unit(access={"scheme": "gopher"}), "spec.access.scheme"),
     "a relative mount path": (unit(storageMounts=[mount("data", "cache")]), "spec.storageMounts[0].mountPath"),
-    "a storage twice": (unit(storageMounts=[mount("data", "/a"), mount("data", "/b")]), "Duplicate value"),
-    "a mount path twice": (unit(storageMounts=[mount("a", "/a"), mount("b", "/a")]), "must differ in mountPath"),
-    "a requestID that is no subject token": (unit(serverless={"requestID": "a.b"}), "spec.serverless.requestID"),
-    "a function without requestID": (unit(serverless={"enabled": True}), "an enabled function needs a requestID"),
-    "more workers kept than allowed": (
-        unit(serverless={"requestID": "f", "minAvailableCount": 2}),
-        "minAvailableCount must not be above maxWorkers",
+    "a duplicate storage": (unit(storageMounts=[mount("data", "/a"), mount("data", "/b")]), "Duplicate value"),
+    "a duplicate mount path": (
+        unit(storageMounts=[mount("a", "/a"), mount("b", "/a")]),
+        "every item of storageMounts needs a different mountPath",
     ),
-    "storage mounted by many workers": (
+    "a requestID that is not a subject token": (unit(serverless={"requestID": "a.b"}), "spec.serverless.requestID"),
+    "a function without requestID": (unit(serverless={"enabled": True}), "requestID is required when enabled is true"),
+    "minAvailableCount above maxWorkers": (
+        unit(serverless={"requestID": "f", "minAvailableCount": 2}),
+        "minAvailableCount must not be greater than maxWorkers",
+    ),
+    "storage with several workers": (
         unit(serverless={"requestID": "f", "maxWorkers": 2}, storageMounts=[mount("data", "/data")]),
-        "a function with storageMounts has one worker at most",
+        "only one unit at a time can mount a storage",
     ),
     "a storage without size": (storage(size=None), "spec.size: Required value"),
     "a storage without class": (storage(storageClassName=""), "spec.storageClassName"),
@@ -156,63 +165,67 @@ REFUSED = {
 }
 
 FUNCTION = {"requestID": "f"}
-HELD = {"unit": "demo"}
+ATTACHED = {"unit": "demo"}
 
-CHANGES_REFUSED = {
-    "a unit's flavor": (unit(), unit(specName="g2.1"), "spec.specName: Invalid value: specName never changes"),
-    "a unit's gpu": (unit(gpu=1), unit(gpu=2), "gpu never changes"),
-    "a unit's gpu, first unset": (unit(), unit(gpu=1), "gpu never changes"),
-    "a unit's gpu, then unset": (unit(gpu=1), unit(), "gpu never changes"),
-    "a function's requestID": (
+CHANGES_REJECTED = {
+    "specName of a unit": (unit(), unit(specName="g2.1"), "spec.specName: Invalid value: specName is immutable"),
+    "gpu of a unit": (unit(gpu=1), unit(gpu=2), "gpu is immutable"),
+    "gpu of a unit, set later": (unit(), unit(gpu=1), "gpu is immutable"),
+    "gpu of a unit, removed": (unit(gpu=1), unit(), "gpu is immutable"),
+    "requestID of a function": (
         unit(serverless=FUNCTION),
         unit(serverless={"requestID": "g"}),
-        "requestID never changes once it is set",
+        "requestID is immutable once it is set",
     ),
-    "a function's requestID, then unset": (
+    "requestID of a function, removed": (
         unit(serverless=FUNCTION),
         unit(serverless={}),
-        "requestID never changes once it is set",
+        "requestID is immutable once it is set",
     ),
-    "a function, then none": (unit(serverless=FUNCTION), unit(), "serverless is not taken away again"),
-    "a pool's flavor": (pool(), pool(specName="g2.1"), "specName never changes"),
-    "a storage's class": (storage(), storage(storageClassName="other"), "storageClassName never changes"),
-    "a storage's class, then unset": (
+    "serverless of a function, removed": (unit(serverless=FUNCTION), unit(), "serverless cannot be removed"),
+    "specName of a pool": (pool(), pool(specName="g2.1"), "specName is immutable"),
+    "storageClassName of a storage": (storage(), storage(storageClassName="other"), "storageClassName is immutable"),
+    "storageClassName of a storage, removed": (
         storage(storageClassName="other"),
         storage(),
-        "storageClassName never changes",
+        "storageClassName is immutable",
     ),
-    "a storage's size, less": (storage(), storage(size="10Gi"), "spec.size: Invalid value: size only grows"),
-    "a storage's size, less in other units": (storage(), storage(size="20G"), "size only grows"),
-    "a storage's unit, without release": (
-        storage(attachedTo=HELD),
+    "size of a storage, decreased": (
+        storage(),
+        storage(size="10Gi"),
+        "spec.size: Invalid value: size cannot be decreased",
+    ),
+    "size of a storage, decreased in another unit": (storage(), storage(size="20G"), "size cannot be decreased"),
+    "attachedTo of a storage without a release": (
+        storage(attachedTo=ATTACHED),
         storage(attachedTo={"unit": "other"}),
-        "attachedTo passes to another unit only after it was released",
+        "attachedTo cannot change from one unit to another",
     ),
-    "what an operation was asked": (operation(), operation(request="{}"), "never changes what was asked"),
-    "what an operation makes": (
+    "request of an operation": (operation(), operation(request="{}"), "the spec of an operation is immutable"),
+    "target of an operation": (
         operation(),
         operation(target={"kind": "GPUUnit", "namespace": "runtime-instance", "name": "other"}),
-        "never changes what was asked",
+        "the spec of an operation is immutable",
     ),
 }
 
 CHANGES_ADMITTED = {
-    "a unit's image": (unit(), unit(image="python:3.13")),
-    "a unit's memory, corrected": (unit(memory="not-a-quantity"), unit(memory="1Gi")),
+    "image of a unit": (unit(), unit(image="python:3.13")),
+    "invalid memory of a unit, corrected": (unit(memory="not-a-quantity"), unit(memory="1Gi")),
     "a unit that becomes a function": (unit(), unit(serverless=FUNCTION)),
-    "a function that is switched off": (
+    "a function that is disabled": (
         unit(serverless=FUNCTION | {"enabled": True}),
         unit(serverless=FUNCTION | {"enabled": False}),
     ),
-    "a pool's gpu": (pool(gpu=1), pool(gpu=2)),
-    "a storage that grows": (storage(), storage(size="40Gi")),
-    "a storage's size in other words": (storage(size="1Gi"), storage(size="1024Mi")),
-    "a storage's size, corrected": (storage(size="lots"), storage(size="1Gi")),
-    "a storage that is attached": (storage(), storage(attachedTo=HELD)),
-    "a storage that is released": (storage(attachedTo=HELD), storage()),
-    "a storage that the unit's next operation holds": (
-        storage(attachedTo=HELD),
-        storage(attachedTo=HELD | {"operationID": "2"}),
+    "gpu of a pool": (pool(gpu=1), pool(gpu=2)),
+    "size of a storage, increased": (storage(), storage(size="40Gi")),
+    "size of a storage in another unit": (storage(size="1Gi"), storage(size="1024Mi")),
+    "invalid size of a storage, corrected": (storage(size="lots"), storage(size="1Gi")),
+    "a storage that is attached": (storage(), storage(attachedTo=ATTACHED)),
+    "a storage that is released": (storage(attachedTo=ATTACHED), storage()),
+    "a storage that the next operation of the unit attaches": (
+        storage(attachedTo=ATTACHED),
+        storage(attachedTo=ATTACHED | {"operationID": "2"}),
     ),
 }
 
@@ -222,12 +235,12 @@ def test_valid_object_is_admitted(apply: Apply, manifest: Object) -> None:
     assert apply(manifest) == ACCEPTED
 
 
-@pytest.mark.parametrize(("manifest", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("manifest", "message"), REJECTED.values(), ids=REJECTED)
 def test_invalid_object_is_rejected(apply: Apply, manifest: Object, message: str) -> None:
     assert message in apply(manifest)
 
 
-@pytest.mark.parametrize(("before", "after", "message"), CHANGES_REFUSED.values(), ids=CHANGES_REFUSED)
+@pytest.mark.parametrize(("before", "after", "message"), CHANGES_REJECTED.values(), ids=CHANGES_REJECTED)
 def test_immutable_field_change_is_rejected(apply: Apply, before: Object, after: Object, message: str) -> None:
     assert apply(before) == ACCEPTED
     assert message in apply(after)
@@ -239,7 +252,7 @@ def test_mutable_field_change_is_admitted(apply: Apply, before: Object, after: O
     assert apply(after) == ACCEPTED
 
 
-def test_an_unknown_field_is_named(kubectl: Kubectl) -> None:
+def test_unknown_field_is_rejected_by_name(kubectl: Kubectl) -> None:
     done = kubectl("create", "--validate=strict", "--dry-run=server", "-f", "-", stdin=json.dumps(unit(replicas=2)))
     assert 'unknown field "spec.replicas"' in done.stderr
 
@@ -257,9 +270,9 @@ def test_controller_manager_rbac_allows_its_requests_and_no_others(kubectl: Kube
         done = kubectl("apply", "--server-side", "--validate=strict", "-k", str(CONFIG_DIR / part))
         assert done.returncode == 0, done.stderr
 
-    def may(*question: str) -> bool:
+    def may(*request: str) -> bool:
         account = "--as=system:serviceaccount:runtime-system:controller-manager"
-        return kubectl("auth", "can-i", *question, account).returncode == 0
+        return kubectl("auth", "can-i", *request, account).returncode == 0
 
     assert may("patch", "gpuunits.runtime.lokiwager.io", "--subresource=status", "-n", "default")
     assert may("create", "deployments.apps", "-n", "default")
@@ -272,15 +285,15 @@ def test_controller_manager_rbac_allows_its_requests_and_no_others(kubectl: Kube
 
 
 def test_kubectl_explain_describes_every_field(kubectl: Kubectl) -> None:
-    told = kubectl("explain", "gpuunit.spec")
-    assert told.returncode == 0, told.stderr
-    assert "<no description>" not in told.stdout
-    text = " ".join(told.stdout.split())
+    explained = kubectl("explain", "gpuunit.spec")
+    assert explained.returncode == 0, explained.stderr
+    assert "<no description>" not in explained.stdout
+    text = " ".join(explained.stdout.split())
     assert "The flavor of the unit, for example g1.1" in text
-    assert "How many GPUs the unit holds" in text
-    everything = kubectl("explain", "gpuunit.spec", "--recursive").stdout
+    assert "The number of GPUs (nvidia.com/gpu) that the unit reserves" in text
+    all_fields = kubectl("explain", "gpuunit.spec", "--recursive").stdout
     for field in ("primaryPort", "mountPath", "requestID", "minAvailableCount", "socketPath"):
-        assert field in everything
+        assert field in all_fields
 
 
 @pytest.mark.parametrize(
@@ -303,12 +316,12 @@ def test_kubectl_get_shows_columns(
 def test_status_is_a_subresource_with_defaults(kubectl: Kubectl, apply: Apply, namespace: str) -> None:
     apply(pool())
     status = json.dumps({"status": {"phase": "Progressing"}})
-    at = ("-n", namespace, "--type=merge", "-p", status)
-    kubectl("patch", "stockpool", "demo", *at)
+    patch = ("-n", namespace, "--type=merge", "-p", status)
+    kubectl("patch", "stockpool", "demo", *patch)
     assert kubectl("get", "stockpool", "demo", "-n", namespace, "-o", "jsonpath={.status}").stdout == ""
-    kubectl("patch", "stockpool", "demo", "--subresource=status", *at)
-    seen = json.loads(kubectl("get", "stockpool", "demo", "-n", namespace, "-o", "json").stdout)["status"]
-    assert seen == {"phase": "Progressing", "available": 0, "allocated": 0, "observedGeneration": 0}
+    kubectl("patch", "stockpool", "demo", "--subresource=status", *patch)
+    stored = json.loads(kubectl("get", "stockpool", "demo", "-n", namespace, "-o", "json").stdout)["status"]
+    assert stored == {"phase": "Progressing", "available": 0, "allocated": 0, "observedGeneration": 0}
 
 
 def test_unfinished_operations_are_selected_by_their_state(kubectl: Kubectl, apply: Apply, namespace: str) -> None:

@@ -1,4 +1,4 @@
-"""Models, names and conditions."""
+"""The CRD models, derived names and conditions."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ def test_acronyms_keep_their_case_on_the_wire() -> None:
 
 
 def test_object_with_unknown_fields_and_values_is_decoded() -> None:
-    """One object with a phase, a protocol or a field from tomorrow must not blind a whole cache."""
+    """One object of a newer version, with an unknown phase, protocol or field, must not break the cache of its kind."""
     text = b'{"spec":{"specName":"","gpu":-1,"new":1},"status":{"phase":"Hibernating"}}'
     assert msgspec.json.decode(text, type=GPUUnit).status.phase == "Hibernating"
 
@@ -96,16 +96,16 @@ def test_last_transition_time_changes_only_with_the_status() -> None:
     same = set_condition(first, ready_condition(False, ReadyReason.POD_STARTUP_FAILED, "no such image", 1), "10:01")
     changed = set_condition(same, ready_condition(True, ReadyReason.UNIT_READY, "", 2), "10:02")
     times = [
-        found.last_transition_time
+        condition.last_transition_time
         for each in (first, same, changed)
-        if (found := find_condition(each, READY_CONDITION))
+        if (condition := find_condition(each, READY_CONDITION))
     ]
     assert times == ["10:00", "10:00", "10:02"]
     assert len(changed) == 1
     assert changed[0].reason == "UnitReady"
 
 
-def test_the_reasons_of_the_series_are_all_there() -> None:
+def test_ready_reason_contains_all_reasons_of_the_series() -> None:
     series = {
         "DeploymentProgressing",
         "DeploymentReady",
@@ -126,7 +126,7 @@ def test_kinds_and_short_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "spelled"),
+    ("quantity", "canonical"),
     [
         ("1024Mi", "1Gi"),
         ("16Gi", "16Gi"),
@@ -147,5 +147,5 @@ def test_kinds_and_short_names_are_unique() -> None:
         ("lots", "lots"),
     ],
 )
-def test_quantity_has_one_canonical_form(written: str, spelled: str) -> None:
-    assert canonical_quantity(written) == spelled
+def test_quantity_has_one_canonical_form(quantity: str, canonical: str) -> None:
+    assert canonical_quantity(quantity) == canonical

@@ -1,4 +1,4 @@
-"""Requests that mean the same have one hash; what differs in meaning differs in hash."""
+"""Requests with the same meaning have the same hash, and requests with different meanings have different hashes."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ PLAIN = canonical()
 PORT = {"name": "http", "port": 8080}
 
 SAME = {
-    "defaults said aloud": ({"gpu": 0, "running": True, "template": {}, "storageMounts": []}, {}),
-    "a default inside": (
+    "explicit defaults": ({"gpu": 0, "running": True, "template": {}, "storageMounts": []}, {}),
+    "explicit default of a nested field": (
         {"serverless": {"idleTimeoutSeconds": 300, "framework": {"invokePath": "/invoke"}}},
         {"serverless": {}},
     ),
     "another spelling of the memory": ({"memory": "1024Mi"}, {"memory": "1Gi"}),
-    "the protocol said aloud": ({"template": {"ports": [PORT | {"protocol": "tcp"}]}}, {"template": {"ports": [PORT]}}),
+    "explicit protocol": ({"template": {"ports": [PORT | {"protocol": "tcp"}]}}, {"template": {"ports": [PORT]}}),
     "another spelling of the path": (
         {"storageMounts": [{"name": "a", "mountPath": "//data//x/"}]},
         {"storageMounts": [{"name": "a", "mountPath": "/data/x"}]},
@@ -62,9 +62,9 @@ def test_canonical_form_decodes_to_the_request() -> None:
 
 
 def test_the_hash_never_changes_between_versions() -> None:
-    """Recorded operations outlive an upgrade: this value may never be adapted."""
-    known = "44f59c9856bd614e4a011d5cceffc6eb8eb2b1f7c0c9c863acc55fd7d282bc73"
-    assert request_hash(OperationType.CREATE_UNIT, PLAIN) == known
+    """Recorded operations outlive an upgrade, so the expected value of this test must never change."""
+    expected = "44f59c9856bd614e4a011d5cceffc6eb8eb2b1f7c0c9c863acc55fd7d282bc73"
+    assert request_hash(OperationType.CREATE_UNIT, PLAIN) == expected
     assert request_hash(OperationType.SEED_STOCK, PLAIN) != request_hash(OperationType.CREATE_UNIT, PLAIN)
 
 

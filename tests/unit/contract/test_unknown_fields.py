@@ -1,4 +1,4 @@
-"""What a document has too much or too little of is named by its path, at any depth."""
+"""Unknown and missing fields of a document are reported with their paths, at any depth."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from gpu_runtime.contract.validation.unknown_fields import has_exact_fields, missing_fields, unknown_fields, value_at
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
-WHOLE: dict[str, Any] = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}
+COMPLETE: dict[str, Any] = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}
 
 UNKNOWN: dict[str, tuple[dict[str, Any], str, str]] = {
     "at the top": ({"imge": "x"}, "imge", "did you mean image?"),
@@ -18,22 +18,22 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str, str]] = {
         "template.ports[1].protocoll",
         "did you mean protocol?",
     ),
-    "inside what may be left out": ({"access": {"primaryport": "http"}}, "access.primaryport", "primaryPort"),
-    "deep inside what may be left out": (
+    "inside an optional object": ({"access": {"primaryport": "http"}}, "access.primaryport", "primaryPort"),
+    "inside an object of an optional object": (
         {"serverless": {"framework": {"socketpath": "/s"}}},
         "serverless.framework.socketpath",
         "socketPath",
     ),
     "in another case": ({"SpecName": "g1.1"}, "SpecName", "did you mean specName?"),
-    "like no other": ({"template": {"zzz": 1}}, "template.zzz", "there are args, command, envs, ports"),
+    "without a similar field": ({"template": {"zzz": 1}}, "template.zzz", "there are args, command, envs, ports"),
 }
 
 
 @pytest.mark.parametrize(("document", "path", "remedy"), UNKNOWN.values(), ids=UNKNOWN)
 def test_unknown_field_error_suggests_the_closest_field(document: dict[str, Any], path: str, remedy: str) -> None:
-    [found] = unknown_fields(WHOLE | document, CreateUnit)
-    assert found.path == path
-    assert remedy in found.hint
+    [unknown] = unknown_fields(COMPLETE | document, CreateUnit)
+    assert unknown.path == path
+    assert remedy in unknown.hint
 
 
 def test_all_missing_fields_are_reported_together() -> None:
@@ -64,22 +64,25 @@ def test_mapping_keys_are_free_and_mapping_values_are_checked() -> None:
     assert [each.path for each in unknown_fields(document, Outer)] == ["by_name.anything.b"]
 
 
-def test_a_value_is_found_by_its_path() -> None:
+def test_value_at_returns_the_value_of_a_path() -> None:
     document = {"a": [{"b": 1}, {"b": 2}]}
     assert value_at(document, "a[1].b") == 2
     assert value_at(document, "a[7].b") is None
     assert value_at(document, "a.x.y") is None
 
 
-COMPLETE: dict[str, tuple[dict[str, Any], bool]] = {
-    "whole": (WHOLE, True),
-    "whole with parts": (WHOLE | {"template": {"ports": [{"name": "a", "port": 1}]}, "access": None}, True),
-    "something missing in a list": (WHOLE | {"template": {"ports": [{"name": "a"}]}}, False),
-    "something missing": ({"name": "web"}, False),
-} | {f"something unknown {name}": (WHOLE | document, False) for name, (document, _, _) in UNKNOWN.items()}
+EXACT: dict[str, tuple[dict[str, Any], bool]] = {
+    "complete": (COMPLETE, True),
+    "complete with optional objects": (
+        COMPLETE | {"template": {"ports": [{"name": "a", "port": 1}]}, "access": None},
+        True,
+    ),
+    "missing field in a list": (COMPLETE | {"template": {"ports": [{"name": "a"}]}}, False),
+    "missing field": ({"name": "web"}, False),
+} | {f"unknown field {name}": (COMPLETE | document, False) for name, (document, _, _) in UNKNOWN.items()}
 
 
-@pytest.mark.parametrize(("document", "complete"), COMPLETE.values(), ids=COMPLETE)
-def test_completeness_check_agrees_with_missing_fields(document: dict[str, Any], complete: bool) -> None:
-    assert has_exact_fields(document, CreateUnit) == complete
-    assert complete == (not [*unknown_fields(document, CreateUnit), *missing_fields(document, CreateUnit)])
+@pytest.mark.parametrize(("document", "exact"), EXACT.values(), ids=EXACT)
+def test_exact_field_check_agrees_with_unknown_and_missing_fields(document: dict[str, Any], exact: bool) -> None:
+    assert has_exact_fields(document, CreateUnit) == exact
+    assert exact == (not [*unknown_fields(document, CreateUnit), *missing_fields(document, CreateUnit)])

@@ -1,4 +1,4 @@
-"""What is wrong with a spec is said with the field's path and a remedy."""
+"""Validation errors name the path of the field and a remedy."""
 
 from typing import Any
 
@@ -59,117 +59,123 @@ def test_valid_specs_have_no_errors() -> None:
 UNITS = {
     "no flavor": (unit(specName=""), "specName: is required; name the flavor, for example g1.1"),
     "no image": (unit(image=""), "image: is required; name the image to run"),
-    "an image with a blank": (unit(image="python 3"), "image: 'python 3' is not an image; it must not contain blanks"),
-    "memory that is no quantity": (
+    "image with a space": (
+        unit(image="python 3"),
+        "image: 'python 3' is not an image name; remove whitespace and control characters",
+    ),
+    "memory that is not a quantity": (
         unit(memory="not-a-quantity"),
         "memory: 'not-a-quantity' is not a quantity; write for example 512Mi or 16Gi",
     ),
-    "no memory at all": (unit(memory="0"), "memory: 0 is not above 0"),
-    "thousandths of a byte": (
+    "memory of zero": (unit(memory="0"), "memory: 0 is not above 0"),
+    "memory in milli-bytes": (
         unit(memory="1600m"),
         "memory: 1600m is not a whole number of bytes; write for example 512Mi or 16Gi",
     ),
-    "memory beyond counting": (unit(memory="8Ei"), "memory: 8Ei is more than Kubernetes can count; use less than 8Ei"),
+    "memory above 63 bits": (unit(memory="8Ei"), "memory: 8Ei is more than Kubernetes supports; use less than 8Ei"),
     "negative gpu": (unit(gpu=-1), "gpu: -1 is not between 0 and 2147483647"),
-    "a port out of range": (
+    "port out of range": (
         unit(template=ports(("a", 80), ("b", 70000))),
         "template.ports[1].port: 70000 is not between 1 and 65535",
     ),
-    "a port twice": (
+    "duplicate port": (
         unit(template=ports(("a", 80), ("b", 80))),
         "template.ports[1].port: 80/TCP is already the port of template.ports[0]",
     ),
-    "a port name twice": (
+    "duplicate port name": (
         unit(template=ports(("a", 80), ("a", 81))),
         "template.ports[1].name: 'a' is already the name of template.ports[0]",
     ),
-    "an unknown protocol": (
+    "unknown protocol": (
         unit(template=ports(("a", 80, "QUIC"))),
         "template.ports[0].protocol: 'QUIC' is not one of TCP, UDP, SCTP",
     ),
-    "a variable twice": (
+    "duplicate environment variable": (
         unit(template={"envs": [{"name": "A", "value": "1"}, {"name": "A"}]}),
         "template.envs[1].name: A is already set by template.envs[0]; keep one of them",
     ),
-    "a variable whose name is too long": (
+    "environment variable name too long": (
         unit(template={"envs": [{"name": "A" * 256}]}),
         "template.envs[0].name: has 256 characters; use at most 255",
     ),
-    "a variable whose value is too long": (
+    "environment variable value too long": (
         unit(template={"envs": [{"name": "A", "value": "x" * 32769}]}),
         "template.envs[0].value: has 32769 characters; use at most 32768",
     ),
-    "a primary port that the template lacks": (
+    "primary port not in the template": (
         unit(template=HTTP, access={"primaryPort": "grpc"}),
         "access.primaryPort: 'grpc' names no port of the template (it has http)",
     ),
-    "a primary port without any port": (
+    "primary port without any port": (
         unit(access={"primaryPort": "http"}),
         "access.primaryPort: 'http' names no port of the template (it has none)",
     ),
-    "a primary port that speaks no HTTP": (
+    "primary port that is not TCP": (
         unit(template=ports(("dns", 53, "UDP")), access={"primaryPort": "dns"}),
         "access.primaryPort: 'dns' is a UDP port; choose a TCP port",
     ),
-    "an unknown scheme": (unit(access={"scheme": "ftp"}), "access.scheme: 'ftp' is not one of http, https"),
-    "a relative mount": (
+    "unknown scheme": (unit(access={"scheme": "ftp"}), "access.scheme: 'ftp' is not one of http, https"),
+    "relative mount path": (
         unit(storageMounts=mounts(x="cache")),
         "storageMounts[0].mountPath: 'cache' is not absolute; begin with '/'",
     ),
-    "a mount that climbs": (
+    "mount path with '..'": (
         unit(storageMounts=mounts(x="/a/../b")),
         "storageMounts[0].mountPath: /a/../b contains '..'; write /b",
     ),
-    "a mount over the image": (
+    "mount path that is the root": (
         unit(storageMounts=mounts(x="//")),
-        "storageMounts[0].mountPath: '/' would hide the whole image; mount below it",
+        "storageMounts[0].mountPath: '/' would hide the whole image; use a path below it",
     ),
-    "a mount over the kernel's files": (
+    "mount path of the kernel": (
         unit(storageMounts=mounts(x="/proc/1")),
-        "storageMounts[0].mountPath: /proc/1 belongs to the kernel; mount elsewhere",
+        "storageMounts[0].mountPath: /proc/1 is a path of the kernel; use a path outside /proc, /sys, /dev",
     ),
-    "a mount within a mount": (
+    "mount path within another": (
         unit(storageMounts=mounts(x="/data", y="/data/cache/")),
-        "storageMounts[1].mountPath: /data/cache/ overlaps /data of storageMounts[0]; one would hide the other",
+        "storageMounts[1].mountPath: /data/cache/ overlaps /data of storageMounts[0]; use separate paths",
     ),
-    "a storage twice": (
+    "duplicate storage": (
         unit(storageMounts=mounts(x="/a") + mounts(x="/b")),
         "storageMounts[1].name: 'x' is already mounted by storageMounts[0]; mount a storage once",
     ),
-    "a storage that has no name": (unit(storageMounts=mounts(X="/a")), "storageMounts[0].name: 'X' is not a name; "),
-    "a function without requestID": (
+    "invalid storage name": (unit(storageMounts=mounts(X="/a")), "storageMounts[0].name: 'X' is not a name; "),
+    "function without requestID": (
         unit(serverless=function(requestID="")),
-        "serverless.requestID: is required; it names the function's queue",
+        "serverless.requestID: is required; it is the ID to which callers send invocations",
     ),
-    "a requestID of two tokens": (
+    "requestID of two tokens": (
         unit(serverless=function(requestID="a.b")),
         "serverless.requestID: 'a.b' is not a requestID; use lower-case letters, digits, '-' and '_'",
     ),
-    "more workers kept than allowed": (
+    "minAvailableCount above maxWorkers": (
         unit(serverless=function(minAvailableCount=2)),
-        "serverless.minAvailableCount: 2 is above maxWorkers, which is 1",
+        "serverless.minAvailableCount: 2 is greater than maxWorkers, which is 1",
     ),
-    "storage for many workers": (
+    "storage with several workers": (
         unit(serverless=function(maxWorkers=2), storageMounts=mounts(x="/a")),
-        "storageMounts: a storage is mounted by one unit at a time; set maxWorkers to 1 or mount nothing",
+        "storageMounts: only one unit at a time can mount a storage; set maxWorkers to 1 or remove storageMounts",
     ),
-    "a mount that hides the socket": (
+    "mount path that hides the socket": (
         unit(serverless=function(), storageMounts=mounts(x="/run")),
         "storageMounts[0].mountPath: /run would hide the framework's socket /run/gpu-runtime/framework.sock",
     ),
-    "a socket path that Linux cannot hold": (
+    "socket path too long for Linux": (
         unit(serverless=function(framework={"socketPath": "/run/" + "s" * 103})),
-        "serverless.framework.socketPath: is longer than Linux allows for a socket; use at most 107",
+        "serverless.framework.socketPath: is longer than Linux allows for a socket; use at most 107 bytes",
     ),
-    "a socket that is relative": (
+    "relative socket path": (
         unit(serverless=function(framework={"socketPath": "f.sock"})),
-        "serverless.framework.socketPath: 'f.sock' is not an absolute path of a file in a directory of its own",
+        (
+            "serverless.framework.socketPath: 'f.sock' is not an absolute path of a file in a directory;"
+            " use for example /run/gpu-runtime/framework.sock"
+        ),
     ),
-    "an invoke path that is none": (
+    "invoke path without a slash": (
         unit(serverless=function(framework={"invokePath": "invoke"})),
         "serverless.framework.invokePath: 'invoke' is not an HTTP path; begin with '/'",
     ),
-    "a health path that is too long": (
+    "health path too long": (
         unit(serverless=function(framework={"healthPath": "/" + "x" * 1024})),
         "serverless.framework.healthPath: has 1025 characters; use at most 1024",
     ),
@@ -177,15 +183,15 @@ UNITS = {
 
 
 @pytest.mark.parametrize(("spec", "message"), UNITS.values(), ids=UNITS)
-def test_an_active_unit_is_refused_with_path_and_remedy(spec: GPUUnitSpec, message: str) -> None:
-    (problem,) = unit_errors(spec, UnitRole.ACTIVE)
-    assert str(problem).startswith(message)
+def test_invalid_active_unit_is_rejected_with_path_and_remedy(spec: GPUUnitSpec, message: str) -> None:
+    (error,) = unit_errors(spec, UnitRole.ACTIVE)
+    assert str(error).startswith(message)
 
 
 @pytest.mark.parametrize("name", ["1 bad", "", "A=B", "1A", "..", ".", "..A", "A\n", "Ä"])
 def test_invalid_environment_variable_name_is_rejected(name: str) -> None:
-    (problem,) = pool_errors(pool(template={"envs": [{"name": name}]}))
-    assert problem.path == "template.envs[0].name"
+    (error,) = pool_errors(pool(template={"envs": [{"name": name}]}))
+    assert error.path == "template.envs[0].name"
 
 
 @pytest.mark.parametrize("name", ["MODEL_ID", "a.b-c", "_", ".hidden"])
@@ -195,52 +201,48 @@ def test_valid_environment_variable_name_is_accepted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "HTTP", "a" * 16, "8080", "a--b", "-a", "a-", "a_b"])
 def test_port_name_that_is_no_service_name_is_rejected(name: str) -> None:
-    (problem,) = unit_errors(unit(template=ports((name, 80))), UnitRole.ACTIVE)
-    assert problem.path == "template.ports[0].name"
+    (error,) = unit_errors(unit(template=ports((name, 80))), UnitRole.ACTIVE)
+    assert error.path == "template.ports[0].name"
 
 
 def test_only_the_reservation_of_a_stock_unit_is_validated() -> None:
     assert unit_errors(unit(image="", template=ports(("a", 70000))), UnitRole.STOCK) == ()
-    (problem,) = unit_errors(unit(memory="x"), UnitRole.STOCK)
-    assert problem.path == "memory"
-    (problem,) = unit_errors(unit(storageMounts=mounts(x="/a")), UnitRole.STOCK)
-    assert problem.path == "storageMounts"
+    (error,) = unit_errors(unit(memory="x"), UnitRole.STOCK)
+    assert error.path == "memory"
+    (error,) = unit_errors(unit(storageMounts=mounts(x="/a")), UnitRole.STOCK)
+    assert error.path == "storageMounts"
 
 
 def test_all_errors_are_reported_together_with_document_paths() -> None:
     spec = unit(memory="x", gpu=-1, image="", template=ports(("a", 0)))
-    paths = [problem.path for problem in unit_errors(spec, UnitRole.ACTIVE, path="spec")]
+    paths = [error.path for error in unit_errors(spec, UnitRole.ACTIVE, path="spec")]
     assert paths == ["spec.memory", "spec.gpu", "spec.image", "spec.template.ports[0].port"]
-    (problem,) = unit_errors(
+    (error,) = unit_errors(
         unit(serverless=function(maxWorkers=2), storageMounts=mounts(x="/a")), UnitRole.ACTIVE, path="spec"
     )
-    assert problem.path == "spec.storageMounts"
+    assert error.path == "spec.storageMounts"
 
 
 def test_invalid_pool_and_storage_are_rejected_with_path_and_remedy() -> None:
-    assert [str(problem) for problem in pool_errors(pool(replicas=-1))] == [
-        "replicas: -1 is not between 0 and 2147483647"
-    ]
-    assert [str(problem) for problem in storage_errors(storage(size=""))] == [
-        "size: is required; write for example 20Gi"
-    ]
-    assert [problem.path for problem in storage_errors(storage(size="lots"))] == ["size"]
-    assert [problem.path for problem in storage_errors(storage(storageClassName="a b"))] == ["storageClassName"]
+    assert [str(error) for error in pool_errors(pool(replicas=-1))] == ["replicas: -1 is not between 0 and 2147483647"]
+    assert [str(error) for error in storage_errors(storage(size=""))] == ["size: is required; write for example 20Gi"]
+    assert [error.path for error in storage_errors(storage(size="lots"))] == ["size"]
+    assert [error.path for error in storage_errors(storage(storageClassName="a b"))] == ["storageClassName"]
 
 
 @pytest.mark.parametrize(
-    ("current", "wanted", "message"),
+    ("current", "desired", "message"),
     [
         ("1Gi", "2Gi", None),
         ("1Gi", "1024Mi", None),
         ("lots", "1Gi", None),
-        ("2Gi", "1Gi", "size: 1Gi is less than the current 2Gi; a storage only grows"),
-        ("20Gi", "20G", "size: 20G is less than the current 20Gi; a storage only grows"),
+        ("2Gi", "1Gi", "size: 1Gi is less than the current size 2Gi; a storage can only grow"),
+        ("20Gi", "20G", "size: 20G is less than the current size 20Gi; a storage can only grow"),
         ("1Gi", "more", "size: 'more' is not a quantity; write for example 512Mi or 16Gi"),
     ],
 )
-def test_a_storage_only_grows(current: str, wanted: str, message: str | None) -> None:
-    assert [str(problem) for problem in growth_errors(current, wanted)] == ([message] if message else [])
+def test_storage_size_cannot_decrease(current: str, desired: str, message: str | None) -> None:
+    assert [str(error) for error in growth_errors(current, desired)] == ([message] if message else [])
 
 
 @pytest.mark.parametrize("name", ["demo", "a", "a-1", "a" * 63])
@@ -250,17 +252,17 @@ def test_valid_unit_names_are_accepted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "Not_A_Name", "1a", "-a", "a-", "a.b", "a" * 64, "a\n"])
 def test_invalid_unit_names_are_rejected(name: str) -> None:
-    (problem,) = name_errors(name)
-    assert problem.path == "name"
+    (error,) = name_errors(name)
+    assert error.path == "name"
 
 
 def test_pool_name_limit_includes_the_child_prefix() -> None:
     assert MAX_POOL_NAME_LENGTH == 58
-    (problem,) = name_errors("p" * 59, max_length=MAX_POOL_NAME_LENGTH)
-    assert "use at most 58" in problem.message
+    (error,) = name_errors("p" * 59, max_length=MAX_POOL_NAME_LENGTH)
+    assert "use at most 58" in error.message
 
 
 @pytest.mark.parametrize("operation_id", ["", " a", "a\n", "a" * 257, "a\0"])
 def test_an_operation_id_is_printable_and_bounded(operation_id: str) -> None:
-    (problem,) = operation_id_errors(operation_id)
-    assert problem.path == "operationID"
+    (error,) = operation_id_errors(operation_id)
+    assert error.path == "operationID"

@@ -1,4 +1,7 @@
-"""The resources of `runtime.lokiwager.io/v1alpha1`: models, names, conditions. Manifests are generated from here."""
+"""The custom resources of `runtime.lokiwager.io/v1alpha1`: models, names of labels and children, conditions.
+
+`make manifests` generates the CRDs from these models. Field docstrings become the descriptions of the fields.
+"""
 
 from gpu_runtime.contract.crd import gpu_storage, gpu_unit, operation, stock_pool
 

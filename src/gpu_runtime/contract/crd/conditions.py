@@ -1,4 +1,4 @@
-"""Phases, condition types and reasons, and how a condition changes over time."""
+"""Phases, reasons of the Ready condition, and the update of conditions in a status."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ READY_CONDITION = "Ready"
 
 
 class UnitPhase(StrEnum):
-    """Of GPUUnits and StockPools: the quick look. The Ready condition says why."""
+    """The phase of GPUUnits and StockPools: a summary of the Ready condition, which has the reason."""
 
     EMPTY = "Empty"
     PROGRESSING = "Progressing"
@@ -23,9 +23,9 @@ class StoragePhase(StrEnum):
 
 
 class ReadyReason(StrEnum):
-    """Reasons of the Ready condition. They are an interface: alerts and scripts match them."""
+    """Reasons of the Ready condition. Alerts and scripts match them, so they must not change."""
 
-    # Of every workload.
+    # GPUUnits and StockPools
     INVALID_SPEC = "InvalidSpec"
     SCALED_TO_ZERO = "ScaledToZero"
     POD_STARTUP_FAILED = "PodStartupFailed"
@@ -34,35 +34,35 @@ class ReadyReason(StrEnum):
     DEPLOYMENT_SYNC_FAILED = "DeploymentSyncFailed"
     NETWORK_POLICY_SYNC_FAILED = "NetworkPolicySyncFailed"
     NAME_TAKEN = "NameTaken"
-    """An object with the child's name exists and belongs to somebody else."""
+    """An object with the name of a child exists and belongs to another owner."""
 
-    # Of pools.
+    # StockPools
     DEPLOYMENT_PROGRESSING = "DeploymentProgressing"
     DEPLOYMENT_READY = "DeploymentReady"
 
-    # Of units.
+    # GPUUnits
     UNIT_PROGRESSING = "UnitProgressing"
     UNIT_READY = "UnitReady"
     STOCK_RELEASING = "StockReleasing"
-    """The claimed stock's pod still holds the GPUs."""
+    """The pod of the consumed stock unit still holds the GPUs."""
     STORAGE_NOT_READY = "StorageNotReady"
     STORAGE_MOUNT_INVALID = "StorageMountInvalid"
 
-    # Of storages.
+    # GPUStorages
     CLAIM_PENDING = "ClaimPending"
     WAIT_FOR_FIRST_CONSUMER = "WaitForFirstConsumer"
-    """The volume is made when the first unit mounts the storage: it can be mounted although it is not there yet."""
+    """The volume is created when the first unit mounts the storage. A unit may mount it before the volume exists."""
     CLAIM_LOST = "ClaimLost"
     CLAIM_SYNC_FAILED = "ClaimSyncFailed"
     RESIZE_PENDING = "ResizePending"
     RESIZE_REFUSED = "ResizeRefused"
     STORAGE_READY = "StorageReady"
     DELETING = "Deleting"
-    """What the deletion still waits for."""
+    """The storage is being deleted. The message says what the finalizer waits for."""
 
 
 def ready_condition(is_ready: bool, reason: ReadyReason, message: str, generation: int) -> Condition:
-    """A Ready condition that still lacks its time: `with_condition` knows whether this is a transition."""
+    """A Ready condition without its transition time. `set_condition` sets the time, because it compares both states."""
     return Condition(
         type=READY_CONDITION,
         status="True" if is_ready else "False",
@@ -73,21 +73,21 @@ def ready_condition(is_ready: bool, reason: ReadyReason, message: str, generatio
 
 
 def set_condition(conditions: tuple[Condition, ...], new: Condition, now: str) -> tuple[Condition, ...]:
-    """The conditions with the new one in its type's place. Its time moves only when its status does."""
+    """Replace the condition of the same type, or add it. Its transition time changes only when its status changes."""
     old = find_condition(conditions, new.type)
-    since = old.last_transition_time if old and old.status == new.status else now
-    dated = Condition(
+    transition_time = old.last_transition_time if old and old.status == new.status else now
+    updated = Condition(
         type=new.type,
         status=new.status,
         reason=new.reason,
         message=new.message,
-        last_transition_time=since,
+        last_transition_time=transition_time,
         observed_generation=new.observed_generation,
     )
     if old is None:
-        return (*conditions, dated)
-    return tuple(dated if each.type == new.type else each for each in conditions)
+        return (*conditions, updated)
+    return tuple(updated if each.type == new.type else each for each in conditions)
 
 
-def find_condition(conditions: tuple[Condition, ...], kind: str) -> Condition | None:
-    return next((each for each in conditions if each.type == kind), None)
+def find_condition(conditions: tuple[Condition, ...], condition_type: str) -> Condition | None:
+    return next((each for each in conditions if each.type == condition_type), None)

@@ -1,4 +1,4 @@
-"""GPUStorage: data that outlives every unit that mounts it."""
+"""The GPUStorage resource: persistent data that outlives the units that mount it."""
 
 from typing import Annotated, ClassVar
 
@@ -20,86 +20,87 @@ from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
 
 
 class Attachment(KubeStruct, frozen=True, kw_only=True):
-    """The unit that alone may mount the storage."""
+    """The only unit that may mount the storage."""
 
     unit: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
-    """The name of the GPUUnit, which may not exist yet."""
+    """The name of the GPUUnit. The unit may not exist yet."""
 
     operation_id: Annotated[str, openapi(maxLength=256)] = field(default="", name="operationID")
-    """The operation that attached it, where one did. A new operation for a unit of the same name writes itself here, so
-    that a release meant for the unit before it fails on its resource version."""
+    """The operationID of the operation that attached the storage, if an operation did. A new operation for a unit with
+    the same name overwrites it. This write changes the resource version, so a pending release for the previous unit
+    fails."""
 
     attempt: Count = 0
-    """Which of the operation's attempts it was: a release meant for an earlier one fails in the same way."""
+    """The attempt of that operation. A new attempt overwrites it, so a pending release of an earlier attempt fails."""
 
 
 class GPUStorageSpec(KubeStruct, frozen=True, kw_only=True):
-    """How much data the storage holds, on what, and who may mount it."""
+    """The size and class of the volume, and the unit that may mount it."""
 
     RULES: ClassVar = (
-        immutable("storageClassName", "the data would have to move; create another storage"),
+        immutable("storageClassName", "data cannot move to another StorageClass; create another storage"),
         CelRule(
             "!isQuantity(self.size) || !isQuantity(oldSelf.size)"
             " || quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
-            "size only grows",
+            "size cannot be decreased, because a volume cannot shrink: create another storage",
             "size",
         ),
         CelRule(
             "!has(oldSelf.attachedTo) || !has(self.attachedTo) || self.attachedTo.unit == oldSelf.attachedTo.unit",
-            "attachedTo passes to another unit only after it was released",
+            "attachedTo cannot change from one unit to another: remove it first",
             "attachedTo",
         ),
     )
 
     size: QuantityString
-    """How much the storage holds, for example 20Gi. It only grows."""
+    """The requested size of the volume, for example 20Gi. It can be increased, but not decreased."""
 
     storage_class_name: Annotated[str, openapi(minLength=1, maxLength=253)] = DEFAULT_STORAGE_CLASS
-    """The StorageClass that provides the volume."""
+    """The StorageClass that provisions the volume. Defaults to rook-ceph-block."""
 
-    # In the spec, because it is a decision and not an observation: it must survive a restore that drops the status, it
-    # changes the generation, and one write with the object's resource version decides who holds the storage.
+    # In the spec, because it is a decision and not an observation. It must survive a restore that drops the status, and
+    # it changes the generation. One write with the object's resource version decides which unit gets the storage.
     attached_to: Attachment | None = None
-    """The unit that alone may mount the storage. The platform sets it before that unit exists and takes it away when
-    the unit's pod is gone; leave it to the platform."""
+    """The only unit that may mount the storage. The platform sets this field before it creates the unit, and removes it
+    when the pod of the unit is deleted. Do not set it yourself."""
 
 
 class GPUStorageStatus(KubeStruct, frozen=True, kw_only=True):
-    """What is true of the storage."""
+    """The observed state of the storage."""
 
     phase: Annotated[str, openapi(enum=[phase.value for phase in StoragePhase])] | None = None
-    """Pending, Ready (there is a volume that can be mounted) or Failed. The Ready condition says whether all that was
-    asked for is true, and why not: a storage that cannot grow can still be mounted."""
+    """Pending, Ready (the volume can be mounted) or Failed. The Ready condition says whether the storage matches its
+    spec: a storage that cannot grow has phase Ready, and its condition is False."""
 
     claim_name: str | None = None
-    """The PersistentVolumeClaim, which has the storage's own name."""
+    """The name of the PersistentVolumeClaim. It is the name of the storage."""
 
     capacity: QuantityString | None = None
-    """How much the bound volume really holds."""
+    """The actual capacity of the bound volume."""
 
     mounted_by: str | None = None
-    """The unit that holds the storage: what spec.attachedTo says, for the eye."""
+    """The name of the unit in spec.attachedTo, for `kubectl get`."""
 
     observed_generation: Annotated[int, openapi(format="int64")] = 0
-    """The generation of the spec that this status speaks of."""
+    """The generation of the spec that this status describes."""
 
     last_sync_time: Annotated[str, openapi(format="date-time")] | None = None
-    """When this status last changed."""
+    """The time of the last change of this status."""
 
     conditions: tuple[Condition, ...] = ()
-    """The Ready condition, with its reason and a message for the operator."""
+    """The Ready condition, with a reason for programs and a message for people."""
 
     @property
     def mountable(self) -> bool:
-        """Whether a unit may mount it now. Some volumes are made only when the first unit does."""
-        told = find_condition(self.conditions, READY_CONDITION)
-        waits_for_a_unit = told is not None and told.reason == ReadyReason.WAIT_FOR_FIRST_CONSUMER.value
-        return self.phase == StoragePhase.READY.value or waits_for_a_unit
+        """Whether a unit may mount the storage now. Some StorageClasses create the volume only at the first mount."""
+        ready = find_condition(self.conditions, READY_CONDITION)
+        waits_for_first_consumer = ready is not None and ready.reason == ReadyReason.WAIT_FOR_FIRST_CONSUMER.value
+        return self.phase == StoragePhase.READY.value or waits_for_first_consumer
 
 
 class GPUStorage(KubeObject, frozen=True, kw_only=True):
-    """Persistent data on a volume of its own. It outlives every unit that mounts it; only deleting the GPUStorage
-    deletes the data."""
+    """A persistent volume. The data outlives every unit that mounts it. Only the deletion of the GPUStorage deletes the
+    data."""
 
     spec: GPUStorageSpec
     status: GPUStorageStatus = GPUStorageStatus()

@@ -1,4 +1,7 @@
-"""GPUUnit: a runtime on reserved GPUs. In the stock namespace it only holds them; elsewhere it runs a user's image."""
+"""The GPUUnit resource: a runtime on reserved GPUs.
+
+In the stock namespace, a unit only reserves GPUs. In every other namespace, it runs a user's image.
+"""
 
 from typing import Annotated, ClassVar
 
@@ -21,160 +24,168 @@ from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
 
 ACCESS_SCHEMES = ("http", "https")
 MAX_SOCKET_PATH_BYTES = 107
-"""Linux takes no longer path for a unix socket."""
+"""The maximum length of a Unix socket path on Linux."""
 MAX_HTTP_PATH_LENGTH = 1024
 
 HttpPath = Annotated[str, openapi(pattern="^/", maxLength=MAX_HTTP_PATH_LENGTH)]
 
 
 class Access(KubeStruct, frozen=True, kw_only=True):
-    """How the unit is reached."""
+    """How clients reach the unit."""
 
     primary_port: PortName = ""
-    """The name of the template's port that status.accessURL points to. Default: the first port."""
+    """The name of the port in template.ports that status.accessURL contains. Defaults to the first port."""
 
     scheme: Annotated[str, openapi(enum=list(ACCESS_SCHEMES))] = "http"
-    """The scheme of status.accessURL: http or https."""
+    """The scheme of status.accessURL: http or https. Defaults to http."""
 
 
 class StorageMount(KubeStruct, frozen=True, kw_only=True):
-    """A GPUStorage of the same namespace, mounted into the container."""
+    """A GPUStorage of the same namespace that is mounted into the container."""
 
     name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
-    """The GPUStorage. One storage is mounted by one unit at a time."""
+    """The name of the GPUStorage. Only one unit at a time can mount a storage."""
 
     mount_path: Annotated[str, openapi(pattern="^/[^:]*$", maxLength=512)]
-    """Where it appears in the container: an absolute path that neither contains nor lies within another mount."""
+    """The absolute path of the mount in the container. It must not contain or lie within another mount path."""
 
     read_only: bool = False
-    """Whether the container may only read it."""
+    """Whether the storage is mounted read-only. Defaults to false."""
 
 
 class Framework(KubeStruct, frozen=True, kw_only=True):
-    """Where the worker's sidecar finds the user's framework: HTTP over a unix socket."""
+    """How the worker sidecar calls the user's framework: HTTP over a Unix socket."""
 
     socket_path: Annotated[str, openapi(pattern="^/", maxLength=MAX_SOCKET_PATH_BYTES)] = (
         "/run/gpu-runtime/framework.sock"
     )
-    """The unix socket that the framework listens on."""
+    """The Unix socket on which the framework listens."""
 
     invoke_path: HttpPath = "/invoke"
-    """Where invocations are posted."""
+    """The HTTP path to which the sidecar sends each invocation as a POST request."""
 
     health_path: HttpPath = "/healthz"
-    """Where the framework answers 200 when it can take invocations."""
+    """The HTTP path that returns 200 when the framework can accept invocations."""
 
 
 class Serverless(KubeStruct, frozen=True, kw_only=True):
-    """Makes the unit a function: its queue is served by workers that come and go with the load."""
+    """Makes the unit a serverless function. The activator scales its workers with the load."""
 
     RULES: ClassVar = (
-        CelRule("!self.enabled || has(self.requestID)", "an enabled function needs a requestID", "requestID"),
+        CelRule(
+            "!self.enabled || has(self.requestID)",
+            "requestID is required when enabled is true: set requestID",
+            "requestID",
+        ),
         CelRule(
             "self.minAvailableCount <= self.maxWorkers",
-            "minAvailableCount must not be above maxWorkers",
+            "minAvailableCount must not be greater than maxWorkers: lower it or raise maxWorkers",
             "minAvailableCount",
         ),
-        immutable_once_set("requestID", "invocations may be waiting in its queue"),
-        immutable("workerOf", "a worker of one function never becomes another's"),
+        immutable_once_set("requestID", "invocations may wait under it; create another unit"),
+        immutable("workerOf", "a worker cannot become a worker of another function; create another unit"),
     )
 
     enabled: bool = False
-    """Whether invocations are taken."""
+    """Whether the function accepts invocations. Defaults to false."""
 
     request_id: Annotated[str, openapi(pattern=REQUEST_ID_PATTERN, maxLength=63)] = field(default="", name="requestID")
-    """Names the function's queue: lower-case letters, digits, dashes and underscores."""
+    """The ID of the function. Callers send invocations to it. It consists of lower-case letters, digits, dashes and
+    underscores, because it is part of NATS subjects."""
 
     min_available_count: Count = 0
-    """Workers that are kept ready without any load. 0 scales to zero, once the function's own unit is stopped."""
+    """The number of workers that stay ready without load. Defaults to 0: the function scales to zero when its own unit
+    is stopped."""
 
     max_workers: Annotated[int, openapi(format="int32", minimum=1, maximum=10000)] = 1
-    """The most workers there may be at a time."""
+    """The maximum number of workers at a time. Defaults to 1."""
 
     idle_timeout_seconds: Annotated[int, openapi(format="int32", minimum=1, maximum=604800)] = 300
-    """How long a worker without work is kept."""
+    """The time in seconds after which an idle worker is removed. Defaults to 300."""
 
     concurrency: Annotated[int, openapi(format="int32", minimum=1, maximum=1024)] = 1
-    """How many invocations a worker takes at a time."""
+    """The maximum number of invocations that one worker runs concurrently. Defaults to 1."""
 
     framework: Framework = Framework()
-    """Where the worker's sidecar finds the user's framework."""
+    """How the worker sidecar calls the user's framework."""
 
     worker_of: Annotated[str, openapi(maxLength=MAX_NAME_LENGTH)] = ""
-    """The unit, in the same namespace, of the function that this unit is a worker of. Empty for the function itself:
-    its unit is what workers are made after, and serves the queue, too, while it runs."""
+    """The name of the function's unit, in the same namespace, if this unit is a worker. The activator sets it. It is
+    empty for the unit of the function itself: the activator creates workers from its spec, and while it runs, it also
+    handles invocations."""
 
 
 class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
     """What the unit reserves and runs."""
 
     RULES: ClassVar = (
-        immutable("specName", "a unit of another flavor is another unit"),
-        immutable("gpu", "the GPUs were reserved when the unit was made; create another unit"),
+        immutable("specName", "a unit cannot change its flavor; create another unit"),
+        immutable("gpu", "the GPUs were reserved when the unit was created; create another unit"),
         CelRule(
             "!has(self.access) || !has(self.access.primaryPort) || (has(self.template) && has(self.template.ports)"
             " && self.template.ports.exists(p, p.name == self.access.primaryPort))",
-            "access.primaryPort must name a port of the template",
+            "access.primaryPort must be the name of a port in template.ports",
             "access.primaryPort",
         ),
         CelRule(
             "!has(self.storageMounts) || self.storageMounts.all(m,"
             " self.storageMounts.exists_one(n, n.mountPath == m.mountPath))",
-            "storageMounts must differ in mountPath",
+            "every item of storageMounts needs a different mountPath",
             "storageMounts",
         ),
         CelRule(
             "!has(self.storageMounts) || self.storageMounts.size() == 0 || !has(self.serverless)"
             " || self.serverless.maxWorkers <= 1",
-            "a function with storageMounts has one worker at most: a storage is mounted by one unit at a time",
+            "only one unit at a time can mount a storage: set serverless.maxWorkers to 1 or remove storageMounts",
             "storageMounts",
         ),
         CelRule(
             "!has(oldSelf.serverless) || !has(oldSelf.serverless.requestID) || has(self.serverless)",
-            "serverless is not taken away again: invocations may be waiting in its queue; set enabled to false",
+            "serverless cannot be removed, because invocations may wait for it: set serverless.enabled to false",
             "serverless",
         ),
     )
 
     spec_name: SpecName
-    """The flavor of the unit, for example g1.1: stock of the same flavor can become this unit."""
+    """The flavor of the unit, for example g1.1. A create request consumes a stock unit of the same flavor."""
 
     image: Image = ""
-    """The image that an active unit runs. Stock runs the platform's own image whatever stands here."""
+    """The container image of an active unit. A stock unit ignores it and runs the platform's placeholder image."""
 
     memory: QuantityString = ""
-    """The memory that the unit reserves and may not exceed, for example 16Gi. Empty: no reservation, no limit."""
+    """The memory request and limit of the container, for example 16Gi. Empty means no request and no limit."""
 
     gpu: Count = 0
-    """How many GPUs the unit holds (nvidia.com/gpu)."""
+    """The number of GPUs (nvidia.com/gpu) that the unit reserves. Defaults to 0."""
 
     template: Template = Template()
-    """How the image is run. Without command and args, an active unit runs the image's own entrypoint."""
+    """How the container runs the image. Without command and args, an active unit runs the entrypoint of the image."""
 
     access: Access | None = None
-    """How the unit is reached."""
+    """How clients reach the unit."""
 
     storage_mounts: Annotated[
         tuple[StorageMount, ...],
         openapi(maxItems=16, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = ()
-    """Storages that are mounted into the container."""
+    """GPUStorages that are mounted into the container."""
 
     serverless: Serverless | None = None
-    """Makes the unit a function: its queue is served by workers that come and go with the load."""
+    """Makes the unit a serverless function. The activator scales its workers with the load."""
 
     running: bool = True
-    """Whether the unit has a pod. false keeps everything else: the Service, the storages, the object."""
+    """Whether the unit has a pod. If false, the Service, the attached storages and the object stay. Defaults to
+    true."""
 
     def primary_port(self) -> Port | None:
-        """The port that the access URL points to: the one that access names, else the first."""
+        """The port of the access URL: the port that access.primaryPort names, or else the first port."""
         if self.access and self.access.primary_port:
             return next((port for port in self.template.ports if port.name == self.access.primary_port), None)
         return next(iter(self.template.ports), None)
 
     @property
     def serves_function(self) -> bool:
-        """Whether its pod takes invocations: a function's own unit or one of its workers."""
+        """Whether the pod of the unit runs invocations: true for the unit of a function and for its workers."""
         return self.serverless is not None and self.serverless.enabled
 
     @property
@@ -183,33 +194,33 @@ class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
 
 
 class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
-    """What is true of the unit."""
+    """The observed state of the unit."""
 
     phase: Annotated[str, openapi(enum=[phase.value for phase in UnitPhase])] | None = None
-    """Empty (stopped), Progressing, Ready or Failed. The Ready condition says why."""
+    """Empty (stopped), Progressing, Ready or Failed. The Ready condition has the reason."""
 
     ready_replicas: Count = 0
-    """How many pods of the unit are ready: 0 or 1."""
+    """The number of ready pods of the unit: 0 or 1."""
 
     observed_generation: Annotated[int, openapi(format="int64")] = 0
-    """The generation of the spec that this status speaks of."""
+    """The generation of the spec that this status describes."""
 
     last_sync_time: Annotated[str, openapi(format="date-time")] | None = None
-    """When this status last changed."""
+    """The time of the last change of this status."""
 
     service_name: str | None = None
-    """The Service of an active unit."""
+    """The name of the Service of an active unit."""
 
     access_url: str | None = field(default=None, name="accessURL")
-    """Where an active unit answers inside the cluster."""
+    """The URL of an active unit inside the cluster."""
 
     conditions: tuple[Condition, ...] = ()
-    """The Ready condition, with its reason and a message for the operator."""
+    """The Ready condition, with a reason for programs and a message for people."""
 
 
 class GPUUnit(KubeObject, frozen=True, kw_only=True):
-    """A runtime on reserved GPUs. In the stock namespace it only holds them, warm; in any other namespace it is active
-    and runs a user's image behind a Service."""
+    """A runtime on reserved GPUs. In the stock namespace, a unit only reserves GPUs and waits to be consumed. In every
+    other namespace, it is active and runs a user's image behind a Service."""
 
     spec: GPUUnitSpec
     status: GPUUnitStatus = GPUUnitStatus()

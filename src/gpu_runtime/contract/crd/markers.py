@@ -1,4 +1,4 @@
-"""What a model says to the API server beyond its fields: what is held for a value, rules across fields, columns."""
+"""Markers for CRD generation: OpenAPI keywords of a field, CEL rules of a struct, and columns of `kubectl get`."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -12,37 +12,37 @@ T = TypeVar("T", bound=KubeObject)
 
 
 def openapi(**keywords: Any) -> Meta:
-    """OpenAPI keywords that the API server holds for a value.
+    """OpenAPI keywords that the API server enforces for a field.
 
-    Reading enforces none of them: one object from an older or newer schema must not blind a whole cache.
+    Decoding does not enforce them: one object from an older or newer schema must not break the cache of its kind.
     """
     return Meta(extra_json_schema=keywords)
 
 
 @dataclass(frozen=True)
 class CelRule:
-    """A CEL rule on a struct. It stands on the parent of the fields it is about: see `never_changes`."""
+    """A CEL validation rule of a struct. It belongs to the parent of the fields that it compares: see `immutable`."""
 
     cel: str
     message: str
     field: str = ""
-    """The field at fault, for the error's path."""
+    """The invalid field, for the path in the error message."""
 
 
 def immutable(field: str, because: str) -> CelRule:
-    """Immutable from creation on: neither changed nor added nor taken away.
+    """A rule against every change of a field after the creation: the field cannot be set, changed or removed.
 
-    A transition rule on the field itself is skipped where the field is unset before or after, so this one stands on
-    the parent.
+    The rule belongs to the parent, because the API server skips a transition rule of the field itself if the field is
+    unset before or after the update.
     """
     cel = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
-    return CelRule(cel, f"{field} never changes: {because}", field)
+    return CelRule(cel, f"{field} is immutable: {because}", field)
 
 
 def immutable_once_set(field: str, because: str) -> CelRule:
-    """May be added later, but is neither changed nor taken away then."""
+    """A rule that allows setting a field later, but not changing or removing it afterwards."""
     cel = f"!has(oldSelf.{field}) || (has(self.{field}) && self.{field} == oldSelf.{field})"
-    return CelRule(cel, f"{field} never changes once it is set: {because}", field)
+    return CelRule(cel, f"{field} is immutable once it is set: {because}", field)
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ READY_REASON_COLUMN = PrinterColumn("Reason", '.status.conditions[?(@.type=="Rea
 
 @dataclass(frozen=True)
 class CrdDefinition(Generic[T]):
-    """A kind of the platform as its CustomResourceDefinition shows it."""
+    """The parts of a CustomResourceDefinition that the model of the kind does not contain."""
 
     resource: ApiResource[T]
     short_names: tuple[str, ...]
     printer_columns: tuple[PrinterColumn, ...]
     max_name_length: int = MAX_NAME_LENGTH
     selectable_fields: tuple[str, ...] = ()
-    """Fields that lists and watches can select by."""
+    """Fields that field selectors of list and watch requests can use."""

@@ -1,4 +1,7 @@
-"""Operation: the durable record behind an operationID. It outlives what it made and has no owner."""
+"""The Operation resource: the durable record of a request with an operationID.
+
+An Operation has no owner reference, and it outlives the objects that it created.
+"""
 
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -12,9 +15,9 @@ from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
 MAX_OPERATION_ID_LENGTH = 256
 MAX_STOCK_PER_OPERATION = 1000
-"""How much stock one operation seeds at most."""
+"""The maximum number of stock units that one operation seeds."""
 MAX_RECORDED_REQUEST_LENGTH = 256 * 1024
-"""Characters of a request that the record keeps: well below what etcd takes for an object."""
+"""The maximum length of a recorded request in characters. It is well below etcd's limit for an object."""
 
 OperationID = Annotated[str, openapi(minLength=1, maxLength=MAX_OPERATION_ID_LENGTH)]
 
@@ -26,12 +29,12 @@ class OperationType(StrEnum):
 
 
 class OperationState(StrEnum):
-    """Accepted → Running → Succeeded, or Running → RollingBack → Failed. "No stock" leaves it where it is."""
+    """Accepted → Running → Succeeded, or Running → RollingBack → Failed. A lack of stock does not change the state."""
 
     ACCEPTED = "Accepted"
     RUNNING = "Running"
     ROLLING_BACK = "RollingBack"
-    """What was made is being undone: from here the operation can only fail."""
+    """The API deletes what the operation created. The only next state is Failed."""
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
@@ -40,13 +43,14 @@ class OperationState(StrEnum):
         return self in (OperationState.SUCCEEDED, OperationState.FAILED)
 
 
-# Operations without a status yet are unfinished too, and select as an empty state.
+# Operations without a status are unfinished too. The field selector sees their state as empty.
 UNFINISHED_SELECTOR = f"status.state!={OperationState.SUCCEEDED},status.state!={OperationState.FAILED}"
-"""A field selector. A label would cost a write of its own: finishing writes the status, and labels are not in it."""
+"""A field selector for unfinished operations. A label would need a second write: the final write changes the status,
+and the status subresource does not write labels."""
 
 
 class OperationTarget(KubeStruct, frozen=True, kw_only=True):
-    """What the operation makes."""
+    """The object that the operation creates."""
 
     kind: Annotated[str, openapi(enum=["GPUUnit", "StockPool"])]
     """The kind of the object."""
@@ -55,119 +59,120 @@ class OperationTarget(KubeStruct, frozen=True, kw_only=True):
     """The namespace of the object."""
 
     name: Annotated[str, openapi(maxLength=63)] = ""
-    """The name of the object. Empty for seeded stock, of which there are many."""
+    """The name of the object. Empty for SeedStock, which creates many objects."""
 
 
 class SourceStock(KubeStruct, frozen=True, kw_only=True):
-    """The stock unit that becomes the target, written down before it is claimed, with all that is needed once it is
-    deleted."""
+    """The stock unit that the operation consumes. The operation records it before it claims the stock unit, with all
+    values that it needs after the stock unit is deleted."""
 
     namespace: Annotated[str, openapi(minLength=1, maxLength=63)]
-    """The stock unit's namespace."""
+    """The namespace of the stock unit."""
 
     name: Annotated[str, openapi(minLength=1, maxLength=63)]
-    """The stock unit's name."""
+    """The name of the stock unit."""
 
     uid: Annotated[str, openapi(maxLength=64)]
-    """The stock unit's UID: one of the same name that comes later is another one."""
+    """The UID of the stock unit. It distinguishes a later stock unit with the same name."""
 
     memory: QuantityString = ""
-    """The memory it reserved, which the target keeps."""
+    """The memory that the stock unit reserved. The target reserves the same."""
 
     gpu: Count = 0
-    """The GPUs it held, which the target keeps."""
+    """The GPUs that the stock unit reserved. The target reserves the same."""
 
     node: Annotated[str, openapi(maxLength=253)] = ""
-    """The node where it held them."""
+    """The node of the stock unit's pod."""
 
 
 class OperationSpec(KubeStruct, frozen=True, kw_only=True):
-    """What was asked, and the stock with which it began. It never changes."""
+    """The request, and the stock unit of the first attempt. It is immutable."""
 
     RULES: ClassVar = (
-        CelRule("self == oldSelf", "an operation never changes what was asked"),
+        CelRule("self == oldSelf", "the spec of an operation is immutable: use another operationID"),
         CelRule(
             "self.type == 'SeedStock' || (has(self.target.name) && self.target.name != '')",
-            "an operation names what it makes, unless it seeds stock",
+            "target.name is required unless type is SeedStock: set target.name",
         ),
     )
 
     operation_id: OperationID = field(name="operationID")
-    """The caller's name for the operation. The object's own name is derived from it."""
+    """The operationID that the caller chose. The name of the object is derived from it."""
 
     type: Annotated[str, openapi(enum=[each.value for each in OperationType])]
-    """What kind of request it was: CreateStockPool, SeedStock or CreateUnit."""
+    """The type of the request: CreateStockPool, SeedStock or CreateUnit."""
 
     request_hash: Annotated[str, openapi(pattern="^[0-9a-f]{64}$", maxLength=64)]
-    """The SHA-256 of the normalised request: the same operationID with another hash is another request."""
+    """The SHA-256 hash of the normalized request. A request with the same operationID and another hash is rejected."""
 
-    # A string and not an object: rules cannot see into free-form objects, so they could not hold it unchanged.
+    # A string and not an object: CEL rules cannot read free-form objects, so they could not make it immutable.
     request: Annotated[str, openapi(maxLength=MAX_RECORDED_REQUEST_LENGTH)] = ""
-    """The normalised request as canonical JSON: whatever finishes the operation after a crash works from it."""
+    """The normalized request as canonical JSON. After a crash, another replica resumes the operation from it."""
 
     target: OperationTarget
-    """What the operation makes."""
+    """The object that the operation creates."""
 
     stock: SourceStock | None = None
-    """The stock unit of the first attempt, if there was one to be had: the record and the choice are one write."""
+    """The stock unit of the first attempt, if one was available. One write creates the record and chooses the stock
+    unit."""
 
 
 class OperationError(KubeStruct, frozen=True, kw_only=True):
     """Why the operation failed."""
 
     code: Annotated[str, openapi(maxLength=64)]
-    """The code that the API answers with."""
+    """The error code that the HTTP API returns."""
 
     message: Annotated[str, openapi(maxLength=4096)]
-    """The sentence that the API answers with."""
+    """The error message that the HTTP API returns."""
 
 
 class OperationStatus(KubeStruct, frozen=True, kw_only=True):
-    """How far the operation is."""
+    """The progress of the operation."""
 
     state: Annotated[str, openapi(enum=[each.value for each in OperationState])] = OperationState.ACCEPTED.value
     """Accepted, Running, RollingBack, Succeeded or Failed."""
 
     stock: SourceStock | None = None
-    """The stock unit that becomes the target."""
+    """The stock unit that the current attempt consumes."""
 
     attempt: Count = 0
-    """How often stock was chosen; what an earlier attempt made, nobody takes for this one's. While it is 0, the spec's
-    stock is the first attempt's."""
+    """The number of attempts, each with another stock unit. Objects of earlier attempts are recognized by their attempt
+    number. While it is 0, spec.stock is the stock unit of the first attempt."""
 
     target_uid: Annotated[str, openapi(maxLength=64)] | None = field(default=None, name="targetUID")
-    """The UID of the object that was made: one of the same name that comes later is another one."""
+    """The UID of the created object. It distinguishes a later object with the same name."""
 
     stock_uids: Annotated[tuple[str, ...], openapi(maxItems=MAX_STOCK_PER_OPERATION)] = field(
         default=(), name="stockUIDs"
     )
-    """The UIDs of the stock units that were seeded. Others that carry the operation's name are not its own: a process
-    that was asleep may have made one again after the first was consumed."""
+    """The UIDs of the seeded stock units. Other stock units with the operation's ID do not belong to it: a suspended
+    process may have created a stock unit again after the first one was consumed."""
 
     error: OperationError | None = None
     """Why the operation failed."""
 
     started_at: Annotated[str, openapi(format="date-time")] | None = None
-    """When work on it began."""
+    """The time at which the operation started."""
 
     finished_at: Annotated[str, openapi(format="date-time")] | None = None
-    """When it succeeded or failed: its retention counts from here."""
+    """The time at which the operation succeeded or failed. The retention period starts then."""
 
     def has_created(self, uid: str) -> bool:
-        """Whether this object is what the operation made."""
+        """Whether the operation created the object with this UID."""
         return uid == self.target_uid or uid in self.stock_uids
 
     @property
     def created_uids(self) -> set[str]:
-        """The UIDs of all that the operation made."""
+        """The UIDs of all objects that the operation created."""
         return {*self.stock_uids, *filter(None, [self.target_uid])}
 
 
 def effective_status(stock: SourceStock | None, status: OperationStatus, recorded_at: str | None) -> OperationStatus:
-    """How far an operation is that was recorded with this stock: the one place that knows of both choices.
+    """Combine the stock unit of the spec with the status. Only this function knows both places.
 
-    The first attempt is the spec's until the status knows of an attempt; from then on the status alone is true, also
-    where it says that no stock is chosen.
+    While the status has no attempt, the first attempt is that of the spec. As soon as the status has an attempt, only
+    the status counts, even if it has no stock unit.
     """
     if stock is None or status.attempt > 0:
         return status
@@ -176,15 +181,15 @@ def effective_status(stock: SourceStock | None, status: OperationStatus, recorde
 
 
 class Operation(KubeObject, frozen=True, kw_only=True):
-    """The durable record behind an operationID: what was asked, how far it is, and how it ended. It is kept for the
-    retention time, also when what it made is gone."""
+    """The durable record of a request with an operationID: the request, its progress and its outcome. It exists for the
+    retention period, even if the created objects are deleted earlier."""
 
     spec: OperationSpec
     status: OperationStatus = OperationStatus()
 
     @property
     def effective_status(self) -> OperationStatus:
-        """What everybody reads instead of the status, and writes as the next status."""
+        """The status with the stock unit of the spec. Read it instead of `status`, and base status writes on it."""
         return effective_status(self.spec.stock, self.status, self.metadata.creation_timestamp)
 
 

@@ -1,4 +1,7 @@
-"""StockPool: warm capacity of one flavor as one Deployment, the operators' API before stock became GPUUnits."""
+"""The StockPool resource: warm capacity of one flavor as one Deployment.
+
+This is the older operator API for stock. Stock that a handoff can consume consists of GPUUnits.
+"""
 
 from typing import Annotated, ClassVar
 
@@ -17,56 +20,57 @@ from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
 
 
 class StockPoolSpec(KubeStruct, frozen=True, kw_only=True):
-    """What each replica of the pool reserves and runs, and how many there are to be."""
+    """The number of replicas, and what each replica reserves and runs."""
 
-    RULES: ClassVar = (immutable("specName", "a pool of another flavor is another pool"),)
+    RULES: ClassVar = (immutable("specName", "a pool cannot change its flavor; create another pool"),)
 
     spec_name: SpecName
-    """The flavor of the pool's capacity, for example g1.1."""
+    """The flavor of the pool, for example g1.1."""
 
     image: Image = ""
-    """The image that every replica runs. Empty: the platform's placeholder."""
+    """The container image of every replica. Empty uses the platform's placeholder image."""
 
     memory: QuantityString = ""
-    """The memory that each replica reserves and may not exceed, for example 16Gi. Empty: no reservation, no limit."""
+    """The memory request and limit of each replica, for example 16Gi. Empty means no request and no limit."""
 
     gpu: Count = 0
-    """How many GPUs each replica holds (nvidia.com/gpu)."""
+    """The number of GPUs (nvidia.com/gpu) that each replica reserves. Defaults to 0."""
 
     replicas: Count
-    """How many replicas there are to be. 0 keeps the pool without capacity."""
+    """The desired number of replicas. With 0, the pool exists without capacity."""
 
     template: Template = Template()
-    """How the image is run. Without command and args, a replica only sleeps."""
+    """How the container runs the image. Without command and args, a replica only sleeps."""
 
 
 class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
-    """What is true of the pool."""
+    """The observed state of the pool."""
 
     available: Count = 0
-    """Replicas that are available."""
+    """The number of available replicas."""
 
     allocated: Count = 0
-    """Replicas that are wanted and not available."""
+    """The number of desired replicas that are not available."""
 
     phase: Annotated[str, openapi(enum=[phase.value for phase in UnitPhase])] | None = None
-    """Empty (no replicas wanted), Progressing, Ready or Failed. The Ready condition says why."""
+    """Empty (replicas is 0), Progressing, Ready or Failed. The Ready condition has the reason."""
 
     service_name: str | None = None
-    """The Service in front of the replicas, where the template has ports."""
+    """The name of the Service of the pool. Absent if the template has no ports."""
 
     observed_generation: Annotated[int, openapi(format="int64")] = 0
-    """The generation of the spec that this status speaks of."""
+    """The generation of the spec that this status describes."""
 
     last_sync_time: Annotated[str, openapi(format="date-time")] | None = None
-    """When this status last changed."""
+    """The time of the last change of this status."""
 
     conditions: tuple[Condition, ...] = ()
-    """The Ready condition, with its reason and a message for the operator."""
+    """The Ready condition, with a reason for programs and a message for people."""
 
 
 class StockPool(KubeObject, frozen=True, kw_only=True):
-    """Warm capacity of one flavor: a Deployment pool-<name> that holds GPUs, and a Service where it has ports."""
+    """Warm capacity of one flavor: a Deployment pool-<name> that reserves GPUs, and a Service if the template has
+    ports."""
 
     spec: StockPoolSpec
     status: StockPoolStatus = StockPoolStatus()

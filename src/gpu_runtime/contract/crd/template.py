@@ -1,4 +1,4 @@
-"""What runs inside a unit or a pool: the part of the spec that both kinds share."""
+"""The container template, which the specs of GPUUnit and StockPool share."""
 
 from typing import Annotated, ClassVar
 
@@ -17,10 +17,10 @@ SpecName = Annotated[str, openapi(pattern=SPEC_NAME_PATTERN, maxLength=63)]
 Image = Annotated[str, openapi(maxLength=1024)]
 Count = Annotated[int, openapi(format="int32", minimum=0, maximum=2**31 - 1)]
 
-# No pattern: a manually written bad quantity reaches the controller, which explains it in the object's own status.
+# No pattern: the controller reports an invalid quantity in the status of the object, with an explanation.
 QuantityString = Annotated[str, openapi(maxLength=64)]
 
-# A limit of its own for every string that a rule reads: the API server prices rules by the longest possible input.
+# Every string that a CEL rule reads has a maxLength: the API server computes the cost of a rule from the longest input.
 PortName = Annotated[str, openapi(pattern=PORT_NAME_PATTERN, maxLength=MAX_PORT_NAME_LENGTH)]
 ContainerArgs = Annotated[tuple[str, ...], openapi(maxItems=256)]
 
@@ -29,52 +29,52 @@ class EnvVar(KubeStruct, frozen=True, kw_only=True):
     """An environment variable of the container."""
 
     name: Annotated[str, openapi(pattern=ENV_NAME_PATTERN, maxLength=MAX_ENV_NAME_LENGTH)]
-    """The variable's name, unique in the template."""
+    """The name of the variable. It must be unique in the template."""
 
     value: Annotated[str, openapi(maxLength=MAX_ENV_VALUE_LENGTH)] = ""
-    """The variable's value. $(NAME) stands for another variable, as in every Pod."""
+    """The value of the variable. $(NAME) refers to another variable, as in every Pod."""
 
 
 class Port(KubeStruct, frozen=True, kw_only=True):
-    """A port that the container listens on."""
+    """A port on which the container listens."""
 
     name: PortName
-    """The port's name, unique in the template: at most 15 lower-case letters, digits and dashes, with a letter among
-    them."""
+    """The name of the port. It must be unique in the template. It has at most 15 lower-case letters, digits and dashes,
+    and at least one letter."""
 
     port: Annotated[int, openapi(format="int32", minimum=1, maximum=65535)]
-    """The port's number, the same in the container and on the Service."""
+    """The port number in the container and in the Service."""
 
     protocol: Annotated[str, openapi(enum=list(PORT_PROTOCOLS))] = "TCP"
-    """TCP, UDP or SCTP."""
+    """TCP, UDP or SCTP. Defaults to TCP."""
 
 
 class Template(KubeStruct, frozen=True, kw_only=True):
-    """How the image is run."""
+    """How the container runs the image."""
 
     RULES: ClassVar = (
         CelRule(
             "!has(self.ports) || self.ports.all(p,"
             " self.ports.exists_one(q, q.port == p.port && q.protocol == p.protocol))",
-            "ports must differ in number or protocol",
+            "every item of ports needs a different combination of port and protocol",
             "ports",
         ),
     )
 
     command: ContainerArgs = ()
-    """The program to run, in place of the image's entrypoint."""
+    """The command of the container. It replaces the entrypoint of the image."""
 
     args: ContainerArgs = ()
-    """Arguments for the command, or for the image's entrypoint where no command is given."""
+    """Arguments for the command, or for the entrypoint of the image if there is no command."""
 
     envs: Annotated[
         tuple[EnvVar, ...],
         openapi(maxItems=256, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = ()
-    """Environment variables."""
+    """Environment variables of the container."""
 
     ports: Annotated[
         tuple[Port, ...],
         openapi(maxItems=32, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = ()
-    """Ports that the container listens on. The Service offers each of them under the same number."""
+    """Ports on which the container listens. The Service has the same ports."""

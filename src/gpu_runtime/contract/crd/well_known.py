@@ -1,4 +1,4 @@
-"""Names that several processes must agree on: the API group, namespaces, labels, annotations, and derived names."""
+"""Names that several processes share: the API group, namespaces, labels, annotations and names of children."""
 
 import hashlib
 from enum import StrEnum
@@ -11,87 +11,109 @@ STOCK_NAMESPACE = "runtime-stock"
 INSTANCE_NAMESPACE = "runtime-instance"
 
 GPU_RESOURCE = "nvidia.com/gpu"
-"""How Kubernetes counts GPUs in a container's resources."""
+"""The extended resource of Kubernetes that counts GPUs."""
 
 DEFAULT_STORAGE_CLASS = "rook-ceph-block"
 
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""A DNS-1035 label: a Service carries the object's name, and older Kubernetes takes nothing wider for a Service."""
+"""A DNS-1035 label. A Service has the name of the object, and older Kubernetes versions require this for Services."""
 
 MAX_NAME_LENGTH = 63
 POOL_CHILD_PREFIX = "pool-"
 MAX_POOL_NAME_LENGTH = MAX_NAME_LENGTH - len(POOL_CHILD_PREFIX)
 
 SPEC_NAME_PATTERN = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-"""A label value, so that stock can be selected by its flavor."""
+"""A valid label value, so that a label selector can select stock by its flavor."""
 
 REQUEST_ID_PATTERN = "^[a-z0-9_-]+$"
-"""One token of a queue subject."""
+"""A valid token of a NATS subject."""
 
 
 class UnitRole(StrEnum):
-    """What a GPUUnit is for. Placement decides it, never the spec."""
+    """Whether a GPUUnit is stock or active. The namespace decides this, never the spec."""
 
     STOCK = "stock"
     ACTIVE = "active"
 
 
 class Label:
-    """Labels of owned objects. Every Deployment, Pod, Service and claim of the platform carries MANAGED_BY."""
+    """Labels of objects that the platform owns."""
 
     MANAGED_BY = "app.kubernetes.io/managed-by"
+    """On every Deployment, pod, Service, NetworkPolicy and PVC that the platform owns: `gpu-runtime`."""
+
     UNIT = f"{GROUP}/unit"
+    """On the Deployment, pod, Service and NetworkPolicy of a GPUUnit: the name of the unit."""
+
     UNIT_UID = f"{GROUP}/unit-uid"
-    """On pods: a unit of the same name that comes later is another one."""
+    """On the pod of a GPUUnit: the UID of the unit. It distinguishes the pods of two units with the same name."""
+
     STORAGE = f"{GROUP}/storage"
+    """On the PersistentVolumeClaim of a GPUStorage: the name of the storage."""
+
     POOL = f"{GROUP}/pool"
+    """On the Deployment, pods and Service of a StockPool: the name of the pool."""
+
     POOL_UID = f"{GROUP}/pool-uid"
+    """On the pods of a StockPool: the UID of the pool."""
+
     ROLE = f"{GROUP}/role"
+    """On the children of a GPUUnit: `stock` or `active`."""
+
     SPEC_NAME = f"{GROUP}/spec-name"
+    """On the children of a GPUUnit or StockPool: the flavor, `spec.specName`."""
+
     NATS_ACCESS = f"{GROUP}/nats-access"
-    """On pods that have a worker sidecar: the queue's NetworkPolicy admits them by it."""
+    """On pods with a worker sidecar: `true`. The NetworkPolicy of NATS admits pods with this label."""
+
     CREATED_HOUR = f"{GROUP}/created-hour"
-    """On operations: the hour in which it was recorded, so that old ones are found without reading all."""
+    """On Operations: the hour of their creation. Retention lists old Operations by it without reading all of them."""
 
 
 class Annotation:
     OPERATION_ID = f"{GROUP}/operation-id"
-    """The operation that made the object."""
+    """On GPUUnits and StockPools: the operationID of the request that created the object."""
 
     OPERATION_UID = f"{GROUP}/operation-uid"
-    """That very operation: once it is forgotten, its operationID may come to stand for another one."""
+    """The UID of that Operation. After its eviction, the same operationID may belong to another Operation."""
 
     OPERATION_ATTEMPT = f"{GROUP}/operation-attempt"
-    """Which of the operation's attempts it was."""
+    """The number of the attempt of the Operation that created the object."""
 
     REQUEST_HASH = f"{GROUP}/request-hash"
-    """The hash of the request that made it."""
+    """The hash of the request that created the object."""
 
     STORAGE_UID = f"{GROUP}/storage-uid"
-    """On claims: the storage whose data it holds. With the label it tells whose the claim is, since owner references
-    would let garbage collection eat data."""
+    """On PersistentVolumeClaims: the UID of the GPUStorage whose data the volume holds. PVCs have no owner reference,
+    because garbage collection would then delete data."""
 
     CLAIMED_BY = f"{GROUP}/claimed-by"
-    """On stock: the operation that is turning it into an active unit."""
+    """On stock units: the operationID of the handoff that has claimed the stock unit."""
 
     SOURCE_STOCK_NAME = f"{GROUP}/source-stock-name"
+    """On active units: the name of the stock unit that the handoff consumed."""
+
     SOURCE_STOCK_NAMESPACE = f"{GROUP}/source-stock-namespace"
+    """On active units: the namespace of that stock unit."""
+
     SOURCE_STOCK_UID = f"{GROUP}/source-stock-uid"
+    """On active units: the UID of that stock unit."""
+
     SOURCE_STOCK_NODE = f"{GROUP}/source-stock-node"
-    """On an active unit: the stock it was made from, and the node where that stock held its GPUs."""
+    """On active units: the node where that stock unit held its GPUs. The unit's pod prefers this node."""
 
     RETIRING = f"{GROUP}/retiring"
-    """On a worker: its end is decided, and whoever leads brings it about."""
+    """On workers: the leading activator has decided to delete the worker. Every later leader continues the deletion."""
 
 
 class Finalizer:
     STORAGE_PROTECTION = f"{GROUP}/storage-protection"
-    """Keeps a GPUStorage until no unit has it mounted and its claim is deleted."""
+    """On GPUStorages: keeps the storage until no pod mounts it and its PersistentVolumeClaim is deleted."""
 
 
 MANAGED_BY_VALUE = "gpu-runtime"
 MANAGED_BY_SELECTOR = f"{Label.MANAGED_BY}={MANAGED_BY_VALUE}"
-"""Selects every object that the platform made: nothing else needs to be watched."""
+"""Selects every object that the platform created. Informers watch only these objects."""
 
 
 def role_of(namespace: str, stock_namespace: str = STOCK_NAMESPACE) -> UnitRole:
@@ -115,22 +137,25 @@ def _managed_labels(label: str, name: str) -> dict[str, str]:
 
 
 def pool_child_name(pool: str) -> str:
-    """The name of a pool's Deployment and Service. A unit's and a storage's children carry its own name."""
+    """The name of a pool's Deployment and Service. The children of a unit or a storage have the name of their owner."""
     return f"{POOL_CHILD_PREFIX}{pool}"
 
 
 def operation_name(operation_id: str) -> str:
-    """One name for one operationID, whatever characters that has: the API server makes the second writer lose."""
+    """The name of the Operation for an operationID, which may contain any characters.
+
+    The name is deterministic, so the API server rejects the second create of the same operationID.
+    """
     return f"op-{_digest(operation_id, 40)}"
 
 
 def generated_pool_name(operation_id: str) -> str:
-    """The name of a pool whose request gave none: the same for every retry."""
+    """The name of a pool whose request has no name. Every retry gets the same name."""
     return f"stock-{_digest(operation_id, 16)}"
 
 
 def stock_unit_name(operation_id: str, index: int) -> str:
-    """The name of the index-th stock unit that an operation seeds: resuming makes no unit twice."""
+    """The name of a stock unit that an operation seeds. A resumed operation computes the same names: no duplicates."""
     return f"stock-{_digest(operation_id, 16)}-{index}"
 
 

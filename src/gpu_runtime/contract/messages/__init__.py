@@ -1,1 +1,4 @@
-"""What the processes of the serverless plane say to each other: pure models, subjects, and where they are kept."""
+"""The NATS messages of the serverless plane: models, size limits, subjects, and the streams that store them.
+
+Pure data and functions. `gpu_runtime.jetstream` sends and receives the messages.
+"""

@@ -1,4 +1,7 @@
-"""Dead letter: a message that a consumer gave up on, whole, with the reason. It can be looked at and sent again."""
+"""The dead letter message: the original message that a consumer stopped retrying, with the reason.
+
+Operators can inspect a dead letter and redrive it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,57 +19,65 @@ from gpu_runtime.contract.messages.subjects import BadSubject, Stream, Subjects
 from gpu_runtime.jetstream.delivery import Delivery, OutgoingMessage
 
 UNKNOWN_REQUEST_ID = "unknown"
-"""Stands for the requestID where the subject does not say it."""
+"""The requestID of a dead letter whose subject has no valid requestID."""
 
 MAX_DEAD_LETTER_DATA_BYTES = MAX_PAYLOAD_BYTES * 4 // 3 + 32 * 1024
-"""How much of a message its dead letter holds: as much as any message has that keeps to the limits."""
+"""The maximum number of bytes of the original message in a dead letter. Every message within the limits fits."""
 
 MAX_DEAD_LETTER_HEADERS_BYTES = 32 * 1024
-"""Bytes of its headers, as JSON. Those of messages that keep to the limits are far below it."""
+"""The maximum size of the original headers as JSON. The headers of messages within the limits are much smaller."""
 
 
 class DeadLetter(Message, frozen=True, kw_only=True):
     id: str
-    """Names the dead letter: the queue and the message's number in it."""
+    """The ID of the dead letter: the source stream and the stream sequence of the original message."""
 
     source: Stream
-    """The queue it was taken from."""
+    """The stream that held the original message."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
     invocation_id: str = field(default="", name="invocationID")
-    """Where the consumer could read as far."""
+    """Empty if the consumer could not decode the original message."""
 
     subject: str
-    """The original message: where it was sent, with which headers, and its bytes as they were. Of one that is larger
-    than any that keeps to the limits, the beginning."""
+    """The subject of the original message."""
+
     headers: dict[str, str] = field(default_factory=dict)
+    """The headers of the original message. Empty if they exceed the limit."""
+
     data: bytes
+    """The unchanged bytes of the original message. Truncated if they exceed the limit."""
 
     failure_class: FailureClass = field(name="class")
     reason: str
-    """Why, for a person."""
+    """Why the message was dead-lettered, for people."""
 
     delivery_count: Annotated[int, Meta(ge=0)]
-    """How often it was delivered."""
+    """The number of deliveries of the original message."""
 
     published_at: Instant
-    """When the queue got it."""
+    """When the source stream stored the original message."""
 
     dead_lettered_at: Instant
-    """When it was given up."""
+    """When the consumer dead-lettered the message."""
 
 
 @dataclass(frozen=True)
 class DeadLetterBuilder:
-    """Those of one queue."""
+    """Builds dead letters for messages of one stream."""
 
     subjects: Subjects
     source: Stream
 
     def build(self, delivery: Delivery, failure: Failure, now: datetime, invocation_id: str = "") -> DeadLetter:
-        """One that fits into a message, whatever somebody put into the queue: else it could never be given up."""
+        """Build a dead letter that fits into a message, whatever a client has published to the stream.
+
+        A dead letter that is too large could not be published, so the consumer would redeliver the message forever.
+        """
         size = len(delivery.data)
-        cut = f" (it has {size} bytes; this is their beginning)" if size > MAX_DEAD_LETTER_DATA_BYTES else ""
+        truncated = (
+            f" (the message has {size} bytes and is truncated here)" if size > MAX_DEAD_LETTER_DATA_BYTES else ""
+        )
         return DeadLetter(
             id=f"{self.source}-{delivery.sequence}",
             source=self.source,
@@ -76,14 +87,18 @@ class DeadLetterBuilder:
             headers=_headers_within_limit(delivery.headers),
             data=delivery.data[:MAX_DEAD_LETTER_DATA_BYTES],
             failure_class=failure.failure_class,
-            reason=truncate_text(failure.message) + cut,
+            reason=truncate_text(failure.message) + truncated,
             delivery_count=delivery.delivery_count,
             published_at=delivery.published_at,
             dead_lettered_at=now,
         )
 
     def to_outgoing(self, letter: DeadLetter) -> OutgoingMessage:
-        """The dead letter as it is published. A second one of the same message, after a crash in between, is none."""
+        """The message that publishes the dead letter.
+
+        The message ID is that of the original message. So if a consumer crashes after publishing and before the ack,
+        the second dead letter of the same message is a duplicate, which the stream ignores.
+        """
         subject = self.subjects.dead_letter(self.source, letter.serverless_request_id)
         return OutgoingMessage(
             subject, encode(letter), message_id=f"dead-{letter.id}-{letter.published_at.timestamp():.3f}"
@@ -97,5 +112,5 @@ class DeadLetterBuilder:
 
 
 def _headers_within_limit(headers: Mapping[str, str]) -> dict[str, str]:
-    kept = dict(headers)
-    return kept if len(msgspec.json.encode(kept)) <= MAX_DEAD_LETTER_HEADERS_BYTES else {}
+    copy = dict(headers)
+    return copy if len(msgspec.json.encode(copy)) <= MAX_DEAD_LETTER_HEADERS_BYTES else {}

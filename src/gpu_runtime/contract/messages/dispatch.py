@@ -1,4 +1,4 @@
-"""Dispatch: an invocation on its way to whichever worker of the function takes it first."""
+"""The dispatch message: the activator sends an invocation to the workers of a function; one of them runs it."""
 
 from typing import Annotated
 
@@ -9,19 +9,19 @@ from gpu_runtime.contract.messages.message_codec import Instant, Message
 
 
 class Dispatch(Message, frozen=True, kw_only=True):
-    """What a worker needs. Where the framework listens is the unit's own matter and not said here."""
+    """An invocation with its deadline. The address of the framework is not part of it: each worker knows its own."""
 
     invocation: Invocation
-    """What is to be done."""
+    """The invocation to run."""
 
     attempt: Annotated[int, Meta(ge=1)] = 1
-    """Which dispatch of the invocation it is. How often a worker tried this one, the queue itself counts."""
+    """The number of this dispatch of the invocation. JetStream counts the deliveries of one dispatch."""
 
     deadline: Instant
-    """After this moment nobody wants the answer any more: the worker says `expired` instead of beginning."""
+    """If a worker receives the dispatch after this time, it publishes the result `expired` and does not start it."""
 
     dispatched_at: Instant
-    """When it was dispatched."""
+    """When the activator published the dispatch."""
 
     @property
     def message_id(self) -> str:

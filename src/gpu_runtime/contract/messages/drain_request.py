@@ -1,4 +1,4 @@
-"""What the leading activator asks of one worker before it removes it."""
+"""The drain request, which the leading activator sends to a worker before it deletes the worker, and its reply."""
 
 from typing import Annotated
 
@@ -8,15 +8,15 @@ from gpu_runtime.contract.messages.message_codec import Message
 
 
 class DrainRequest(Message, frozen=True, kw_only=True):
-    """Take no more work, if you have none. A worker that has some goes on as if nothing had been asked."""
+    """Asks an idle worker to accept no more invocations. A busy worker ignores the request and continues."""
 
     force: bool = False
-    """Take no more in any case, and finish what is in hand."""
+    """Asks a busy worker, too: it accepts no more invocations and completes those in flight."""
 
 
 class DrainStatus(Message, frozen=True, kw_only=True):
     accepted: bool
-    """Whether it takes no more work, from before this answer on and for good."""
+    """Whether the worker drains: it stopped accepting invocations before this reply and does not resume."""
 
     in_flight: Annotated[int, Meta(ge=0)] = 0
-    """What it has in hand. It may go when that is 0."""
+    """The number of running invocations. The worker can be deleted when it is 0."""

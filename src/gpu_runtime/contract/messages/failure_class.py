@@ -1,32 +1,33 @@
-"""Why an invocation did not succeed, in words that programs can rely on."""
+"""Failure classes: the stable codes for why an invocation did not succeed."""
 
 from enum import StrEnum
 
 
 class FailureClass(StrEnum):
     FUNCTION_ERROR = "function_error"
-    """The function answered, with an error. That is its answer: asking again would run it again, with all it does."""
+    """The function returned an error. Not retried: the error is the result, and a retry would repeat side effects."""
 
     FUNCTION_CRASHED = "function_crashed"
-    """The function took the call and broke off without an answer. Retried: execution is at least once."""
+    """The function accepted the call and closed the connection without a response. Retried: execution is at least
+    once."""
 
     FUNCTION_UNREACHABLE = "function_unreachable"
-    """The function's framework did not take the call. Retried."""
+    """The framework of the function did not accept the call. Retried."""
 
     FUNCTION_GONE = "function_gone"
-    """The function was deleted, or is no function any more. Not retried."""
+    """The function was deleted, or its unit has serverless disabled. Not retried."""
 
     WORKER_LOST = "worker_lost"
-    """A worker took the invocation and was never heard of again. Retried, on another worker."""
+    """A worker received the invocation and stopped sending heartbeats. Retried on another worker."""
 
     TIMED_OUT = "timed_out"
-    """The invocation's time, which counts from its acceptance, was over. Not retried."""
+    """The timeout of the invocation, which starts when the API accepts it, has expired. Not retried."""
 
     CANCELLED = "cancelled"
-    """The caller took it back. Not retried."""
+    """The caller cancelled the invocation. Not retried."""
 
     BAD_MESSAGE = "bad_message"
-    """A message that cannot be read, or says two things. Not retried: it would stay as it is."""
+    """The message is malformed or contradicts itself. Not retried: a redelivery would be the same."""
 
     INTERNAL = "internal"
-    """The platform's own fault. Retried."""
+    """An error of the platform. Retried."""

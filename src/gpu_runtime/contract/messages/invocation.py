@@ -1,4 +1,4 @@
-"""Invocation: one call of a function, as it was accepted. It does not change on its way."""
+"""The invocation message: one call of a function. It does not change after the API has accepted it."""
 
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -16,36 +16,35 @@ TimeoutSeconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)]
 
 class Invocation(Message, frozen=True, kw_only=True):
     invocation_id: InvocationID = field(name="invocationID")
-    """The caller's name for the call, or one that was made for it."""
+    """The ID that the caller chose, or a generated one."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """The function: its requestID."""
+    """The requestID of the function."""
 
     mode: InvocationMode = "async"
-    """sync where the caller waits for the answer."""
+    """`sync` if the caller waits for the result."""
 
     content_type: str = JSON_CONTENT_TYPE
-    """What the body is."""
+    """The content type of the body."""
 
     headers: dict[str, str] = field(default_factory=dict)
-    """Handed to the function as they are."""
+    """Headers for the function. The platform passes them on unchanged."""
 
     attributes: dict[str, str] = field(default_factory=dict)
-    """The caller's own labels. The function sees them, the platform does not read them."""
+    """Labels of the caller. The platform passes them to the function and does not interpret them."""
 
-    # One form for JSON and for everything else: the function gets bytes, and JSON that nobody decodes on the way keeps
-    # its numbers as they were written.
+    # Bytes for JSON, too: no process decodes the JSON on the way, so numbers keep the caller's notation.
     body: bytes = b""
-    """What the function gets, byte by byte. On the wire it is base64."""
+    """The request body for the function. The message contains it as base64."""
 
     enqueued_at: Instant | None = None
-    """When it was accepted."""
+    """When the API accepted the invocation."""
 
     timeout_seconds: TimeoutSeconds
-    """How long after its acceptance the answer still counts."""
+    """The time from acceptance until the invocation expires."""
 
     reply_to: str = ""
-    """For sync: the subject on which the replica with the waiting caller listens."""
+    """For `sync`: the subject on which the API replica of the waiting caller expects the result."""
 
     @property
     def is_json(self) -> bool:
@@ -61,5 +60,5 @@ class Invocation(Message, frozen=True, kw_only=True):
 
 
 def is_json(content_type: str) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == JSON_CONTENT_TYPE or kind.endswith("+json")
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == JSON_CONTENT_TYPE or media_type.endswith("+json")

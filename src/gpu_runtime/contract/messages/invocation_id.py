@@ -1,4 +1,4 @@
-"""What makes an invocation the one it is: its ID, and the hash of what was asked."""
+"""The identity of an invocation: rules for its ID, and the hash that distinguishes a replay from another request."""
 
 import hashlib
 from typing import Any
@@ -14,12 +14,12 @@ from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.contract.validation.values import matches
 
 INVOCATION_ID_PATTERN = "^[A-Za-z0-9_-]+$"
-"""One token of a subject, and a key of the key-value bucket. UUIDs and ULIDs are such."""
+"""A valid token of a NATS subject and a valid key of a key-value bucket. UUIDs and ULIDs match."""
 
 
 def invocation_id_errors(invocation_id: str, at: str = "invocationID") -> FieldErrors:
     if not invocation_id:
-        yield FieldError(at, "is empty; leave it out to have one made, or choose one per invocation")
+        yield FieldError(at, "is empty; omit the field to get a generated ID, or choose one per invocation")
     elif len(invocation_id) > MAX_INVOCATION_ID_LENGTH:
         yield FieldError(at, f"has {len(invocation_id)} characters; use at most {MAX_INVOCATION_ID_LENGTH}")
     elif not matches(INVOCATION_ID_PATTERN, invocation_id):
@@ -27,32 +27,36 @@ def invocation_id_errors(invocation_id: str, at: str = "invocationID") -> FieldE
 
 
 def check_subject(invocation: Invocation, subject: str, subjects: Subjects) -> None:
-    """Unreadable where an invocation cannot be the one of its ID, or came to another function's subject: what it says
-    becomes subjects and keys, and nobody could publish its end."""
-    for problem in invocation_id_errors(invocation.invocation_id):
-        raise MessageDecodeError(str(problem))
+    """Raise MessageDecodeError if the invocationID is invalid or the subject belongs to another function.
+
+    Both IDs become parts of subjects and keys. With invalid ones, no process could publish the result.
+    """
+    for error in invocation_id_errors(invocation.invocation_id):
+        raise MessageDecodeError(str(error))
     try:
         request_id = subjects.parse(subject).request_id
-    except BadSubject as error:
-        raise MessageDecodeError(error.message) from error
+    except BadSubject as bad_subject:
+        raise MessageDecodeError(bad_subject.message) from bad_subject
     if invocation.serverless_request_id != request_id:
-        text = f"serverlessRequestID: is {invocation.serverless_request_id!r}, but the subject says {request_id!r}"
+        text = f"serverlessRequestID: is {invocation.serverless_request_id!r}, but the subject has {request_id!r}"
         raise MessageDecodeError(text)
 
 
 def invocation_hash(invocation: Invocation) -> str:
-    """One hash for invocations that ask the same.
+    """The hash of the request. Invocations that request the same have the same hash.
 
-    What is no part of it: the ID, the moment, and how the caller waits for the answer. A caller whose synchronous call
-    broke may ask again asynchronously.
+    The hash does not depend on the ID, the time, and the mode. A caller whose synchronous call was interrupted may
+    repeat the request asynchronously.
     """
-    asked = msgspec.structs.replace(invocation, invocation_id="", enqueued_at=None, reply_to="", mode="async", body=b"")
+    request = msgspec.structs.replace(
+        invocation, invocation_id="", enqueued_at=None, reply_to="", mode="async", body=b""
+    )
     body = hashlib.sha256(_canonical_body(invocation)).hexdigest()
-    return hashlib.sha256(f"Invocation\n{canonical_request(asked)}\n{body}".encode()).hexdigest()
+    return hashlib.sha256(f"Invocation\n{canonical_request(request)}\n{body}".encode()).hexdigest()
 
 
 def _canonical_body(invocation: Invocation) -> bytes:
-    """The body; where it is JSON, without what JSON does not mean: blanks and the order of names."""
+    """The body. A JSON body is normalized: whitespace and the order of names have no meaning in JSON."""
     if not invocation.is_json:
         return invocation.body
     try:

@@ -1,11 +1,12 @@
-"""The record of an invocation in the key-value bucket: which request its ID stands for, and how far it has come.
+"""The record of an invocation in the key-value bucket: the hash of its request, and its state.
 
-Creating it is what accepts an invocation: of any number of replicas, one wins. The promise rests on this and not on
-JetStream's deduplication, which forgets after a restart what was already taken from its queue.
+Creating the record accepts the invocation: if several replicas try, one succeeds. This guarantee does not depend on the
+deduplication of JetStream, which after a restart does not know the IDs of messages that were already removed from the
+stream.
 
-Every message about an invocation carries, as headers, the record and its revision when it was sent: create, dispatched,
-running and terminal are one conditional write each, with nothing to read first. Whoever loses such a write (the
-invocation was cancelled, or is delivered a second time) reads the record and sees why.
+Every message about an invocation has headers with the record and its revision at the time of sending. So each state
+change (queued, dispatched, running, terminal) is one conditional write without a read before it. A process whose write
+conflicts, because the invocation was cancelled or delivered twice, reads the record to find the reason.
 """
 
 from collections.abc import Mapping
@@ -21,10 +22,10 @@ from gpu_runtime.contract.messages.message_codec import Instant, Message, Messag
 from gpu_runtime.contract.messages.result import ResultState
 
 REVISION_HEADER = "Gpu-Runtime-Revision"
-"""The header with the record's revision. A message without it, or with one that is outrun, means: read the record."""
+"""The header with the revision of the record. If it is absent or stale, the consumer reads the record."""
 
 RECORD_HEADER = "Gpu-Runtime-Record"
-"""The header with the record as it was at that revision."""
+"""The header with the record at that revision."""
 
 
 class RecordState(StrEnum):
@@ -39,7 +40,7 @@ _STATE_ORDER = tuple(RecordState)
 
 class InvocationRecord(Message, frozen=True, kw_only=True):
     request_hash: str
-    """What was asked: the same ID with another hash is another request, and refused."""
+    """The hash of the request. A request with the same ID and another hash is rejected."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
     state: RecordState = field(default=RecordState.QUEUED, name="state")
@@ -48,35 +49,36 @@ class InvocationRecord(Message, frozen=True, kw_only=True):
     updated_at: Instant
 
     cancelled: bool = False
-    """Whether the caller took it back. It becomes terminal when whoever holds it has noticed."""
+    """Whether the caller cancelled the invocation. The record becomes terminal when the process that has the invocation
+    publishes the result."""
 
     worker: str = ""
-    """The unit that runs it, or ran it last."""
+    """The name of the unit that runs the invocation or ran it last."""
 
     result_state: ResultState | None = None
-    """How it ended."""
+    """The state of the result. None until the record is terminal."""
 
 
 @dataclass(frozen=True)
 class RecordAtRevision:
-    """A record, as of a revision."""
+    """A record and its revision in the bucket."""
 
     record: InvocationRecord
     revision: int
 
 
 def decode_record(value: bytes, revision: int) -> RecordAtRevision:
-    """What the bucket has of an invocation at that revision, or Unreadable."""
+    """Decode a value of the bucket. Raises MessageDecodeError."""
     return RecordAtRevision(decode(value, InvocationRecord), revision)
 
 
-def record_headers(known: RecordAtRevision) -> dict[str, str]:
-    """The headers of a message, from whoever wrote or read the record last."""
-    return {REVISION_HEADER: str(known.revision), RECORD_HEADER: encode(known.record).decode()}
+def record_headers(stored: RecordAtRevision) -> dict[str, str]:
+    """The headers for a message from a process that has just written or read the record."""
+    return {REVISION_HEADER: str(stored.revision), RECORD_HEADER: encode(stored.record).decode()}
 
 
 def record_from_headers(headers: Mapping[str, str]) -> RecordAtRevision | None:
-    """What a message's headers say of the record; None where they do not say all, or nothing that can be read."""
+    """The record in the headers of a message, or None if a header is absent or malformed."""
     revision, record = headers.get(REVISION_HEADER, ""), headers.get(RECORD_HEADER, "")
     if not record or not is_stream_sequence(revision):
         return None
@@ -86,22 +88,22 @@ def record_from_headers(headers: Mapping[str, str]) -> RecordAtRevision | None:
         return None
 
 
-def advance_record(record: InvocationRecord, stage: RecordState, now: datetime, worker: str = "") -> InvocationRecord:
-    """The record at a later stage; the record itself where it is as far already: redeliveries do not set it back."""
-    if _STATE_ORDER.index(stage) < _STATE_ORDER.index(record.state) or record.state is RecordState.TERMINAL:
+def advance_record(record: InvocationRecord, state: RecordState, now: datetime, worker: str = "") -> InvocationRecord:
+    """The record in a later state. A record that is already further stays unchanged: redeliveries do not reset it."""
+    if _STATE_ORDER.index(state) < _STATE_ORDER.index(record.state) or record.state is RecordState.TERMINAL:
         return record
-    return msgspec.structs.replace(record, state=stage, updated_at=now, worker=worker or record.worker)
+    return msgspec.structs.replace(record, state=state, updated_at=now, worker=worker or record.worker)
 
 
 def finish_record(record: InvocationRecord, result: ResultState, now: datetime) -> InvocationRecord:
-    """The record of an invocation that has its result. The first result stands."""
+    """The terminal record of an invocation. A terminal record stays unchanged: the first result is final."""
     if record.state is RecordState.TERMINAL:
         return record
     return msgspec.structs.replace(record, state=RecordState.TERMINAL, result_state=result, updated_at=now)
 
 
 def cancel_record(record: InvocationRecord, now: datetime) -> InvocationRecord:
-    """The record of an invocation that its caller cancelled. What has ended stays as it ended."""
+    """The record of a cancelled invocation. A terminal record stays unchanged."""
     if record.state is RecordState.TERMINAL or record.cancelled:
         return record
     return msgspec.structs.replace(record, cancelled=True, updated_at=now)

@@ -1,7 +1,7 @@
-"""How a message becomes bytes and bytes a message.
+"""Encoding and decoding of messages: JSON with camel-case names and a version.
 
-JSON with camel case. Every message says its version. A field that is not known is ignored, so that a newer sender may
-say more; a version that is not known is refused, because there a newer sender means something else.
+The decoder ignores unknown fields, so that a newer sender can add fields. It rejects an unknown version, because a
+newer sender increases the version when the meaning of existing fields changes.
 """
 
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
@@ -16,28 +16,28 @@ from gpu_runtime.contract.errors import Rejected
 MESSAGE_VERSION = 1
 
 Instant = Annotated[datetime, Meta(tz=True)]
-"""A moment, with its time zone. Clocks of different machines are compared with it: it says when, not in which order."""
+"""A point in time with its time zone. Clocks of machines differ, so two instants do not prove an order of events."""
 
 
-# The version is a tag and not a field: a tag is always written, also where defaults are left out.
+# The version is a tag and not a field: the encoder writes a tag even with `omit_defaults`.
 class Message(
     Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, tag_field="version", tag=MESSAGE_VERSION
 ):
-    """What one process says to another."""
+    """The base class of all messages."""
 
     def __post_init__(self) -> None:
         _check_timestamps(self)
 
 
 class MessagePart(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A part of a message. It has the version of the whole."""
+    """The base class of structs inside a message. They have no version of their own."""
 
     def __post_init__(self) -> None:
         _check_timestamps(self)
 
 
 class MessageDecodeError(Rejected):
-    """Bytes that are no message of the wanted kind. Reading them again will not help."""
+    """The bytes are not a valid message of the expected type. A retry cannot succeed."""
 
     code = "unreadable_message"
 
@@ -45,7 +45,7 @@ class MessageDecodeError(Rejected):
 M = TypeVar("M", bound=Message)
 
 JSON_DECODE_ERRORS = (ValueError, RecursionError)
-"""What the decoder raises over bytes that are malformed, no UTF-8 within a string, or nested too deeply."""
+"""The errors of the decoder for malformed JSON, for invalid UTF-8 in a string, and for too deeply nested JSON."""
 
 
 def encode(message: Message) -> bytes:
@@ -53,7 +53,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes, model: type[M]) -> M:
-    """The message, or Unreadable with a sentence that says what is wrong with it."""
+    """Decode a message. Raises MessageDecodeError with the reason."""
     try:
         message: M = _decoder(model).decode(data)
     except JSON_DECODE_ERRORS as error:
@@ -61,24 +61,24 @@ def decode(data: bytes, model: type[M]) -> M:
     return message
 
 
-def to_utc_milliseconds(moment: datetime) -> datetime:
-    """The moment in UTC, cut to the millisecond: as precise as clocks of different machines are."""
-    moment = moment.astimezone(UTC)
-    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+def to_utc_milliseconds(time: datetime) -> datetime:
+    """The time in UTC, truncated to milliseconds: clocks of different machines are not more precise."""
+    time = time.astimezone(UTC)
+    return time.replace(microsecond=time.microsecond // 1000 * 1000)
 
 
-def _check_timestamps(said: Struct) -> None:
-    """The first and the last year of the calendar cannot be told in every time zone, and have no time after them."""
-    for name in _timestamp_fields(type(said)):
-        moment = getattr(said, name)
-        if moment is not None and not MINYEAR < moment.year < MAXYEAR:
-            raise ValueError(f"{name} is {moment}; nobody can reckon with that")
+def _check_timestamps(part: Struct) -> None:
+    """Reject times in year 1 and year 9999: conversion to another time zone or adding a timeout would overflow."""
+    for name in _timestamp_fields(type(part)):
+        time = getattr(part, name)
+        if time is not None and not MINYEAR < time.year < MAXYEAR:
+            raise ValueError(f"{name} is {time}; use a year between {MINYEAR + 1} and {MAXYEAR - 1}")
 
 
 @cache
-def _timestamp_fields(kind: type[Struct]) -> tuple[str, ...]:
-    hints = get_type_hints(kind)
-    return tuple(name for name in kind.__struct_fields__ if datetime in (hints[name], *get_args(hints[name])))
+def _timestamp_fields(struct: type[Struct]) -> tuple[str, ...]:
+    hints = get_type_hints(struct)
+    return tuple(name for name in struct.__struct_fields__ if datetime in (hints[name], *get_args(hints[name])))
 
 
 class _VersionOnly(Struct):
@@ -92,11 +92,12 @@ def _decoder(model: type[Message]) -> msgspec.json.Decoder[Any]:
 
 def _decode_error_text(data: bytes, model: type[Message], error: str) -> str:
     try:
-        found = msgspec.json.decode(data, type=_VersionOnly).version
+        version = msgspec.json.decode(data, type=_VersionOnly).version
     except JSON_DECODE_ERRORS:
         return f"cannot read this {model.__name__}: {error}"
-    if found is not None and found > MESSAGE_VERSION:
+    if version is not None and version > MESSAGE_VERSION:
         return (
-            f"this {model.__name__} has version {found}; this process reads up to version {MESSAGE_VERSION}: upgrade it"
+            f"this {model.__name__} has version {version}; this process reads up to version {MESSAGE_VERSION}:"
+            " upgrade it"
         )
     return f"cannot read this {model.__name__}: {error}"

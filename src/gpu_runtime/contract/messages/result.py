@@ -1,4 +1,7 @@
-"""Result: how an invocation ended. There is one for each that was accepted, and the first that is stored stands."""
+"""The result message: how an invocation ended.
+
+Every accepted invocation gets a result. If several are published, the result store keeps the first.
+"""
 
 from datetime import datetime
 from enum import StrEnum
@@ -17,20 +20,20 @@ class ResultState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     EXPIRED = "expired"
-    """Its time was over before there was an answer."""
+    """The deadline passed before the function returned a response."""
     DEAD_LETTERED = "dead_lettered"
-    """It was tried as often as it may be. The dead letter holds it, and can be sent again."""
+    """The invocation reached the maximum number of deliveries. Its dead letter can be redriven."""
     CANCELLED = "cancelled"
 
 
 class Failure(MessagePart, frozen=True, kw_only=True):
     failure_class: FailureClass = field(name="class")
     message: str
-    """For a person."""
+    """The error message for people."""
 
 
 class Timings(MessagePart, frozen=True, kw_only=True):
-    """When it came how far. What did not happen is not said."""
+    """When the invocation reached each state. A state that it did not reach has no time."""
 
     enqueued_at: Instant | None = None
     dispatched_at: Instant | None = None
@@ -44,29 +47,29 @@ class Result(Message, frozen=True, kw_only=True):
     state: ResultState
 
     failure: Failure | None = None
-    """Why it did not succeed. Always there where the state is not `succeeded`."""
+    """Why the invocation did not succeed. Always set if the state is not `succeeded`."""
 
     status_code: int | None = None
-    """What the function's framework answered, as HTTP has it, if it answered."""
+    """The HTTP status of the framework's response. None if there was no response."""
 
     content_type: str = ""
-    """What the body is."""
+    """The content type of the body."""
 
     body: bytes = b""
-    """What the function answered, byte by byte. On the wire it is base64."""
+    """The response body of the function. The message contains it as base64."""
 
     body_truncated: bool = False
-    """Whether the function answered more than that."""
+    """Whether the response body was larger than the limit, so that `body` is only its beginning."""
 
     body_bytes: int = 0
-    """How much the function answered."""
+    """The size of the whole response body."""
 
     timings: Timings
     worker: str = ""
-    """The unit that ran it."""
+    """The name of the unit that ran the invocation."""
 
     attempts: Annotated[int, Meta(ge=0)] = 0
-    """How often a worker began it."""
+    """How many times a worker started the invocation."""
 
     @property
     def message_id(self) -> str:
@@ -74,7 +77,7 @@ class Result(Message, frozen=True, kw_only=True):
 
 
 def with_body(result: Result, content_type: str, body: bytes, limit: int = MAX_PAYLOAD_BYTES) -> Result:
-    """The result with what the function answered, or with its beginning and the truth about that."""
+    """The result with the response body. A body above the limit is truncated, and the result says so."""
     return msgspec.structs.replace(
         result,
         content_type=content_type,
@@ -87,7 +90,7 @@ def with_body(result: Result, content_type: str, body: bytes, limit: int = MAX_P
 def unsuccessful_result(
     invocation: Invocation, state: ResultState, failure: Failure, now: datetime, attempts: int = 0
 ) -> Result:
-    """The end of an invocation for which there is no answer of its function."""
+    """The result of an invocation without a response of its function."""
     return Result(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,

@@ -1,4 +1,4 @@
-"""What the result store is asked, over NATS, and what it answers."""
+"""Queries to the result store over NATS request/reply: one result by its ID, or a page of results of a function."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from gpu_runtime.contract.messages.result import Result, ResultState
 
 RESULT_QUERY = "result"
 RESULTS_QUERY = "results"
-"""The questions, as `Subjects.query` has them."""
+"""The names of the queries: the last token of their subjects, see `Subjects.query`."""
 
 MAX_PAGE_SIZE = 500
 
@@ -21,30 +21,30 @@ class GetResultRequest(Message, frozen=True, kw_only=True):
 
 class GetResultResponse(Message, frozen=True, kw_only=True):
     result: Result | None = None
-    """None where none is stored, or none any more."""
+    """None if the result is not stored, or was evicted."""
 
     error: str = ""
-    """Why the question cannot be answered as it is: asked again, it will not be either. Empty: it was."""
+    """Why the query is invalid; a retry of the same query fails again. Empty if the query succeeded."""
 
 
 class ListResultsRequest(Message, frozen=True, kw_only=True):
-    """The stored results of a function, the newest first."""
+    """Lists the stored results of a function, the newest first."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
     state: ResultState | None = None
-    """Only those that ended so."""
+    """Lists only results with this state. None lists all."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
     continue_token: str = ""
-    """Where the last page ended."""
+    """The continueToken of the previous page. Empty for the first page."""
 
 
 class ListResultsResponse(Message, frozen=True, kw_only=True):
-    """A page. The bodies are left out: many of them would not fit into a message."""
+    """A page of results without their bodies, because many bodies would not fit into a message."""
 
     results: tuple[Result, ...] = ()
     continue_token: str = ""
-    """Where the next page begins. Empty where this was the last."""
+    """The token for the next page. Empty on the last page."""
 
     error: str = ""
-    """Why the question cannot be answered as it is: asked again, it will not be either. Empty: it was."""
+    """Why the query is invalid; a retry of the same query fails again. Empty if the query succeeded."""

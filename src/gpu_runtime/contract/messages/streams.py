@@ -1,13 +1,16 @@
-"""Where messages are kept, as data. `gpu_runtime.jetstream.stream_admin` makes it so.
+"""The streams, consumers and the key-value bucket of the serverless plane, as specs.
+
+`gpu_runtime.jetstream.stream_admin` creates them.
 
 | stream | holds | until | when it is full |
 |---|---|---|---|
-| INVOKE, DISPATCH | what waits, per function at most so many | it is acknowledged | refuses: the caller hears of it |
-| RESULT | results | the result store acknowledges them | refuses: the sender tries again |
-| DLQ | dead letters | their retention is over | forgets the oldest |
+| INVOKE, DISPATCH | invocations, limited per function | the consumer acks them | rejects: the caller gets an error |
+| RESULT | results | the result store acks them | rejects: the sender retries |
+| DLQ | dead letters | their retention ends | deletes the oldest |
 
-No queue forgets by age: an accepted invocation that vanished would never have a result. Whoever holds it looks at its
-deadline. Names of streams begin with the prefix, so that two installations can share an account.
+INVOKE, DISPATCH and RESULT have no maximum age: an accepted invocation that its stream deletes would never get a
+result. The process that has an invocation checks its deadline. The names of the streams begin with the subject prefix,
+so that two installations can share a NATS account.
 """
 
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """What an operator decides about it."""
+    """The values that an operator can set, in `nats.streams` of the settings."""
 
     replicas: int = 1
     storage: StorageType = "file"
@@ -46,11 +49,12 @@ class StreamTopology:
     def streams(self) -> tuple[StreamSpec, ...]:
         return (*(self.stream_spec(each) for each in Stream), self.dead_letter_stream)
 
-    def stream_spec(self, queue: Stream) -> StreamSpec:
-        limited = queue is not Stream.RESULT  # a result has a place: its invocation had one
+    def stream_spec(self, stream: Stream) -> StreamSpec:
+        # Results need no limit per function: the limit on invocations bounds them already.
+        limited = stream is not Stream.RESULT
         return StreamSpec(
-            name=self.stream_name(queue),
-            subjects=(self.subjects.all_in_stream(queue),),
+            name=self.stream_name(stream),
+            subjects=(self.subjects.all_in_stream(stream),),
             retention="workqueue",
             discard="new",
             storage=self.limits.storage,
@@ -74,7 +78,7 @@ class StreamTopology:
 
     @property
     def record_bucket(self) -> BucketSpec:
-        """The records of invocations, by invocationID."""
+        """The records of invocations. The key is the invocationID."""
         return BucketSpec(
             name=self._name("STATE"),
             ttl_seconds=self.limits.record_ttl_seconds,
@@ -86,23 +90,24 @@ class StreamTopology:
 
     @property
     def invoke_consumer(self) -> ConsumerSpec:
-        """Shared by all replicas of the activator."""
+        """The consumer that all replicas of the activator share."""
         return ConsumerSpec(
             self.stream_name(Stream.INVOKE), "activator", ack_wait_seconds=self.limits.invoke_ack_wait_seconds
         )
 
     @property
     def result_consumer(self) -> ConsumerSpec:
-        """Shared by all replicas of the result store."""
+        """The consumer that all replicas of the result store share."""
         return ConsumerSpec(
             self.stream_name(Stream.RESULT), "result-store", ack_wait_seconds=self.limits.result_ack_wait_seconds
         )
 
     def dispatch_consumer(self, request_id: str) -> ConsumerSpec:
-        """Shared by all workers of a function.
+        """The consumer that all workers of a function share.
 
-        The leading activator deletes it when the function is gone. One that was forgotten goes when nobody has pulled
-        from it for long; what waited for it stays in the stream, and a consumer that is made again finds it.
+        The leading activator deletes it when the function is deleted. If the activator misses the deletion, the server
+        deletes the consumer after the inactive threshold. Messages stay in the stream, and a re-created consumer
+        delivers them.
         """
         return ConsumerSpec(
             self.stream_name(Stream.DISPATCH),
@@ -113,12 +118,12 @@ class StreamTopology:
         )
 
     def shared_consumers(self) -> Iterator[ConsumerSpec]:
-        """Those that are always there."""
+        """The consumers that do not depend on a function."""
         yield self.invoke_consumer
         yield self.result_consumer
 
-    def stream_name(self, queue: Stream) -> str:
-        return self._name(queue.value.upper())
+    def stream_name(self, stream: Stream) -> str:
+        return self._name(stream.value.upper())
 
     def _name(self, part: str) -> str:
         return f"{self.subjects.prefix.replace('.', '_').upper()}_{part}"

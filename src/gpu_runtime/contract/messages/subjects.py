@@ -1,15 +1,20 @@
-"""The subjects of the serverless plane: built from a prefix, and taken apart again.
+"""Builds and parses the NATS subjects of the serverless plane.
+
+JetStream subjects, which streams store:
 
 <prefix>.invoke.<requestID>              runtime-api → activator
 <prefix>.dispatch.<requestID>            activator → a worker of the function
 <prefix>.result.<requestID>              worker-sidecar, activator → result-store
-<prefix>.dlq.<source>.<requestID>        any consumer that gives up
-<prefix>.events.<requestID>              worker-sidecar → activator, plain NATS
-<prefix>.demand.<requestID>              activator → leading activator: work was dispatched, plain NATS
-<prefix>.cancel.<requestID>              runtime-api → worker-sidecar, activator: an invocationID, plain NATS
-<prefix>.control.<instance>              activator → one worker, with an answer, plain NATS
-<prefix>.query.<what>                    look-ups with an answer, plain NATS
-<prefix>.state.<invocationID>            what the key-value bucket has just stored, plain NATS
+<prefix>.dlq.<source>.<requestID>        any consumer that dead-letters a message
+
+Core NATS subjects, which nothing stores:
+
+<prefix>.events.<requestID>              worker-sidecar → activator
+<prefix>.demand.<requestID>              activator → leading activator: an invocation was dispatched
+<prefix>.cancel.<requestID>              runtime-api → worker-sidecar, activator: an invocationID
+<prefix>.control.<podUID>                activator → one worker, request/reply
+<prefix>.query.<name>                    runtime-api → result-store, request/reply
+<prefix>.state.<invocationID>            republished changes of the key-value bucket
 """
 
 from dataclasses import dataclass
@@ -24,7 +29,7 @@ SUBJECT_PREFIX_PATTERN = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$"
 
 
 class Stream(StrEnum):
-    """What is kept in a stream of its own."""
+    """The work queue streams. Each value is also the subject token of its messages."""
 
     INVOKE = "invoke"
     DISPATCH = "dispatch"
@@ -47,12 +52,12 @@ class BadSubject(Rejected):
 
 @dataclass(frozen=True)
 class ParsedSubject:
-    """What a subject says."""
+    """The parts of a subject."""
 
     kind: str
     request_id: str
     source: Stream | None = None
-    """For dead letters: the queue they come from."""
+    """For dead letters: the stream that held the original message."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,11 @@ class Subjects:
 
     def __post_init__(self) -> None:
         if not matches(SUBJECT_PREFIX_PATTERN, self.prefix):
-            text = f"prefix is {self.prefix!r}; use letters, digits, '-' and '_', in parts with dots between them"
+            text = f"prefix is {self.prefix!r}; use parts of letters, digits, '-' and '_', separated by dots"
             raise BadSubject(text)
 
-    def stream_subject(self, queue: Stream, request_id: str) -> str:
-        return f"{self.prefix}.{queue}.{_subject_token(request_id)}"
+    def stream_subject(self, stream: Stream, request_id: str) -> str:
+        return f"{self.prefix}.{stream}.{_subject_token(request_id)}"
 
     def invoke(self, request_id: str) -> str:
         return self.stream_subject(Stream.INVOKE, request_id)
@@ -89,14 +94,14 @@ class Subjects:
         return f"{self.prefix}.{CANCEL}.{_subject_token(request_id)}"
 
     def control(self, pod_uid: str) -> str:
-        """Of one worker: its pod's UID."""
+        """The control subject of one worker, identified by the UID of its pod."""
         return f"{self.prefix}.{CONTROL}.{_subject_token(pod_uid)}"
 
-    def query(self, what: str) -> str:
-        return f"{self.prefix}.{QUERY}.{_subject_token(what)}"
+    def query(self, name: str) -> str:
+        return f"{self.prefix}.{QUERY}.{_subject_token(name)}"
 
-    def all_in_stream(self, queue: Stream) -> str:
-        return f"{self.prefix}.{queue}.{WILDCARD}"
+    def all_in_stream(self, stream: Stream) -> str:
+        return f"{self.prefix}.{stream}.{WILDCARD}"
 
     @property
     def all_dead_letters(self) -> str:
@@ -116,7 +121,7 @@ class Subjects:
 
     @property
     def state_prefix(self) -> str:
-        """Where the bucket tells what it stored; the key is the rest of the subject."""
+        """The subject prefix on which the server republishes changes of the bucket. The key follows as a token."""
         return f"{self.prefix}.{STATE}"
 
     def parse(self, subject: str) -> ParsedSubject:
@@ -127,11 +132,11 @@ class Subjects:
                 return ParsedSubject(kind, _subject_token(request_id))
             case ["dlq", Stream.INVOKE | Stream.DISPATCH | Stream.RESULT as source, request_id]:
                 return ParsedSubject(DEAD_LETTERS, _subject_token(request_id), Stream(source))
-        raise BadSubject(f"{subject!r} is no subject of the serverless plane")
+        raise BadSubject(f"{subject!r} is not a subject of the serverless plane")
 
 
 def _subject_token(text: str) -> str:
-    """One token of a subject: a dot or a wildcard in it would be another subject."""
+    """The text, if it is one valid token. A dot or a wildcard in it would result in another subject."""
     if not matches(REQUEST_ID_PATTERN, text):
         raise BadSubject(f"{text!r} is not one token of a subject; use lower-case letters, digits, '-' and '_'")
     return text

@@ -1,4 +1,7 @@
-"""What a worker tells of itself. Nothing rests on one event alone: what is lost, the next heartbeat says again."""
+"""Worker events: registration, heartbeats, and the start and end of invocations.
+
+Events may be lost. No decision depends on one event alone, because the next heartbeat repeats the state.
+"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -10,37 +13,38 @@ from gpu_runtime.contract.messages.message_codec import Instant, Message
 
 class WorkerEventKind(StrEnum):
     REGISTERED = "registered"
-    """The framework answers: the worker takes work from now on."""
+    """The framework is healthy: the worker accepts invocations from now on."""
     HEARTBEAT = "heartbeat"
     STARTED = "started"
-    """It began an invocation. Of several within a moment the last is told, and it may have ended already."""
+    """The worker started an invocation. If several start in quick succession, the worker sends one event for the last
+    one, which may have ended already."""
     FINISHED = "finished"
-    """It ended one. Of several within a moment the last is told."""
+    """The worker completed an invocation. If several end in quick succession, it sends one event for the last one."""
     DRAINING = "draining"
-    """It ends what it has and takes nothing more."""
+    """The worker completes its invocations and accepts no more."""
 
 
 class WorkerEvent(Message, frozen=True, kw_only=True):
     kind: WorkerEventKind
     serverless_request_id: str = field(name="serverlessRequestID")
     unit: str
-    """The unit's name."""
+    """The name of the worker's unit."""
 
     namespace: str = ""
-    """The unit's namespace."""
+    """The namespace of the worker's unit."""
 
     pod_uid: str = field(default="", name="podUID")
-    """The pod's UID: a worker that comes again under its name is another one."""
+    """The UID of the pod. It distinguishes a re-created worker with the same name."""
 
     sequence: Annotated[int, Meta(ge=0)] = 0
-    """Counts the events of an instance, so that an older one that arrives later is known as such."""
+    """Counts the events of one pod, so that the activator can ignore an older event that arrives later."""
 
     sent_at: Instant
     in_flight: Annotated[int, Meta(ge=0)] = 0
-    """How many invocations it has at this moment, the one of this event included while it runs."""
+    """The number of running invocations, including the one of this event if it still runs."""
 
     concurrency: Annotated[int, Meta(ge=1)] = 1
-    """How many it takes at once."""
+    """The maximum number of invocations that the worker runs concurrently."""
 
     invocation_id: str = field(default="", name="invocationID")
-    """For started and finished."""
+    """The invocation of a `started` or `finished` event."""

@@ -1,7 +1,8 @@
-"""What is wrong with a spec or a request, field by field, in the same words for every process that refuses it.
+"""Validation and normalization of specs and requests, shared by all processes so that their messages are the same.
 
-A problem names the field by its path in the caller's own document, so every function takes the path it starts `at`.
-Nothing here raises for bad input; `Invalid` carries the problems where a caller wants to.
+Every function yields FieldErrors with the path of the field in the caller's document; the parameter `at` or `path` is
+the path of the validated part. Nothing here raises an exception for invalid input. A caller raises `Invalid` with the
+errors.
 """
 
 from gpu_runtime.contract.validation.field_error import FieldError

@@ -1,4 +1,4 @@
-"""A problem: the field's path and a sentence that says what to do about it."""
+"""FieldError: the path of an invalid field, and a message that says what is wrong and what to do."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

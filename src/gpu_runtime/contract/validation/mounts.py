@@ -1,4 +1,4 @@
-"""Storage mounts: which storages, at which paths."""
+"""Validation of storage mounts: names of storages and mount paths."""
 
 import posixpath
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def mount_errors(mounts: Sequence[StorageMount], at: str) -> FieldErrors:
         if is_within(one.mount_path, other.mount_path) or is_within(other.mount_path, one.mount_path):
             yield FieldError(
                 f"{at}[{j}].mountPath",
-                f"{other.mount_path} overlaps {one.mount_path} of {at}[{i}]; one would hide the other",
+                f"{other.mount_path} overlaps {one.mount_path} of {at}[{i}]; use separate paths",
             )
 
 
@@ -34,15 +34,15 @@ def mount_path_errors(path: str, at: str) -> FieldErrors:
     elif not path.startswith("/"):
         yield FieldError(at, f"{path!r} is not absolute; begin with '/'")
     elif ":" in path or not path.isprintable():
-        yield FieldError(at, f"{path!r} contains ':' or control characters")
+        yield FieldError(at, f"{path!r} contains ':' or control characters; remove them")
     elif len(path) > 512:
         yield FieldError(at, f"has {len(path)} characters; use at most 512")
     elif ".." in path.split("/"):
         yield FieldError(at, f"{path} contains '..'; write {posixpath.normpath(path)}")
     elif normalize_path(path) == "/":
-        yield FieldError(at, "'/' would hide the whole image; mount below it")
+        yield FieldError(at, "'/' would hide the whole image; use a path below it")
     elif any(is_within(path, kernel) for kernel in KERNEL_PATHS):
-        yield FieldError(at, f"{path} belongs to the kernel; mount elsewhere")
+        yield FieldError(at, f"{path} is a path of the kernel; use a path outside {', '.join(KERNEL_PATHS)}")
 
 
 def is_within(path: str, parent: str) -> bool:
@@ -51,7 +51,10 @@ def is_within(path: str, parent: str) -> bool:
 
 
 def normalize_path(path: str) -> str:
-    """One spelling for every path to the same place. What climbs with '..' stays as it is, for validation to name."""
+    """Remove duplicate and trailing slashes and '.' from a path.
+
+    A path with '..' and a relative path stay unchanged, so that the validation error shows the caller's path.
+    """
     if ".." in path.split("/") or not path.startswith("/"):
         return path
     return "/" + posixpath.normpath(path).lstrip("/")

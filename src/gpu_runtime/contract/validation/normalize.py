@@ -1,4 +1,4 @@
-"""One spelling for every spec that means the same, so that retries compare equal and objects read alike."""
+"""Normalization of specs: specs with the same meaning become equal, so that retries have the same request hash."""
 
 from msgspec.structs import replace
 

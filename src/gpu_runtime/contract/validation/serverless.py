@@ -1,4 +1,4 @@
-"""The serverless block: what makes a unit a function."""
+"""Validation of the serverless block of a unit."""
 
 from gpu_runtime.contract.crd.gpu_unit import (
     MAX_HTTP_PATH_LENGTH,
@@ -24,10 +24,10 @@ def serverless_errors(function: Serverless, spec: GPUUnitSpec, at: str) -> Field
     yield from count_errors(function.idle_timeout_seconds, child_path(at, "idleTimeoutSeconds"), 1, 604_800)
     yield from count_errors(function.concurrency, child_path(at, "concurrency"), 1, 1024)
     if function.min_available_count > function.max_workers:
-        text = f"{function.min_available_count} is above maxWorkers, which is {function.max_workers}"
+        text = f"{function.min_available_count} is greater than maxWorkers, which is {function.max_workers}"
         yield FieldError(child_path(at, "minAvailableCount"), text)
     if spec.storage_mounts and function.max_workers > 1:
-        text = "a storage is mounted by one unit at a time; set maxWorkers to 1 or mount nothing"
+        text = "only one unit at a time can mount a storage; set maxWorkers to 1 or remove storageMounts"
         yield FieldError(mounts_at, text)
     if function.worker_of and not matches(NAME_PATTERN, function.worker_of):
         yield FieldError(child_path(at, "workerOf"), f"{function.worker_of!r} is not the name of a unit")
@@ -40,7 +40,7 @@ def serverless_errors(function: Serverless, spec: GPUUnitSpec, at: str) -> Field
 
 def request_id_errors(request_id: str, at: str) -> FieldErrors:
     if not request_id:
-        yield FieldError(at, "is required; it names the function's queue")
+        yield FieldError(at, "is required; it is the ID to which callers send invocations")
     elif len(request_id) > MAX_REQUEST_ID_LENGTH:
         yield FieldError(at, f"has {len(request_id)} characters; use at most {MAX_REQUEST_ID_LENGTH}")
     elif not matches(REQUEST_ID_PATTERN, request_id):
@@ -51,12 +51,13 @@ def framework_errors(framework: Framework, at: str) -> FieldErrors:
     socket = framework.socket_path
     if not socket.startswith("/") or normalize_path(socket) != socket or socket.count("/") < 2:
         yield FieldError(
-            child_path(at, "socketPath"), f"{socket!r} is not an absolute path of a file in a directory of its own"
+            child_path(at, "socketPath"),
+            f"{socket!r} is not an absolute path of a file in a directory; use for example {Framework().socket_path}",
         )
     elif len(socket.encode()) > MAX_SOCKET_PATH_BYTES:
         yield FieldError(
             child_path(at, "socketPath"),
-            f"is longer than Linux allows for a socket; use at most {MAX_SOCKET_PATH_BYTES}",
+            f"is longer than Linux allows for a socket; use at most {MAX_SOCKET_PATH_BYTES} bytes",
         )
     for field, path in (("invokePath", framework.invoke_path), ("healthPath", framework.health_path)):
         if not path.startswith("/") or any(character.isspace() for character in path):

@@ -1,4 +1,4 @@
-"""Whole specs. The API checks a request by the spec it would write, with paths as they stand in the request."""
+"""Validation of whole specs. The API validates a request as the spec that it would write, with the request's paths."""
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
@@ -13,9 +13,9 @@ from gpu_runtime.kube.quantity import Quantity
 
 
 def unit_errors(spec: GPUUnitSpec, role: UnitRole, path: str = "") -> tuple[FieldError, ...]:
-    """What is wrong with a unit. Stock is an envelope: what an active unit would run is not looked at."""
-    own = _stock_unit_errors if role is UnitRole.STOCK else _active_unit_errors
-    return (*_reservation_errors(spec, path), *own(spec, path))
+    """The errors of a unit. A stock unit is only a reservation, so image, template and access are not validated."""
+    role_errors = _stock_unit_errors if role is UnitRole.STOCK else _active_unit_errors
+    return (*_reservation_errors(spec, path), *role_errors(spec, path))
 
 
 def pool_errors(spec: StockPoolSpec, path: str = "") -> tuple[FieldError, ...]:
@@ -31,12 +31,12 @@ def storage_errors(spec: GPUStorageSpec, path: str = "") -> tuple[FieldError, ..
     return tuple(_storage_errors(spec, path))
 
 
-def growth_errors(current: str, wanted: str, at: str = "size") -> FieldErrors:
-    """What is wrong with a new size of existing data. A current size that cannot be read forbids nothing."""
-    if any(bytes_errors(wanted, at)):
-        yield from bytes_errors(wanted, at)
-    elif not any(bytes_errors(current, at)) and Quantity(wanted).value < Quantity(current).value:
-        yield FieldError(at, f"{wanted} is less than the current {current}; a storage only grows")
+def growth_errors(current: str, desired: str, at: str = "size") -> FieldErrors:
+    """The errors of a new size of a storage. If the current size is invalid, every valid new size is accepted."""
+    if any(bytes_errors(desired, at)):
+        yield from bytes_errors(desired, at)
+    elif not any(bytes_errors(current, at)) and Quantity(desired).value < Quantity(current).value:
+        yield FieldError(at, f"{desired} is less than the current size {current}; a storage can only grow")
 
 
 def _reservation_errors(spec: GPUUnitSpec | StockPoolSpec, at: str) -> FieldErrors:
@@ -58,9 +58,9 @@ def _active_unit_errors(spec: GPUUnitSpec, at: str) -> FieldErrors:
 
 def _stock_unit_errors(spec: GPUUnitSpec, at: str) -> FieldErrors:
     if spec.storage_mounts:
-        yield FieldError(child_path(at, "storageMounts"), "stock mounts no storage; mount it in an active unit")
+        yield FieldError(child_path(at, "storageMounts"), "a stock unit cannot mount storages; use an active unit")
     if spec.is_function:
-        yield FieldError(child_path(at, "serverless"), "stock serves no function; enable it in an active unit")
+        yield FieldError(child_path(at, "serverless"), "a stock unit cannot be a function; use an active unit")
 
 
 def _storage_errors(spec: GPUStorageSpec, at: str) -> FieldErrors:

@@ -1,4 +1,4 @@
-"""The template and the access to it: environment, ports, primary port."""
+"""Validation of the container template and of the access block: environment variables, ports, primary port."""
 
 from collections.abc import Iterable
 
@@ -21,10 +21,10 @@ MAX_TEMPLATE_ITEMS = {"command": 256, "args": 256, "envs": 256, "ports": 32}
 
 
 def template_errors(template: Template, at: str) -> FieldErrors:
-    for field, most in MAX_TEMPLATE_ITEMS.items():
+    for field, maximum in MAX_TEMPLATE_ITEMS.items():
         count = len(getattr(template, field))
-        if count > most:
-            yield FieldError(child_path(at, field), f"has {count} items; use at most {most}")
+        if count > maximum:
+            yield FieldError(child_path(at, field), f"has {count} items; use at most {maximum}")
     yield from env_errors(template.envs, child_path(at, "envs"))
     yield from port_errors(template.ports, child_path(at, "ports"))
 
@@ -36,15 +36,15 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
         if not _is_env_name(env.name):
             yield FieldError(
                 path,
-                f"{env.name!r} is not an environment variable; use letters, digits, '_', '-' and '.', not beginning"
-                " with a digit or '..'",
+                f"{env.name!r} is not a name of an environment variable; use letters, digits, '_', '-' and '.', not"
+                " beginning with a digit or '..'",
             )
         elif len(env.name) > MAX_ENV_NAME_LENGTH:
             yield FieldError(path, f"has {len(env.name)} characters; use at most {MAX_ENV_NAME_LENGTH}")
         elif env.name in seen:
             yield FieldError(path, f"{env.name} is already set by {at}[{seen[env.name]}]; keep one of them")
         if "\0" in env.value:
-            yield FieldError(f"{at}[{index}].value", "contains a NUL character, which no environment can hold")
+            yield FieldError(f"{at}[{index}].value", "contains a NUL character, which Linux does not allow; remove it")
         elif len(env.value) > MAX_ENV_VALUE_LENGTH:
             yield FieldError(
                 f"{at}[{index}].value", f"has {len(env.value)} characters; use at most {MAX_ENV_VALUE_LENGTH}"
@@ -53,7 +53,7 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
 
 
 def _is_env_name(name: str) -> bool:
-    """As every supported Kubernetes has it: newer ones take more characters, older ones do not."""
+    """The rule of the oldest supported Kubernetes version: newer versions allow more characters."""
     return matches(ENV_NAME_PATTERN, name) and name != "." and not name.startswith("..")
 
 
@@ -76,8 +76,8 @@ def _single_port_errors(port: Port, path: str) -> FieldErrors:
     if not _is_port_name(port.name):
         yield FieldError(
             f"{path}.name",
-            f"{port.name!r} is not a port name; use at most {MAX_PORT_NAME_LENGTH} lower-case letters, digits and single"
-            " '-', with a letter among them and no '-' at an end",
+            f"{port.name!r} is not a port name; use at most {MAX_PORT_NAME_LENGTH} lower-case letters, digits and"
+            " single '-', with at least one letter and no '-' at either end",
         )
     yield from count_errors(port.port, f"{path}.port", 1, 65535)
     if port.protocol not in PORT_PROTOCOLS:
@@ -85,9 +85,9 @@ def _single_port_errors(port: Port, path: str) -> FieldErrors:
 
 
 def _is_port_name(name: str) -> bool:
-    """An IANA service name, as containers need it."""
-    fits = len(name) <= MAX_PORT_NAME_LENGTH and matches(PORT_NAME_PATTERN, name)
-    return fits and "--" not in name and any(character.isalpha() for character in name)
+    """Whether it is an IANA service name, which Kubernetes requires for container ports."""
+    matches_pattern = len(name) <= MAX_PORT_NAME_LENGTH and matches(PORT_NAME_PATTERN, name)
+    return matches_pattern and "--" not in name and any(character.isalpha() for character in name)
 
 
 def access_errors(access: Access, ports: tuple[Port, ...], at: str) -> FieldErrors:
@@ -97,9 +97,9 @@ def access_errors(access: Access, ports: tuple[Port, ...], at: str) -> FieldErro
         return
     primary = next((port for port in ports if port.name == access.primary_port), None)
     if primary is None:
-        known = ", ".join(port.name for port in ports) or "none"
+        names = ", ".join(port.name for port in ports) or "none"
         yield FieldError(
-            child_path(at, "primaryPort"), f"{access.primary_port!r} names no port of the template (it has {known})"
+            child_path(at, "primaryPort"), f"{access.primary_port!r} names no port of the template (it has {names})"
         )
     elif primary.protocol != "TCP":
         yield FieldError(

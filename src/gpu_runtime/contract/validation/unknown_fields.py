@@ -1,7 +1,7 @@
-"""Which fields a document may and must have, at any depth, compared with the model it is to become.
+"""Finds unknown and missing fields of a document, at any depth, by comparison with the msgspec model.
 
-The decoder itself ignores what it does not know and stops at the first thing that is missing. Here everything is named
-at once, in the spelling of whoever wrote the document.
+The decoder of msgspec ignores unknown fields and stops at the first missing field. These functions report all of them
+at once, with the paths of the document.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from msgspec import inspect
 from gpu_runtime.contract.validation.field_error import child_path
 
 Document: TypeAlias = Any
-"""What a JSON or YAML decoder gives: mappings, lists and plain values."""
+"""The result of a JSON or YAML decoder: mappings, lists and scalars."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class UnknownField:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What is known of a part of a model: its fields where it is a struct, its elements where it holds many."""
+    """The fields of a struct, or the element of a list or mapping, without types of scalars."""
 
     fields: "Mapping[str, ModelShape]"
     required: frozenset[str] = frozenset()
     element: "ModelShape | None" = None
     is_struct: bool = False
     nested: "Mapping[str, ModelShape]" = field(default_factory=dict)
-    """Those of its fields that have something inside."""
+    """The fields that are structs, lists or mappings with struct elements."""
 
 
 def has_exact_fields(document: Document, model: type) -> bool:
-    """Whether nothing is unknown or missing: the quick answer for the usual case, in which nobody needs the paths."""
+    """Whether no field is unknown or missing. This is the fast check for the normal case, which needs no paths."""
     return _matches_shape(document, shape_of(model))
 
 
@@ -67,14 +67,14 @@ def unknown_fields(document: Document, model: type) -> Iterator[UnknownField]:
 
 
 def missing_fields(document: Document, model: type) -> Iterator[str]:
-    """The paths of what the model demands and the document does not have."""
+    """The paths of required fields that the document does not have."""
     for path, part, shape in _walk_structs(document, shape_of(model), ""):
         for key in sorted(shape.required - part.keys(), key=tuple(shape.fields).index):
             yield child_path(path, key)
 
 
 def value_at(document: Document, path: str) -> Any:
-    """What stands at a path such as `template.ports[0].port`; None where nothing does."""
+    """The value at a path such as `template.ports[0].port`, or None if the path does not exist."""
     for step in re.findall(r"[^.\[\]]+", path):
         if isinstance(document, dict):
             document = document.get(step)
@@ -85,16 +85,16 @@ def value_at(document: Document, path: str) -> Any:
     return document
 
 
-def suggest_field(key: str, known: tuple[str, ...]) -> str:
-    by_lower = {each.lower(): each for each in known}
+def suggest_field(key: str, allowed: tuple[str, ...]) -> str:
+    by_lower = {each.lower(): each for each in allowed}
     nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
     if nearest:
         return f"did you mean {by_lower[nearest[0]]}?"
-    return f"there are {', '.join(sorted(known))}" if known else "there is none"
+    return f"there are {', '.join(sorted(allowed))}" if allowed else "there is none"
 
 
 def choices_at(model: type, path: str) -> tuple[Any, ...]:
-    """The values that a field may have, where the model lists them."""
+    """The allowed values of a field with a Literal type; empty for every other field."""
     info: inspect.Type | None = inspect.type_info(model)
     for step in re.findall(r"[^.\[\]]+", path):
         info = _inner_type(info, step) if info is not None else None
@@ -107,7 +107,7 @@ def shape_of(model: type) -> ModelShape:
 
 
 def _walk_structs(document: Document, shape: ModelShape, path: str) -> Iterator[tuple[str, dict[Any, Any], ModelShape]]:
-    """Every part of the document that is to become a struct, the outer ones first."""
+    """Every part of the document that the decoder would convert to a struct, parents before children."""
     if isinstance(document, dict):
         if shape.is_struct:
             yield path, document, shape
@@ -126,14 +126,14 @@ _LEAF_SHAPE = ModelShape({})
 def _shape(info: inspect.Type) -> ModelShape:
     match info:
         case inspect.StructType(fields=fields):
-            known = {each.encode_name: _shape(each.type) for each in fields}
+            shapes = {each.encode_name: _shape(each.type) for each in fields}
             required = frozenset(each.encode_name for each in fields if each.required)
-            inner = {name: shape for name, shape in known.items() if shape != _LEAF_SHAPE}
-            return ModelShape(known, required, is_struct=True, nested=inner)
+            nested = {name: shape for name, shape in shapes.items() if shape != _LEAF_SHAPE}
+            return ModelShape(shapes, required, is_struct=True, nested=nested)
         case inspect.Metadata(type=inner):
             return _shape(inner)
         case inspect.UnionType(types=types):
-            return next((found for found in map(_shape, types) if found != _LEAF_SHAPE), _LEAF_SHAPE)
+            return next((shape for shape in map(_shape, types) if shape != _LEAF_SHAPE), _LEAF_SHAPE)
         case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner):
             return _collection_shape(inner)
         case inspect.DictType(value_type=inner):
@@ -142,7 +142,7 @@ def _shape(info: inspect.Type) -> ModelShape:
 
 
 def _collection_shape(item: inspect.Type) -> ModelShape:
-    """A list or a mapping of such things; a leaf where there is nothing to look for inside."""
+    """The shape of a list or mapping. It is a leaf if the items have no fields to check."""
     inner = _shape(item)
     return _LEAF_SHAPE if inner == _LEAF_SHAPE else ModelShape({}, element=inner)
 

@@ -1,4 +1,4 @@
-"""Single values: names, identifiers, images, quantities, counts."""
+"""Validation of single values: names, IDs, images, quantities, counts."""
 
 import re
 
@@ -12,7 +12,7 @@ MAX_SPEC_NAME_LENGTH = 63
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether the whole text fits: `$` alone would let a trailing line break through."""
+    """Whether the whole text matches the pattern. `re.match` with `$` would accept a trailing line break."""
     return re.fullmatch(pattern, text, re.ASCII) is not None
 
 
@@ -42,11 +42,13 @@ def spec_name_errors(name: str, at: str) -> FieldErrors:
 
 def operation_id_errors(operation_id: str, at: str = "operationID") -> FieldErrors:
     if not operation_id:
-        yield FieldError(at, "is required; choose one per operation and keep it for retries")
+        yield FieldError(at, "is required; choose one per operation and use the same one for retries")
     elif len(operation_id) > MAX_OPERATION_ID_LENGTH:
         yield FieldError(at, f"has {len(operation_id)} characters; use at most {MAX_OPERATION_ID_LENGTH}")
     elif not operation_id.isprintable() or operation_id != operation_id.strip():
-        yield FieldError(at, "has line breaks, control characters or blanks at an end; use printable characters")
+        yield FieldError(
+            at, "has control characters, or whitespace at the start or end; use printable characters without it"
+        )
 
 
 def image_errors(image: str, at: str) -> FieldErrors:
@@ -55,11 +57,11 @@ def image_errors(image: str, at: str) -> FieldErrors:
     elif len(image) > 1024:
         yield FieldError(at, f"has {len(image)} characters; use at most 1024")
     elif any(character.isspace() or not character.isprintable() for character in image):
-        yield FieldError(at, f"{image!r} is not an image; it must not contain blanks")
+        yield FieldError(at, f"{image!r} is not an image name; remove whitespace and control characters")
 
 
 def bytes_errors(text: str, at: str) -> FieldErrors:
-    """A quantity of bytes: positive, and whole, since 16m (16 thousandths of a byte) was meant as 16M or 16Mi."""
+    """The errors of a quantity of bytes. It must be positive and whole: 16m (0.016 bytes) is a typo of 16M or 16Mi."""
     try:
         amount = Quantity(text).value
     except ValueError:
@@ -70,7 +72,7 @@ def bytes_errors(text: str, at: str) -> FieldErrors:
     elif amount.denominator != 1:
         yield FieldError(at, f"{text} is not a whole number of bytes; write for example 512Mi or 16Gi")
     elif amount >= 2**63:
-        yield FieldError(at, f"{text} is more than Kubernetes can count; use less than 8Ei")
+        yield FieldError(at, f"{text} is more than Kubernetes supports; use less than 8Ei")
 
 
 def count_errors(count: int, at: str, minimum: int = 0, maximum: int = MAX_COUNT) -> FieldErrors:

@@ -1,4 +1,4 @@
-"""What the processes say to each other arrives as it was said, and what cannot be read is said to be so."""
+"""Messages survive encoding and decoding, and undecodable messages are rejected with a reason."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -38,18 +38,18 @@ BROKEN = Failure(failure_class=FailureClass.INTERNAL, message="no")
 
 
 def invocation(**changes: Any) -> Invocation:
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "invocation_id": "i-1",
         "serverless_request_id": "doubling",
         "body": b'{"n": 1, "m": [1, 2]}',
         "enqueued_at": NOW,
         "timeout_seconds": 60,
     }
-    return Invocation(**usual | changes)
+    return Invocation(**defaults | changes)
 
 
-def delivery(data: bytes = b"x", subject: str = "runtime.serverless.dispatch.doubling", attempt: int = 5) -> Delivery:
-    return Delivery(subject, data, {"Nats-Msg-Id": "i-1"}, "S", 7, attempt, NOW)
+def delivery(data: bytes = b"x", subject: str = "runtime.serverless.dispatch.doubling", count: int = 5) -> Delivery:
+    return Delivery(subject, data, {"Nats-Msg-Id": "i-1"}, "S", 7, count, NOW)
 
 
 MESSAGES: dict[str, Message] = {
@@ -93,7 +93,7 @@ def test_unknown_field_is_ignored() -> None:
     assert decode(msgspec.json.encode(document), Invocation) == invocation()
 
 
-def test_a_higher_version_is_refused_with_the_remedy() -> None:
+def test_higher_version_is_rejected_with_the_remedy() -> None:
     document = msgspec.json.decode(encode(invocation())) | {"version": 2}
     with pytest.raises(
         MessageDecodeError, match="this Invocation has version 2; this process reads up to version 1: upgrade it"
@@ -101,24 +101,24 @@ def test_a_higher_version_is_refused_with_the_remedy() -> None:
         decode(msgspec.json.encode(document), Invocation)
 
 
-UNREADABLE = {
-    "no JSON": (b"\x00", "cannot read this Invocation"),
-    "no object": (b"[]", "cannot read this Invocation: Expected `object`"),
+UNDECODABLE = {
+    "not JSON": (b"\x00", "cannot read this Invocation"),
+    "not an object": (b"[]", "cannot read this Invocation: Expected `object`"),
     "a missing field": (b'{"version":1}', "missing required field `invocationID`"),
     "a wrong type": (encode(invocation()).replace(b'"i-1"', b"7"), r"invocationID"),
     "a time without a zone": (encode(invocation()).replace(b"12:00:00Z", b"12:00:00"), "timezone"),
-    "no base64": (encode(invocation()).replace(b'"body":"', b'"body":"!'), r"body"),
+    "not base64": (encode(invocation()).replace(b'"body":"', b'"body":"!'), r"body"),
 }
 
 
-@pytest.mark.parametrize("case", UNREADABLE)
+@pytest.mark.parametrize("case", UNDECODABLE)
 def test_undecodable_message_is_rejected_with_a_reason(case: str) -> None:
-    data, reason = UNREADABLE[case]
+    data, reason = UNDECODABLE[case]
     with pytest.raises(Rejected, match=reason):
         decode(data, Invocation)
 
 
-def test_json_of_a_body_keeps_its_numbers() -> None:
+def test_json_body_keeps_the_notation_of_numbers() -> None:
     body = b'{"n": 12345678901234567890.10, "big": 1e400}'
     assert decode(encode(invocation(body=body)), Invocation).body == body
 
@@ -128,15 +128,15 @@ def test_deadline_is_enqueued_at_plus_timeout() -> None:
 
 
 def test_timestamps_are_utc_with_milliseconds() -> None:
-    moment = datetime.fromisoformat("2026-11-16T13:00:00.123456+01:00")
-    assert to_utc_milliseconds(moment) == NOW + timedelta(milliseconds=123)
+    time = datetime.fromisoformat("2026-11-16T13:00:00.123456+01:00")
+    assert to_utc_milliseconds(time) == NOW + timedelta(milliseconds=123)
 
 
 SAME: dict[str, dict[str, Any]] = {
     "another id": {"invocation_id": "i-2"},
-    "another moment": {"enqueued_at": LATER},
-    "another way to wait": {"mode": "sync", "reply_to": "_INBOX.y"},
-    "another order of names, other blanks": {"body": b'{"m":[1,2],"n":1}'},
+    "another time": {"enqueued_at": LATER},
+    "another mode": {"mode": "sync", "reply_to": "_INBOX.y"},
+    "another order of names, other whitespace": {"body": b'{"m":[1,2],"n":1}'},
 }
 OTHER: dict[str, dict[str, Any]] = {
     "another function": {"serverless_request_id": "tripling"},
@@ -147,7 +147,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "an attribute": {"attributes": {"a": "b"}},
     "another type": {"content_type": "text/plain"},
     "no body": {"body": b""},
-    "no JSON": {"body": b"{"},
+    "invalid JSON": {"body": b"{"},
 }
 
 
@@ -173,34 +173,32 @@ def test_valid_invocation_ids_are_accepted(good: str) -> None:
 
 @pytest.mark.parametrize("bad", ["", "a.b", "a b", "a*", ">", "ä", "a\n", "x" * 129])
 def test_invalid_invocation_id_is_reported_by_field(bad: str) -> None:
-    (problem,) = invocation_id_errors(bad)
-    assert problem.path == "invocationID"
+    (error,) = invocation_id_errors(bad)
+    assert error.path == "invocationID"
 
 
 def test_size_limit_error_states_the_limit() -> None:
     check_body(b"x" * MAX_PAYLOAD_BYTES)
-    with pytest.raises(
-        TooLarge, match=f"payload: has {MAX_PAYLOAD_BYTES + 1} bytes; at most {MAX_PAYLOAD_BYTES} are taken"
-    ):
+    with pytest.raises(TooLarge, match=f"payload: has {MAX_PAYLOAD_BYTES + 1} bytes; send at most {MAX_PAYLOAD_BYTES}"):
         check_body(b"x" * (MAX_PAYLOAD_BYTES + 1))
-    (problem,) = metadata_errors({"a": "x" * MAX_METADATA_BYTES}, "headers")
-    assert str(MAX_METADATA_BYTES) in problem.message
+    (error,) = metadata_errors({"a": "x" * MAX_METADATA_BYTES}, "headers")
+    assert str(MAX_METADATA_BYTES) in error.message
 
 
-SIGNS = len('{"n":""}')
+JSON_OVERHEAD_BYTES = len('{"n":""}')
 
 
 @pytest.mark.parametrize(
     "meta",
     [
-        {"n": "x" * (MAX_METADATA_BYTES - SIGNS)},
-        {"n": "\N{GRINNING FACE}" * ((MAX_METADATA_BYTES - SIGNS) // 4)},
-        {"n": "\x01" * ((MAX_METADATA_BYTES - SIGNS) // 6)},
+        {"n": "x" * (MAX_METADATA_BYTES - JSON_OVERHEAD_BYTES)},
+        {"n": "\N{GRINNING FACE}" * ((MAX_METADATA_BYTES - JSON_OVERHEAD_BYTES) // 4)},
+        {"n": "\x01" * ((MAX_METADATA_BYTES - JSON_OVERHEAD_BYTES) // 6)},
         {f"{number:04}": "" for number in range(MAX_METADATA_BYTES // 10)},
     ],
-    ids=["letters", "other letters", "control characters", "many"],
+    ids=["ASCII", "four-byte characters", "control characters", "many entries"],
 )
-def test_the_largest_invocation_fits_into_a_message_and_its_dead_letter_too(meta: dict[str, str]) -> None:
+def test_largest_invocation_and_its_dead_letter_fit_into_a_message(meta: dict[str, str]) -> None:
     assert list(metadata_errors(meta, "headers")) == []
     assert list(metadata_errors(meta | {"name": "value"}, "headers"))
     largest = invocation(body=b"x" * MAX_PAYLOAD_BYTES, headers=meta, attributes=meta, invocation_id="i" * 128)
@@ -218,7 +216,7 @@ def test_body_above_the_limit_is_truncated_and_flagged() -> None:
     assert (whole.body, whole.body_truncated, whole.body_bytes) == (b"abcd", False, 4)
 
 
-def test_a_long_reason_is_shortened_visibly() -> None:
+def test_long_reason_is_truncated_with_an_ellipsis() -> None:
     assert truncate_text("x" * 10, 10) == "x" * 10
     assert truncate_text("x" * 11, 10) == "x" * 9 + "…"
 
@@ -229,9 +227,13 @@ def test_dead_letter_contains_the_original_and_is_deterministic() -> None:
     sent, again = letters.to_outgoing(letter), letters.to_outgoing(letters.build(delivery(b"\xff\x00"), BROKEN, NOW))
     assert sent.subject == "runtime.serverless.dlq.dispatch.doubling"
     assert sent.message_id == again.message_id
-    read = decode(sent.data, DeadLetter)
-    assert (read.data, read.subject, read.headers) == (b"\xff\x00", delivery().subject, {"Nats-Msg-Id": "i-1"})
-    assert (read.delivery_count, read.failure_class, read.reason) == (5, FailureClass.INTERNAL, "no")
+    decoded = decode(sent.data, DeadLetter)
+    assert (decoded.data, decoded.subject, decoded.headers) == (
+        b"\xff\x00",
+        delivery().subject,
+        {"Nats-Msg-Id": "i-1"},
+    )
+    assert (decoded.delivery_count, decoded.failure_class, decoded.reason) == (5, FailureClass.INTERNAL, "no")
 
 
 def test_dead_letter_of_an_invalid_subject_uses_the_unknown_token() -> None:
@@ -241,9 +243,9 @@ def test_dead_letter_of_an_invalid_subject_uses_the_unknown_token() -> None:
 
 
 def record(**changes: Any) -> InvocationRecord:
-    usual = MESSAGES["record"]
-    assert isinstance(usual, InvocationRecord)
-    return msgspec.structs.replace(usual, **changes)
+    default = MESSAGES["record"]
+    assert isinstance(default, InvocationRecord)
+    return msgspec.structs.replace(default, **changes)
 
 
 def test_record_state_never_goes_backward() -> None:

@@ -1,4 +1,4 @@
-"""What a result's headers say of its invocation's record is taken whole or not at all."""
+"""The record headers of a message are used only if both are present and valid."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Subjects are built from one token each, and taken apart into the same."""
+"""Subjects are built from valid tokens, and parsing returns the same tokens."""
 
 import pytest
 
@@ -40,19 +40,19 @@ def test_invalid_prefix_is_rejected(bad: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "strange",
+    "foreign",
     ["other.invoke.f", "runtime.serverless.invoke", "runtime.serverless.x.f", "runtime.serverless.invoke.f.g"],
 )
-def test_foreign_subject_is_rejected(strange: str) -> None:
+def test_foreign_subject_is_rejected(foreign: str) -> None:
     with pytest.raises(Rejected):
-        DEFAULT.parse(strange)
+        DEFAULT.parse(foreign)
 
 
 def test_work_streams_have_no_max_age_and_discard_new() -> None:
     topology = StreamTopology()
-    for queue in Stream:
-        stream = topology.stream_spec(queue)
-        assert (stream.max_age_seconds, stream.discard, stream.retention) == (None, "new", "workqueue")
+    for stream in Stream:
+        spec = topology.stream_spec(stream)
+        assert (spec.max_age_seconds, spec.discard, spec.retention) == (None, "new", "workqueue")
 
 
 def test_consumers_of_a_stream_do_not_overlap() -> None:
