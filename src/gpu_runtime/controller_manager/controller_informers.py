@@ -1,4 +1,4 @@
-"""The caches of the controller manager: everything it reads, it reads from here."""
+"""Informers of the controller manager. The reconcilers read from their stores instead of the API server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ from gpu_runtime.kube.meta import ApiResource
 from gpu_runtime.kube.metrics import KubeMetrics
 
 OWNED_LIST_OPTIONS = ListOptions(label_selector=MANAGED_BY_SELECTOR)
-"""Of Kubernetes' own kinds, only what the platform made is of interest."""
+"""Selects the objects that the platform created. The informers of built-in namespaced kinds cache no other objects."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,24 @@ class ControllerInformers:
 
     @property
     def all(self) -> Sequence[Informer[Any]]:
-        own = (self.units, self.pools, self.storages)
-        owned = (self.deployments, self.services, self.network_policies)
-        return (*own, *owned, self.pods, self.pvcs, self.storage_classes)
+        custom = (self.units, self.pools, self.storages)
+        children = (self.deployments, self.services, self.network_policies)
+        return (*custom, *children, self.pods, self.pvcs, self.storage_classes)
 
     def record_write(self, resource: ApiResource[Any], written: RawObject) -> None:
-        """Take note of what a write returned."""
-        for cache in self.all:
-            if cache.resource is resource:
-                cache.record_write(written)
+        """Store the object that a write returned, so that the next read does not use a stale cache."""
+        for informer in self.all:
+            if informer.resource is resource:
+                informer.record_write(written)
 
 
-def new_informers(client: KubeClient, metrics: KubeMetrics, resync: float) -> ControllerInformers:
-    looked_at_again = InformerOptions(resync_period=resync)
-    caches = ControllerInformers(
-        units=Informer(client, GPU_UNITS, options=looked_at_again, metrics=metrics),
-        pools=Informer(client, STOCK_POOLS, options=looked_at_again, metrics=metrics),
-        storages=Informer(client, GPU_STORAGES, options=looked_at_again, metrics=metrics),
+def new_informers(client: KubeClient, metrics: KubeMetrics, resync_seconds: float) -> ControllerInformers:
+    """Create the informers with their indexes. Only the reconciled kinds are resynced."""
+    with_resync = InformerOptions(resync_period=resync_seconds)
+    informers = ControllerInformers(
+        units=Informer(client, GPU_UNITS, options=with_resync, metrics=metrics),
+        pools=Informer(client, STOCK_POOLS, options=with_resync, metrics=metrics),
+        storages=Informer(client, GPU_STORAGES, options=with_resync, metrics=metrics),
         deployments=Informer(client, RAW_DEPLOYMENTS, OWNED_LIST_OPTIONS, metrics=metrics),
         services=Informer(client, RAW_SERVICES, OWNED_LIST_OPTIONS, metrics=metrics),
         network_policies=Informer(client, RAW_NETWORK_POLICIES, OWNED_LIST_OPTIONS, metrics=metrics),
@@ -82,15 +83,15 @@ def new_informers(client: KubeClient, metrics: KubeMetrics, resync: float) -> Co
         pvcs=Informer(client, PVCS, OWNED_LIST_OPTIONS, metrics=metrics),
         storage_classes=Informer(client, STORAGE_CLASSES, metrics=metrics),
     )
-    _add_indexes(caches)
-    return caches
+    _add_indexes(informers)
+    return informers
 
 
-def _add_indexes(caches: ControllerInformers) -> None:
-    caches.units.store.add_index(UNITS_BY_SOURCE_STOCK, source_stock_uids)
-    caches.units.store.add_index(UNITS_BY_STORAGE, storage_index_keys)
-    caches.pods.store.add_index(PODS_BY_UNIT_UID, unit_uids)
-    caches.pods.store.add_index(PODS_BY_POOL_UID, pool_uids)
-    caches.pods.store.add_index(PODS_BY_PVC, pvc_index_keys)
-    caches.storages.store.add_index(STORAGES_BY_UNIT, attached_unit_keys)
-    caches.storages.store.add_index(STORAGES_BY_CLASS, storage_classes)
+def _add_indexes(informers: ControllerInformers) -> None:
+    informers.units.store.add_index(UNITS_BY_SOURCE_STOCK, source_stock_uids)
+    informers.units.store.add_index(UNITS_BY_STORAGE, storage_index_keys)
+    informers.pods.store.add_index(PODS_BY_UNIT_UID, unit_uids)
+    informers.pods.store.add_index(PODS_BY_POOL_UID, pool_uids)
+    informers.pods.store.add_index(PODS_BY_PVC, pvc_index_keys)
+    informers.storages.store.add_index(STORAGES_BY_UNIT, attached_unit_keys)
+    informers.storages.store.add_index(STORAGES_BY_CLASS, storage_classes)

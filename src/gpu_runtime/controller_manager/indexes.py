@@ -1,4 +1,4 @@
-"""By what else than their names objects are found in the caches. Pure."""
+"""Indexes of the informer stores: the index names, and the functions that compute the index keys. Pure."""
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
@@ -9,25 +9,25 @@ from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.meta import ObjectKey
 
 PODS_BY_UNIT_UID = "unit-uid"
-"""Pods by the unit they belong to."""
+"""Pods by the UID of their unit."""
 
 PODS_BY_POOL_UID = "pool-uid"
-"""Pods by the pool they belong to."""
+"""Pods by the UID of their pool."""
 
 UNITS_BY_SOURCE_STOCK = "source-stock"
-"""Units by the stock they were made from."""
+"""Units by the UID of the stock unit that they were created from."""
 
 UNITS_BY_STORAGE = "storage"
-"""Units by the storages they mount."""
+"""Units by the storages that they mount."""
 
-PODS_BY_PVC = "claim"
-"""Pods by the claims they mount."""
+PODS_BY_PVC = "pvc"
+"""Pods by the PersistentVolumeClaims that they mount."""
 
 STORAGES_BY_UNIT = "attached"
-"""Storages by the unit that they are attached to."""
+"""Storages by the unit to which they are attached."""
 
 STORAGES_BY_CLASS = "storage-class"
-"""Storages by their class."""
+"""Storages by the name of their StorageClass."""
 
 
 def unit_uids(pod: Pod) -> tuple[str, ...]:
@@ -48,10 +48,11 @@ def storage_index_keys(unit: GPUUnit) -> tuple[str, ...]:
 
 
 def pvc_index_keys(pod: Pod) -> tuple[str, ...]:
-    """The claims that a pod mounts.
+    """Return the PersistentVolumeClaims that a pod mounts.
 
-    One that is being deleted does so until it is gone: its node takes the volumes away after the containers have ended.
-    One that ended and stays, since it was evicted, holds nothing and would be in the way for ever.
+    A pod with a deletion timestamp mounts them until its object is deleted: the kubelet unmounts the volumes after the
+    containers have exited. A finished pod without a deletion timestamp, such as an evicted one, mounts nothing. Its
+    object may exist for a long time, and would block its storages for as long.
     """
     if pod.status.phase in ("Failed", "Succeeded") and pod.metadata.deletion_timestamp is None:
         return ()
@@ -59,8 +60,8 @@ def pvc_index_keys(pod: Pod) -> tuple[str, ...]:
 
 
 def attached_unit_keys(storage: GPUStorage) -> tuple[str, ...]:
-    attached = storage.spec.attached_to
-    return (str(ObjectKey(storage.metadata.namespace, attached.unit)),) if attached else ()
+    attachment = storage.spec.attached_to
+    return (str(ObjectKey(storage.metadata.namespace, attachment.unit)),) if attachment else ()
 
 
 def storage_classes(storage: GPUStorage) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The controller manager: reconcilers on caches, one leader, health and metrics. It serves no API."""
+"""Entry point of the controller manager: builds informers, controllers, leader election, health server and metrics."""
 
 import asyncio
 import os
@@ -11,9 +11,9 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers, new_informers
-from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import GPUStorageMappers as StorageConcerns
+from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import GPUStorageMappers
 from gpu_runtime.controller_manager.gpu_storage.reconcile import GPUStorageReconciler
-from gpu_runtime.controller_manager.gpu_unit.gpu_unit_mappers import GPUUnitMappers as UnitConcerns
+from gpu_runtime.controller_manager.gpu_unit.gpu_unit_mappers import GPUUnitMappers
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
 from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.controller_manager.orphan_collector import OrphanCollector
@@ -38,85 +38,93 @@ PROCESS_NAME = "controller-manager"
 
 
 async def run_controller_manager(settings: ControllerManagerSettings, stopping: asyncio.Event) -> None:
-    """Work until told to stop; stand by with warm caches while another process leads."""
+    """Run the controllers until `stopping` is set.
+
+    While another replica is the leader, this process keeps its informers synced and reconciles nothing.
+    """
     metrics = KubeMetrics(new_registry(PROCESS_NAME))
     kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
     config = load_cluster_config(kubeconfig, settings.kubernetes.context or None)
-    async with open_kube_client(config, field_manager=PROCESS_NAME, metrics=metrics) as connected:
-        client = connected.with_options(settings.kubernetes.request_timeout_seconds, RetryPolicy())
-        ensemble = new_manager(client, settings, metrics)
+    async with open_kube_client(config, field_manager=PROCESS_NAME, metrics=metrics) as connection:
+        client = connection.with_options(settings.kubernetes.request_timeout_seconds, RetryPolicy())
+        manager = new_manager(client, settings, metrics)
 
-        def caches() -> str | None:
-            return None if ensemble.has_synced else "the caches are not complete yet"
+        def check_informers() -> str | None:
+            return None if manager.has_synced else "the informer caches have not synced yet"
 
-        async with serve_health(settings.health, metrics.registry, stopping, readiness_checks={"caches": caches}):
-            await ensemble.run(stopping)
+        checks = {"caches": check_informers}
+        async with serve_health(settings.health, metrics.registry, stopping, readiness_checks=checks):
+            await manager.run(stopping)
 
 
 def new_manager(client: KubeClient, settings: ControllerManagerSettings, metrics: KubeMetrics) -> Manager:
+    """Create the controllers. With leader election, a write fails if this process has lost its leadership."""
     elector = _new_elector(client, settings, metrics)
     writer = client.fenced(elector.leadership) if elector else client
     recorder = EventRecorder(writer, PROCESS_NAME, _identity(), metrics=metrics)
-    caches = new_informers(client, metrics, settings.resync_seconds)
-    caches.units.add_event_handler(UnitMetrics(metrics.registry, settings.namespaces.stock).observe_change)
-    reporter, turns = StatusWriter(writer, recorder), StorageLocks()
-    controllers = (
-        _unit_controller(caches, GPUUnitReconciler(writer, caches, reporter, settings, turns), settings, metrics),
-        _storage_controller(caches, GPUStorageReconciler(writer, caches, reporter, settings, turns), settings, metrics),
-        _pool_controller(caches, StockPoolReconciler(writer, caches, reporter, settings), settings, metrics),
+    informers = new_informers(client, metrics, settings.resync_seconds)
+    informers.units.add_event_handler(UnitMetrics(metrics.registry, settings.namespaces.stock).observe_change)
+    status_writer, storage_locks = StatusWriter(writer, recorder), StorageLocks()
+    units = GPUUnitReconciler(writer, informers, status_writer, settings, storage_locks)
+    storages = GPUStorageReconciler(writer, informers, status_writer, settings, storage_locks)
+    pools = StockPoolReconciler(writer, informers, status_writer, settings)
+    runnables = (
+        _unit_controller(informers, units, settings, metrics),
+        _storage_controller(informers, storages, settings, metrics),
+        _pool_controller(informers, pools, settings, metrics),
+        OrphanCollector(writer, informers, time.monotonic),
     )
-    work = (*controllers, OrphanCollector(writer, caches, time.monotonic))
-    return Manager(caches.all, work, elector, recorder, settings.graceful_shutdown_timeout_seconds)
+    return Manager(informers.all, runnables, elector, recorder, settings.graceful_shutdown_timeout_seconds)
 
 
 def _unit_controller(
-    caches: ControllerInformers,
+    informers: ControllerInformers,
     reconciler: GPUUnitReconciler,
     settings: ControllerManagerSettings,
     metrics: KubeMetrics,
 ) -> Controller[GPUUnit]:
     options = ControllerOptions(max_concurrent_reconciles=settings.max_concurrent_reconciles.gpu_units)
-    controller = Controller("gpu-unit", caches.units, reconciler.reconcile, options, metrics)
-    concerns = UnitConcerns(caches.units.store)
-    controller.owns(caches.deployments)
-    controller.owns(caches.services)
-    controller.owns(caches.network_policies)
-    controller.watches(caches.pods, concerns.map_pod)
-    controller.watches(caches.deployments, concerns.map_deployment)
-    controller.watches(caches.units, concerns.map_unit)
-    controller.watches(caches.storages, concerns.map_storage)
+    controller = Controller("gpu-unit", informers.units, reconciler.reconcile, options, metrics)
+    mappers = GPUUnitMappers(informers.units.store)
+    controller.owns(informers.deployments)
+    controller.owns(informers.services)
+    controller.owns(informers.network_policies)
+    controller.watches(informers.pods, mappers.map_pod)
+    controller.watches(informers.deployments, mappers.map_deployment)
+    controller.watches(informers.units, mappers.map_unit)
+    controller.watches(informers.storages, mappers.map_storage)
     return controller
 
 
 def _storage_controller(
-    caches: ControllerInformers,
+    informers: ControllerInformers,
     reconciler: GPUStorageReconciler,
     settings: ControllerManagerSettings,
     metrics: KubeMetrics,
 ) -> Controller[GPUStorage]:
     options = ControllerOptions(max_concurrent_reconciles=settings.max_concurrent_reconciles.gpu_storages)
-    controller = Controller("gpu-storage", caches.storages, reconciler.reconcile, options, metrics)
-    concerns = StorageConcerns(caches.storages.store, caches.units.store)
-    controller.watches(caches.storages, concerns.map_storage)
-    controller.watches(caches.pvcs, concerns.map_pvc)
-    controller.watches(caches.units, concerns.map_unit)
-    controller.watches(caches.pods, concerns.map_pod)
-    controller.watches(caches.deployments, concerns.map_deployment)
-    controller.watches(caches.storage_classes, concerns.map_storage_class)
+    controller = Controller("gpu-storage", informers.storages, reconciler.reconcile, options, metrics)
+    mappers = GPUStorageMappers(informers.storages.store, informers.units.store)
+    controller.watches(informers.storages, mappers.map_storage)
+    controller.watches(informers.pvcs, mappers.map_pvc)
+    controller.watches(informers.units, mappers.map_unit)
+    controller.watches(informers.pods, mappers.map_pod)
+    controller.watches(informers.deployments, mappers.map_deployment)
+    controller.watches(informers.storage_classes, mappers.map_storage_class)
     return controller
 
 
 def _pool_controller(
-    caches: ControllerInformers,
+    informers: ControllerInformers,
     reconciler: StockPoolReconciler,
     settings: ControllerManagerSettings,
     metrics: KubeMetrics,
 ) -> Controller[StockPool]:
     options = ControllerOptions(max_concurrent_reconciles=settings.max_concurrent_reconciles.stock_pools)
-    controller = Controller("stock-pool", caches.pools, reconciler.reconcile, options, metrics)
-    controller.owns(caches.deployments)
-    controller.owns(caches.services)
-    controller.watches(caches.pods, _map_pod_to_pool)
+    controller = Controller("stock-pool", informers.pools, reconciler.reconcile, options, metrics)
+    controller.owns(informers.deployments)
+    controller.owns(informers.services)
+    controller.watches(informers.pods, _map_pod_to_pool)
     return controller
 
 

@@ -1,4 +1,4 @@
-"""How much there is of what: the units in the cache, counted as they come, change and go."""
+"""Gauge of GPUUnits by role, specName and phase. It follows the changes of the informer store."""
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -8,15 +8,16 @@ from gpu_runtime.contract.crd.well_known import Annotation, UnitRole, role_of
 from gpu_runtime.kube.store import ObjectChange
 
 CLAIMED_PHASE = "Claimed"
+"""Value of the label `phase` for stock units that the API has claimed. It is not a phase of the unit's status."""
 
 
 class UnitMetrics:
     def __init__(self, registry: CollectorRegistry, stock_namespace: str = "") -> None:
         self._stock_namespace = stock_namespace
         self._units = Gauge(
-            "controller_manager_units",
-            "GPUUnits by what they are for, specName and phase",
-            ["role", "spec", "phase"],
+            "gpu_runtime_units",
+            "Number of GPUUnits by role (stock or active), specName and phase",
+            ["role", "spec_name", "phase"],
             registry=registry,
         )
 
@@ -27,7 +28,7 @@ class UnitMetrics:
             self._units.labels(*self._label_values(change.new)).inc()
 
     def _label_values(self, unit: GPUUnit) -> tuple[str, str, str]:
-        """Stock that somebody has claimed is stock no more, whatever its phase says."""
+        """Return role, specName and phase. A claimed stock unit counts as Claimed, because it is not available."""
         role = role_of(unit.metadata.namespace, self._stock_namespace)
         claimed = role is UnitRole.STOCK and Annotation.CLAIMED_BY in unit.metadata.annotations
         return role, unit.spec.spec_name, CLAIMED_PHASE if claimed else unit.status.phase or UnitPhase.EMPTY

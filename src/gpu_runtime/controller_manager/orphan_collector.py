@@ -1,8 +1,8 @@
-"""Takes away what Kubernetes' garbage collector has overlooked.
+"""Deletes orphaned ReplicaSets that the Kubernetes garbage collector missed.
 
-A Deployment that is deleted and made again under its name while the collector reads everything anew, as it does after
-a restart of the API server, looks to it like one that was changed. The ReplicaSet of the first one then stays, and with
-it a pod that nobody wants, and its GPUs.
+After a restart of the API server, the garbage collector lists all objects again. If a Deployment is deleted and
+created again with the same name during that time, the garbage collector treats it as an update. The ReplicaSet of the
+first Deployment then stays, and so does its pod, which holds GPUs without an owner.
 """
 
 import asyncio
@@ -24,23 +24,25 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=KubeObject)
 
 COLLECT_INTERVAL_SECONDS = 5.0
-"""Seconds between two looks at the pods."""
+"""Seconds between two checks for orphaned pods."""
 
 
 @dataclass
 class OrphanCollector:
+    """Periodically finds pods without a unit or pool, and deletes their ReplicaSets if the Deployment is deleted."""
+
     client: KubeClient
     informers: ControllerInformers
     clock: Callable[[], float]
     grace_seconds: float = 20.0
-    """Seconds that Kubernetes has to take a pod away by itself when its unit or pool is gone."""
+    """Seconds until the collector acts on an orphaned pod. The Kubernetes garbage collector is normally faster."""
     _orphaned_since: dict[str, float] = field(default_factory=dict)
-    """Since when pods have belonged to nobody, by their UIDs."""
+    """The clock time at which the collector first saw each orphaned pod, by pod UID."""
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        for cache in (self.informers.units, self.informers.pools, self.informers.pods):
-            await cache.wait_for_sync()
+        for informer in (self.informers.units, self.informers.pools, self.informers.pods):
+            await informer.wait_for_sync()
         while not self._stopping.is_set():
             await self.collect()
             with contextlib.suppress(TimeoutError):
@@ -51,32 +53,40 @@ class OrphanCollector:
         self._stopping.set()
 
     async def collect(self) -> None:
-        now, nobodys = self.clock(), self._orphaned_pods()
-        self._orphaned_since = {uid: self._orphaned_since.get(uid, now) for uid in nobodys}
-        for uid, pod in nobodys.items():
+        """Check every orphaned pod whose grace period has elapsed. An error is retried at the next interval."""
+        now, orphans = self.clock(), self._orphaned_pods()
+        self._orphaned_since = {uid: self._orphaned_since.get(uid, now) for uid in orphans}
+        for uid, pod in orphans.items():
             if now - self._orphaned_since[uid] >= self.grace_seconds:
                 try:
                     await self._delete_orphaned_replica_set(pod)
-                except KubeError as error:  # the next look comes soon
+                except KubeError as error:
                     logger.warning(
-                        "cannot look into a stray", extra={"pod": str(pod.metadata.key), "error": str(error)}
+                        "orphan collection failed",
+                        extra={"namespace": pod.metadata.namespace, "pod": pod.metadata.name, "error": str(error)},
                     )
 
     def _orphaned_pods(self) -> dict[str, Pod]:
-        """Pods of units and pools that are not there, by their UIDs. What is on its way out needs nobody's help."""
-        there = {
-            each.metadata.uid for cache in (self.informers.units, self.informers.pools) for each in cache.store.all()
+        """Return the pods whose unit or pool does not exist, by pod UID. Terminating pods are left out."""
+        owner_uids = {
+            owner.metadata.uid
+            for informer in (self.informers.units, self.informers.pools)
+            for owner in informer.store.all()
         }
         return {
             pod.metadata.uid: pod
             for pod in self.informers.pods.store.all()
             if pod.metadata.deletion_timestamp is None
             and (owners := (*unit_uids(pod), *pool_uids(pod)))
-            and there.isdisjoint(owners)
+            and owner_uids.isdisjoint(owners)
         }
 
     async def _delete_orphaned_replica_set(self, pod: Pod) -> None:
-        """Delete its ReplicaSet if the Deployment is gone whose it was. Who left a Deployment on purpose keeps it."""
+        """Delete the pod's ReplicaSet if the Deployment that owned it is deleted.
+
+        If the Deployment exists, a user kept it on purpose, for example with `kubectl delete --cascade=orphan`. A
+        ReplicaSet without an owner is not deleted either.
+        """
         namespace = pod.metadata.namespace
         replica_set = await self._get_referenced(REPLICA_SETS, namespace, pod.metadata.controller_ref)
         if replica_set is None or (owner := replica_set.metadata.controller_ref) is None:
@@ -86,18 +96,21 @@ class OrphanCollector:
             or await self._get_referenced(RAW_DEPLOYMENTS, namespace, owner) is not None
         ):
             return
-        logger.warning("deleting what the garbage collector overlooked", extra={"pod": str(pod.metadata.key)})
+        logger.warning(
+            "deleting orphaned ReplicaSet",
+            extra={"namespace": namespace, "pod": pod.metadata.name, "replica_set": replica_set.metadata.name},
+        )
         with contextlib.suppress(KubeNotFound, KubeConflict):
             await self.client.delete(REPLICA_SETS, replica_set.metadata.key, uid=replica_set.metadata.uid)
 
     async def _get_referenced(
         self, resource: ApiResource[T], namespace: str, reference: OwnerReference | None
     ) -> T | None:
-        """What is referred to, if that very object is there."""
+        """Read the referenced object. Return None if it is deleted or if an object with another UID has the name."""
         if reference is None or reference.kind != resource.kind:
             return None
         try:
-            found = await self.client.get(resource, ObjectKey(namespace, reference.name))
+            live = await self.client.get(resource, ObjectKey(namespace, reference.name))
         except KubeNotFound:
             return None
-        return found if found.metadata.uid == reference.uid else None
+        return live if live.metadata.uid == reference.uid else None

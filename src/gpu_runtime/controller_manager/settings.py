@@ -1,4 +1,4 @@
-"""The settings of the controller manager."""
+"""Settings of the controller manager process, read from its YAML file."""
 
 from typing import Annotated
 
@@ -22,114 +22,119 @@ ReconcileConcurrency = Annotated[int, Meta(ge=1, le=256)]
 
 class ControllerNamespaceSettings(BaseSettings, frozen=True, kw_only=True):
     system: Name = SYSTEM_NAMESPACE
-    """Where the platform itself runs: the leader's lease lies here."""
+    """Namespace of the platform's own processes. It holds the leader election Lease and the Operations."""
 
     stock: Name = STOCK_NAMESPACE
-    """GPUUnits in this namespace are stock; in any other namespace they are active."""
+    """Namespace of stock units. GPUUnits in any other namespace are active units."""
 
 
 class ImageSettings(BaseSettings, frozen=True, kw_only=True):
     stock: Name
-    """The platform's own image, which stock units run."""
+    """Image of stock units. It is the platform's own image and must contain the module `gpu_runtime.stock_process`."""
 
     sidecar: str = ""
-    """The image of workers' sidecars. Empty: the same as stock's, which has all of the platform."""
+    """Image of the worker sidecar. Empty means the stock image, which contains all platform processes."""
 
     placeholder: Name
-    """The image of StockPools that name none. It must have a shell and `sleep`."""
+    """Image of StockPools without spec.image. It must contain `sh` and `sleep`."""
 
 
 class ReconcileConcurrencySettings(BaseSettings, frozen=True, kw_only=True):
     gpu_units: ReconcileConcurrency = 16
-    """How many GPUUnits are reconciled at a time."""
+    """Maximum number of GPUUnits that are reconciled concurrently. Further GPUUnits wait in the work queue."""
 
     gpu_storages: ReconcileConcurrency = 4
-    """How many GPUStorages are reconciled at a time."""
+    """Maximum number of GPUStorages that are reconciled concurrently. Further GPUStorages wait in the work queue."""
 
     stock_pools: ReconcileConcurrency = 4
-    """How many StockPools are reconciled at a time."""
+    """Maximum number of StockPools that are reconciled concurrently. Further StockPools wait in the work queue."""
 
 
 class PodSecuritySettings(BaseSettings, frozen=True, kw_only=True):
     require_non_root: bool = False
-    """Whether users' images must run as another user than root. Images that do not are then refused at start."""
+    """Require a non-root user in users' containers. If true, the kubelet does not start images that run as root."""
 
 
 class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
-    """Of every worker. A change of these starts the workers again."""
+    """Settings of the sidecar container of every worker. A change restarts all workers."""
 
     port: PortNumber = 20257
-    """Where it answers the kubelet, on the pod's own network: no port of a function may have this number."""
+    """TCP port of the sidecar's health and drain endpoints in the pod network. A function must not declare it."""
 
     cpu: ResourceQuantity = "50m"
-    """What it reserves of the processors."""
+    """CPU request of the sidecar container."""
 
     memory: ResourceQuantity = "96Mi"
-    """What it reserves of the memory."""
+    """Memory request of the sidecar container."""
 
     memory_limit: ResourceQuantity = "384Mi"
-    """The most memory it may take. What is in flight is held here: concurrency times a few times the largest body."""
+    """Memory limit of the sidecar container. The sidecar holds the bodies of all in-flight invocations: plan for the
+    concurrency of the function times a few times the largest body. If it exceeds the limit, the kernel kills it."""
 
     drain_timeout_seconds: PositiveSeconds = 300
-    """How long the end of a worker waits for what it has in hand. What takes longer goes to another worker."""
+    """How long a worker that terminates waits for its in-flight invocations. Invocations that take longer are
+    redelivered to another worker."""
 
     heartbeat_seconds: PositiveSeconds = 5
-    """How often a worker tells that it is there."""
+    """Interval between two heartbeats of a worker."""
 
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
-    """How often an invocation is delivered to a worker before it becomes a dead letter."""
+    """Maximum number of deliveries of an invocation to workers. After the last one, it is dead-lettered."""
 
 
 class EgressSettings(BaseSettings, frozen=True, kw_only=True):
     restrict: bool = False
-    """Whether workers may reach nothing but DNS and the queue. A pod has one network: users' programs, too."""
+    """Restrict the egress of workers to DNS and NATS. The containers of a pod share one network, so the restriction
+    applies to the user's container, too. If false, egress is not restricted."""
 
     nats_namespace: Name = "messaging"
-    """Where the queue's servers run."""
+    """Namespace of the NATS servers."""
 
     nats_port: PortNumber = 4222
-    """Where they listen."""
+    """TCP port on which the NATS servers accept clients."""
 
 
 class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
-    """How workers reach the queue: handed on to their sidecars as it is."""
+    """How workers connect to NATS. The controller manager copies this section into the settings of every sidecar."""
 
     credentials_secret: str = ""
-    """A Secret in the namespaces of units, mounted into sidecars alone at /etc/gpu-runtime-nats: what the settings
-    above name as files lies there. Empty: none."""
+    """Name of a Secret with NATS credentials. It must exist in every namespace with workers. It is mounted at
+    /etc/gpu-runtime-nats, only into sidecar containers; the file settings of `nats` refer to files in this directory.
+    Empty means that no Secret is mounted."""
 
     sidecar: SidecarContainerSettings = SidecarContainerSettings()
-    """What runs beside the user's container of a worker."""
+    """The sidecar container that runs next to the user's container in the pod of a worker."""
 
     egress: EgressSettings = EgressSettings()
-    """What workers may reach."""
+    """Egress rules in the NetworkPolicy of workers."""
 
 
 class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
     kubernetes: KubernetesSettings = KubernetesSettings()
-    """How Kubernetes is reached."""
+    """How this process connects to the Kubernetes API server."""
 
     namespaces: ControllerNamespaceSettings = ControllerNamespaceSettings()
-    """Which namespaces have a meaning."""
+    """Namespaces with a special meaning."""
 
     leader_election: LeaderElectionSettings = LeaderElectionSettings()
-    """One controller manager works at a time; others stand by."""
+    """Leader election. Only the leader reconciles; the other replicas are standbys with synced caches."""
 
     images: ImageSettings
-    """Images that the platform itself brings."""
+    """Images of containers that the platform itself starts."""
 
     max_concurrent_reconciles: ReconcileConcurrencySettings = ReconcileConcurrencySettings()
-    """How much is done at a time."""
+    """Maximum number of concurrent reconciles of each controller."""
 
     pod_security: PodSecuritySettings = PodSecuritySettings()
-    """What is demanded of users' containers beyond the default: seccomp, no privilege escalation, no token."""
+    """Additional security requirements for users' containers. They always run with the RuntimeDefault seccomp profile,
+    without privilege escalation and without a service account token."""
 
     serverless: ServerlessSettings = ServerlessSettings()
-    """What units that serve a function have beside the user's container."""
+    """Settings of workers, that is, of units that serve a function."""
 
     cluster_domain: Name = "cluster.local"
-    """The DNS domain of the cluster, as it appears in access URLs."""
+    """DNS domain of the cluster. It is part of the access URLs in the status of units."""
 
     resync_seconds: PositiveSeconds = 600
-    """How often every object is looked at again although nothing was heard of it."""
+    """Interval at which every GPUUnit, GPUStorage and StockPool is reconciled even without a change."""

@@ -1,7 +1,8 @@
-"""Turns: at any time one task decides about a storage, be it to build on its attachment or to release it.
+"""Locks per storage: only one task at a time creates pods that use an attachment, or releases that attachment.
 
-Two reconcilers look at the same attachment. Without turns, a pod could be asked for on an attachment that is being
-released in the same moment, and neither would see the other's write in its cache.
+The unit reconciler and the storage reconciler both decide from the same attachment. Without locks, one could create a
+pod that mounts the storage while the other detaches the storage, because neither sees the write of the other in its
+cache.
 """
 
 import asyncio
@@ -13,20 +14,22 @@ from gpu_runtime.kube.meta import ObjectKey
 
 
 class StorageLocks:
+    """One lock per GPUStorage. The locks exclude tasks of this process; leader election excludes other replicas."""
+
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[ObjectKey, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def acquire(self, storages: Iterable[ObjectKey]) -> AsyncIterator[None]:
-        """Be the only one who decides about these storages."""
-        async with AsyncExitStack() as held:
-            # In one order for everybody, so that nobody waits for somebody who waits for him.
+        """Hold the locks of all given storages inside the `async with` block."""
+        async with AsyncExitStack() as stack:
+            # Every task acquires the locks in the same order. This excludes deadlocks.
             for key in sorted(set(storages)):
-                await held.enter_async_context(self._lock_for(key))
+                await stack.enter_async_context(self._lock_for(key))
             yield
 
     def _lock_for(self, key: ObjectKey) -> asyncio.Lock:
-        """Nobody's lock is forgotten: it lives as long as somebody holds it or waits for it."""
+        """Return the lock of a storage. It is garbage collected when no task holds it or waits for it."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()

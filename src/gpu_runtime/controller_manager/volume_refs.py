@@ -1,4 +1,7 @@
-"""What units and their children mount, as the keys of storages and claims, which share their names. Pure."""
+"""Keys of the volumes that units, pods and Deployments mount. Pure.
+
+A GPUStorage and its PersistentVolumeClaim have the same namespace and name, so one key identifies both.
+"""
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.controller_manager.workload.unstructured import RawDeployment
@@ -11,12 +14,12 @@ def unit_storage_keys(unit: GPUUnit) -> list[ObjectKey]:
 
 
 def pod_pvc_keys(pod: Pod) -> list[ObjectKey]:
-    claims = (each.persistent_volume_claim for each in pod.spec.volumes)
-    return [ObjectKey(pod.metadata.namespace, claim.claim_name) for claim in claims if claim]
+    sources = (volume.persistent_volume_claim for volume in pod.spec.volumes)
+    return [ObjectKey(pod.metadata.namespace, source.claim_name) for source in sources if source]
 
 
 def deployment_pvc_keys(deployment: RawDeployment) -> set[ObjectKey]:
-    """The claims that its pods mount."""
+    """Return the PersistentVolumeClaims in the pod template of a Deployment."""
     volumes = deployment.spec.get("template", {}).get("spec", {}).get("volumes") or ()
-    sources = (each.get("persistentVolumeClaim") for each in volumes)
+    sources = (volume.get("persistentVolumeClaim") for volume in volumes)
     return {ObjectKey(deployment.metadata.namespace, source["claimName"]) for source in sources if source}

@@ -1,4 +1,4 @@
-"""Data outlives its runtime: storages made with kubectl alone, on real pods and volumes."""
+"""Storages on a real node, created with kubectl only: the data outlives the units that mount it."""
 
 from typing import Any
 
@@ -31,14 +31,15 @@ def storage(name: str, size: str = "1Gi", **spec: Any) -> dict[str, Any]:
     }
 
 
-def mounting(name: str, of: str, *, read_only: bool = False) -> dict[str, Any]:
-    made = sleeping_unit(name, {})
-    made["spec"]["storageMounts"] = [{"name": of, "mountPath": "/workspace", "readOnly": read_only}]
-    return made
+def mounting(name: str, storage_name: str, *, read_only: bool = False) -> dict[str, Any]:
+    """Return a unit that mounts the storage at /workspace."""
+    manifest = sleeping_unit(name, {})
+    manifest["spec"]["storageMounts"] = [{"name": storage_name, "mountPath": "/workspace", "readOnly": read_only}]
+    return manifest
 
 
 def in_pod(node: Node, unit: str, line: str) -> str:
-    """What a shell in the unit's container says."""
+    """Run a shell command in the unit's container and return its output."""
     return node.kubectl("exec", f"deployment/{unit}", f"--namespace={NAMESPACE}", "--", "sh", "-c", line).strip()
 
 
@@ -46,49 +47,53 @@ def status(node: Node, name: str) -> dict[str, Any]:
     return dict((get(node, "gpustorage", NAMESPACE, name) or {}).get("status", {}))
 
 
-def end(node: Node, kind: str, name: str) -> None:
+def delete_object(node: Node, kind: str, name: str) -> None:
     node.kubectl("delete", kind, name, f"--namespace={NAMESPACE}", "--timeout=120s")
 
 
 def test_data_outlives_its_unit_and_is_deleted_with_its_storage(platform_node: Node, kube: Client) -> None:
-    apply_manifest(platform_node, storage("kept"))
-    apply_manifest(platform_node, mounting("writer", "kept"))
+    apply_manifest(platform_node, storage("data"))
+    apply_manifest(platform_node, mounting("writer", "data"))
     wait_ready(platform_node, NAMESPACE, "writer")
-    assert status(platform_node, "kept")["mountedBy"] == "writer"
+    assert status(platform_node, "data")["mountedBy"] == "writer"
     in_pod(platform_node, "writer", "echo precious > /workspace/file")
 
-    apply_manifest(platform_node, storage("kept", size="2Gi"))
+    apply_manifest(platform_node, storage("data", size="2Gi"))
     wait_until(
-        lambda: status(platform_node, "kept").get("capacity") == "2Gi", 60, lambda: str(status(platform_node, "kept"))
+        lambda: status(platform_node, "data").get("capacity") == "2Gi", 60, lambda: str(status(platform_node, "data"))
     )
-    assert wait_ready(platform_node, NAMESPACE, "kept", "gpustorage")["status"]["phase"] == "Ready"
-    assert in_pod(platform_node, "writer", "cat /workspace/file") == "precious", "a volume grows under what runs"
+    assert wait_ready(platform_node, NAMESPACE, "data", "gpustorage")["status"]["phase"] == "Ready"
+    assert in_pod(platform_node, "writer", "cat /workspace/file") == "precious", (
+        "the volume is expanded while the pod runs"
+    )
 
-    # The next one waits until the first one's pod is gone, and finds the data.
-    apply_manifest(platform_node, mounting("reader", "kept", read_only=True))
-    end(platform_node, "gpuunit", "writer")
+    # The next unit waits until the pod of the first one is deleted, and then reads the data.
+    apply_manifest(platform_node, mounting("reader", "data", read_only=True))
+    delete_object(platform_node, "gpuunit", "writer")
     wait_ready(platform_node, NAMESPACE, "reader")
     assert not list(kube.list(Pod, namespace=NAMESPACE, labels={f"{GROUP}/unit": "writer"}))
     assert in_pod(platform_node, "reader", "cat /workspace/file") == "precious"
     with pytest.raises(ProcessFailed, match="Read-only file system"):
         in_pod(platform_node, "reader", "echo lost > /workspace/file")
 
-    platform_node.kubectl("delete", "gpustorage", "kept", f"--namespace={NAMESPACE}", "--wait=false")
-    assert in_pod(platform_node, "reader", "cat /workspace/file") == "precious", "mounted data stays"
-    end(platform_node, "gpuunit", "reader")
-    platform_node.kubectl("wait", "gpustorage/kept", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=120s")
-    assert is_deleted(kube, PersistentVolumeClaim, NAMESPACE, "kept")
+    platform_node.kubectl("delete", "gpustorage", "data", f"--namespace={NAMESPACE}", "--wait=false")
+    assert in_pod(platform_node, "reader", "cat /workspace/file") == "precious", (
+        "the data of a mounted storage is not deleted"
+    )
+    delete_object(platform_node, "gpuunit", "reader")
+    platform_node.kubectl("wait", "gpustorage/data", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=120s")
+    assert is_deleted(kube, PersistentVolumeClaim, NAMESPACE, "data")
 
 
-def test_a_volume_that_waits_for_its_first_pod_can_be_mounted(platform_node: Node) -> None:
-    lazy = {
+def test_volume_that_waits_for_its_first_consumer_is_mounted(platform_node: Node) -> None:
+    storage_class = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
         "metadata": {"name": "on-demand"},
         "provisioner": "localcluster/hostpath",
         "volumeBindingMode": "WaitForFirstConsumer",
     }
-    apply_manifest(platform_node, lazy)
+    apply_manifest(platform_node, storage_class)
     apply_manifest(platform_node, storage("lazy", storageClassName="on-demand"))
 
     def reason() -> str:
@@ -99,6 +104,6 @@ def test_a_volume_that_waits_for_its_first_pod_can_be_mounted(platform_node: Nod
     wait_ready(platform_node, NAMESPACE, "consumer")
     wait_ready(platform_node, NAMESPACE, "lazy", "gpustorage")
     assert in_pod(platform_node, "consumer", "echo here > /workspace/file && cat /workspace/file") == "here"
-    end(platform_node, "gpuunit", "consumer")
-    end(platform_node, "gpustorage", "lazy")
+    delete_object(platform_node, "gpuunit", "consumer")
+    delete_object(platform_node, "gpustorage", "lazy")
     platform_node.kubectl("delete", "storageclass", "on-demand")

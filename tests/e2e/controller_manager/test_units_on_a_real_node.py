@@ -1,4 +1,4 @@
-"""Units and pools as an operator of the early parts makes them, with kubectl alone, on real pods."""
+"""Units and pools on a real node, created with kubectl only, without the API."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ CONFIG = Path(__file__).parents[3] / "config"
 GROUP = "runtime.lokiwager.io"
 UNIT = create_namespaced_resource(GROUP, "v1alpha1", "GPUUnit", "gpuunits")
 
-# A server that ends when told to: the first process of a container ignores SIGTERM otherwise.
+# The server handles SIGTERM, because PID 1 of a container ignores SIGTERM without a handler.
 SERVER = """
 import http.server, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -36,7 +36,7 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=8080, bind="0.0.0.0"
 
 @pytest.fixture(scope="module")
 def platform_node(node: Node) -> Node:
-    """The node with the platform in it, by the same manifests that any cluster gets."""
+    """A node with the platform, installed with the manifests of config/."""
     dev_platform.apply_kustomizations(node, CONFIG / "overlays" / "local")
     node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     node.kubectl("rollout", "status", "deployment/controller-manager", "--namespace=runtime-system", "--timeout=120s")
@@ -62,7 +62,7 @@ def web(name: str, annotations: dict[str, str] | None = None, **spec: Any) -> di
 
 
 def sleeping_unit(name: str, annotations: dict[str, str]) -> dict[str, Any]:
-    """A unit that does nothing, and can be told to end from the first moment on."""
+    """Return a unit that does nothing and exits on SIGTERM immediately after its start."""
     command = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
     return unit(name, "runtime-instance", annotations, image="busybox:1.36", template={"command": command})
 
@@ -74,8 +74,8 @@ def apply_manifest(node: Node, manifest: dict[str, Any]) -> None:
 
 
 def get(node: Node, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-    said = node.kubectl("get", kind, name, f"--namespace={namespace}", "--output=json", "--ignore-not-found")
-    return dict(json.loads(said)) if said.strip() else None
+    output = node.kubectl("get", kind, name, f"--namespace={namespace}", "--output=json", "--ignore-not-found")
+    return dict(json.loads(output)) if output.strip() else None
 
 
 def wait_ready(node: Node, namespace: str, name: str, kind: str = "gpuunit") -> dict[str, Any]:
@@ -111,21 +111,21 @@ def test_stock_and_active_unit_become_ready_and_are_deleted_completely(platform_
     assert service.spec
     address = f"http://{service.spec.clusterIP}:8080/"
 
-    def answers() -> bool:
+    def responds() -> bool:
         try:
             with urllib.request.urlopen(address, timeout=3) as page:
                 return b"Directory listing" in page.read()
         except OSError:
             return False
 
-    wait_until(answers, 60, lambda: f"{address} does not answer")
+    wait_until(responds, 60, lambda: f"{address} does not respond")
     for namespace, name in (("runtime-stock", "warm"), ("runtime-instance", "demo")):
         platform_node.kubectl("delete", "gpuunit", name, f"--namespace={namespace}")
-        wait_until(functools.partial(is_fully_deleted, kube, namespace, name), 60, lambda: "children are left")
+        wait_until(functools.partial(is_fully_deleted, kube, namespace, name), 60, lambda: "children still exist")
 
 
-def test_a_pool_runs_and_its_crash_is_explained(platform_node: Node) -> None:
-    pool = {
+def test_pool_runs_and_its_crash_is_reported(platform_node: Node) -> None:
+    pool: dict[str, Any] = {
         "apiVersion": f"{GROUP}/v1alpha1",
         "kind": "StockPool",
         "metadata": {"name": "placeholder", "namespace": "default"},
@@ -134,9 +134,8 @@ def test_a_pool_runs_and_its_crash_is_explained(platform_node: Node) -> None:
     apply_manifest(platform_node, pool)
     assert wait_ready(platform_node, "default", "placeholder", "stockpool")["status"]["available"] == 1
     crash = ["python", "-c", "import sys; print('no such model: demo', file=sys.stderr); sys.exit(3)"]
-    apply_manifest(
-        platform_node, pool | {"spec": pool["spec"] | {"image": "python:3.12", "template": {"command": crash}}}
-    )  # type: ignore[operator]
+    crashing_spec = pool["spec"] | {"image": "python:3.12", "template": {"command": crash}}
+    apply_manifest(platform_node, pool | {"spec": crashing_spec})
 
     def message() -> str:
         found = get(platform_node, "stockpool", "default", "placeholder") or {}
@@ -154,18 +153,18 @@ def test_update_on_a_full_real_node_becomes_ready_again(platform_node: Node, one
     changed["spec"]["template"]["envs"] = [{"name": "CHANGED", "value": "yes"}]
     apply_manifest(platform_node, changed)
 
-    def current() -> bool:
+    def is_updated() -> bool:
         found = get(platform_node, "gpuunit", "runtime-instance", "updated") or {}
         status = found.get("status", {})
         return bool(status.get("phase") == "Ready" and status["observedGeneration"] > before["metadata"]["generation"])
 
-    wait_until(current, 60, lambda: "the unit did not come back")
+    wait_until(is_updated, 60, lambda: "the unit does not become Ready after the update")
     platform_node.kubectl("delete", "gpuunit", "updated", "--namespace=runtime-instance", "--cascade=foreground")
 
 
 @pytest.fixture
 def one_free_gpu(platform_node: Node) -> Iterator[None]:
-    """Somebody holds all GPUs of the node but one."""
+    """A pod holds all GPUs of the node except one."""
     holder = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -189,41 +188,43 @@ def one_free_gpu(platform_node: Node) -> Iterator[None]:
     platform_node.kubectl("delete", "pod", "holder", "--namespace=default")
 
 
-class Watch:
-    """Follows every pod of the platform and notes when two run at a time."""
+class RunningPodWatch:
+    """Watches all pods of the platform and records when two run at the same time."""
 
     def __init__(self, kube: Client) -> None:
         self.running: dict[str, str] = {}
         self.overlaps: list[set[str]] = []
-        self.seen: set[str] = set()
-        self.thread = threading.Thread(target=self._follow, args=(kube,), daemon=True)
+        self.started: set[str] = set()
+        self.thread = threading.Thread(target=self._watch, args=(kube,), daemon=True)
         self.thread.start()
 
-    def _follow(self, kube: Client) -> None:
-        with contextlib.suppress(httpx2.HTTPError, OSError, ValueError):  # the client is closed at the end
+    def _watch(self, kube: Client) -> None:
+        with contextlib.suppress(httpx2.HTTPError, OSError, ValueError):  # the test closes the client at its end
             for operation, pod in kube.watch(
                 Pod, namespace="*", labels={"app.kubernetes.io/managed-by": "gpu-runtime"}
             ):
-                self._note(operation, pod)
+                self._record(operation, pod)
 
-    def _note(self, operation: str, pod: Pod) -> None:
+    def _record(self, operation: str, pod: Pod) -> None:
         uid = str(pod.metadata and pod.metadata.uid)
         statuses = (pod.status and pod.status.containerStatuses) or []
         if operation == "DELETED":
             self.running.pop(uid, None)
         elif any(each.state and each.state.running for each in statuses):
             self.running[uid] = str(pod.metadata and pod.metadata.name)
-            self.seen.add(uid)
+            self.started.add(uid)
         if len(self.running) > 1:
             self.overlaps.append(set(self.running.values()))
 
 
 def test_last_gpu_is_never_used_by_two_pods(platform_node: Node, kube: Client, one_free_gpu: None) -> None:
-    """The stock goes and the unit is there, as the handoff does it; the controller has to wait. On real pods, a round
-    takes four seconds; fifty of them are made on simulated ones."""
+    """Like the handoff, delete the stock unit and create the active unit without a pause; the controller must wait.
+
+    With real pods, a round takes four seconds. The integration test runs fifty rounds with simulated pods.
+    """
     rounds = 5
-    watching = platform_node.control_plane.client()
-    watch = Watch(watching)
+    watch_client = platform_node.control_plane.client()
+    watch = RunningPodWatch(watch_client)
     for number in range(rounds):
         stock = create(kube, unit(f"stock-{number}", "runtime-stock"))
         wait_until(functools.partial(is_ready, kube, "runtime-stock", f"stock-{number}"), 60, lambda: "stock not Ready")
@@ -233,18 +234,18 @@ def test_last_gpu_is_never_used_by_two_pods(platform_node: Node, kube: Client, o
         create(kube, sleeping_unit(f"unit-{number}", annotations))
         wait_until(functools.partial(is_ready, kube, "runtime-instance", f"unit-{number}"), 60, lambda: "not Ready")
         kube.delete(UNIT, f"unit-{number}", namespace="runtime-instance")
-        left = functools.partial(is_fully_deleted, kube, "runtime-instance", f"unit-{number}")
-        wait_until(left, 60, lambda: "children are left")
-    wait_until(lambda: len(watch.seen) >= 2 * rounds, 60, lambda: f"{len(watch.seen)} pods were seen")
-    watching.close()
+        deleted = functools.partial(is_fully_deleted, kube, "runtime-instance", f"unit-{number}")
+        wait_until(deleted, 60, lambda: "children of the unit still exist")
+    wait_until(lambda: len(watch.started) >= 2 * rounds, 60, lambda: f"only {len(watch.started)} pods have started")
+    watch_client.close()
     assert watch.overlaps == []
 
 
 def create(kube: Client, manifest: dict[str, Any]) -> str:
-    """Gives the UID."""
+    """Create a unit and return its UID."""
     metadata = manifest["metadata"]
-    made = kube.create(UNIT(metadata=ObjectMeta(**metadata), spec=manifest["spec"]), namespace=metadata["namespace"])
-    return str(made.metadata and made.metadata.uid)
+    created = kube.create(UNIT(metadata=ObjectMeta(**metadata), spec=manifest["spec"]), namespace=metadata["namespace"])
+    return str(created.metadata and created.metadata.uid)
 
 
 def is_ready(kube: Client, namespace: str, name: str) -> bool:

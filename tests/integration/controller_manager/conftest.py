@@ -1,6 +1,6 @@
-"""A control plane of its own with the platform installed, and controller managers as processes that can be killed.
+"""Fixtures: a control plane with the platform's manifests, and controller managers as processes that tests can kill.
 
-They run under the identity that the RBAC manifests give them, so every test is also a test of those.
+The controller managers use the service account of the RBAC manifests, so every test also tests these permissions.
 """
 
 import json
@@ -48,10 +48,10 @@ STORAGE = create_namespaced_resource(GROUP, "v1alpha1", "GPUStorage", "gpustorag
 CONTROLLER_MANAGER_USER = "system:serviceaccount:runtime-system:controller-manager"
 GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 QUICK_ELECTION = {"leaseDurationSeconds": 5, "renewDeadlineSeconds": 4, "retryPeriodSeconds": 0.5}
-"""For tests that wait for the end of a lease. A busy machine may well miss deadlines that are much shorter."""
+"""For tests that wait until a lease expires. With much shorter times, a busy machine misses the renew deadline."""
 
 DEFAULT_STORAGE_CLASS = "rook-ceph-block"
-"""The class of storages that name none."""
+"""The StorageClass of storages without spec.storageClassName."""
 
 Object = dict[str, Any]
 
@@ -63,7 +63,7 @@ WRITTEN_RESOURCES = (*CRD_PLURALS, *(f"{kind}/status" for kind in CRD_PLURALS), 
 
 @dataclass
 class ControllerManagerProcess:
-    """A controller manager as a process of its own."""
+    """A controller manager in its own process."""
 
     folder: Path
     kubeconfig: Path
@@ -98,38 +98,43 @@ class ControllerManagerProcess:
         return self
 
     def wait_leading(self) -> "ControllerManagerProcess":
-        wait_until(lambda: self.metric("kube_leading{") == 1, 60, lambda: f"not leading:\n{tail_log(self.log, 40)}")
+        wait_until(
+            lambda: self.metric("leader_election_master_status{") == 1,
+            60,
+            lambda: f"not leading:\n{tail_log(self.log, 40)}",
+        )
         return self
 
     def http_status(self, path: str) -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as refusal:
-            refusal.close()
-            return int(refusal.code)
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return int(error.code)
         except OSError:
             return 0
 
     def metric(self, prefix: str) -> float:
-        """The sum of all samples whose line starts so; 0 where there is none or no answer."""
+        """Return the sum of all samples with this prefix, or 0 if there is none or the process does not respond."""
         return self.sum_samples(lambda line: line.startswith(prefix))
 
-    def sum_samples(self, counts: Callable[[str], bool]) -> float:
+    def sum_samples(self, matches: Callable[[str], bool]) -> float:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
-                lines = answer.read().decode().splitlines()
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as response:
+                lines = response.read().decode().splitlines()
         except OSError:
             return 0
-        return sum(float(line.rpartition(" ")[2]) for line in lines if counts(line))
+        return sum(float(line.rpartition(" ")[2]) for line in lines if matches(line))
 
     @property
     def crashes(self) -> float:
-        return self.sum_samples(lambda line: line.startswith("kube_reconciles_total{") and 'result="crash"' in line)
+        """The number of reconciles that raised an unexpected exception."""
+        return self.metric("controller_runtime_reconcile_panics_total{")
 
     @property
     def reconciles(self) -> float:
-        return self.metric("kube_reconciles_total{")
+        return self.metric("controller_runtime_reconcile_total{")
 
     def signal(self, number: Signals) -> None:
         assert self.process
@@ -147,7 +152,7 @@ class ControllerManagerProcess:
 
 @dataclass
 class ControllerCluster:
-    """A control plane with the platform installed, as tests drive it."""
+    """A control plane with the platform's manifests, and operations on it that tests need."""
 
     control_plane: ControlPlane
     kube: Client
@@ -167,36 +172,36 @@ class ControllerCluster:
 
     @property
     def leader(self) -> ControllerManagerProcess:
-        return next(manager for manager in self.managers if manager.metric("kube_leading{") == 1)
+        return next(manager for manager in self.managers if manager.metric("leader_election_master_status{") == 1)
 
     def write_counts(self) -> Counter[str]:
-        """What the API server was asked to write of the kinds that the controller manager writes, whoever asked.
+        """Count the write requests of all clients to the resources that the controller manager writes.
 
-        Events and Leases aside, and the status of Deployments, which is Kubernetes' own business.
+        Events, Leases and the status of Deployments, which Kubernetes writes itself, are not counted.
         """
-        count: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for line in self.control_plane.kubectl("get", "--raw", "/metrics").splitlines():
             if line.startswith("apiserver_request_total{"):
                 labels = dict(METRIC_LABEL_PATTERN.findall(line))
-                what = "/".join(filter(None, (labels["resource"], labels["subresource"])))
-                if what in WRITTEN_RESOURCES and labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE"):
-                    count[f"{labels['verb']} {what}"] += int(float(line.rpartition(" ")[2]))
-        return count
+                resource = "/".join(filter(None, (labels["resource"], labels["subresource"])))
+                if resource in WRITTEN_RESOURCES and labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE"):
+                    counts[f"{labels['verb']} {resource}"] += int(float(line.rpartition(" ")[2]))
+        return counts
 
     def trigger_reconcile(self, kind: Any, namespace: str, name: str) -> None:
-        """Make the manager look at an object without changing anything that concerns it, and wait until it has."""
+        """Trigger a reconcile of an object with an unrelated annotation, and wait for the reconcile."""
         manager = self.leader
         before = manager.reconciles
         self.merge_patch(
             kind, namespace, name, {"metadata": {"annotations": {"example.com/touched": uuid.uuid4().hex}}}
         )
-        wait_until(lambda: manager.reconciles > before, 60, lambda: f"{name} was not looked at")
+        wait_until(lambda: manager.reconciles > before, 60, lambda: f"{name} was not reconciled")
 
     def create(self, kind: Any, namespace: str, name: str, spec: Object, **metadata: Any) -> Object:
-        made = self.kube.create(
+        created = self.kube.create(
             kind(metadata=ObjectMeta(name=name, namespace=namespace, **metadata), spec=spec), namespace=namespace
         )
-        return as_dict(made)
+        return as_dict(created)
 
     def get(self, kind: Any, namespace: str, name: str) -> Object | None:
         try:
@@ -210,13 +215,13 @@ class ControllerCluster:
         self.kube.patch(kind, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
 
     def patch_status(self, kind: Any, namespace: str, name: str, status: Object) -> None:
-        """Write a status as whoever else is responsible for it would."""
+        """Write a status in place of the component that normally writes it."""
         self.kube.patch(kind.Status, name, {"status": status}, namespace=namespace, patch_type=PatchType.MERGE)
 
     def create_volume(
         self, namespace: str, name: str, size: str = "1Gi", storage_class: str = DEFAULT_STORAGE_CLASS
     ) -> str:
-        """A volume that only the claim of that name can have: there is no provisioner that would make it."""
+        """Create a volume that only the PVC of this name can bind, because the control plane has no provisioner."""
         source, claim = HostPathVolumeSource(path="/data"), ObjectReference(namespace=namespace, name=name)
         volume = PersistentVolumeSpec(
             accessModes=["ReadWriteOnce"],
@@ -226,30 +231,30 @@ class ControllerCluster:
             storageClassName=storage_class,
             persistentVolumeReclaimPolicy="Retain",
         )
-        made = f"{namespace}-{name}"
-        self.kube.create(PersistentVolume(metadata=ObjectMeta(name=made), spec=volume))
-        return made
+        volume_name = f"{namespace}-{name}"
+        self.kube.create(PersistentVolume(metadata=ObjectMeta(name=volume_name), spec=volume))
+        return volume_name
 
     def create_ready_storage(self, namespace: str, name: str, **spec: Any) -> Object:
-        """A storage that is Ready."""
+        """Create a storage with a volume, and wait until it is Ready."""
         self.create_volume(namespace, name)
         self.create(STORAGE, namespace, name, {"size": "1Gi", **spec})
         return self.wait_reason(STORAGE, namespace, name, "StorageReady")
 
     def create_storage_class(self, name: str, *, allow_expansion: bool = False, binding: str = "Immediate") -> None:
-        """A class whose provisioner is nobody, unless it is there already."""
+        """Create a StorageClass whose provisioner does not exist. An existing StorageClass is kept."""
         if name not in [each["metadata"]["name"] for each in map(as_dict, self.kube.list(StorageClass))]:
             self.kube.create(
                 StorageClass(
                     metadata=ObjectMeta(name=name),
-                    provisioner="example.com/nobody",
+                    provisioner="example.com/missing",
                     allowVolumeExpansion=allow_expansion,
                     volumeBindingMode=binding,
                 )
             )
 
     def add_node(self, name: str, gpus: int) -> None:
-        """One more simulated node."""
+        """Add a simulated node."""
         simulated_nodes.add_node(self.kube, name, gpus)
 
     def namespace_uid(self, name: str) -> str:
@@ -259,13 +264,13 @@ class ControllerCluster:
         return metadata.uid
 
     def json_patch(self, kind: Any, namespace: str, name: str, *operations: Object) -> None:
-        """A JSON patch."""
+        """Apply a JSON patch (RFC 6902)."""
         self.kube.patch(kind, name, list(operations), namespace=namespace, patch_type=PatchType.JSON)
 
     def wait_for(
         self, kind: Any, namespace: str, name: str, condition: Callable[[Object], bool], timeout: float = 60
     ) -> Object:
-        """Wait until the object is as wanted, and give it."""
+        """Wait until the object fulfills the condition, and return it."""
         last: Object | None = None
 
         def holds() -> bool:
@@ -286,30 +291,36 @@ class ControllerCluster:
         return [as_dict(found) for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
 
     def wait_all_ready(self, namespace: str, count: int, timeout: float = 120, interval_seconds: float = 0.1) -> None:
-        """Wait until there are so many units, all Ready. Looking at thousands all the time slows them down."""
-        found: list[Object] = []
+        """Wait until the namespace has this number of units, all Ready.
 
-        def hold() -> bool:
-            found[:] = self.list_objects(UNIT, namespace)
-            return len(found) == count and all(ready_condition(unit).get("status") == "True" for unit in found)
+        Use a long interval for thousands of units: frequent lists slow down the API server.
+        """
+        units: list[Object] = []
+
+        def are_ready() -> bool:
+            units[:] = self.list_objects(UNIT, namespace)
+            return len(units) == count and all(ready_condition(unit).get("status") == "True" for unit in units)
 
         wait_until(
-            hold, timeout, lambda: f"of {count} units: {self._describe_unready(namespace, found)}", interval_seconds
+            are_ready,
+            timeout,
+            lambda: f"not all {count} units are Ready: {self._describe_unready(namespace, units)}",
+            interval_seconds,
         )
 
     def _describe_unready(self, namespace: str, units: list[Object]) -> str:
-        """The reasons, and all that is known of the first unit that is not Ready."""
+        """Return the reasons of all units, and the children of the first unit that is not Ready."""
         reasons = dict(Counter(ready_condition(unit).get("reason") for unit in units))
-        waiting = next(
+        unready = next(
             (unit["metadata"]["name"] for unit in units if ready_condition(unit).get("status") != "True"), None
         )
-        if waiting is None:
+        if unready is None:
             return str(reasons)
-        selector = f"--selector={GROUP}/unit={waiting}"
-        known = self.control_plane.kubectl(
+        selector = f"--selector={GROUP}/unit={unready}"
+        children = self.control_plane.kubectl(
             "get", "deployments,replicasets,pods", "-n", namespace, selector, "-o", "yaml"
         )
-        return f"{reasons}\n{known}"
+        return f"{reasons}\n{children}"
 
     def is_deleted(self, kind: Any, namespace: str, name: str) -> bool:
         return self.get(kind, namespace, name) is None
@@ -320,7 +331,7 @@ def as_dict(found: Any) -> Object:
 
 
 def ready_condition(found: Object) -> Object:
-    """The Ready condition."""
+    """Return the Ready condition of an object, or an empty dict."""
     conditions = found.get("status", {}).get("conditions", [])
     return next((dict(each) for each in conditions if each["type"] == "Ready"), {})
 
@@ -333,21 +344,21 @@ def install_manifests(plane: ControlPlane) -> None:
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerCluster]:
-    """With one controller manager that leads."""
+    """A cluster with one controller manager, which is the leader."""
     with (
         enter_or_skip(control_planes.temporary_control_plane(nodes=4, gpus_per_node=8)) as plane,
         plane.client() as kube,
     ):
         install_manifests(plane)
-        made = ControllerCluster(plane, kube, tmp_path_factory.mktemp("managers"))
-        made.start_manager().wait_ready().wait_leading()
-        yield made
-        made.stop_managers()
+        cluster = ControllerCluster(plane, kube, tmp_path_factory.mktemp("managers"))
+        cluster.start_manager().wait_ready().wait_leading()
+        yield cluster
+        cluster.stop_managers()
 
 
 @pytest.fixture(scope="package")
 def garbage_collector_ready(cluster: ControllerCluster) -> None:
-    """Kubernetes' garbage collector learns of new kinds only every half minute; from here on it knows them."""
+    """Wait until the garbage collector watches the platform's kinds. It discovers new kinds only every 30 seconds."""
     wait_garbage_collector(cluster)
 
 
@@ -356,7 +367,11 @@ def wait_garbage_collector(cluster: ControllerCluster) -> None:
     cluster.create(UNIT, "runtime-stock", name, {"specName": "g1.1"})
     cluster.wait_for(Deployment, "runtime-stock", name, lambda _: True)
     cluster.kube.delete(UNIT, name, namespace="runtime-stock")
-    wait_until(lambda: cluster.is_deleted(Deployment, "runtime-stock", name), 60, lambda: "nothing is collected")
+    wait_until(
+        lambda: cluster.is_deleted(Deployment, "runtime-stock", name),
+        60,
+        lambda: "the garbage collector does not delete children",
+    )
 
 
 @pytest.fixture(scope="package")
@@ -366,15 +381,15 @@ def shared_unmanaged_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         plane.client() as kube,
     ):
         install_manifests(plane)
-        yield ControllerCluster(plane, kube, tmp_path_factory.mktemp("spare-managers"))
+        yield ControllerCluster(plane, kube, tmp_path_factory.mktemp("unmanaged-cluster"))
 
 
 @pytest.fixture
 def unmanaged_cluster(shared_unmanaged_cluster: ControllerCluster) -> Iterator[ControllerCluster]:
-    """Without a controller manager, for tests that start, kill and count them, and break what they mend again."""
+    """A cluster without a controller manager, for tests that start and kill managers or break the cluster."""
     yield shared_unmanaged_cluster
     shared_unmanaged_cluster.stop_managers()
-    # They were killed: nobody gave the Lease back, and the next test need not wait for its end.
+    # Killed managers do not release the Lease. Without it, the next test does not wait until it expires.
     shared_unmanaged_cluster.control_plane.kubectl(
         "delete", "lease", "controller-manager", "-n=runtime-system", "--ignore-not-found"
     )

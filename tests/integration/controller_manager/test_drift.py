@@ -1,4 +1,4 @@
-"""Whatever somebody else changes in a child comes back, field by field, and afterwards nothing is written any more."""
+"""Drift of children: the controller corrects every changed field, and then writes nothing more."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,10 +14,10 @@ from lightkube.resources.networking_v1 import NetworkPolicy
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.controller_manager.gpu_unit import children as unit_children
-from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
+from gpu_runtime.controller_manager.gpu_unit import observe as unit_observe
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings
 from gpu_runtime.controller_manager.stock_pool import children as pool_children
-from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
+from gpu_runtime.controller_manager.stock_pool import observe as pool_observe
 from localcluster.supervisor_client import wait_until
 from tests.integration.controller_manager.conftest import GROUP, POOL, UNIT, ControllerCluster, Object
 
@@ -27,7 +27,7 @@ TEMPLATE = {
     "envs": [{"name": "MODEL_ID", "value": "demo"}, {"name": "EMPTY", "value": ""}],
     "ports": [{"name": "http", "port": 8080}, {"name": "voice", "port": 8080, "protocol": "UDP"}],
 }
-OTHER = {
+OTHER_VALUES = {
     "imagePullPolicy": "Always",
     "terminationMessagePolicy": "File",
     "priorityClassName": "system-node-critical",
@@ -35,9 +35,9 @@ OTHER = {
     "operator": "NotIn",
     "cpu": "51m",
 }
-OTHER_TYPE = {"RuntimeDefault": "Unconfined", "ClusterIP": "NodePort", "Recreate": "RollingUpdate"}
-NOT_ROLLING = [{"op": "replace", "path": "/spec/strategy", "value": {"type": "Recreate"}}]
-ADDED: Object = {
+OTHER_TYPES = {"RuntimeDefault": "Unconfined", "ClusterIP": "NodePort", "Recreate": "RollingUpdate"}
+REPLACE_ROLLING_UPDATE = [{"op": "replace", "path": "/spec/strategy", "value": {"type": "Recreate"}}]
+VALUES_FOR_EMPTY_FIELDS: Object = {
     "command": ["sh"],
     "volumes": [{"name": "more", "emptyDir": {}}],
     "volumeMounts": [],
@@ -50,16 +50,16 @@ ADDED: Object = {
 Path = tuple[str | int, ...]
 
 
-def leaf_fields(wanted: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    match wanted:
-        case dict() if wanted:
-            for key, value in wanted.items():
+def leaf_fields(manifest: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    match manifest:
+        case dict() if manifest:
+            for key, value in manifest.items():
                 yield from leaf_fields(value, (*path, key))
-        case list() if wanted:
-            for index, value in enumerate(wanted):
+        case list() if manifest:
+            for index, value in enumerate(manifest):
                 yield from leaf_fields(value, (*path, index))
         case _:
-            yield path, wanted
+            yield path, manifest
 
 
 def pointer(path: Path) -> str:
@@ -76,16 +76,17 @@ def value_at(found: Any, path: Path) -> Any:
 
 
 def field_changes(path: Path, value: Any) -> Iterator[list[Object]]:
-    """What somebody might do to a field: give it another value, or take it away."""
+    """Yield JSON patches that another client could apply to a field: another value, and its removal."""
     name = path[-1]
     if name == "nvidia.com/gpu":
-        amounts = path[:-2]
+        resources = path[:-2]
         yield [
-            {"op": "replace", "path": pointer((*amounts, each, name)), "value": "2"} for each in ("limits", "requests")
+            {"op": "replace", "path": pointer((*resources, each, name)), "value": "2"}
+            for each in ("limits", "requests")
         ]
         return
     if value == "RollingUpdate":
-        yield NOT_ROLLING
+        yield REPLACE_ROLLING_UPDATE
         return
     match value:
         case None:
@@ -95,73 +96,73 @@ def field_changes(path: Path, value: Any) -> Iterator[list[Object]]:
         case int():
             other = value + 1
         case [] | {}:
-            other = ADDED.get(str(name), ["more"])
+            other = VALUES_FOR_EMPTY_FIELDS.get(str(name), ["more"])
         case _ if name == "type":
-            other = OTHER_TYPE[value]
+            other = OTHER_TYPES[value]
         case _ if name == "memory":
             other = "2Gi" if path[-2] == "limits" else "1Mi"
         case _:
-            other = OTHER.get(str(name), f"{value}x")
+            other = OTHER_VALUES.get(str(name), f"{value}x")
     yield [{"op": "add", "path": pointer(path), "value": other}]
     if value not in (None, [], {}, ""):
         yield [{"op": "remove", "path": pointer(path)}]
 
 
-def correct_every_field(cluster: ControllerCluster, kind: Any, namespace: str, wanted: Object) -> tuple[int, set[str]]:
-    """Change each field that is wanted of a child and wait for it to come back.
+def correct_every_field(cluster: ControllerCluster, kind: Any, namespace: str, desired: Object) -> tuple[int, set[str]]:
+    """Change each field that the controller owns in a child, and wait for its correction.
 
-    Gives the number of changes, and the fields that the API server protects itself.
+    Return the number of changes, and the fields whose changes the API server itself rejects.
     """
-    name, done, protected = wanted["metadata"]["name"], 0, set()
-    owned = {"metadata": dict(wanted["metadata"]), "spec": wanted["spec"]}
+    name, done, protected = desired["metadata"]["name"], 0, set()
+    owned = {"metadata": dict(desired["metadata"]), "spec": desired["spec"]}
     for fixed in ("namespace", "name"):
         owned["metadata"].pop(fixed)
-    # With another owner than this it is garbage, and Kubernetes collects it.
+    # With another owner UID, the garbage collector would delete the object. So only the other fields are changed.
     owned["metadata"]["ownerReferences"] = [{"controller": True, "blockOwnerDeletion": True}]
     for path, value in leaf_fields(owned):
-        was = value_at(cluster.get(kind, namespace, name), path)
+        original = value_at(cluster.get(kind, namespace, name), path)
         for operations in field_changes(path, value):
             if not is_accepted(lambda operations=operations: cluster.json_patch(kind, namespace, name, *operations)):  # type: ignore[misc]
                 protected.add(pointer(path))
                 continue
             done += 1
             wait_until(
-                lambda path=path, was=was: value_at(cluster.get(kind, namespace, name), path) == was,  # type: ignore[misc]
+                lambda path=path, original=original: value_at(cluster.get(kind, namespace, name), path) == original,  # type: ignore[misc]
                 60,
-                lambda operations=operations, was=was: f"{operations} stays, it was {was}",  # type: ignore[misc]
+                lambda operations=operations, original=original: f"{operations} is not reverted to {original}",  # type: ignore[misc]
             )
     return done, protected
 
 
 def is_accepted(write: Callable[[], None]) -> bool:
-    """Whether the API server takes it."""
+    """Return whether the API server accepts the write."""
     try:
         write()
-    except ApiError as refusal:
-        if refusal.status.code != 422:
+    except ApiError as error:
+        if error.status.code != 422:
             raise
         return False
     return True
 
 
 def unit_manifests(unit: Object) -> dict[str, Object]:
-    seen = unit_seen.ObservedUnit(unit=msgspec.convert(unit, GPUUnit), settings=SETTINGS)
-    return {child.resource.kind: child.desired or {} for child in unit_children.desired_children(seen)}
+    observed = unit_observe.ObservedUnit(unit=msgspec.convert(unit, GPUUnit), settings=SETTINGS)
+    return {child.resource.kind: child.desired or {} for child in unit_children.desired_children(observed)}
 
 
 def pool_manifests(pool: Object) -> dict[str, Object]:
-    seen = pool_seen.ObservedPool(pool=msgspec.convert(pool, StockPool), settings=SETTINGS)
-    return {child.resource.kind: child.desired or {} for child in pool_children.desired_children(seen)}
+    observed = pool_observe.ObservedPool(pool=msgspec.convert(pool, StockPool), settings=SETTINGS)
+    return {child.resource.kind: child.desired or {} for child in pool_children.desired_children(observed)}
 
 
 @pytest.fixture
 def unit(cluster: ControllerCluster, namespace: str) -> Object:
-    """With something in every field that a unit can have."""
+    """A unit with a value in every field of its spec."""
     cluster.create_ready_storage(namespace, "data")
     mounts = [{"name": "data", "mountPath": "/data"}]
     spec = {"specName": "g1.1", "image": "python", "memory": "1Gi", "gpu": 1, "template": TEMPLATE}
     spec["serverless"] = {"enabled": True, "requestID": "web"}
-    source = {f"{GROUP}/source-stock-uid": "gone", f"{GROUP}/source-stock-node": "simulated-1"}
+    source = {f"{GROUP}/source-stock-uid": "deleted", f"{GROUP}/source-stock-node": "simulated-1"}
     cluster.create(UNIT, namespace, "web", spec | {"storageMounts": mounts}, annotations=source)
     return cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
 
@@ -174,25 +175,28 @@ def pool(cluster: ControllerCluster, namespace: str) -> Object:
 
 
 def assert_no_writes(cluster: ControllerCluster, kind: Any, namespace: str, name: str) -> None:
-    """Looking at it again writes nothing but the touch itself. Other tests' remains may need a moment to be gone."""
-    touches, written = f"PATCH {kind._api_info.plural}", Counter[str]()
+    """Check that a reconcile causes no write except the one that triggers it.
 
-    def is_quiet() -> bool:
+    It repeats the check, because the deletion of objects of other tests may still cause writes.
+    """
+    trigger, written = f"PATCH {kind._api_info.plural}", Counter[str]()
+
+    def has_no_writes() -> bool:
         nonlocal written
         before = cluster.write_counts()
         for _ in range(3):
             cluster.trigger_reconcile(kind, namespace, name)
         written = cluster.write_counts() - before
-        return written == {touches: 3}
+        return written == {trigger: 3}
 
-    wait_until(is_quiet, 60, lambda: f"there are still writes: {written}")
+    wait_until(has_no_writes, 60, lambda: f"there are still writes: {written}")
 
 
 def test_every_owned_field_of_a_units_deployment_is_corrected(
     cluster: ControllerCluster, namespace: str, unit: Object
 ) -> None:
     done, protected = correct_every_field(cluster, Deployment, namespace, unit_manifests(unit)["Deployment"])
-    print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
+    print(f"{done} changes were corrected; protected by the API server: {sorted(protected)}")
     assert done > 60
     assert_no_writes(cluster, UNIT, namespace, "web")
 
@@ -201,7 +205,7 @@ def test_every_owned_field_of_a_units_service_is_corrected(
     cluster: ControllerCluster, namespace: str, unit: Object
 ) -> None:
     done, protected = correct_every_field(cluster, Service, namespace, unit_manifests(unit)["Service"])
-    print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
+    print(f"{done} changes were corrected; protected by the API server: {sorted(protected)}")
     assert done > 20
     assert_no_writes(cluster, UNIT, namespace, "web")
 
@@ -210,7 +214,7 @@ def test_every_owned_field_of_a_units_network_policy_is_corrected(
     cluster: ControllerCluster, namespace: str, unit: Object
 ) -> None:
     done, protected = correct_every_field(cluster, NetworkPolicy, namespace, unit_manifests(unit)["NetworkPolicy"])
-    print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
+    print(f"{done} changes were corrected; protected by the API server: {sorted(protected)}")
     assert done > 20
     assert_no_writes(cluster, UNIT, namespace, "web")
 
@@ -221,7 +225,7 @@ def test_every_owned_field_of_a_pools_children_is_corrected(
     manifests = pool_manifests(pool)
     for kind in (Deployment, Service):
         done, protected = correct_every_field(cluster, kind, namespace, manifests[kind._api_info.resource.kind])
-        print(f"{done} changes came back; protected by the API server: {sorted(protected)}")
+        print(f"{done} changes were corrected; protected by the API server: {sorted(protected)}")
         assert done > 20
     cluster.wait_reason(POOL, namespace, "warm", "DeploymentReady")
     assert_no_writes(cluster, POOL, namespace, "warm")
@@ -230,7 +234,7 @@ def test_every_owned_field_of_a_pools_children_is_corrected(
 def test_additional_selector_or_resource_entry_is_drift(
     cluster: ControllerCluster, namespace: str, unit: Object
 ) -> None:
-    """A Service with one more label in its selector would select nothing."""
+    """For example, a Service with an additional label in its selector selects no pods."""
     container = "/spec/template/spec/containers/0"
     additions: list[tuple[Any, str, Any]] = [
         (Service, "/spec/selector/more", "x"),
@@ -242,15 +246,15 @@ def test_additional_selector_or_resource_entry_is_drift(
         (Deployment, "/spec/template/spec/initContainers/-", {"name": "more", "image": "x"}),
     ]
     for kind, path, value in additions:
-        fine = cluster.get(kind, namespace, "web")
-        assert fine
+        before = cluster.get(kind, namespace, "web")
+        assert before
         cluster.json_patch(kind, namespace, "web", {"op": "add", "path": path, "value": value})
-        cluster.wait_for(kind, namespace, "web", lambda found, fine=fine: found["spec"] == fine["spec"])  # type: ignore[misc]
+        cluster.wait_for(kind, namespace, "web", lambda found, before=before: found["spec"] == before["spec"])  # type: ignore[misc]
 
 
 def test_deleted_children_are_recreated(cluster: ControllerCluster, namespace: str, unit: Object, pool: Object) -> None:
-    own = (Deployment, Service, NetworkPolicy)
-    for kind, name in (*((each, "web") for each in own), (Deployment, "pool-warm"), (Service, "pool-warm")):
+    unit_kinds = (Deployment, Service, NetworkPolicy)
+    for kind, name in (*((each, "web") for each in unit_kinds), (Deployment, "pool-warm"), (Service, "pool-warm")):
         found = cluster.get(kind, namespace, name)
         assert found
         cluster.kube.delete(kind, name, namespace=namespace)
@@ -267,22 +271,22 @@ def test_child_without_owner_or_labels_is_adopted_again(
 ) -> None:
     for kind in (Deployment, Service, NetworkPolicy):
         for lost in ({"ownerReferences": None}, {"labels": {"app.kubernetes.io/managed-by": None}}):
-            fine = cluster.get(kind, namespace, "web")
-            assert fine
+            before = cluster.get(kind, namespace, "web")
+            assert before
             cluster.merge_patch(kind, namespace, "web", {"metadata": lost})
-            back = cluster.wait_for(
+            adopted = cluster.wait_for(
                 kind,
                 namespace,
                 "web",
-                lambda found, fine=fine: all(  # type: ignore[misc]
-                    found["metadata"].get(part) == fine["metadata"][part] for part in ("ownerReferences", "labels")
+                lambda found, before=before: all(  # type: ignore[misc]
+                    found["metadata"].get(part) == before["metadata"][part] for part in ("ownerReferences", "labels")
                 ),
             )
-            assert back["metadata"]["uid"] == fine["metadata"]["uid"], "it is the same object"
+            assert adopted["metadata"]["uid"] == before["metadata"]["uid"], "it is the same object"
 
 
 def test_foreign_metadata_of_a_child_is_preserved(cluster: ControllerCluster, namespace: str, unit: Object) -> None:
-    """Even when something else about the child has to be corrected."""
+    """Also if the controller corrects another field of the child."""
     owner = {"apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": cluster.namespace_uid(namespace)}
     for kind, drift in ((Deployment, {"replicas": 3}), (Service, {"type": "NodePort"})):
         found = cluster.get(kind, namespace, "web")
@@ -321,7 +325,9 @@ def test_removed_spec_field_is_removed_from_the_children(
 ) -> None:
     cluster.merge_patch(UNIT, namespace, "web", {"spec": {"template": {"ports": None, "args": None}, "memory": None}})
     wait_until(
-        lambda: cluster.is_deleted(Service, namespace, "web"), 60, lambda: "the Service of no port is still there"
+        lambda: cluster.is_deleted(Service, namespace, "web"),
+        60,
+        lambda: "the Service still exists although the unit has no ports",
     )
     deployment = cluster.wait_for(
         Deployment, namespace, "web", lambda found: "args" not in found["spec"]["template"]["spec"]["containers"][0]

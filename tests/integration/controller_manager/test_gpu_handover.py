@@ -1,4 +1,4 @@
-"""The last GPU changes hands fifty times, and no two pods ever hold it at once."""
+"""Fifty handovers of the GPUs of a full node: two pods never hold the GPUs at the same time."""
 
 import threading
 import uuid
@@ -15,11 +15,11 @@ from tests.integration.controller_manager.conftest import GROUP, UNIT, Controlle
 
 ROUNDS = 50
 ALL_GPUS = 37
-"""As many as the one node has, and no other: who holds them holds the last GPU."""
+"""Only one node has this number of GPUs. A pod that requests it holds all GPUs of that node."""
 
 
 class GpuUsageWatch:
-    """Watches every pod of the cluster that asks for those GPUs, with other eyes than the product's."""
+    """Watches every pod that requests these GPUs, with a client that is independent of the product code."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -27,10 +27,10 @@ class GpuUsageWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.events = 0
-        self.most = 0
-        """The most pods that held the GPUs at a time: bound to the node, and not ended."""
+        self.max_concurrent_holders = 0
+        """The maximum number of pods that were bound to the node and not finished at the same time."""
         self.overlaps: list[list[str]] = []
-        """Pods that were there at the same time, bound or not."""
+        """Names of pods that existed at the same time, bound or not."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -39,7 +39,7 @@ class GpuUsageWatch:
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
 
-    def none(self) -> bool:
+    def has_no_pods(self) -> bool:
         return not self._pods
 
     def _watch(self) -> None:
@@ -48,11 +48,11 @@ class GpuUsageWatch:
                 for event, found in kube.watch(Pod, namespace="*"):
                     if self._stopped.is_set():
                         return
-                    self._note(event, as_dict(found))
+                    self._record(event, as_dict(found))
             except httpx2.HTTPError:
                 assert self._stopped.is_set()
 
-    def _note(self, event: str, pod: Object) -> None:
+    def _record(self, event: str, pod: Object) -> None:
         limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
         if limits.get("nvidia.com/gpu") != str(ALL_GPUS):
             return
@@ -61,7 +61,8 @@ class GpuUsageWatch:
             self._pods.pop(pod["metadata"]["uid"], None)
         else:
             self._pods[pod["metadata"]["uid"]] = pod
-        self.most = max(self.most, sum("nodeName" in each["spec"] for each in self._pods.values()))
+        bound = sum("nodeName" in each["spec"] for each in self._pods.values())
+        self.max_concurrent_holders = max(self.max_concurrent_holders, bound)
         if event == "ADDED" and len(self._pods) > 1:
             self.overlaps.append([each["metadata"]["name"] for each in self._pods.values()])
 
@@ -75,28 +76,28 @@ def full_node(cluster: ControllerCluster, garbage_collector_ready: None) -> Iter
 
 
 def test_fifty_gpu_handovers_never_overlap(cluster: ControllerCluster, namespace: str, full_node: str) -> None:
-    envelope = {"specName": "g1.1", "gpu": ALL_GPUS}
-    with GpuUsageWatch(cluster.control_plane) as holders:
+    reservation = {"specName": "g1.1", "gpu": ALL_GPUS}
+    with GpuUsageWatch(cluster.control_plane) as usage:
         for number in range(ROUNDS):
             stock = f"last-{number}"
-            made = cluster.create(UNIT, "runtime-stock", stock, envelope)
+            created = cluster.create(UNIT, "runtime-stock", stock, reservation)
             cluster.wait_reason(UNIT, "runtime-stock", stock, "UnitReady")
             source = {
                 f"{GROUP}/source-stock-name": stock,
                 f"{GROUP}/source-stock-namespace": "runtime-stock",
-                f"{GROUP}/source-stock-uid": made["metadata"]["uid"],
+                f"{GROUP}/source-stock-uid": created["metadata"]["uid"],
                 f"{GROUP}/source-stock-node": full_node,
             }
             active = f"a-{number}"
-            # As the API does it: the stock goes, and the active unit comes without waiting for that.
+            # Like the API: delete the stock unit, and create the active unit without waiting for the deletion.
             cluster.kube.delete(UNIT, stock, namespace="runtime-stock")
-            cluster.create(UNIT, namespace, active, envelope | {"image": "python"}, annotations=source)
+            cluster.create(UNIT, namespace, active, reservation | {"image": "python"}, annotations=source)
             cluster.wait_reason(UNIT, namespace, active, "UnitReady")
-            assert holders.most == 1, "no two pods hold it"
+            assert usage.max_concurrent_holders == 1, "two pods never hold the GPUs"
             cluster.kube.delete(UNIT, active, namespace=namespace)
-            wait_until(holders.none, 60, lambda: "a pod stays")
-        assert holders.events >= 4 * ROUNDS, "each pod was seen to come and go"
-        print(f"pods that waited beside the holder: {holders.overlaps}")
-        # The unit's pod is not even made before the stock's is gone. Once in a while something else makes a second one,
-        # which waits and holds nothing.
-        assert len(holders.overlaps) <= ROUNDS // 10
+            wait_until(usage.has_no_pods, 60, lambda: "a pod still exists")
+        assert usage.events >= 4 * ROUNDS, "the watch saw the creation and the deletion of each pod"
+        print(f"pods that existed at the same time: {usage.overlaps}")
+        # The controller creates the unit's pod only after the deletion of the stock pod. Rarely, another cause creates
+        # a second pod, which stays pending and holds no GPUs.
+        assert len(usage.overlaps) <= ROUNDS // 10

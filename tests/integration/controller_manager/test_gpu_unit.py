@@ -20,7 +20,7 @@ WEB = {
 }
 
 
-def test_an_active_unit_becomes_ready_and_reachable(cluster: ControllerCluster, namespace: str) -> None:
+def test_active_unit_becomes_ready_and_reachable(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create(UNIT, namespace, "web", WEB)
     unit = cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     assert unit["status"]["phase"] == "Ready"

@@ -1,4 +1,4 @@
-"""Who holds a storage: given before a pod mounts it, kept as long as one does, and never left with nobody."""
+"""Attachment of storages: attached before a pod mounts it, kept while a pod mounts it, and released afterwards."""
 
 import json
 import threading
@@ -24,23 +24,26 @@ from tests.integration.controller_manager.conftest import (
 OPERATION = create_namespaced_resource(GROUP, "v1alpha1", "Operation", "operations")
 SMALL = {"specName": "g1.1", "image": "python", "memory": "1Mi"}
 MOUNTING = SMALL | {"storageMounts": [{"name": "data", "mountPath": "/data"}]}
+ATTACHED_TO_FIRST = (
+    "GPUStorage data is attached to unit first: delete that unit, or remove the storage from its spec.storageMounts"
+)
 
 
 def attached_to(cluster: ControllerCluster, namespace: str) -> Object | None:
-    """Who holds it, and for which operation."""
+    """Return the attachment of the storage: the unit and the operation."""
     found = cluster.get(STORAGE, namespace, "data")
-    held = found["spec"].get("attachedTo") if found else None
-    return {name: value for name, value in held.items() if name != "attempt"} if held else None
+    attachment = found["spec"].get("attachedTo") if found else None
+    return {name: value for name, value in attachment.items() if name != "attempt"} if attachment else None
 
 
 def wait_attached_to(cluster: ControllerCluster, namespace: str, unit: str | None, timeout: float = 60) -> None:
-    def is_so() -> bool:
+    def is_attached() -> bool:
         found = cluster.get(STORAGE, namespace, "data")
         assert found
-        told = found["spec"].get("attachedTo", {}).get("unit"), found.get("status", {}).get("mountedBy")
-        return told == (unit, unit)
+        units = found["spec"].get("attachedTo", {}).get("unit"), found.get("status", {}).get("mountedBy")
+        return units == (unit, unit)
 
-    wait_until(is_so, timeout, lambda: f"{cluster.get(STORAGE, namespace, 'data')} is not held by {unit}")
+    wait_until(is_attached, timeout, lambda: f"{cluster.get(STORAGE, namespace, 'data')} is not attached to {unit}")
 
 
 def pods(cluster: ControllerCluster, namespace: str, unit: str) -> list[Object]:
@@ -48,14 +51,14 @@ def pods(cluster: ControllerCluster, namespace: str, unit: str) -> list[Object]:
 
 
 def block_pod_deletion(cluster: ControllerCluster, namespace: str, unit: str) -> Callable[[], None]:
-    """Keep the pod of a unit from going away; what is given lets it go."""
+    """Block the deletion of a unit's pod with a finalizer. Return a function that removes the finalizer."""
     (name,) = [pod["metadata"]["name"] for pod in pods(cluster, namespace, unit)]
     cluster.merge_patch(Pod, namespace, name, {"metadata": {"finalizers": ["example.com/slow"]}})
     return lambda: cluster.merge_patch(Pod, namespace, name, {"metadata": {"finalizers": None}})
 
 
 def record_operation(cluster: ControllerCluster, operation_id: str, namespace: str, state: str) -> None:
-    """The record of an operation that makes the unit `web`."""
+    """Write the record of an operation that creates the unit `web`."""
     name = operation_name(operation_id)
     spec = {
         "operationID": operation_id,
@@ -88,17 +91,19 @@ def test_units_created_with_kubectl_attach_a_storage_one_after_another(
     (pod,) = pods(cluster, namespace, "first")
     assert pod["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
     cluster.create(UNIT, namespace, "second", MOUNTING)
-    refused = cluster.wait_reason(UNIT, namespace, "second", "StorageMountInvalid")
-    assert ready_condition(refused)["message"] == "GPUStorage data is attached to unit first"
-    assert refused["status"]["phase"] == "Failed"
-    let_go = block_pod_deletion(cluster, namespace, "first")
+    blocked = cluster.wait_reason(UNIT, namespace, "second", "StorageMountInvalid")
+    assert ready_condition(blocked)["message"] == ATTACHED_TO_FIRST
+    assert blocked["status"]["phase"] == "Failed"
+    unblock_deletion = block_pod_deletion(cluster, namespace, "first")
     cluster.kube.delete(UNIT, "first", namespace=namespace)
     wait_until(
-        lambda: "deletionTimestamp" in pods(cluster, namespace, "first")[0]["metadata"], 60, lambda: "the pod stays"
+        lambda: "deletionTimestamp" in pods(cluster, namespace, "first")[0]["metadata"],
+        60,
+        lambda: "the pod is not being deleted",
     )
     cluster.trigger_reconcile(STORAGE, namespace, "data")
-    assert attached_to(cluster, namespace) == {"unit": "first"}, "its pod is only on its way out"
-    let_go()
+    assert attached_to(cluster, namespace) == {"unit": "first"}, "its pod is still terminating"
+    unblock_deletion()
     cluster.wait_reason(UNIT, namespace, "second", "UnitReady")
     wait_attached_to(cluster, namespace, "second")
 
@@ -106,9 +111,13 @@ def test_units_created_with_kubectl_attach_a_storage_one_after_another(
 def kubectl_create(
     cluster: ControllerCluster, folder: Path, namespace: str, name: str, spec: Object
 ) -> "threading.Thread":
-    about = {"apiVersion": f"{GROUP}/v1alpha1", "kind": "GPUUnit", "metadata": {"name": name, "namespace": namespace}}
+    manifest = {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "GPUUnit",
+        "metadata": {"name": name, "namespace": namespace},
+    }
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(about | {"spec": spec}))
+    path.write_text(json.dumps(manifest | {"spec": spec}))
     return threading.Thread(target=cluster.control_plane.kubectl, args=("create", "-f", str(path)))
 
 
@@ -150,7 +159,7 @@ def test_attachment_of_an_unfinished_operation_is_not_released(cluster: Controll
 
 def test_attachment_of_an_unknown_operation_is_released(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create_ready_storage(namespace, "data")
-    attach_storage(cluster, namespace, "forgotten")
+    attach_storage(cluster, namespace, "unknown")
     wait_attached_to(cluster, namespace, None)
 
 
@@ -164,7 +173,7 @@ def test_release_of_a_unit_does_not_affect_its_successor(
     cluster.create(UNIT, namespace, "web", MOUNTING, annotations=operation_annotation(first))
     record_operation(cluster, first, namespace, "Succeeded")
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
-    let_go = block_pod_deletion(cluster, namespace, "web")
+    unblock_deletion = block_pod_deletion(cluster, namespace, "web")
     cluster.kube.delete(UNIT, "web", namespace=namespace)
     record_operation(cluster, second, namespace, "Running")
     attach_storage(cluster, namespace, second)
@@ -175,7 +184,7 @@ def test_release_of_a_unit_does_not_affect_its_successor(
     assert ready_condition(waiting)["reason"] == "StorageNotReady"
     assert waiting["status"]["phase"] == "Progressing"
     assert len(pods(cluster, namespace, "web")) == 1, "two pods never mount one storage"
-    let_go()
+    unblock_deletion()
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     record_operation(cluster, second, namespace, "Succeeded")
     cluster.trigger_reconcile(STORAGE, namespace, "data")
@@ -188,12 +197,16 @@ def test_dropped_mount_is_released_after_the_old_pod_terminated(cluster: Control
     cluster.create_ready_storage(namespace, "data")
     cluster.create(UNIT, namespace, "a", MOUNTING)
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
-    let_go = block_pod_deletion(cluster, namespace, "a")
+    unblock_deletion = block_pod_deletion(cluster, namespace, "a")
     cluster.merge_patch(UNIT, namespace, "a", {"spec": {"storageMounts": None}})
-    wait_until(lambda: "deletionTimestamp" in pods(cluster, namespace, "a")[0]["metadata"], 60, lambda: "the pod stays")
+    wait_until(
+        lambda: "deletionTimestamp" in pods(cluster, namespace, "a")[0]["metadata"],
+        60,
+        lambda: "the pod is not being deleted",
+    )
     cluster.trigger_reconcile(STORAGE, namespace, "data")
     assert attached_to(cluster, namespace) == {"unit": "a"}
-    let_go()
+    unblock_deletion()
     wait_attached_to(cluster, namespace, None)
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     (pod,) = pods(cluster, namespace, "a")
@@ -207,7 +220,7 @@ def test_unit_with_a_new_mount_runs_until_the_storage_is_ready(cluster: Controll
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
     cluster.merge_patch(UNIT, namespace, "a", {"spec": {"storageMounts": MOUNTING["storageMounts"]}})
     waiting = cluster.wait_for(
-        UNIT, namespace, "a", lambda found: "there is no StorageClass" in str(ready_condition(found))
+        UNIT, namespace, "a", lambda found: "StorageClass rook-ceph-block does not exist" in str(ready_condition(found))
     )
     assert (ready_condition(waiting)["reason"], waiting["status"]["readyReplicas"]) == ("StorageNotReady", 1)
     assert [pod["metadata"]["uid"] for pod in pods(cluster, namespace, "a")] == [before]
@@ -217,7 +230,7 @@ def test_unit_with_a_new_mount_runs_until_the_storage_is_ready(cluster: Controll
     assert pod["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "data"}
 
 
-def test_a_stopped_unit_keeps_its_storage(cluster: ControllerCluster, namespace: str) -> None:
+def test_stopped_unit_keeps_its_storage(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create_ready_storage(namespace, "data")
     cluster.create(UNIT, namespace, "a", MOUNTING)
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
@@ -231,7 +244,7 @@ def test_a_stopped_unit_keeps_its_storage(cluster: ControllerCluster, namespace:
 
 
 def test_storage_may_be_attached_before_the_unit_mounts_it(cluster: ControllerCluster, namespace: str) -> None:
-    """And whoever attached it and then died leaves it to nobody."""
+    """If the client that attached the storage crashes before it changes the unit, the storage is released."""
     cluster.create_ready_storage(namespace, "data")
     cluster.create(UNIT, namespace, "web", SMALL)
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
@@ -243,15 +256,15 @@ def test_storage_may_be_attached_before_the_unit_mounts_it(cluster: ControllerCl
 
 
 def test_blocked_unit_does_not_attach_its_other_storages(cluster: ControllerCluster, namespace: str) -> None:
-    """Else two units could each hold what the other waits for."""
+    """Otherwise each of two units could hold a storage that the other one waits for."""
     for name in ("data", "more"):
         cluster.create_ready_storage(namespace, name)
     cluster.create(UNIT, namespace, "first", MOUNTING)
     cluster.wait_reason(UNIT, namespace, "first", "UnitReady")
     later = {"name": "more", "mountPath": "/more"}
     cluster.create(UNIT, namespace, "waiting", SMALL | {"storageMounts": [later, *MOUNTING["storageMounts"]]})
-    refused = cluster.wait_reason(UNIT, namespace, "waiting", "StorageMountInvalid")
-    assert ready_condition(refused)["message"] == "GPUStorage data is attached to unit first"
+    blocked = cluster.wait_reason(UNIT, namespace, "waiting", "StorageMountInvalid")
+    assert ready_condition(blocked)["message"] == ATTACHED_TO_FIRST
     cluster.trigger_reconcile(STORAGE, namespace, "more")
     found = cluster.get(STORAGE, namespace, "more")
     assert found

@@ -1,4 +1,4 @@
-"""What Kubernetes' garbage collector overlooks goes all the same. Here it does not run at all."""
+"""Orphans that the Kubernetes garbage collector missed are deleted. In these tests, it does not run at all."""
 
 import asyncio
 import uuid
@@ -34,7 +34,7 @@ def cluster_without_gc(unmanaged_cluster: ControllerCluster, unmanaged_namespace
     wait_until(
         lambda: not unmanaged_cluster.is_deleted(ServiceAccount, unmanaged_namespace, "default"),
         60,
-        lambda: "pods need an account",
+        lambda: "the default service account, which pods need, does not exist",
     )
     unmanaged_cluster.control_plane.processes.stop("kube-controller-manager")
     yield unmanaged_cluster
@@ -55,46 +55,50 @@ def test_unit_replaces_orphaned_children_of_its_predecessor(
 async def test_only_replica_sets_without_deployment_and_unit_are_deleted(
     cluster_without_gc: ControllerCluster, unmanaged_namespace: str
 ) -> None:
-    here = cluster_without_gc, unmanaged_namespace
-    unit = cluster_without_gc.create(UNIT, unmanaged_namespace, "there", SMALL)["metadata"]["uid"]
-    kept = create_deployment(*here, "kept")
-    create_pod(*here, "stray", create_replica_set(*here, "stray", "kept", str(uuid.uuid4())), "gone")
-    create_pod(*here, "left-on-purpose", create_replica_set(*here, "left-on-purpose", "kept", kept), "gone")
-    create_pod(*here, "let-go", create_replica_set(*here, "let-go", "", ""), "gone")
-    create_pod(*here, "wanted", create_replica_set(*here, "wanted", "kept", str(uuid.uuid4())), unit)
+    target = cluster_without_gc, unmanaged_namespace
+    unit = cluster_without_gc.create(UNIT, unmanaged_namespace, "existing", SMALL)["metadata"]["uid"]
+    web = create_deployment(*target, "web")
+
+    def create(name: str, owner: str, owner_uid: str, unit_uid: str) -> None:
+        create_pod(*target, name, create_replica_set(*target, name, owner, owner_uid), unit_uid)
+
+    create("orphan", "web", str(uuid.uuid4()), "deleted")
+    create("with-deployment", "web", web, "deleted")
+    create("without-owner", "", "", "deleted")
+    create("with-unit", "web", str(uuid.uuid4()), unit)
     now = [0.0]
-    async with running_orphan_collector(cluster_without_gc, lambda: now[0]) as looking:
+    async with running_orphan_collector(cluster_without_gc, lambda: now[0]) as collector:
 
-        async def left() -> set[str]:
-            await looking.collect()
-            found = cluster_without_gc.kube.list(ReplicaSet, namespace=unmanaged_namespace)
-            return {str(each.metadata and each.metadata.name) for each in found}
+        async def remaining() -> set[str]:
+            await collector.collect()
+            replica_sets = cluster_without_gc.kube.list(ReplicaSet, namespace=unmanaged_namespace)
+            return {str(each.metadata and each.metadata.name) for each in replica_sets}
 
-        everything = {"stray", "left-on-purpose", "let-go", "wanted"}
-        await eventually(lambda: len(looking.informers.pods.store) == 4, "all are known")
-        assert await left() == everything
-        now[0] = looking.grace_seconds - 1
-        assert await left() == everything, "Kubernetes has its time"
-        now[0] = looking.grace_seconds
-        assert await left() == everything - {"stray"}
+        created = {"orphan", "with-deployment", "without-owner", "with-unit"}
+        await eventually(lambda: len(collector.informers.pods.store) == 4, "the cache contains all pods")
+        assert await remaining() == created
+        now[0] = collector.grace_seconds - 1
+        assert await remaining() == created, "the grace period has not elapsed"
+        now[0] = collector.grace_seconds
+        assert await remaining() == created - {"orphan"}
 
 
 @asynccontextmanager
 async def running_orphan_collector(cluster: ControllerCluster, clock: Any) -> AsyncIterator[OrphanCollector]:
-    """Under the rights that the manifests give."""
+    """An orphan collector with the permissions of the RBAC manifests."""
     metrics, kubeconfig = (
         KubeMetrics(new_registry("test")),
-        cluster.control_plane.kubeconfig_for("strays", CONTROLLER_MANAGER_USER),
+        cluster.control_plane.kubeconfig_for("orphan-collector", CONTROLLER_MANAGER_USER),
     )
     async with open_kube_client(load_cluster_config(kubeconfig, None), field_manager="test", metrics=metrics) as client:
-        caches = new_informers(client, metrics, 600)
-        running = [asyncio.create_task(each.run()) for each in caches.all]
-        for cache in caches.all:
-            await cache.wait_for_sync()
-        yield OrphanCollector(client, caches, clock)
-        for task in running:
+        informers = new_informers(client, metrics, 600)
+        tasks = [asyncio.create_task(each.run()) for each in informers.all]
+        for informer in informers.all:
+            await informer.wait_for_sync()
+        yield OrphanCollector(client, informers, clock)
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(running)
+        await asyncio.wait(tasks)
 
 
 def owner_of(found: dict[str, Any]) -> str:
@@ -102,12 +106,12 @@ def owner_of(found: dict[str, Any]) -> str:
 
 
 def create_deployment(cluster: ControllerCluster, namespace: str, name: str) -> str:
-    """Gives the UID."""
+    """Create a Deployment and return its UID."""
     return create_object(cluster, namespace, Deployment, {"name": name}, {"selector": SELECTED, "template": PODS})
 
 
 def create_replica_set(cluster: ControllerCluster, namespace: str, name: str, owner: str, owner_uid: str) -> Object:
-    """Of a Deployment with that UID, or of none. Gives the reference for its pods."""
+    """Create a ReplicaSet that a Deployment with this UID owns, or no one. Return the owner reference for its pods."""
     owners = [owner_reference("Deployment", owner, owner_uid)] if owner else []
     spec = {"replicas": 1, "selector": SELECTED, "template": PODS}
     uid = create_object(cluster, namespace, ReplicaSet, {"name": name, "ownerReferences": owners}, spec)

@@ -1,4 +1,4 @@
-"""Every reason of the Ready condition, how it comes about and how it ends."""
+"""Every reason of the Ready condition of units and pools: what causes it, and how it disappears."""
 
 import uuid
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ GPUS_OF_THE_BARE_NODE = 64
 
 @pytest.fixture
 def bare_node(cluster: ControllerCluster) -> Iterator[str]:
-    """A node without a kubelet, and with more GPUs than any other: what asks for so many is left to the test."""
+    """A node without a kubelet. Only this node has so many GPUs, so the test controls the pods that request them."""
     name, amount = f"bare-{uuid.uuid4().hex[:6]}", str(GPUS_OF_THE_BARE_NODE)
     capacity = {"cpu": "8", "memory": "64Gi", "pods": "10", "nvidia.com/gpu": amount}
     status = NodeStatus(
@@ -53,7 +53,7 @@ def bare_node(cluster: ControllerCluster) -> Iterator[str]:
 
 
 def bound_pod(cluster: ControllerCluster, namespace: str, node: str) -> str:
-    """The name of the pod that the scheduler put on the node."""
+    """Wait for a pod that is bound to the node, and return its name."""
 
     def names() -> list[str]:
         pods = [as_dict(pod) for pod in cluster.kube.list(Pod, namespace=namespace)]
@@ -70,15 +70,15 @@ def set_container_state(cluster: ControllerCluster, namespace: str, pod: str, st
 
 
 def quota(cluster: ControllerCluster, namespace: str, **hard: str) -> None:
-    """A quota, in force."""
+    """Create a quota, and wait until it is enforced."""
     spec = ResourceQuotaSpec(hard=hard)
     cluster.kube.create(ResourceQuota(metadata=ObjectMeta(name="nothing"), spec=spec), namespace=namespace)
     cluster.wait_for(ResourceQuota, namespace, "nothing", lambda found: "hard" in found.get("status", {}))
 
 
 def foreign_object(kind: Any, name: str) -> Any:
-    """Somebody else's object of that name."""
-    labels = {"app": "stranger"}
+    """Return an object of this name that the platform does not own."""
+    labels = {"app": "foreign"}
     if kind is Service:
         return Service(metadata=ObjectMeta(name=name), spec=ServiceSpec(ports=[ServicePort(port=1)], selector=labels))
     template = PodTemplateSpec(
@@ -93,25 +93,25 @@ def readiness(found: Object) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "wrong", "said"),
+    ("kind", "invalid", "message"),
     [
         (UNIT, {"memory": "16 gigs"}, "spec.memory: '16 gigs' is not a quantity"),
         (UNIT, {"image": ""}, "spec.image: is required"),
         (POOL, {"memory": "0"}, "spec.memory: 0 is not above 0"),
     ],
 )
-def test_a_bad_spec_is_explained_and_recovers_when_corrected(
-    cluster: ControllerCluster, namespace: str, kind: Any, wrong: Object, said: str
+def test_invalid_spec_is_reported_and_recovers_when_corrected(
+    cluster: ControllerCluster, namespace: str, kind: Any, invalid: Object, message: str
 ) -> None:
     spec = SMALL | ({"replicas": 1} if kind is POOL else {})
-    cluster.create(kind, namespace, "a", spec | wrong)
+    cluster.create(kind, namespace, "a", spec | invalid)
     failed = cluster.wait_reason(kind, namespace, "a", "InvalidSpec")
     assert readiness(failed) == ("Failed", "InvalidSpec")
-    assert said in ready_condition(failed)["message"]
-    assert not list(cluster.kube.list(Deployment, namespace=namespace)), "nothing is built of it"
-    cluster.merge_patch(kind, namespace, "a", {"spec": {key: spec.get(key) for key in wrong}})
-    mended = cluster.wait_for(kind, namespace, "a", is_ready_again)
-    assert mended["status"]["phase"] == "Ready"
+    assert message in ready_condition(failed)["message"]
+    assert not list(cluster.kube.list(Deployment, namespace=namespace)), "no Deployment is created"
+    cluster.merge_patch(kind, namespace, "a", {"spec": {key: spec.get(key) for key in invalid}})
+    recovered = cluster.wait_for(kind, namespace, "a", is_ready_again)
+    assert recovered["status"]["phase"] == "Ready"
 
 
 def test_invalid_spec_update_does_not_stop_the_running_pod(cluster: ControllerCluster, namespace: str) -> None:
@@ -141,7 +141,7 @@ def test_stopped_unit_deletes_only_its_pod(cluster: ControllerCluster, namespace
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
 
 
-def test_a_pool_without_replicas_is_empty(cluster: ControllerCluster, namespace: str) -> None:
+def test_pool_without_replicas_is_empty(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create(POOL, namespace, "a", SMALL | {"replicas": 0})
     assert readiness(cluster.wait_reason(POOL, namespace, "a", "ScaledToZero")) == ("Empty", "ScaledToZero")
     cluster.merge_patch(POOL, namespace, "a", {"spec": {"replicas": 3}})
@@ -161,28 +161,28 @@ def test_unit_condition_reports_the_container_failure(
     starting = cluster.wait_reason(UNIT, namespace, "a", "UnitProgressing")
     assert starting["status"]["phase"] == "Progressing"
 
-    def said(text: str) -> None:
+    def assert_failed(text: str) -> None:
         failed = cluster.wait_for(UNIT, namespace, "a", lambda found: text in ready_condition(found).get("message", ""))
         assert readiness(failed) == ("Failed", "PodStartupFailed")
 
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "python"'}
     set_container_state(cluster, namespace, pod, {"waiting": waiting})
-    said('image python cannot be pulled: Back-off pulling image "python"')
+    assert_failed('image python cannot be pulled: Back-off pulling image "python"')
     waiting = {"reason": "CreateContainerConfigError", "message": "container has runAsNonRoot"}
     set_container_state(cluster, namespace, pod, {"waiting": waiting})
-    said("container main cannot be created: container has runAsNonRoot")
-    ended = {"exitCode": 3, "reason": "Error", "message": "Traceback\nValueError: no weights\n"}
-    set_container_state(cluster, namespace, pod, {"terminated": ended})
-    said("container main exited with code 3: ValueError: no weights")
+    assert_failed("container main cannot be created: container has runAsNonRoot")
+    terminated = {"exitCode": 3, "reason": "Error", "message": "Traceback\nValueError: no weights\n"}
+    set_container_state(cluster, namespace, pod, {"terminated": terminated})
+    assert_failed("container main exited with code 3: ValueError: no weights")
     set_container_state(
         cluster,
         namespace,
         pod,
         {"waiting": {"reason": "CrashLoopBackOff"}},
-        lastState={"terminated": ended | {"exitCode": 137, "reason": "OOMKilled", "message": ""}},
+        lastState={"terminated": terminated | {"exitCode": 137, "reason": "OOMKilled", "message": ""}},
         restartCount=4,
     )
-    said("container main exited with code 137, OOMKilled (restarted 4 times)")
+    assert_failed("container main exited with code 137, OOMKilled (restarted 4 times)")
     conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady", "Initialized")]
     cluster.patch_status(Pod, namespace, pod, {"phase": "Running", "conditions": conditions, "containerStatuses": None})
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
@@ -207,7 +207,7 @@ def test_unschedulable_pod_is_reported_with_the_scheduler_message(cluster: Contr
     cluster.create(POOL, namespace, "a", SMALL | {"gpu": 500, "replicas": 2})
     for kind in (UNIT, POOL):
         failed = cluster.wait_reason(kind, namespace, "a", "PodStartupFailed")
-        assert "no node takes the pod: " in ready_condition(failed)["message"]
+        assert "the scheduler found no node for the pod: " in ready_condition(failed)["message"]
         assert "Insufficient nvidia.com/gpu" in ready_condition(failed)["message"]
 
 
@@ -217,7 +217,7 @@ def test_pods_rejected_by_a_quota_are_reported_and_created_later(cluster: Contro
     cluster.create(POOL, namespace, "a", SMALL | {"replicas": 1})
     for kind in (UNIT, POOL):
         failed = cluster.wait_reason(kind, namespace, "a", "PodStartupFailed")
-        assert "pods are refused: " in ready_condition(failed)["message"]
+        assert "the API server rejects the pods: " in ready_condition(failed)["message"]
         assert "exceeded quota: nothing" in ready_condition(failed)["message"]
     cluster.kube.delete(ResourceQuota, "nothing", namespace=namespace)
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
@@ -233,14 +233,14 @@ def test_pods_rejected_by_pod_security_are_reported(cluster: ControllerCluster, 
 
 
 def test_rejected_children_are_reported_and_created_later(cluster: ControllerCluster, namespace: str) -> None:
-    """All at once, since nobody tells the manager that a quota is gone: it looks again by itself after a while."""
+    """Units and pools in one test, because the deletion of a quota causes no event and the manager only polls."""
     quota(cluster, namespace, **{"count/deployments.apps": "0"})
     cluster.create(UNIT, namespace, "a", SMALL)
     cluster.create(POOL, namespace, "a", SMALL | {"replicas": 1})
     for kind in (UNIT, POOL):
         failed = cluster.wait_reason(kind, namespace, "a", "DeploymentSyncFailed")
         assert failed["status"]["phase"] == "Failed"
-        assert "Deployment is refused: " in ready_condition(failed)["message"]
+        assert "the API server rejected the Deployment: " in ready_condition(failed)["message"]
         assert "exceeded quota: nothing" in ready_condition(failed)["message"]
     cluster.kube.delete(ResourceQuota, "nothing", namespace=namespace)
     quota(cluster, namespace, services="0")
@@ -249,7 +249,7 @@ def test_rejected_children_are_reported_and_created_later(cluster: ControllerClu
     for kind in (UNIT, POOL):
         failed = cluster.wait_reason(kind, namespace, "a", "ServiceSyncFailed")
         assert failed["status"]["phase"] == "Failed"
-        assert "Service is refused: " in ready_condition(failed)["message"]
+        assert "the API server rejected the Service: " in ready_condition(failed)["message"]
     cluster.kube.delete(ResourceQuota, "nothing", namespace=namespace)
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     cluster.wait_reason(POOL, namespace, "a", "DeploymentReady")
@@ -267,8 +267,10 @@ def test_foreign_object_with_the_same_name_is_never_modified(
     for kind, name in ((UNIT, "a"), (POOL, "pool-a")):
         failed = cluster.wait_reason(kind, namespace, "a", "NameTaken")
         assert failed["status"]["phase"] == "Failed"
-        said = f"{taken.__name__} {name} exists and belongs to somebody else: rename one of them"
-        assert ready_condition(failed)["message"] == said
+        message = (
+            f"{taken.__name__} {name} already exists and belongs to another owner: delete it, or choose another name"
+        )
+        assert ready_condition(failed)["message"] == message
         after, untouched = cluster.get(taken, namespace, name), before[name]
         assert after
         assert untouched
@@ -287,11 +289,11 @@ def test_unit_waits_for_terminating_children_of_its_predecessor(
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     cluster.merge_patch(Deployment, namespace, "a", {"metadata": {"finalizers": ["example.com/slow"]}})
     cluster.kube.delete(UNIT, "a", namespace=namespace)
-    wait_until(lambda: cluster.is_deleted(UNIT, namespace, "a"), 60, lambda: "the first unit is still there")
+    wait_until(lambda: cluster.is_deleted(UNIT, namespace, "a"), 60, lambda: "the first unit still exists")
     cluster.create(UNIT, namespace, "a", SMALL)
-    held = "Deployment a of an earlier one is still there"
-    # The garbage collector takes the other children away in the meantime.
-    waiting = cluster.wait_for(UNIT, namespace, "a", lambda found: ready_condition(found).get("message") == held)
+    message = "Deployment a of a deleted object with the same name still exists: waiting for its deletion"
+    # The garbage collector deletes the other children in the meantime.
+    waiting = cluster.wait_for(UNIT, namespace, "a", lambda found: ready_condition(found).get("message") == message)
     assert waiting["status"]["phase"] == "Progressing"
     assert ready_condition(waiting)["reason"] == "NameTaken"
     cluster.merge_patch(Deployment, namespace, "a", {"metadata": {"finalizers": None}})
@@ -320,13 +322,15 @@ def test_unit_waits_for_the_deletion_of_its_stock_pod(
         f"{GROUP}/source-stock-uid": stock["metadata"]["uid"],
     }
     cluster.create(UNIT, namespace, "a", SMALL | {"gpu": 1}, annotations=source)
+    message = (
+        "waiting for the stock unit to release its GPUs; these objects still exist: Pod"
+        f" runtime-stock/{pod.metadata.name}"
+    )
     waiting = cluster.wait_for(
         UNIT,
         namespace,
         "a",
-        lambda found: (
-            ready_condition(found).get("message") == f"the GPUs are still with Pod runtime-stock/{pod.metadata.name}"
-        ),  # type: ignore[union-attr]
+        lambda found: ready_condition(found).get("message") == message,
     )
     assert readiness(waiting) == ("Progressing", "StockReleasing")
     assert cluster.is_deleted(Deployment, namespace, "a")
@@ -334,18 +338,16 @@ def test_unit_waits_for_the_deletion_of_its_stock_pod(
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
 
 
-def test_a_unit_waits_for_its_storage_and_can_always_be_stopped(cluster: ControllerCluster, namespace: str) -> None:
+def test_unit_waits_for_its_storage_and_can_always_be_stopped(cluster: ControllerCluster, namespace: str) -> None:
     mounts = {"storageMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}]}
     cluster.create(UNIT, namespace, "a", SMALL | mounts)
 
-    def said(reason: str, phase: str, message: str) -> None:
-        found = cluster.wait_for(UNIT, namespace, "a", lambda found: ready_condition(found).get("message") == message)
-        assert readiness(found) == (phase, reason)
-
-    said("StorageMountInvalid", "Failed", "there is no GPUStorage data in this namespace")
+    missing = "GPUStorage data does not exist in this namespace: create it, or remove it from spec.storageMounts"
+    failed = cluster.wait_for(UNIT, namespace, "a", lambda found: ready_condition(found).get("message") == missing)
+    assert readiness(failed) == ("Failed", "StorageMountInvalid")
     cluster.create(STORAGE, namespace, "data", {"size": "1Gi"})
-    why = "GPUStorage data is not Ready yet: there is no StorageClass rook-ceph-block"
-    waiting = cluster.wait_for(UNIT, namespace, "a", lambda found: why in ready_condition(found)["message"])
+    not_ready = "GPUStorage data is not Ready yet: StorageClass rook-ceph-block does not exist"
+    waiting = cluster.wait_for(UNIT, namespace, "a", lambda found: not_ready in ready_condition(found)["message"])
     assert readiness(waiting) == ("Progressing", "StorageNotReady")
     assert cluster.is_deleted(Deployment, namespace, "a")
     cluster.create_volume(namespace, "data")
@@ -357,20 +359,20 @@ def test_a_unit_waits_for_its_storage_and_can_always_be_stopped(cluster: Control
 def test_update_is_not_ready_before_the_new_pod_runs(
     cluster: ControllerCluster, namespace: str, bare_node: str
 ) -> None:
-    """Whoever waits for the generation that he wrote must not see the readiness of the one before."""
+    """A client that waits for the generation that it wrote must not see the readiness of the previous generation."""
     cluster.create(UNIT, namespace, "a", SMALL | {"gpu": GPUS_OF_THE_BARE_NODE})
     pod = bound_pod(cluster, namespace, bare_node)
     conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady", "Initialized")]
     cluster.patch_status(Pod, namespace, pod, {"phase": "Running", "conditions": conditions})
     cluster.wait_reason(UNIT, namespace, "a", "UnitReady")
     cluster.merge_patch(UNIT, namespace, "a", {"spec": {"image": "python:next"}})
-    # The pod's end waits for a kubelet, which this node has not: the change cannot be running.
-    seen = cluster.wait_for(UNIT, namespace, "a", lambda found: found["status"]["observedGeneration"] == 2)
-    assert readiness(seen) == ("Progressing", "UnitProgressing")
+    # This node has no kubelet, so the old pod cannot terminate, and the new generation cannot run.
+    updated = cluster.wait_for(UNIT, namespace, "a", lambda found: found["status"]["observedGeneration"] == 2)
+    assert readiness(updated) == ("Progressing", "UnitProgressing")
 
 
 def test_update_on_a_full_node_becomes_ready_again(cluster: ControllerCluster, namespace: str) -> None:
-    """One pod holds all GPUs that its node has, so the next one can come only when it is gone."""
+    """One pod holds all GPUs of its node, so the next pod can start only after its deletion."""
     name = f"full-{uuid.uuid4().hex[:6]}"
     cluster.add_node(name, gpus=33)
     try:
@@ -386,8 +388,8 @@ def test_update_on_a_full_node_becomes_ready_again(cluster: ControllerCluster, n
 
 
 def is_ready_again(found: Object) -> bool:
-    said: tuple[str, int] = (
+    reported: tuple[str, int] = (
         ready_condition(found).get("status", ""),
         ready_condition(found).get("observedGeneration", 0),
     )
-    return said == ("True", found["metadata"]["generation"])
+    return reported == ("True", found["metadata"]["generation"])

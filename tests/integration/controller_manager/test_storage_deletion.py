@@ -1,4 +1,4 @@
-"""The end of a storage: after its last mount, with its claim, in whatever order things are deleted."""
+"""Deletion of storages: after the last mount and together with the PVC, for every order of deletions."""
 
 from collections.abc import Callable
 from signal import Signals
@@ -28,7 +28,7 @@ from tests.integration.controller_manager.test_live_storage_attachment import (
     wait_attached_to,
 )
 
-CLAIM = PersistentVolumeClaim
+PVC = PersistentVolumeClaim
 PROTECTED = {"metadata": {"finalizers": [f"{GROUP}/storage-protection"]}}
 
 
@@ -39,21 +39,23 @@ def delete(cluster: ControllerCluster, namespace: str, cascade: str = "backgroun
 
 
 def wait_storage_deleted(cluster: ControllerCluster, namespace: str, timeout: float = 60) -> None:
-    """The storage is gone, and its claim was gone before."""
+    """Wait until the storage is deleted, and check that its PVC was deleted before."""
     wait_until(
         lambda: cluster.is_deleted(STORAGE, namespace, "data"),
         timeout,
-        lambda: f"still there: {cluster.get(STORAGE, namespace, 'data')}",
+        lambda: f"the storage still exists: {cluster.get(STORAGE, namespace, 'data')}",
     )
-    assert cluster.is_deleted(CLAIM, namespace, "data")
+    assert cluster.is_deleted(PVC, namespace, "data")
 
 
-def wait_deleting(cluster: ControllerCluster, namespace: str, said: str) -> Object:
+def wait_deleting(cluster: ControllerCluster, namespace: str, message: str) -> Object:
     return cluster.wait_for(
         STORAGE,
         namespace,
         "data",
-        lambda found: ready_condition(found).get("reason") == "Deleting" and said in ready_condition(found)["message"],
+        lambda found: (
+            ready_condition(found).get("reason") == "Deleting" and message in ready_condition(found)["message"]
+        ),
     )
 
 
@@ -75,16 +77,16 @@ def test_mounted_storage_is_deleted_after_its_last_pod(
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     delete(cluster, namespace, cascade)
     wait_deleting(cluster, namespace, "the deletion waits for GPUUnit web, ")
-    claim = cluster.get(CLAIM, namespace, "data")
-    assert claim
-    assert "deletionTimestamp" not in claim["metadata"]
-    assert ready_condition(cluster.get(UNIT, namespace, "web") or {})["reason"] == "UnitReady", "the unit does not mind"
-    let_go = block_pod_deletion(cluster, namespace, "web")
+    pvc = cluster.get(PVC, namespace, "data")
+    assert pvc
+    assert "deletionTimestamp" not in pvc["metadata"]
+    assert ready_condition(cluster.get(UNIT, namespace, "web") or {})["reason"] == "UnitReady", "the unit keeps running"
+    unblock_deletion = block_pod_deletion(cluster, namespace, "web")
     cluster.kube.delete(UNIT, "web", namespace=namespace)
     waiting = wait_deleting(cluster, namespace, "the deletion waits for Pod web-")
     assert waiting["status"]["phase"] == "Ready"
-    assert "deletionTimestamp" not in (cluster.get(CLAIM, namespace, "data") or {})["metadata"]
-    let_go()
+    assert "deletionTimestamp" not in (cluster.get(PVC, namespace, "data") or {})["metadata"]
+    unblock_deletion()
     wait_storage_deleted(cluster, namespace)
 
 
@@ -92,7 +94,7 @@ def test_deletion_of_a_unit_preserves_the_data(
     cluster: ControllerCluster, garbage_collector_ready: None, namespace: str
 ) -> None:
     cluster.create_ready_storage(namespace, "data")
-    before = cluster.get(CLAIM, namespace, "data")
+    before = cluster.get(PVC, namespace, "data")
     assert before
     cluster.create(UNIT, namespace, "web", MOUNTING)
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
@@ -102,10 +104,10 @@ def test_deletion_of_a_unit_preserves_the_data(
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     cluster.control_plane.kubectl("delete", "gpuunit", "web", "-n", namespace, "--cascade=orphan")
     cluster.trigger_reconcile(STORAGE, namespace, "data")
-    wait_attached_to(cluster, namespace, "web")  # its pod runs on
-    cluster.create(UNIT, namespace, "web", MOUNTING)  # and is taken over
+    wait_attached_to(cluster, namespace, "web")  # its pod keeps running
+    cluster.create(UNIT, namespace, "web", MOUNTING)  # the new unit adopts the Deployment
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
-    after = cluster.get(CLAIM, namespace, "data")
+    after = cluster.get(PVC, namespace, "data")
     assert after
     assert (after["metadata"]["uid"], after["spec"]) == (before["metadata"]["uid"], before["spec"])
 
@@ -115,12 +117,12 @@ def test_pvc_in_use_by_a_foreign_pod_blocks_the_deletion(cluster: ControllerClus
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
     spec = {"containers": [container], "volumes": [volume]}
-    stranger: Any = Pod.from_dict({"metadata": {"name": "stranger"}, "spec": spec})
-    cluster.kube.create(stranger, namespace=namespace)
-    cluster.wait_for(Pod, namespace, "stranger", lambda found: found["status"]["phase"] == "Running")
+    foreign_pod: Any = Pod.from_dict({"metadata": {"name": "foreign"}, "spec": spec})
+    cluster.kube.create(foreign_pod, namespace=namespace)
+    cluster.wait_for(Pod, namespace, "foreign", lambda found: found["status"]["phase"] == "Running")
     delete(cluster, namespace)
-    wait_deleting(cluster, namespace, "PersistentVolumeClaim data, which kubernetes.io/pvc-protection holds")
-    cluster.kube.delete(Pod, "stranger", namespace=namespace)
+    wait_deleting(cluster, namespace, "PersistentVolumeClaim data, which has finalizers kubernetes.io/pvc-protection")
+    cluster.kube.delete(Pod, "foreign", namespace=namespace)
     wait_storage_deleted(cluster, namespace)
 
 
@@ -138,11 +140,11 @@ def test_namespace_with_units_and_storages_in_every_state_is_deleted(
     with temporary_namespace(cluster) as namespace:
         cluster.create_ready_storage(namespace, "data")
         cluster.create(UNIT, namespace, "web", MOUNTING)
-        cluster.create(STORAGE, namespace, "without-class", {"size": "1Gi", "storageClassName": "nowhere"})
+        cluster.create(STORAGE, namespace, "without-class", {"size": "1Gi", "storageClassName": "missing"})
         cluster.create(STORAGE, namespace, "bad", {"size": "many"})
         cluster.create(STORAGE, namespace, "reserved", {"size": "1Gi", "attachedTo": {"unit": "x", "operationID": "y"}})
         cluster.create_ready_storage(namespace, "lost")
-        cluster.kube.delete(CLAIM, "lost", namespace=namespace)
+        cluster.kube.delete(PVC, "lost", namespace=namespace)
         cluster.wait_reason(STORAGE, namespace, "lost", "ClaimLost")
         cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
         cluster.wait_reason(STORAGE, namespace, "without-class", "ClaimPending")
@@ -152,23 +154,25 @@ def test_namespace_with_units_and_storages_in_every_state_is_deleted(
 
 
 def test_namespace_with_mounted_storages_is_deleted(cluster: ControllerCluster, garbage_collector_ready: None) -> None:
-    """All at once, since Kubernetes takes its time for each of them."""
-    manners = [(cascade, first) for cascade in ("background", "foreground", "orphan") for first in ("storage", "space")]
-    namespaces = [f"end-{cascade}-{first}-first" for cascade, first in manners]
+    """The namespaces are deleted concurrently, because the deletion of each one takes long."""
+    variants = [
+        (cascade, first) for cascade in ("background", "foreground", "orphan") for first in ("storage", "space")
+    ]
+    namespaces = [f"delete-{cascade}-{first}-first" for cascade, first in variants]
     for namespace in namespaces:
         cluster.kube.create(Namespace(metadata=ObjectMeta(name=namespace)))
         cluster.create_ready_storage(namespace, "data")
         cluster.create(UNIT, namespace, "web", MOUNTING)
         cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
-    for namespace, (cascade, first) in zip(namespaces, manners, strict=True):
+    for namespace, (cascade, first) in zip(namespaces, variants, strict=True):
         storage = ("gpustorage", "data", f"--namespace={namespace}", "--ignore-not-found")
         both = (storage, ("namespace", namespace))
-        for what in both if first == "storage" else reversed(both):
-            cluster.control_plane.kubectl("delete", *what, f"--cascade={cascade}", "--wait=false")
+        for target in both if first == "storage" else reversed(both):
+            cluster.control_plane.kubectl("delete", *target, f"--cascade={cascade}", "--wait=false")
     wait_until(
         lambda: all(is_namespace_deleted(cluster, each) for each in namespaces),
         180,
-        lambda: f"not all of {namespaces} end",
+        lambda: f"not all of {namespaces} are deleted",
     )
 
 
@@ -195,12 +199,12 @@ def delete_storage(cluster: ControllerCluster, namespace: str) -> None:
 
 def delete_pvc(cluster: ControllerCluster, namespace: str) -> None:
     delete_storage(cluster, namespace)
-    cluster.kube.delete(CLAIM, "data", namespace=namespace)
+    cluster.kube.delete(PVC, "data", namespace=namespace)
 
 
 def delete_pvc_and_wait(cluster: ControllerCluster, namespace: str) -> None:
     delete_pvc(cluster, namespace)
-    wait_until(lambda: cluster.is_deleted(CLAIM, namespace, "data"), 60, lambda: "the claim is still mounted")
+    wait_until(lambda: cluster.is_deleted(PVC, namespace, "data"), 60, lambda: "the PVC still exists")
 
 
 RELEASE_STEPS = (delete_unit, drop_mount)
@@ -208,7 +212,7 @@ DELETION_STEPS = (delete_storage, delete_pvc, delete_pvc_and_wait)
 
 
 def test_deletion_interrupted_by_a_kill_is_finished_by_the_next_manager(unmanaged_cluster: ControllerCluster) -> None:
-    """Every step of a release and of an end is made without a manager, as if it had been killed right then."""
+    """Each step of a detach and of a deletion happens while no manager runs, as after a kill at that point."""
     steps: tuple[Callable[[ControllerCluster, str], None], ...] = (*RELEASE_STEPS, *DELETION_STEPS)
     manager = unmanaged_cluster.start_manager(leaderElection=QUICK_ELECTION).wait_leading()
     namespaces = {step: f"killed-{step.__name__.replace('_', '-')}" for step in steps}
@@ -221,16 +225,16 @@ def test_deletion_interrupted_by_a_kill_is_finished_by_the_next_manager(unmanage
     manager.stop(Signals.SIGKILL)
     for step, namespace in namespaces.items():
         step(unmanaged_cluster, namespace)
-    # Before its claim is made, a storage is protected; before a pod mounts it, it is attached.
+    # A storage gets its finalizer before its PVC is created. This one has only the finalizer.
     unmanaged_cluster.control_plane.kubectl("create", "namespace", "killed-early")
     unmanaged_cluster.create_volume("killed-early", "data")
     unmanaged_cluster.create(STORAGE, "killed-early", "data", {"size": "1Gi"}, **PROTECTED["metadata"])
     unmanaged_cluster.create(UNIT, "killed-early", "web", MOUNTING)
     unmanaged_cluster.start_manager(leaderElection=QUICK_ELECTION).wait_leading()
     unmanaged_cluster.wait_reason(UNIT, "killed-early", "web", "UnitReady")
-    for release in RELEASE_STEPS:
-        wait_attached_to(unmanaged_cluster, namespaces[release], None)
-    for end in DELETION_STEPS:
-        wait_storage_deleted(unmanaged_cluster, namespaces[end])
+    for step in RELEASE_STEPS:
+        wait_attached_to(unmanaged_cluster, namespaces[step], None)
+    for step in DELETION_STEPS:
+        wait_storage_deleted(unmanaged_cluster, namespaces[step])
     for namespace in (*namespaces.values(), "killed-early"):
         unmanaged_cluster.kube.delete(Namespace, namespace)

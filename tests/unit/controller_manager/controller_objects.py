@@ -1,4 +1,4 @@
-"""Units, pools and what belongs to them, as a test needs them: everything that it does not say is plain."""
+"""Builders of units, pools, storages and their Kubernetes objects. Fields that a test does not set have defaults."""
 
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -9,10 +9,10 @@ import msgspec
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
-from gpu_runtime.controller_manager.gpu_storage import observe as storage_seen
-from gpu_runtime.controller_manager.gpu_unit import observe as unit_seen
+from gpu_runtime.controller_manager.gpu_storage import observe as storage_observe
+from gpu_runtime.controller_manager.gpu_unit import observe as unit_observe
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings, PodSecuritySettings
-from gpu_runtime.controller_manager.stock_pool import observe as pool_seen
+from gpu_runtime.controller_manager.stock_pool import observe as pool_observe
 from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, RawService
 from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim, Pod, StorageClass
 from gpu_runtime.kube.meta import Manifest
@@ -23,29 +23,30 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PORTS = [{"name": "http", "port": 80}, {"name": "voice", "port": 80, "protocol": "UDP"}]
 
 
-def metadata(name: str, namespace: str = "runtime-instance", **more: Any) -> Manifest:
-    return {"name": name, "namespace": namespace, "uid": f"uid-of-{name}", "generation": 1, **more}
+def metadata(name: str, namespace: str = "runtime-instance", **fields: Any) -> Manifest:
+    return {"name": name, "namespace": namespace, "uid": f"uid-of-{name}", "generation": 1, **fields}
 
 
 def unit(namespace: str = "runtime-instance", annotations: Manifest | None = None, **spec: Any) -> GPUUnit:
-    given = {"specName": "g1.1", "image": "python", **spec}
-    return msgspec.convert(
-        {"metadata": metadata("web", namespace, annotations=annotations or {}), "spec": given}, GPUUnit
-    )
+    content = {
+        "metadata": metadata("web", namespace, annotations=annotations or {}),
+        "spec": {"specName": "g1.1", "image": "python", **spec},
+    }
+    return msgspec.convert(content, GPUUnit)
 
 
 def pool(**spec: Any) -> StockPool:
-    given = {"specName": "g1.1", "replicas": 2, **spec}
-    return msgspec.convert({"metadata": metadata("warm"), "spec": given}, StockPool)
+    content = {"metadata": metadata("warm"), "spec": {"specName": "g1.1", "replicas": 2, **spec}}
+    return msgspec.convert(content, StockPool)
 
 
-def observed_unit(found: GPUUnit, **more: Any) -> unit_seen.ObservedUnit:
-    given = {name: MappingProxyType(more.pop(name, {})) for name in ("storages", "mounting")}
-    return unit_seen.ObservedUnit(unit=found, **{"settings": SETTINGS, **given, **more})
+def observed_unit(unit: GPUUnit, **fields: Any) -> unit_observe.ObservedUnit:
+    mappings = {name: MappingProxyType(fields.pop(name, {})) for name in ("storages", "mounting_pods")}
+    return unit_observe.ObservedUnit(unit=unit, **{"settings": SETTINGS, **mappings, **fields})
 
 
-def observed_pool(found: StockPool, **more: Any) -> pool_seen.ObservedPool:
-    return pool_seen.ObservedPool(pool=found, **{"settings": SETTINGS, **more})
+def observed_pool(pool: StockPool, **fields: Any) -> pool_observe.ObservedPool:
+    return pool_observe.ObservedPool(pool=pool, **{"settings": SETTINGS, **fields})
 
 
 def storage_in_phase(phase: str | None = None, attached: str | None = None) -> GPUStorage:
@@ -53,28 +54,28 @@ def storage_in_phase(phase: str | None = None, attached: str | None = None) -> G
     return msgspec.convert({"metadata": metadata("data"), "spec": spec, "status": {"phase": phase}}, GPUStorage)
 
 
-def make_storage(attached: Manifest | None = None, status: Manifest | None = None, **more: Any) -> GPUStorage:
-    """Of the name `data`. What is neither about its attachment nor its status is its spec or its metadata."""
-    about = {name: more.pop(name) for name in ("deletionTimestamp", "finalizers") if name in more}
-    spec = {"size": "1Gi", **more} | ({"attachedTo": attached} if attached else {})
-    content = {"metadata": metadata("data", **about), "spec": spec, "status": status or {}}
+def make_storage(attached: Manifest | None = None, status: Manifest | None = None, **fields: Any) -> GPUStorage:
+    """Return a storage with the name `data`. `fields` are fields of its spec, deletionTimestamp or finalizers."""
+    metadata_fields = {name: fields.pop(name) for name in ("deletionTimestamp", "finalizers") if name in fields}
+    spec = {"size": "1Gi", **fields} | ({"attachedTo": attached} if attached else {})
+    content = {"metadata": metadata("data", **metadata_fields), "spec": spec, "status": status or {}}
     return msgspec.convert(content, GPUStorage)
 
 
-def observed_storage(found: GPUStorage, **more: Any) -> storage_seen.ObservedStorage:
-    return storage_seen.ObservedStorage(storage=found, **{"now": NOON, **more})
+def observed_storage(storage: GPUStorage, **fields: Any) -> storage_observe.ObservedStorage:
+    return storage_observe.ObservedStorage(storage=storage, **{"now": NOON, **fields})
 
 
-def pvc(phase: str = "Bound", capacity: str = "1Gi", requested: str = "1Gi", **more: Any) -> PersistentVolumeClaim:
-    """The claim of the storage `data`, as it should be."""
-    about = {
+def pvc(phase: str = "Bound", capacity: str = "1Gi", requested: str = "1Gi", **fields: Any) -> PersistentVolumeClaim:
+    """Return the PVC of the storage `data`, with correct metadata. `fields` are metadata fields, `spec` or `status`."""
+    default_metadata = {
         "labels": {"app.kubernetes.io/managed-by": "gpu-runtime", "runtime.lokiwager.io/storage": "data"},
         "annotations": {"runtime.lokiwager.io/storage-uid": "uid-of-data"},
     }
     spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "rook-ceph-block", "volumeName": "volume-1"}
-    spec |= {"resources": {"requests": {"storage": requested}}} | more.pop("spec", {})
-    status = {"phase": phase, "capacity": {"storage": capacity} if capacity else {}, **more.pop("status", {})}
-    content = {"metadata": metadata("data", **{**about, **more}), "spec": spec, "status": status}
+    spec |= {"resources": {"requests": {"storage": requested}}} | fields.pop("spec", {})
+    status = {"phase": phase, "capacity": {"storage": capacity} if capacity else {}, **fields.pop("status", {})}
+    content = {"metadata": metadata("data", **{**default_metadata, **fields}), "spec": spec, "status": status}
     return msgspec.convert(content, PersistentVolumeClaim)
 
 
@@ -84,32 +85,36 @@ def storage_class(allow_expansion: bool = True, binding: str = "Immediate") -> S
 
 
 def deployment(generation: int = 1, conditions: Any = (), **status: int) -> RawDeployment:
-    counted = {"observedGeneration": 1, "conditions": list(conditions), **status}
-    return msgspec.convert({"metadata": metadata("web", generation=generation), "status": counted}, RawDeployment)
+    content = {
+        "metadata": metadata("web", generation=generation),
+        "status": {"observedGeneration": 1, "conditions": list(conditions), **status},
+    }
+    return msgspec.convert(content, RawDeployment)
 
 
-def running_deployment(replicas: int = 1, **more: Any) -> RawDeployment:
+def running_deployment(replicas: int = 1, **fields: Any) -> RawDeployment:
     counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), replicas)
-    return deployment(**{**counts, **more})
+    return deployment(**{**counts, **fields})
 
 
 def pod(name: str = "web-1", created: str = "2026-01-01T00:00:00Z", deleted: str | None = None, **status: Any) -> Pod:
-    about = metadata(name, creationTimestamp=created, deletionTimestamp=deleted, labels=status.pop("labels", {}))
+    labels = status.pop("labels", {})
+    pod_metadata = metadata(name, creationTimestamp=created, deletionTimestamp=deleted, labels=labels)
     mounted = [{"persistentVolumeClaim": {"claimName": name}} for name in status.pop("claims", ())]
-    content = {"metadata": about, "spec": {"volumes": [{"name": "other"}, *mounted]}, "status": status}
+    content = {"metadata": pod_metadata, "spec": {"volumes": [{"name": "other"}, *mounted]}, "status": status}
     return msgspec.convert(content, Pod)
 
 
-def container(state: Manifest, **more: Any) -> Manifest:
-    return {"name": "main", "image": "python", "state": state, **more}
+def container(state: Manifest, **fields: Any) -> Manifest:
+    return {"name": "main", "image": "python", "state": state, **fields}
 
 
-def as_stored(wanted: Manifest, kind: type[RawDeployment] | type[RawService], **more: Any) -> Any:
-    """The object as the API server gives it back: what is empty is left out, what was not said has its default."""
+def as_stored(desired: Manifest, kind: type[RawDeployment] | type[RawService], **fields: Any) -> Any:
+    """Return the object as the API server returns it: empty fields are omitted, and missing fields have defaults."""
     defaults = {"progressDeadlineSeconds": 600} if kind is RawDeployment else {"sessionAffinity": "None"}
-    spec = _without_empty(wanted["spec"]) | defaults
-    about = wanted["metadata"] | {"uid": "uid-of-the-child", "resourceVersion": "7", **more}
-    return msgspec.convert({"metadata": about, "spec": spec}, kind)
+    spec = _without_empty(desired["spec"]) | defaults
+    stored_metadata = desired["metadata"] | {"uid": "uid-of-the-child", "resourceVersion": "7", **fields}
+    return msgspec.convert({"metadata": stored_metadata, "spec": spec}, kind)
 
 
 def _without_empty(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The manifests of children, in product words."""
+"""Manifests of the Deployments and Services of units and pools."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_require_non_root_applies_to_units_and_pools() -> None:
 
 
 @pytest.mark.parametrize(("running", "replicas"), [(True, 1), (False, 0)])
-def test_a_stopped_unit_has_no_pod(running: bool, replicas: int) -> None:
+def test_stopped_unit_has_no_replicas(running: bool, replicas: int) -> None:
     assert unit_deployment(observed_unit(unit(running=running)))["spec"]["replicas"] == replicas
 
 
@@ -73,9 +73,9 @@ def test_pods_are_labeled_with_unit_name_and_uid() -> None:
     assert (labels[Label.UNIT], labels[Label.UNIT_UID]) == ("web", "uid-of-web")
 
 
-def test_a_unit_prefers_the_node_of_its_stock() -> None:
-    known = {Annotation.SOURCE_STOCK_UID: "s", Annotation.SOURCE_STOCK_NODE: "node-1"}
-    (preferred,) = unit_pod(annotations=known)["affinity"]["nodeAffinity"][
+def test_unit_prefers_the_node_of_its_source_stock() -> None:
+    source_stock = {Annotation.SOURCE_STOCK_UID: "s", Annotation.SOURCE_STOCK_NODE: "node-1"}
+    (preferred,) = unit_pod(annotations=source_stock)["affinity"]["nodeAffinity"][
         "preferredDuringSchedulingIgnoredDuringExecution"
     ]
     assert preferred["preference"]["matchExpressions"][0]["values"] == ["node-1"]
@@ -94,12 +94,12 @@ def test_storages_are_mounted_from_pvcs_of_the_same_name() -> None:
 
 
 def test_service_exposes_every_declared_port() -> None:
-    for wanted in (
+    for manifest in (
         unit_service(observed_unit(unit(template={"ports": PORTS}))),
         pool_service(observed_pool(pool(template={"ports": PORTS}))),
     ):
-        assert wanted
-        assert wanted["spec"]["ports"] == [
+        assert manifest
+        assert manifest["spec"]["ports"] == [
             {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 80},
             {"name": "voice", "port": 80, "protocol": "UDP", "targetPort": 80},
         ]

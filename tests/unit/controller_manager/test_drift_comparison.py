@@ -1,4 +1,4 @@
-"""Whether a child is what it should be, and what is written over it when it is not."""
+"""Comparison of live children with their desired manifests, and the manifest of an update."""
 
 import copy
 from typing import Any
@@ -28,22 +28,22 @@ MAIN = ("template", "spec", "containers", 0)
 
 
 def service() -> dict[str, Any]:
-    wanted = unit_service(observed_unit(UNIT))
-    assert wanted
-    return wanted
+    manifest = unit_service(observed_unit(UNIT))
+    assert manifest
+    return manifest
 
 
-def with_field(kept: Any, path: tuple[str | int, ...], value: Any) -> Any:
-    """The same object with one field other than it was; None takes it away."""
-    spec = copy.deepcopy(kept.spec)
-    place: Any = spec
+def with_field(stored: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """Return a copy of the object with one changed field. The value None removes the field."""
+    spec = copy.deepcopy(stored.spec)
+    parent: Any = spec
     for part in path[:-1]:
-        place = place[part]
+        parent = parent[part]
     if value is None:
-        del place[path[-1]]
+        del parent[path[-1]]
     else:
-        place[path[-1]] = value
-    return type(kept)(metadata=kept.metadata, spec=spec)
+        parent[path[-1]] = value
+    return type(stored)(metadata=stored.metadata, spec=spec)
 
 
 def test_defaulted_object_from_the_api_server_has_no_drift() -> None:
@@ -105,28 +105,28 @@ def test_changed_service_field_is_drift(path: tuple[str | int, ...], value: Any)
 
 @pytest.mark.parametrize("part", ["labels", "annotations"])
 def test_foreign_metadata_is_no_drift_and_missing_metadata_is(part: str) -> None:
-    kept = DEPLOYMENT["metadata"][part]
-    assert matches_desired(as_stored(DEPLOYMENT, RawDeployment, **{part: kept | {"example.com/a": "b"}}), DEPLOYMENT)
+    desired = DEPLOYMENT["metadata"][part]
+    assert matches_desired(as_stored(DEPLOYMENT, RawDeployment, **{part: desired | {"example.com/a": "b"}}), DEPLOYMENT)
     assert not matches_desired(as_stored(DEPLOYMENT, RawDeployment, **{part: {}}), DEPLOYMENT)
 
 
 def test_desired_hash_changes_only_with_the_desired_spec() -> None:
-    def digest(**spec: Any) -> str:
-        found: str = unit_deployment(observed_unit(unit(**spec)))["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
-        return found
+    def desired_hash(**spec: Any) -> str:
+        annotations: dict[str, str] = unit_deployment(observed_unit(unit(**spec)))["metadata"]["annotations"]
+        return annotations[DESIRED_HASH_ANNOTATION]
 
-    assert digest() == digest()
-    assert digest() != digest(memory="1Gi")
-    assert digest(template={"args": ["a"]}) != digest(template={"command": ["a"]})
+    assert desired_hash() == desired_hash()
+    assert desired_hash() != desired_hash(memory="1Gi")
+    assert desired_hash(template={"args": ["a"]}) != desired_hash(template={"command": ["a"]})
 
 
-def test_an_object_is_owned_by_its_controller_and_an_orphan_by_its_labels() -> None:
-    kept, bare = as_stored(DEPLOYMENT, RawDeployment), as_stored(DEPLOYMENT, RawDeployment, ownerReferences=[])
-    strange = as_stored(DEPLOYMENT, RawDeployment, ownerReferences=[], labels={"app": "web"})
-    assert (is_owned(kept, UNIT), is_orphan(kept, DEPLOYMENT)) == (True, False)
-    assert (is_owned(bare, UNIT), is_orphan(bare, DEPLOYMENT)) == (False, True)
-    assert (is_owned(strange, UNIT), is_orphan(strange, DEPLOYMENT)) == (False, False)
-    assert not matches_desired(bare, DEPLOYMENT)
+def test_child_is_owned_by_its_owner_reference_and_orphan_is_identified_by_labels() -> None:
+    owned, orphan = as_stored(DEPLOYMENT, RawDeployment), as_stored(DEPLOYMENT, RawDeployment, ownerReferences=[])
+    foreign = as_stored(DEPLOYMENT, RawDeployment, ownerReferences=[], labels={"app": "web"})
+    assert (is_owned(owned, UNIT), is_orphan(owned, DEPLOYMENT)) == (True, False)
+    assert (is_owned(orphan, UNIT), is_orphan(orphan, DEPLOYMENT)) == (False, True)
+    assert (is_owned(foreign, UNIT), is_orphan(foreign, DEPLOYMENT)) == (False, False)
+    assert not matches_desired(orphan, DEPLOYMENT)
 
 
 def test_replacement_preserves_foreign_metadata() -> None:

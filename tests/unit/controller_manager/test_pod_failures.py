@@ -1,4 +1,4 @@
-"""Why pods do not start, in the words of whoever refused them."""
+"""Failure messages of pods that do not start."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def failure_of_pod(**status: Any) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         ({}, None),
         ({"containerStatuses": [container({"running": {}})]}, None),
@@ -49,7 +49,7 @@ def failure_of_pod(**status: Any) -> str | None:
         ),
         (
             {"containerStatuses": [container({"waiting": {"reason": "CrashLoopBackOff"}})]},
-            "container main keeps crashing",
+            "container main crashes repeatedly: read its logs",
         ),
         (
             {
@@ -60,14 +60,14 @@ def failure_of_pod(**status: Any) -> str | None:
         ),
         (
             {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4"}]},
-            "no node takes the pod: 0/4",
+            "the scheduler found no node for the pod: 0/4",
         ),
         ({"phase": "Failed", "reason": "Evicted"}, "pod web-1 failed: Evicted"),
-        ({"phase": "Failed"}, "pod web-1 failed: for no given reason"),
+        ({"phase": "Failed"}, "pod web-1 failed: Kubernetes reported no reason"),
     ],
 )
-def test_pod_startup_failure_message(status: dict[str, Any], said: str | None) -> None:
-    assert failure_of_pod(**status) == said
+def test_pod_startup_failure_message(status: dict[str, Any], message: str | None) -> None:
+    assert failure_of_pod(**status) == message
 
 
 def condition(kind: str, reason: str, message: str, status: str = "True") -> dict[str, str]:
@@ -79,21 +79,21 @@ LATE = condition("Progressing", "ProgressDeadlineExceeded", "timed out", "False"
 
 
 @pytest.mark.parametrize(
-    ("conditions", "pods", "said"),
+    ("conditions", "pods", "message"),
     [
         ((), (), None),
-        ((QUOTA,), (), "pods are refused: exceeded quota"),
+        ((QUOTA,), (), "the API server rejects the pods: exceeded quota"),
         ((QUOTA | {"status": "False"},), (), None),
         ((LATE,), (), "timed out"),
-        ((LATE, QUOTA), (), "pods are refused: exceeded quota"),
+        ((LATE, QUOTA), (), "the API server rejects the pods: exceeded quota"),
         ((LATE,), (pod(containerStatuses=[PULLING]),), "image python cannot be pulled: no such host"),
         ((), (pod(containerStatuses=[PULLING], deleted="2026-01-01T00:00:00Z"),), None),
-        ((QUOTA,), (pod(phase="Failed", reason="Evicted"),), "pods are refused: exceeded quota"),
+        ((QUOTA,), (pod(phase="Failed", reason="Evicted"),), "the API server rejects the pods: exceeded quota"),
         ((), (pod(phase="Succeeded"),), None),
     ],
 )
-def test_most_specific_startup_failure_is_reported(conditions: tuple[Any, ...], pods: Any, said: str | None) -> None:
-    assert startup_failure(deployment(conditions=conditions), pods) == said
+def test_most_specific_startup_failure_is_reported(conditions: tuple[Any, ...], pods: Any, message: str | None) -> None:
+    assert startup_failure(deployment(conditions=conditions), pods) == message
 
 
 def test_failure_of_the_newest_pod_is_reported() -> None:

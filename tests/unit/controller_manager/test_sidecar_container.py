@@ -1,4 +1,4 @@
-"""What a unit that serves a function has beside the user's container, and what of a unit can be reached."""
+"""The worker sidecar in the pod of a unit that serves a function, and the NetworkPolicy of units."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from gpu_runtime.contract.crd.conditions import ReadyReason
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment
 from gpu_runtime.controller_manager.gpu_unit.children.network_policy import network_policy
-from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS_ANNOTATION as SETTINGS_ANNOTATION
+from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS_ANNOTATION
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, EgressSettings, ServerlessSettings
 from gpu_runtime.process.settings import parse_settings
@@ -26,13 +26,13 @@ def settings(**changes: Any) -> ControllerManagerSettings:
 
 
 def template(serverless: Any = FUNCTION, with_settings: ControllerManagerSettings = SETTINGS, **spec: Any) -> Any:
-    found = observed_unit(unit(serverless=serverless, **spec), settings=with_settings)
-    return deployment(found)["spec"]["template"]
+    observed = observed_unit(unit(serverless=serverless, **spec), settings=with_settings)
+    return deployment(observed)["spec"]["template"]
 
 
-def containers(**more: Any) -> tuple[Any, Any]:
-    """The sidecar and the user's."""
-    pod = template(**more)["spec"]
+def containers(**options: Any) -> tuple[Any, Any]:
+    """Return the sidecar container and the user's container."""
+    pod = template(**options)["spec"]
     return pod["initContainers"][0], pod["containers"][0]
 
 
@@ -48,22 +48,23 @@ def test_unit_without_serverless_has_no_sidecar(serverless: Any) -> None:
 
 
 def test_sidecar_settings_annotation_is_valid() -> None:
-    nats = NatsSettings(urls=("nats://queue:4222",), user="worker", password_file="/etc/gpu-runtime-nats/password")  # noqa: S106
-    said = template(with_settings=settings(nats=nats))["metadata"]["annotations"][SETTINGS_ANNOTATION]
-    read = parse_settings(said, WorkerSidecarSettings)
-    assert (read.request_id, read.worker, read.namespace, read.concurrency) == ("double", "web", "runtime-instance", 3)
-    assert read.nats == nats
-    assert (read.framework.invoke_path, read.framework.health_path) == ("/call", "/alive")
-    assert (read.health.port, read.drain_timeout_seconds) == (20257, 300)
+    nats = NatsSettings(urls=("nats://nats:4222",), user="worker", password_file="/etc/gpu-runtime-nats/password")  # noqa: S106
+    annotation = template(with_settings=settings(nats=nats))["metadata"]["annotations"][SETTINGS_ANNOTATION]
+    parsed = parse_settings(annotation, WorkerSidecarSettings)
+    assert (parsed.request_id, parsed.worker, parsed.namespace) == ("double", "web", "runtime-instance")
+    assert parsed.concurrency == 3
+    assert parsed.nats == nats
+    assert (parsed.framework.invoke_path, parsed.framework.health_path) == ("/call", "/alive")
+    assert (parsed.health.port, parsed.drain_timeout_seconds) == (20257, 300)
 
 
 def test_socket_volume_is_mounted_into_both_containers() -> None:
     sidecar, main = containers()
     (mount,) = main["volumeMounts"]
     assert mount["mountPath"] == "/run/user"
-    said = parse_settings(template()["metadata"]["annotations"][SETTINGS_ANNOTATION], WorkerSidecarSettings)
-    (folder,) = [each["mountPath"] for each in sidecar["volumeMounts"] if each["name"] == mount["name"]]
-    assert said.framework.socket_path == f"{folder}/my.sock"
+    parsed = parse_settings(template()["metadata"]["annotations"][SETTINGS_ANNOTATION], WorkerSidecarSettings)
+    (directory,) = [each["mountPath"] for each in sidecar["volumeMounts"] if each["name"] == mount["name"]]
+    assert parsed.framework.socket_path == f"{directory}/my.sock"
     assert {each["name"]: each["value"] for each in main["env"]} == {
         "GPU_RUNTIME_SOCKET": "/run/user/my.sock",
         "GPU_RUNTIME_INVOKE_PATH": "/call",
@@ -75,18 +76,18 @@ def test_socket_volume_is_mounted_into_both_containers() -> None:
 def test_platform_environment_overrides_user_environment() -> None:
     envs = [{"name": "GPU_RUNTIME_SOCKET", "value": "/other"}, {"name": "MINE", "value": "1"}]
     _, main = containers(template={"envs": envs})
-    said = [(each["name"], each["value"]) for each in main["env"]]
-    assert said[:2] == [("MINE", "1"), ("GPU_RUNTIME_SOCKET", "/run/user/my.sock")]
-    assert len(said) == 5
+    env = [(each["name"], each["value"]) for each in main["env"]]
+    assert env[:2] == [("MINE", "1"), ("GPU_RUNTIME_SOCKET", "/run/user/my.sock")]
+    assert len(env) == 5
 
 
 def test_sidecar_is_a_restricted_native_sidecar_container() -> None:
     sidecar, _ = containers()
     assert (sidecar["image"], sidecar["restartPolicy"]) == ("stock:1", "Always")
-    secured = sidecar["securityContext"]
-    assert (secured["runAsNonRoot"], secured["readOnlyRootFilesystem"]) == (True, True)
-    assert secured["allowPrivilegeEscalation"] is False
-    assert secured["capabilities"] == {"drop": ["ALL"]}
+    security = sidecar["securityContext"]
+    assert (security["runAsNonRoot"], security["readOnlyRootFilesystem"]) == (True, True)
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
     assert all(mount["readOnly"] for mount in sidecar["volumeMounts"])
 
 
@@ -97,9 +98,9 @@ def test_pre_stop_hook_waits_for_the_drain() -> None:
 
 
 def test_nats_credentials_are_mounted_only_into_the_sidecar() -> None:
-    sidecar, main = containers(with_settings=settings(credentials_secret="queue"))  # noqa: S106
-    pod = template(with_settings=settings(credentials_secret="queue"))["spec"]  # noqa: S106
-    (volume,) = [each["name"] for each in pod["volumes"] if each.get("secret") == {"secretName": "queue"}]
+    sidecar, main = containers(with_settings=settings(credentials_secret="nats-credentials"))  # noqa: S106
+    pod = template(with_settings=settings(credentials_secret="nats-credentials"))["spec"]  # noqa: S106
+    (volume,) = [each["name"] for each in pod["volumes"] if each.get("secret") == {"secretName": "nats-credentials"}]
     assert volume in [mount["name"] for mount in sidecar["volumeMounts"]]
     assert volume not in [mount["name"] for mount in main["volumeMounts"]]
 
@@ -112,11 +113,11 @@ def test_sidecar_port_is_rejected_only_for_serverless_units() -> None:
     assert first_violation(UNIT_RULES, observed_unit(unit(template=ports))) is None
 
 
-def policy(**more: Any) -> Any:
-    given = {name: more.pop(name) for name in ("settings",) if name in more}
-    wanted = network_policy(observed_unit(unit(**more), **given))
-    assert wanted
-    return wanted["spec"]
+def policy(**spec: Any) -> Any:
+    fields = {name: spec.pop(name) for name in ("settings",) if name in spec}
+    manifest = network_policy(observed_unit(unit(**spec), **fields))
+    assert manifest
+    return manifest["spec"]
 
 
 def test_network_policy_opens_only_declared_ports() -> None:
@@ -129,11 +130,11 @@ def test_network_policy_opens_only_declared_ports() -> None:
 
 
 def test_restricted_egress_allows_only_dns_and_nats() -> None:
-    limited = settings(egress=EgressSettings(restrict=True))
+    restricted = settings(egress=EgressSettings(restrict=True))
     assert policy(serverless=FUNCTION)["policyTypes"] == ["Ingress"]
-    assert policy(settings=limited)["policyTypes"] == ["Ingress"]
-    worker = policy(serverless=FUNCTION, settings=limited)
+    assert policy(settings=restricted)["policyTypes"] == ["Ingress"]
+    worker = policy(serverless=FUNCTION, settings=restricted)
     assert worker["policyTypes"] == ["Ingress", "Egress"]
-    dns, queue = worker["egress"]
+    dns, nats = worker["egress"]
     assert {each["port"] for each in dns["ports"]} == {53}
-    assert ([each["port"] for each in queue["ports"]], len(queue["to"])) == ([4222], 1)
+    assert ([each["port"] for each in nats["ports"]], len(nats["to"])) == ([4222], 1)

@@ -1,4 +1,4 @@
-"""Who holds a storage, and what its end waits for: each decision from what was seen."""
+"""Steps of the attachment and of the deletion of a storage, and the references to PVCs that they depend on."""
 
 from typing import Any
 
@@ -31,49 +31,49 @@ from gpu_runtime.kube.store import Store
 from tests.unit.controller_manager.controller_objects import make_storage, metadata, observed_storage, pod, pvc, unit
 
 MOUNTS = [{"name": "data", "mountPath": "/data"}]
-HELD = {"unit": "web"}
+ATTACHED = {"unit": "web"}
 BY_OPERATION = {"unit": "web", "operationID": "op-1"}
 OLD = {"mountedBy": "web", "lastSyncTime": "2026-01-01T11:59:57Z"}
 FRESH = {"mountedBy": "web", "lastSyncTime": "2026-01-01T11:59:58Z"}
 FAR_AHEAD = {"mountedBy": "web", "lastSyncTime": "9999-12-31T23:59:59Z"}
-OF_ANOTHER = OLD | {"mountedBy": "b"}
-MOUNTING = unit(storageMounts=MOUNTS)
-STOPPED = unit(storageMounts=MOUNTS, running=False)
-DROPPED = unit()
+OLD_OF_OTHER_UNIT = OLD | {"mountedBy": "b"}
+MOUNTING_UNIT = unit(storageMounts=MOUNTS)
+STOPPED_UNIT = unit(storageMounts=MOUNTS, running=False)
+UNIT_WITHOUT_MOUNT = unit()
 UNIT_OF_OPERATION = unit(annotations={Annotation.OPERATION_ID: "op-1"})
 UNIT_OF_OTHER_OPERATION = unit(annotations={Annotation.OPERATION_ID: "op-0"})
 CHECK_OPERATION = CheckOperation("op-1", "web")
 
 
 @pytest.mark.parametrize(
-    ("attached", "status", "more", "step"),
+    ("attached", "status", "fields", "step"),
     [
         (None, {}, {}, KeepAttachment()),
-        (None, {}, {"claimants": (MOUNTING,)}, AttachStorage("web")),
-        (HELD, OLD, {"holder": MOUNTING}, KeepAttachment()),
-        (HELD, OLD, {"holder": STOPPED}, KeepAttachment()),
-        (HELD, OLD, {"holder": DROPPED}, DetachStorage("web")),
-        (HELD, OLD, {}, DetachStorage("web")),
-        (HELD, OLD, {"mounted_in": ("Pod p",)}, KeepAttachment()),
-        (HELD, OLD, {"holder": DROPPED, "mounted_in": ("Deployment web",)}, KeepAttachment()),
-        (HELD, OLD, {"pods_trouble": "forbidden"}, RecheckAttachment(1.0)),
-        (HELD, FRESH, {"holder": DROPPED}, RecheckAttachment(3.0)),
-        (HELD, FAR_AHEAD, {"holder": DROPPED}, DetachStorage("web")),
-        (HELD, {}, {"holder": DROPPED}, RecheckAttachment(3.0)),
-        (HELD, OF_ANOTHER, {"holder": DROPPED}, RecheckAttachment(3.0)),
-        (HELD, FRESH, {}, DetachStorage("web")),
-        (HELD, {}, {}, DetachStorage("web")),
+        (None, {}, {"attach_candidates": (MOUNTING_UNIT,)}, AttachStorage("web")),
+        (ATTACHED, OLD, {"attached_unit": MOUNTING_UNIT}, KeepAttachment()),
+        (ATTACHED, OLD, {"attached_unit": STOPPED_UNIT}, KeepAttachment()),
+        (ATTACHED, OLD, {"attached_unit": UNIT_WITHOUT_MOUNT}, DetachStorage("web")),
+        (ATTACHED, OLD, {}, DetachStorage("web")),
+        (ATTACHED, OLD, {"mounted_by": ("Pod p",)}, KeepAttachment()),
+        (ATTACHED, OLD, {"attached_unit": UNIT_WITHOUT_MOUNT, "mounted_by": ("Deployment web",)}, KeepAttachment()),
+        (ATTACHED, OLD, {"pod_cache_error": "forbidden"}, RecheckAttachment(1.0)),
+        (ATTACHED, FRESH, {"attached_unit": UNIT_WITHOUT_MOUNT}, RecheckAttachment(3.0)),
+        (ATTACHED, FAR_AHEAD, {"attached_unit": UNIT_WITHOUT_MOUNT}, DetachStorage("web")),
+        (ATTACHED, {}, {"attached_unit": UNIT_WITHOUT_MOUNT}, RecheckAttachment(3.0)),
+        (ATTACHED, OLD_OF_OTHER_UNIT, {"attached_unit": UNIT_WITHOUT_MOUNT}, RecheckAttachment(3.0)),
+        (ATTACHED, FRESH, {}, DetachStorage("web")),
+        (ATTACHED, {}, {}, DetachStorage("web")),
         (BY_OPERATION, OLD, {}, CHECK_OPERATION),
         (BY_OPERATION, {}, {}, CHECK_OPERATION),
-        (BY_OPERATION, OLD, {"holder": UNIT_OF_OTHER_OPERATION}, CHECK_OPERATION),
-        (BY_OPERATION, OLD, {"holder": UNIT_OF_OPERATION}, DetachStorage("web")),
-        (BY_OPERATION, FRESH, {"holder": UNIT_OF_OPERATION}, RecheckAttachment(3.0)),
-        (BY_OPERATION, OLD, {"holder": MOUNTING}, KeepAttachment()),
-        (BY_OPERATION, OLD, {"mounted_in": ("Pod p",)}, KeepAttachment()),
+        (BY_OPERATION, OLD, {"attached_unit": UNIT_OF_OTHER_OPERATION}, CHECK_OPERATION),
+        (BY_OPERATION, OLD, {"attached_unit": UNIT_OF_OPERATION}, DetachStorage("web")),
+        (BY_OPERATION, FRESH, {"attached_unit": UNIT_OF_OPERATION}, RecheckAttachment(3.0)),
+        (BY_OPERATION, OLD, {"attached_unit": MOUNTING_UNIT}, KeepAttachment()),
+        (BY_OPERATION, OLD, {"mounted_by": ("Pod p",)}, KeepAttachment()),
     ],
 )
-def test_the_next_step_of_an_attachment(attached: Any, status: Any, more: Any, step: Any) -> None:
-    assert next_attachment_step(observed_storage(make_storage(attached, status), **more)) == step
+def test_next_step_of_an_attachment(attached: Any, status: Any, fields: Any, step: Any) -> None:
+    assert next_attachment_step(observed_storage(make_storage(attached, status), **fields)) == step
 
 
 TERMINATING: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
@@ -82,29 +82,39 @@ TERMINATING_PVC = pvc(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["kub
 
 
 @pytest.mark.parametrize(
-    ("attached", "more", "waits_for", "deletes"),
+    ("attached", "fields", "waiting_for", "deletes"),
     [
         (None, {}, "", False),
-        (None, {"claim": FOREIGN_PVC}, "", False),
-        (None, {"claim": pvc()}, "the end of PersistentVolumeClaim data", True),
-        (None, {"claim": TERMINATING_PVC}, "data, which kubernetes.io/pvc-protection holds", False),
-        (None, {"claim": pvc(phase="Lost")}, "the end of PersistentVolumeClaim data", True),
-        (None, {"claim": pvc(), "mounted_in": ("Pod p",)}, "Pod p: delete", False),
-        (None, {"claim": pvc(), "pods_trouble": "forbidden"}, "forbidden", False),
-        (HELD, {"claim": pvc(), "holder": MOUNTING}, "GPUUnit web: delete or change the unit first", False),
-        (HELD, {"claim": pvc(), "holder": STOPPED}, "GPUUnit web", False),
-        (HELD, {"claim": pvc(), "holder": DROPPED}, "the end of PersistentVolumeClaim", True),
-        (HELD, {"claim": pvc()}, "the end of PersistentVolumeClaim", True),
-        (BY_OPERATION, {"claim": pvc()}, "the end of PersistentVolumeClaim", True),
+        (None, {"pvc": FOREIGN_PVC}, "", False),
+        (None, {"pvc": pvc()}, "the deletion of PersistentVolumeClaim data", True),
+        (
+            None,
+            {"pvc": TERMINATING_PVC},
+            "data, which has finalizers kubernetes.io/pvc-protection: delete the pods that mount it",
+            False,
+        ),
+        (None, {"pvc": pvc(phase="Lost")}, "the deletion of PersistentVolumeClaim data", True),
+        (None, {"pvc": pvc(), "mounted_by": ("Pod p",)}, "Pod p: delete the unit", False),
+        (None, {"pvc": pvc(), "pod_cache_error": "forbidden"}, "forbidden", False),
+        (
+            ATTACHED,
+            {"pvc": pvc(), "attached_unit": MOUNTING_UNIT},
+            "GPUUnit web: delete the unit, or remove the storage from its spec.storageMounts",
+            False,
+        ),
+        (ATTACHED, {"pvc": pvc(), "attached_unit": STOPPED_UNIT}, "GPUUnit web", False),
+        (ATTACHED, {"pvc": pvc(), "attached_unit": UNIT_WITHOUT_MOUNT}, "the deletion of PersistentVolumeClaim", True),
+        (ATTACHED, {"pvc": pvc()}, "the deletion of PersistentVolumeClaim", True),
+        (BY_OPERATION, {"pvc": pvc()}, "the deletion of PersistentVolumeClaim", True),
         (BY_OPERATION, {}, "", False),
     ],
 )
 def test_finalizer_waits_for_mounting_pods_and_then_for_the_pvc(
-    attached: Any, more: Any, waits_for: str, deletes: bool
+    attached: Any, fields: Any, waiting_for: str, deletes: bool
 ) -> None:
-    step = next_finalize_step(observed_storage(make_storage(attached, **TERMINATING), **more))
-    assert waits_for in step.waiting_for
-    assert bool(step.waiting_for) is bool(waits_for)
+    step = next_finalize_step(observed_storage(make_storage(attached, **TERMINATING), **fields))
+    assert waiting_for in step.waiting_for
+    assert bool(step.waiting_for) is bool(waiting_for)
     assert (step.pvc_to_delete is not None) is deletes
 
 
@@ -118,21 +128,21 @@ def test_finalizer_waits_for_mounting_pods_and_then_for_the_pvc(
     ],
 )
 def test_pod_references_its_pvcs_until_it_terminates(phase: str, deleted: str | None, mounted: bool) -> None:
-    found = pvc_index_keys(pod(claims=["data", "more"], deleted=deleted, phase=phase))
-    assert found == (("runtime-instance/data", "runtime-instance/more") if mounted else ())
+    keys = pvc_index_keys(pod(claims=["data", "more"], deleted=deleted, phase=phase))
+    assert keys == (("runtime-instance/data", "runtime-instance/more") if mounted else ())
 
 
 def test_deployment_references_the_pvcs_of_its_pods() -> None:
     volumes = [{"name": "a", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "b", "emptyDir": {}}]
-    full = msgspec.convert(
+    deployment = msgspec.convert(
         {"metadata": metadata("web"), "spec": {"template": {"spec": {"volumes": volumes}}}}, RawDeployment
     )
-    assert deployment_pvc_keys(full) == {ObjectKey("runtime-instance", "data")}
-    assert deployment_pvc_keys(msgspec.structs.replace(full, spec={})) == set()
+    assert deployment_pvc_keys(deployment) == {ObjectKey("runtime-instance", "data")}
+    assert deployment_pvc_keys(msgspec.structs.replace(deployment, spec={})) == set()
 
 
 @pytest.mark.parametrize(
-    ("volume", "replicas", "looked_at", "mounts"),
+    ("volume", "replicas", "generation_observed", "mounts"),
     [
         ("data", 1, True, True),
         ("data", 0, True, False),
@@ -142,28 +152,28 @@ def test_deployment_references_the_pvcs_of_its_pods() -> None:
     ],
 )
 def test_unobserved_deployment_still_references_its_previous_pvcs(
-    volume: str, replicas: int, looked_at: bool, mounts: bool
+    volume: str, replicas: int, generation_observed: bool, mounts: bool
 ) -> None:
     volumes = [{"name": "a", "persistentVolumeClaim": {"claimName": volume}}]
-    changed = {
+    deployment = {
         "metadata": metadata("web") | {"generation": 2},
         "spec": {"replicas": replicas, "template": {"spec": {"volumes": volumes}}},
-        "status": {"observedGeneration": 2 if looked_at else 1},
+        "status": {"observedGeneration": 2 if generation_observed else 1},
     }
-    assert may_mount(msgspec.convert(changed, RawDeployment), ObjectKey("runtime-instance", "data")) is mounts
+    assert may_mount(msgspec.convert(deployment, RawDeployment), ObjectKey("runtime-instance", "data")) is mounts
 
 
 def test_events_enqueue_mounted_and_attached_storages() -> None:
     store: Store[Any] = Store()
     store.add_index(STORAGES_BY_UNIT, attached_unit_keys)
     store.add_index(STORAGES_BY_CLASS, storage_classes)
-    store.put(make_storage(HELD))
-    more, units = unit(storageMounts=[{"name": "more", "mountPath": "/more"}]), Store[Any]()
-    units.put(more)
-    concerns, data = GPUStorageMappers(store, units), ObjectKey("runtime-instance", "data")
-    assert list(concerns.map_storage(make_storage(HELD))) == [ObjectKey("runtime-instance", "more")]
-    assert list(concerns.map_storage(make_storage())) == []
-    assert list(concerns.map_unit(more)) == [ObjectKey("runtime-instance", "more"), data]
-    assert list(concerns.map_pod(pod(claims=["x"], phase="Failed"))) == [ObjectKey("runtime-instance", "x")]
-    assert list(concerns.map_deployment(msgspec.convert({"metadata": metadata("web")}, RawDeployment))) == [data]
-    assert list(concerns.map_pvc(pvc())) == [data]
+    store.put(make_storage(ATTACHED))
+    web, units = unit(storageMounts=[{"name": "more", "mountPath": "/more"}]), Store[Any]()
+    units.put(web)
+    mappers, data = GPUStorageMappers(store, units), ObjectKey("runtime-instance", "data")
+    assert list(mappers.map_storage(make_storage(ATTACHED))) == [ObjectKey("runtime-instance", "more")]
+    assert list(mappers.map_storage(make_storage())) == []
+    assert list(mappers.map_unit(web)) == [ObjectKey("runtime-instance", "more"), data]
+    assert list(mappers.map_pod(pod(claims=["x"], phase="Failed"))) == [ObjectKey("runtime-instance", "x")]
+    assert list(mappers.map_deployment(msgspec.convert({"metadata": metadata("web")}, RawDeployment))) == [data]
+    assert list(mappers.map_pvc(pvc())) == [data]

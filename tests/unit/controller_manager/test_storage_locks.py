@@ -1,4 +1,4 @@
-"""One task at a time decides about a storage; about different ones, many do."""
+"""Locks of one storage are exclusive. Locks of different storages are independent."""
 
 import asyncio
 
@@ -9,45 +9,47 @@ ONE, OTHER = ObjectKey("n", "one"), ObjectKey("n", "other")
 
 
 async def test_locks_of_one_storage_exclude_each_other_and_others_do_not_wait() -> None:
-    turns, order = StorageLocks(), list[str]()
+    locks, order = StorageLocks(), list[str]()
 
-    async def take(name: str, *keys: ObjectKey) -> None:
-        async with turns.acquire(keys):
+    async def lock_and_record(name: str, *keys: ObjectKey) -> None:
+        async with locks.acquire(keys):
             order.append(name)
 
-    async with turns.acquire([ONE]):
-        waiting = asyncio.create_task(take("second", OTHER, ONE, ONE))
+    async with locks.acquire([ONE]):
+        waiting = asyncio.create_task(lock_and_record("second", OTHER, ONE, ONE))
         await asyncio.sleep(0)
         assert order == []
-        await take("nothing in common")
+        await lock_and_record("no lock in common")
     await waiting
-    assert order == ["nothing in common", "second"]
+    assert order == ["no lock in common", "second"]
 
 
 async def test_locking_several_storages_never_deadlocks() -> None:
-    turns = StorageLocks()
+    locks = StorageLocks()
 
-    async def take(*keys: ObjectKey) -> None:
+    async def lock_repeatedly(*keys: ObjectKey) -> None:
         for _ in range(20):
-            async with turns.acquire(keys):
+            async with locks.acquire(keys):
                 await asyncio.sleep(0)
 
     async with asyncio.timeout(60):
-        await asyncio.gather(take(ONE, OTHER), take(OTHER, ONE), take(ONE), take(OTHER))
+        await asyncio.gather(
+            lock_repeatedly(ONE, OTHER), lock_repeatedly(OTHER, ONE), lock_repeatedly(ONE), lock_repeatedly(OTHER)
+        )
 
 
 async def test_failed_or_cancelled_task_releases_its_lock() -> None:
-    turns = StorageLocks()
+    locks = StorageLocks()
 
     async def fail() -> None:
-        async with turns.acquire([ONE]):
+        async with locks.acquire([ONE]):
             raise ValueError
 
     assert isinstance((await asyncio.gather(fail(), return_exceptions=True))[0], ValueError)
-    async with turns.acquire([ONE]):
+    async with locks.acquire([ONE]):
         waiting = asyncio.create_task(fail())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-    async with asyncio.timeout(60), turns.acquire([ONE]):
+    async with asyncio.timeout(60), locks.acquire([ONE]):
         assert waiting.cancelled()

@@ -1,12 +1,16 @@
-"""The claim of a storage: what it is, whose it is, and what may be changed about it."""
+"""The PersistentVolumeClaim of a storage: its manifest, its owner, and the patches of an existing one."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpu_runtime.controller_manager.gpu_storage.children import expansion_patch, is_pvc_of, metadata_patch
-from gpu_runtime.controller_manager.gpu_storage.children import pvc_manifest as wanted
+from gpu_runtime.controller_manager.gpu_storage.children import (
+    expansion_patch,
+    is_pvc_of,
+    metadata_patch,
+    pvc_manifest,
+)
 from tests.unit.controller_manager.controller_objects import make_storage, pvc
 
 STORAGE = "runtime.lokiwager.io/storage"
@@ -15,7 +19,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
 def test_pvc_has_the_storage_name_and_no_owner_reference() -> None:
-    assert wanted(make_storage(size="20Gi", storageClassName="fast")) == {
+    assert pvc_manifest(make_storage(size="20Gi", storageClassName="fast")) == {
         "metadata": {
             "namespace": "runtime-instance",
             "name": "data",
@@ -31,7 +35,7 @@ def test_pvc_has_the_storage_name_and_no_owner_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "annotations", "ours"),
+    ("labels", "annotations", "belongs"),
     [
         ({STORAGE: "data"}, {}, True),
         ({STORAGE: "data"}, {STORAGE_UID: "before-the-restore"}, True),
@@ -42,20 +46,20 @@ def test_pvc_has_the_storage_name_and_no_owner_reference() -> None:
         ({}, {STORAGE_UID: "other"}, False),
     ],
 )
-def test_pvc_is_owned_by_label_or_by_storage_uid(labels: Any, annotations: Any, ours: bool) -> None:
-    assert is_pvc_of(pvc(labels=labels, annotations=annotations), make_storage()) is ours
+def test_pvc_is_owned_by_label_or_by_storage_uid(labels: Any, annotations: Any, belongs: bool) -> None:
+    assert is_pvc_of(pvc(labels=labels, annotations=annotations), make_storage()) is belongs
 
 
 def test_correct_pvc_needs_no_patch() -> None:
-    kept = pvc()
-    more = pvc(labels=kept.metadata.labels | {"a": "b"}, annotations=kept.metadata.annotations | {"c": "d"})
-    assert [metadata_patch(each, make_storage()) for each in (kept, more)] == [None, None]
+    plain = pvc()
+    extended = pvc(labels=plain.metadata.labels | {"a": "b"}, annotations=plain.metadata.annotations | {"c": "d"})
+    assert [metadata_patch(each, make_storage()) for each in (plain, extended)] == [None, None]
 
 
 def test_pvc_patch_contains_only_differences() -> None:
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
-    found = pvc(labels={STORAGE: "data", "a": "b"}, ownerReferences=[owner])
-    assert metadata_patch(found, make_storage()) == {
+    live = pvc(labels={STORAGE: "data", "a": "b"}, ownerReferences=[owner])
+    assert metadata_patch(live, make_storage()) == {
         "metadata": {"labels": {MANAGED_BY: "gpu-runtime"}, "ownerReferences": None}
     }
 
@@ -71,8 +75,8 @@ def test_pvc_patch_contains_only_differences() -> None:
     ],
 )
 def test_pvc_request_only_grows(size: str, requested: str, grows: bool) -> None:
-    change = expansion_patch(pvc(requested=requested), make_storage(size=size))
-    assert change == ({"spec": {"resources": {"requests": {"storage": size}}}} if grows else None)
+    patch = expansion_patch(pvc(requested=requested), make_storage(size=size))
+    assert patch == ({"spec": {"resources": {"requests": {"storage": size}}}} if grows else None)
 
 
 def test_pvc_without_a_request_is_resized() -> None:

@@ -1,4 +1,4 @@
-"""What is thought of a storage, from what was seen, and how that becomes a status."""
+"""Readiness of a storage, and the status that reports it."""
 
 from typing import Any
 
@@ -10,142 +10,202 @@ from gpu_runtime.controller_manager.gpu_storage.status import can_expand, expans
 from tests.unit.controller_manager.controller_objects import make_storage, observed_storage, pvc, storage_class
 
 NOW = "2026-01-01T00:00:00Z"
-HELD_DATA = {"capacity": "1Gi"}
-GOING = {"deletionTimestamp": NOW}
+PROVISIONED = {"capacity": "1Gi"}
+TERMINATING = {"deletionTimestamp": NOW}
 CLASS = {"storage_class": storage_class()}
-LAZY = {"storage_class": storage_class(binding="WaitForFirstConsumer")}
-FIXED = {"storage_class": storage_class(allow_expansion=False)}
+WAIT_FOR_CONSUMER_CLASS = {"storage_class": storage_class(binding="WaitForFirstConsumer")}
+NOT_EXPANDABLE_CLASS = {"storage_class": storage_class(allow_expansion=False)}
 PENDING_PVC = pvc(phase="Pending", capacity="")
-CHOSEN = pvc(phase="Pending", capacity="", annotations={"volume.kubernetes.io/selected-node": "node-1"})
+SCHEDULED_PVC = pvc(phase="Pending", capacity="", annotations={"volume.kubernetes.io/selected-node": "node-1"})
 NEEDS_POD = {"type": "FileSystemResizePending", "status": "True", "message": "start a pod"}
 
 
 @pytest.mark.parametrize(
-    ("storage", "more", "phase", "reason", "said"),
+    ("storage", "fields", "phase", "reason", "message"),
     [
         (make_storage(size="x"), {}, "Failed", "InvalidSpec", "spec.size: 'x' is not a quantity"),
-        (make_storage(size="0"), {"claim": pvc()}, "Failed", "InvalidSpec", "spec.size: 0 is not above 0"),
-        (make_storage(), {"claim": pvc(labels={}, annotations={})}, "Failed", "NameTaken", "rename one of them"),
-        (make_storage(status=HELD_DATA), {}, "Failed", "ClaimLost", "restore the claim, or delete this GPUStorage"),
-        (make_storage(status=HELD_DATA), {"claim": pvc(**GOING)}, "Failed", "ClaimLost", "copy it before"),
-        (make_storage(), {"claim": pvc(**GOING)}, "Pending", "ClaimPending", "of an earlier storage"),
+        (make_storage(size="0"), {"pvc": pvc()}, "Failed", "InvalidSpec", "spec.size: 0 is not above 0"),
         (
             make_storage(),
-            {"claim": pvc(spec={"storageClassName": "slow"})},
+            {"pvc": pvc(labels={}, annotations={})},
             "Failed",
-            "ClaimSyncFailed",
-            "is of class slow, and this storage of class rook-ceph-block",
+            "NameTaken",
+            "set the label runtime.lokiwager.io/storage=data on the claim to adopt it",
+        ),
+        (make_storage(status=PROVISIONED), {}, "Failed", "ClaimLost", "restore the claim, or delete this GPUStorage"),
+        (
+            make_storage(status=PROVISIONED),
+            {"pvc": pvc(**TERMINATING)},
+            "Failed",
+            "ClaimLost",
+            "copy the data before that",
         ),
         (
             make_storage(),
-            {"claim": pvc(spec={"accessModes": ["ReadOnlyMany"]})},
+            {"pvc": pvc(**TERMINATING)},
+            "Pending",
+            "ClaimPending",
+            "of a deleted GPUStorage still exists",
+        ),
+        (
+            make_storage(),
+            {"pvc": pvc(spec={"storageClassName": "slow"})},
             "Failed",
             "ClaimSyncFailed",
-            "does not allow ReadWriteOnce",
+            "has StorageClass slow instead of rook-ceph-block",
+        ),
+        (
+            make_storage(),
+            {"pvc": pvc(spec={"accessModes": ["ReadOnlyMany"]})},
+            "Failed",
+            "ClaimSyncFailed",
+            "does not allow access mode ReadWriteOnce",
         ),
     ],
 )
-def test_first_violated_storage_rule_is_reported(storage: Any, more: Any, phase: str, reason: str, said: str) -> None:
-    found = first_violation(STORAGE_RULES, observed_storage(storage, **more))
-    assert found
-    assert (found.phase.value, found.reason.value, found.ready) == (phase, reason, False)
-    assert said in found.message
+def test_first_violated_storage_rule_is_reported(
+    storage: Any, fields: Any, phase: str, reason: str, message: str
+) -> None:
+    violation = first_violation(STORAGE_RULES, observed_storage(storage, **fields))
+    assert violation
+    assert (violation.phase.value, violation.reason.value, violation.ready) == (phase, reason, False)
+    assert message in violation.message
 
 
 def test_no_rule_is_violated_without_pvc_or_with_own_pvc() -> None:
-    for more in ({}, {"claim": pvc()}, {"claim": PENDING_PVC}):
-        assert first_violation(STORAGE_RULES, observed_storage(make_storage(), **more)) is None
+    for fields in ({}, {"pvc": pvc()}, {"pvc": PENDING_PVC}):
+        assert first_violation(STORAGE_RULES, observed_storage(make_storage(), **fields)) is None
 
 
 @pytest.mark.parametrize(
-    ("size", "more", "phase", "reason", "said"),
+    ("size", "fields", "phase", "reason", "message"),
     [
         (
             "1Gi",
-            {"claim": PENDING_PVC},
+            {"pvc": PENDING_PVC},
             "Pending",
             "ClaimPending",
-            "there is no StorageClass rook-ceph-block: create it",
+            "StorageClass rook-ceph-block does not exist: create it",
         ),
-        ("1Gi", {"claim": PENDING_PVC, **CLASS}, "Pending", "ClaimPending", "provisioner driver of StorageClass"),
+        ("1Gi", {"pvc": PENDING_PVC, **CLASS}, "Pending", "ClaimPending", "provisioner driver of StorageClass"),
         (
             "1Gi",
-            {"claim": PENDING_PVC, "complaint": "full", **CLASS},
+            {"pvc": PENDING_PVC, "provisioner_warning": "full", **CLASS},
             "Pending",
             "ClaimPending",
             "the volume yet: full",
         ),
-        ("1Gi", {"claim": CHOSEN, "complaint": "full", **LAZY}, "Pending", "WaitForFirstConsumer", "node-1: full"),
-        ("1Gi", {"claim": PENDING_PVC, **LAZY}, "Pending", "WaitForFirstConsumer", "mount the storage"),
-        ("1Gi", {"claim": CHOSEN, **LAZY}, "Pending", "WaitForFirstConsumer", "for node node-1"),
-        ("2Gi", {"claim": PENDING_PVC, **FIXED}, "Pending", "ClaimPending", "has not made the volume yet"),
-        ("1Gi", {"claim": pvc(phase="Lost")}, "Failed", "ClaimLost", "PersistentVolume volume-1 is gone"),
-        ("1Gi", {"claim": pvc()}, "Ready", "StorageReady", "holds 1Gi"),
-        ("1Gi", {"claim": pvc(capacity="2Gi")}, "Ready", "StorageReady", "holds 2Gi"),
-        ("2Gi", {"claim": pvc(), **FIXED}, "Ready", "ResizeRefused", "set its allowVolumeExpansion to true"),
-        ("2Gi", {"claim": pvc()}, "Ready", "ResizeRefused", "there is no StorageClass rook-ceph-block"),
-        ("2Gi", {"claim": pvc(requested="2Gi"), **CLASS}, "Ready", "ResizePending", "grows from 1Gi to 2Gi"),
+        (
+            "1Gi",
+            {"pvc": SCHEDULED_PVC, "provisioner_warning": "full", **WAIT_FOR_CONSUMER_CLASS},
+            "Pending",
+            "WaitForFirstConsumer",
+            "node-1: full",
+        ),
+        (
+            "1Gi",
+            {"pvc": PENDING_PVC, **WAIT_FOR_CONSUMER_CLASS},
+            "Pending",
+            "WaitForFirstConsumer",
+            "create a unit that mounts the storage",
+        ),
+        (
+            "1Gi",
+            {"pvc": SCHEDULED_PVC, **WAIT_FOR_CONSUMER_CLASS},
+            "Pending",
+            "WaitForFirstConsumer",
+            "for node node-1",
+        ),
         (
             "2Gi",
-            {"claim": pvc(requested="2Gi", status={"conditions": [NEEDS_POD]})},
+            {"pvc": PENDING_PVC, **NOT_EXPANDABLE_CLASS},
+            "Pending",
+            "ClaimPending",
+            "has not created the volume yet",
+        ),
+        ("1Gi", {"pvc": pvc(phase="Lost")}, "Failed", "ClaimLost", "PersistentVolume volume-1 does not exist any more"),
+        ("1Gi", {"pvc": pvc()}, "Ready", "StorageReady", "has a capacity of 1Gi"),
+        ("1Gi", {"pvc": pvc(capacity="2Gi")}, "Ready", "StorageReady", "has a capacity of 2Gi"),
+        (
+            "2Gi",
+            {"pvc": pvc(), **NOT_EXPANDABLE_CLASS},
+            "Ready",
+            "ResizeRefused",
+            "set its allowVolumeExpansion to true",
+        ),
+        (
+            "2Gi",
+            {"pvc": pvc()},
+            "Ready",
+            "ResizeRefused",
+            "StorageClass rook-ceph-block does not exist: create it with allowVolumeExpansion",
+        ),
+        ("2Gi", {"pvc": pvc(requested="2Gi"), **CLASS}, "Ready", "ResizePending", "is being expanded from 1Gi to 2Gi"),
+        (
+            "2Gi",
+            {"pvc": pvc(requested="2Gi", status={"conditions": [NEEDS_POD]})},
             "Ready",
             "ResizePending",
             "; start a pod",
         ),
     ],
 )
-def test_readiness_of_a_storage(size: str, more: Any, phase: str, reason: str, said: str) -> None:
-    thought = readiness(observed_storage(make_storage(size=size), **more))
-    assert (thought.phase.value, thought.reason.value) == (phase, reason)
-    assert said in thought.message
-    assert thought.ready is (reason == "StorageReady")
+def test_readiness_of_a_storage(size: str, fields: Any, phase: str, reason: str, message: str) -> None:
+    result = readiness(observed_storage(make_storage(size=size), **fields))
+    assert (result.phase.value, result.reason.value) == (phase, reason)
+    assert message in result.message
+    assert result.ready is (reason == "StorageReady")
 
 
 @pytest.mark.parametrize(
-    ("more", "asked"),
-    [({"claim": pvc(), **CLASS}, True), ({"claim": pvc(), **FIXED}, False), ({"claim": PENDING_PVC, **CLASS}, False)],
+    ("fields", "can_be_expanded"),
+    [
+        ({"pvc": pvc(), **CLASS}, True),
+        ({"pvc": pvc(), **NOT_EXPANDABLE_CLASS}, False),
+        ({"pvc": PENDING_PVC, **CLASS}, False),
+    ],
 )
-def test_resize_is_requested_only_when_the_class_allows_it(more: Any, asked: bool) -> None:
-    assert can_expand(observed_storage(make_storage(size="2Gi"), **more)) is asked
+def test_resize_is_requested_only_when_the_class_allows_it(fields: Any, can_be_expanded: bool) -> None:
+    assert can_expand(observed_storage(make_storage(size="2Gi"), **fields)) is can_be_expanded
 
 
 def test_resize_rejection_message_is_reported() -> None:
-    thought = expansion_refused(observed_storage(make_storage(size="2Gi"), claim=pvc(), **CLASS), "exceeded quota")
-    assert thought.message == "the volume cannot grow to 2Gi, its data is untouched: exceeded quota"
+    result = expansion_refused(observed_storage(make_storage(size="2Gi"), pvc=pvc(), **CLASS), "exceeded quota")
+    assert result.message == "the volume cannot be expanded to 2Gi, its data is unchanged: exceeded quota"
 
 
-def storage_status(storage: Any, **more: Any) -> GPUStorageStatus:
-    seen = observed_storage(storage, **more)
-    return status_of(seen, first_violation(STORAGE_RULES, seen) or readiness(seen), NOW)
+def storage_status(storage: Any, **fields: Any) -> GPUStorageStatus:
+    observed = observed_storage(storage, **fields)
+    return status_of(observed, first_violation(STORAGE_RULES, observed) or readiness(observed), NOW)
 
 
 def test_storage_status_has_pvc_capacity_and_mounting_unit() -> None:
-    status = storage_status(make_storage({"unit": "web"}), claim=pvc(capacity="2Gi"))
+    status = storage_status(make_storage({"unit": "web"}), pvc=pvc(capacity="2Gi"))
     assert (status.claim_name, status.capacity, status.mounted_by) == ("data", "2Gi", "web")
     assert (status.phase, status.observed_generation, status.mountable) == ("Ready", 1, True)
 
 
 @pytest.mark.parametrize(
-    ("found", "claim_name"),
+    ("live", "claim_name"),
     [(None, None), (pvc(phase="Lost"), "data"), (pvc(capacity="9Gi", labels={}, annotations={}), None)],
 )
-def test_capacity_of_a_lost_pvc_stays_in_the_status(found: Any, claim_name: str | None) -> None:
-    status = storage_status(make_storage(status=HELD_DATA), claim=found)
+def test_capacity_of_a_lost_pvc_stays_in_the_status(live: Any, claim_name: str | None) -> None:
+    status = storage_status(make_storage(status=PROVISIONED), pvc=live)
     assert (status.capacity, status.claim_name, status.mountable) == ("1Gi", claim_name, False)
 
 
 def test_terminating_pvc_reports_no_capacity() -> None:
-    assert storage_status(make_storage(), claim=pvc(**GOING)).capacity is None
+    assert storage_status(make_storage(), pvc=pvc(**TERMINATING)).capacity is None
 
 
 @pytest.mark.parametrize(
-    ("size", "more", "mountable"),
+    ("size", "fields", "mountable"),
     [
-        ("1Gi", {"claim": PENDING_PVC, **CLASS}, False),
-        ("1Gi", {"claim": PENDING_PVC, **LAZY}, True),
-        ("2Gi", {"claim": pvc(), **FIXED}, True),
-        ("x", {"claim": pvc()}, False),
+        ("1Gi", {"pvc": PENDING_PVC, **CLASS}, False),
+        ("1Gi", {"pvc": PENDING_PVC, **WAIT_FOR_CONSUMER_CLASS}, True),
+        ("2Gi", {"pvc": pvc(), **NOT_EXPANDABLE_CLASS}, True),
+        ("x", {"pvc": pvc()}, False),
     ],
 )
-def test_mountable_by_readiness(size: str, more: Any, mountable: bool) -> None:
-    assert storage_status(make_storage(size=size), **more).mountable is mountable
+def test_mountable_by_readiness(size: str, fields: Any, mountable: bool) -> None:
+    assert storage_status(make_storage(size=size), **fields).mountable is mountable

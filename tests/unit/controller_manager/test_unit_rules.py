@@ -1,4 +1,4 @@
-"""What must hold before a unit is built: the first broken rule is told, in the order of the rules."""
+"""Rules of units: the first violated rule is reported, in the order of the rules."""
 
 from typing import Any
 
@@ -16,24 +16,33 @@ from tests.unit.controller_manager.controller_objects import (
 )
 
 MOUNTS = [{"name": "data", "mountPath": "/data"}]
+STOCK_POD_EXISTS = "waiting for the stock unit to release its GPUs; these objects still exist: Pod runtime-stock/p"
 FROM_STOCK = {Annotation.SOURCE_STOCK_UID: "s", Annotation.SOURCE_STOCK_NAME: "stock"}
-READY_AND_OURS = {"data": storage_in_phase("Ready", "web")}
+READY_AND_ATTACHED = {"data": storage_in_phase("Ready", "web")}
+MISSING = "GPUStorage data does not exist in this namespace: create it, or remove it from spec.storageMounts"
 
 
-def violation(found: Any, **more: Any) -> tuple[str, str, bool] | None:
-    blocked = first_violation(UNIT_RULES, observed_unit(found, **more))
+def attached_to(unit: str, storage: str = "data") -> str:
+    return (
+        f"GPUStorage {storage} is attached to unit {unit}: delete that unit, or remove the storage from its"
+        " spec.storageMounts"
+    )
+
+
+def violation(unit: Any, **fields: Any) -> tuple[str, str, bool] | None:
+    blocked = first_violation(UNIT_RULES, observed_unit(unit, **fields))
     return (blocked.reason.value, blocked.message, blocked.failed) if blocked else None
 
 
 @pytest.mark.parametrize(
     ("storages", "reason", "message", "failed"),
     [
-        ({}, "StorageMountInvalid", "there is no GPUStorage data in this namespace", True),
+        ({}, "StorageMountInvalid", MISSING, True),
         ({"data": storage_in_phase()}, "StorageNotReady", "GPUStorage data is not attached to this unit yet", False),
         (
             {"data": storage_in_phase("Ready", "b")},
             "StorageMountInvalid",
-            "GPUStorage data is attached to unit b",
+            attached_to("b"),
             True,
         ),
         ({"data": storage_in_phase("Pending", "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
@@ -41,16 +50,19 @@ def violation(found: Any, **more: Any) -> tuple[str, str, bool] | None:
         ({"data": storage_in_phase("Failed", "web")}, "StorageNotReady", "GPUStorage data is not Ready yet", False),
     ],
 )
-def test_a_unit_waits_for_its_storage(storages: Any, reason: str, message: str, failed: bool) -> None:
+def test_unit_waits_for_its_storage(storages: Any, reason: str, message: str, failed: bool) -> None:
     assert violation(unit(storageMounts=MOUNTS), storages=storages) == (reason, message, failed)
 
 
-LAZY = {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False", "reason": "WaitForFirstConsumer"}]}
-EXPLAINED = {
+WAITS_FOR_FIRST_CONSUMER = {
+    "phase": "Pending",
+    "conditions": [{"type": "Ready", "status": "False", "reason": "WaitForFirstConsumer"}],
+}
+PENDING_WITH_MESSAGE = {
     "phase": "Pending",
     "conditions": [{"type": "Ready", "status": "False", "reason": "ClaimPending", "message": "no class"}],
 }
-HELD = {"unit": "web"}
+ATTACHED = {"unit": "web"}
 
 
 def test_storage_attached_to_another_unit_is_reported_first() -> None:
@@ -58,64 +70,75 @@ def test_storage_attached_to_another_unit_is_reported_first() -> None:
     found = violation(
         unit(storageMounts=mounts), storages={"a": storage_in_phase("Ready"), "b": storage_in_phase("Ready", "other")}
     )
-    assert found == ("StorageMountInvalid", "GPUStorage b is attached to unit other", True)
+    assert found == ("StorageMountInvalid", attached_to("other", storage="b"), True)
 
 
-def test_a_volume_that_waits_for_its_first_unit_can_be_mounted() -> None:
-    assert violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(HELD, LAZY)}) is None
+def test_volume_that_waits_for_its_first_consumer_can_be_mounted() -> None:
+    assert (
+        violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(ATTACHED, WAITS_FOR_FIRST_CONSUMER)})
+        is None
+    )
 
 
 def test_reason_of_an_unready_storage_is_reported() -> None:
-    found = violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(HELD, EXPLAINED)})
+    found = violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(ATTACHED, PENDING_WITH_MESSAGE)})
     assert found == ("StorageNotReady", "GPUStorage data is not Ready yet: no class", False)
 
 
 def test_terminating_storage_stays_attached_but_rejects_new_units() -> None:
-    going: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z", "status": {"phase": "Ready"}}
-    found = violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(**going)})
-    assert found == ("StorageMountInvalid", "GPUStorage data is being deleted", True)
-    assert violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(HELD, **going)}) is None
+    terminating: dict[str, Any] = {"deletionTimestamp": "2026-01-01T00:00:00Z", "status": {"phase": "Ready"}}
+    found = violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(**terminating)})
+    assert found == ("StorageMountInvalid", "GPUStorage data is being deleted: remove it from spec.storageMounts", True)
+    assert violation(unit(storageMounts=MOUNTS), storages={"data": make_storage(ATTACHED, **terminating)}) is None
 
 
 OF_THIS_UNIT = {Label.UNIT: "web", Label.UNIT_UID: "uid-of-web"}
-OF_A_NAMESAKE = {Label.UNIT: "web", Label.UNIT_UID: "earlier"}
-OF_ANOTHER = {Label.UNIT: "b", Label.UNIT_UID: "other"}
+OF_PREDECESSOR = {Label.UNIT: "web", Label.UNIT_UID: "earlier"}
+OF_OTHER_UNIT = {Label.UNIT: "b", Label.UNIT_UID: "other"}
 
 
 @pytest.mark.parametrize(
-    ("labels", "built", "waits"),
+    ("labels", "has_deployment", "waits"),
     [
         (OF_THIS_UNIT, False, False),
         (OF_THIS_UNIT, True, False),
-        (OF_A_NAMESAKE, False, True),
-        (OF_A_NAMESAKE, True, False),  # the Deployment is taken over, and ends the pod before it makes the next
-        (OF_ANOTHER, False, True),
-        (OF_ANOTHER, True, True),
+        (OF_PREDECESSOR, False, True),
+        (
+            OF_PREDECESSOR,
+            True,
+            False,
+        ),  # the unit adopts the Deployment, which terminates this pod before it creates the next one
+        (OF_OTHER_UNIT, False, True),
+        (OF_OTHER_UNIT, True, True),
         ({}, True, True),
     ],
 )
-def test_unit_waits_for_pods_of_other_units_that_mount_its_storage(labels: Any, built: bool, waits: bool) -> None:
-    more = {"deployment": deployment()} if built else {}
-    mounting = {"data": (pod("p", labels=labels),)}
-    found = violation(unit(storageMounts=MOUNTS), storages=READY_AND_OURS, mounting=mounting, **more)
-    assert found == (("StorageNotReady", "GPUStorage data is still mounted by pod p", False) if waits else None)
+def test_unit_waits_for_pods_of_other_units_that_mount_its_storage(
+    labels: Any, has_deployment: bool, waits: bool
+) -> None:
+    fields = {"deployment": deployment()} if has_deployment else {}
+    pods = {"data": (pod("p", labels=labels),)}
+    found = violation(unit(storageMounts=MOUNTS), storages=READY_AND_ATTACHED, mounting_pods=pods, **fields)
+    message = "GPUStorage data is still mounted by pod p: waiting for its termination"
+    assert found == (("StorageNotReady", message, False) if waits else None)
 
 
 def test_unreadable_pods_block_a_new_unit_but_not_an_existing_one() -> None:
-    blind = {"storages": READY_AND_OURS, "pods_trouble": "forbidden"}
-    found = violation(unit(storageMounts=MOUNTS), **blind)
+    unreadable = {"storages": READY_AND_ATTACHED, "pod_cache_error": "forbidden"}
+    found = violation(unit(storageMounts=MOUNTS), **unreadable)
     assert found
-    assert (found[0], "cannot be seen: forbidden" in found[1]) == ("StorageNotReady", True)
-    assert violation(unit(storageMounts=MOUNTS), deployment=deployment(), **blind) is None
-    assert violation(unit(storageMounts=MOUNTS, running=False), **blind) is None
+    assert found[0] == "StorageNotReady"
+    assert found[1] == "cannot check whether another pod mounts a storage of this unit: forbidden"
+    assert violation(unit(storageMounts=MOUNTS), deployment=deployment(), **unreadable) is None
+    assert violation(unit(storageMounts=MOUNTS, running=False), **unreadable) is None
 
 
-def test_a_stopped_unit_waits_for_no_storage() -> None:
+def test_stopped_unit_waits_for_no_storage() -> None:
     assert violation(unit(storageMounts=MOUNTS, running=False)) is None
 
 
 def test_unit_with_its_own_ready_storage_violates_no_rule() -> None:
-    assert violation(unit(storageMounts=MOUNTS), storages=READY_AND_OURS) is None
+    assert violation(unit(storageMounts=MOUNTS), storages=READY_AND_ATTACHED) is None
 
 
 def test_invalid_spec_is_the_first_rule() -> None:
@@ -134,19 +157,19 @@ def test_all_spec_errors_are_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("fields", "message"),
     [
-        ({"stock_remains": ("Pod runtime-stock/p",)}, "the GPUs are still with Pod runtime-stock/p"),
-        ({"pods_trouble": "forbidden"}, "whether the stock's pod is gone cannot be seen: forbidden"),
+        ({"remaining_stock_objects": ("Pod runtime-stock/p",)}, STOCK_POD_EXISTS),
+        ({"pod_cache_error": "forbidden"}, "cannot check whether the pod of the stock unit is deleted: forbidden"),
         ({}, None),
-        ({"stock_remains": ("Pod runtime-stock/p",), "deployment": deployment()}, None),
-        ({"pods_trouble": "forbidden", "deployment": deployment()}, None),
+        ({"remaining_stock_objects": ("Pod runtime-stock/p",), "deployment": deployment()}, None),
+        ({"pod_cache_error": "forbidden", "deployment": deployment()}, None),
     ],
 )
-def test_unit_waits_for_the_deletion_of_its_stock_unit(more: Any, message: str | None) -> None:
-    found = violation(unit(annotations=FROM_STOCK), **more)
+def test_unit_waits_for_the_deletion_of_its_stock_unit(fields: Any, message: str | None) -> None:
+    found = violation(unit(annotations=FROM_STOCK), **fields)
     assert found == (("StockReleasing", message, False) if message else None)
 
 
 def test_unit_without_stock_ignores_unreadable_pods() -> None:
-    assert violation(unit(), pods_trouble="forbidden") is None
+    assert violation(unit(), pod_cache_error="forbidden") is None

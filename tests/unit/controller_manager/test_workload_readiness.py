@@ -1,4 +1,4 @@
-"""What is thought of a unit and a pool, from what was seen, and how that becomes a status."""
+"""Readiness of units and pools, and the status that reports it."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
-from gpu_runtime.controller_manager.gpu_unit import status as of_unit
-from gpu_runtime.controller_manager.stock_pool import status as of_pool
+from gpu_runtime.controller_manager.gpu_unit import status as unit_status
+from gpu_runtime.controller_manager.stock_pool import status as pool_status
 from gpu_runtime.controller_manager.workload.status_writer import same_status, status_patch, with_ready_condition
 from gpu_runtime.controller_manager.workload.sync_children import requeue_outcome
 from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
@@ -30,7 +30,7 @@ NOW = "2026-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize(
-    ("spec", "more", "phase", "reason"),
+    ("spec", "fields", "phase", "reason"),
     [
         ({}, {}, "Progressing", "UnitProgressing"),
         ({}, {"deployment": running_deployment()}, "Ready", "UnitReady"),
@@ -40,8 +40,8 @@ NOW = "2026-01-01T00:00:00Z"
         ({}, {"deployment": deployment(), "pods": (PULLING,)}, "Failed", "PodStartupFailed"),
         ({}, {"deployment": deployment(generation=2), "pods": (PULLING,)}, "Progressing", "UnitProgressing"),
         ({}, {"deployment": running_deployment(), "pods": (PULLING,)}, "Ready", "UnitReady"),
-        ({}, {"deployment": running_deployment(), "pods_trouble": "x"}, "Ready", "UnitReady"),
-        ({}, {"deployment": deployment(), "pods_trouble": "x"}, "Progressing", "PodStatusSyncFailed"),
+        ({}, {"deployment": running_deployment(), "pod_cache_error": "x"}, "Ready", "UnitReady"),
+        ({}, {"deployment": deployment(), "pod_cache_error": "x"}, "Progressing", "PodStatusSyncFailed"),
         ({"running": False}, {}, "Empty", "ScaledToZero"),
         ({"running": False}, {"deployment": deployment()}, "Empty", "ScaledToZero"),
         ({"running": False}, {"deployment": deployment(generation=2)}, "Progressing", "UnitProgressing"),
@@ -49,34 +49,34 @@ NOW = "2026-01-01T00:00:00Z"
         ({"running": False}, {"deployment": deployment(), "pods": (READY_POD,)}, "Progressing", "UnitProgressing"),
     ],
 )
-def test_readiness_of_a_unit(spec: Any, more: Any, phase: str, reason: str) -> None:
-    thought = of_unit.readiness(observed_unit(unit(**spec), **more))
-    assert (thought.phase.value, thought.reason.value) == (phase, reason)
+def test_readiness_of_a_unit(spec: Any, fields: Any, phase: str, reason: str) -> None:
+    result = unit_status.readiness(observed_unit(unit(**spec), **fields))
+    assert (result.phase.value, result.reason.value) == (phase, reason)
 
 
 @pytest.mark.parametrize(
-    ("replicas", "more", "phase", "reason"),
+    ("replicas", "fields", "phase", "reason"),
     [
         (2, {}, "Progressing", "DeploymentProgressing"),
         (2, {"deployment": running_deployment(2)}, "Ready", "DeploymentReady"),
         (2, {"deployment": running_deployment(3)}, "Progressing", "DeploymentProgressing"),
         (2, {"deployment": running_deployment(2, generation=2)}, "Progressing", "DeploymentProgressing"),
         (2, {"deployment": running_deployment(1), "pods": (READY_POD, PULLING)}, "Failed", "PodStartupFailed"),
-        (2, {"deployment": running_deployment(1), "pods_trouble": "x"}, "Progressing", "PodStatusSyncFailed"),
+        (2, {"deployment": running_deployment(1), "pod_cache_error": "x"}, "Progressing", "PodStatusSyncFailed"),
         (0, {}, "Empty", "ScaledToZero"),
         (0, {"deployment": running_deployment(0)}, "Empty", "ScaledToZero"),
         (0, {"deployment": running_deployment(1)}, "Progressing", "DeploymentProgressing"),
         (0, {"deployment": running_deployment(0), "pods": (READY_POD,)}, "Progressing", "DeploymentProgressing"),
     ],
 )
-def test_readiness_of_a_pool(replicas: int, more: Any, phase: str, reason: str) -> None:
-    thought = of_pool.readiness(observed_pool(pool(replicas=replicas), **more))
-    assert (thought.phase.value, thought.reason.value) == (phase, reason)
+def test_readiness_of_a_pool(replicas: int, fields: Any, phase: str, reason: str) -> None:
+    result = pool_status.readiness(observed_pool(pool(replicas=replicas), **fields))
+    assert (result.phase.value, result.reason.value) == (phase, reason)
 
 
 def test_status_of_an_active_unit_has_its_access_url() -> None:
     found = observed_unit(unit(template={"ports": PORTS}, access={"scheme": "https"}), deployment=running_deployment())
-    status = of_unit.status_of(found, of_unit.readiness(found), NOW)
+    status = unit_status.status_of(found, unit_status.readiness(found), NOW)
     assert status.access_url == "https://web.runtime-instance.svc.cluster.local:80"
     assert (status.service_name, status.ready_replicas, status.observed_generation) == ("web", 1, 1)
 
@@ -84,37 +84,37 @@ def test_status_of_an_active_unit_has_its_access_url() -> None:
 @pytest.mark.parametrize("found", [unit(), unit("runtime-stock", template={"ports": PORTS})])
 def test_stock_and_units_without_ports_have_no_address(found: Any) -> None:
     observed = observed_unit(found)
-    status = of_unit.status_of(observed, of_unit.readiness(observed), NOW)
+    status = unit_status.status_of(observed, unit_status.readiness(observed), NOW)
     assert (status.access_url, status.service_name) == (None, None)
 
 
 def test_pool_status_counts_replicas() -> None:
     found = observed_pool(pool(replicas=3, template={"ports": PORTS}), deployment=running_deployment(2))
-    status = of_pool.status_of(found, of_pool.readiness(found), NOW)
+    status = pool_status.status_of(found, pool_status.readiness(found), NOW)
     assert (status.available, status.allocated, status.service_name) == (2, 1, "pool-warm")
 
 
 def test_equal_status_produces_no_patch() -> None:
     found = observed_unit(unit(), deployment=running_deployment())
-    first = of_unit.status_of(found, of_unit.readiness(found), NOW)
-    told = observed_unit(msgspec.structs.replace(found.unit, status=first), deployment=running_deployment())
-    again = of_unit.status_of(told, of_unit.readiness(told), "2027-01-01T00:00:00Z")
+    first = unit_status.status_of(found, unit_status.readiness(found), NOW)
+    written = observed_unit(msgspec.structs.replace(found.unit, status=first), deployment=running_deployment())
+    again = unit_status.status_of(written, unit_status.readiness(written), "2027-01-01T00:00:00Z")
     assert same_status(first, again)
     assert status_patch(first, again) == {}
 
 
 def test_status_patch_removes_obsolete_fields() -> None:
     with_port, without = observed_unit(unit(template={"ports": PORTS})), observed_unit(unit())
-    thought = of_unit.readiness(without)
-    before, after = of_unit.status_of(with_port, thought, NOW), of_unit.status_of(without, thought, NOW)
+    result = unit_status.readiness(without)
+    before, after = unit_status.status_of(with_port, result, NOW), unit_status.status_of(without, result, NOW)
     assert status_patch(before, after) == {"serviceName": None, "accessURL": None}
 
 
 def test_condition_message_is_truncated_to_the_api_limit() -> None:
-    thought = WorkloadReadiness(UnitPhase.FAILED, ReadyReason.INVALID_SPEC, "ä" * 100_000)
-    (told,) = with_ready_condition((), thought, 1, NOW)
-    assert len(told.message) == 4096
-    assert told.message.endswith("ä…")
+    result = WorkloadReadiness(UnitPhase.FAILED, ReadyReason.INVALID_SPEC, "ä" * 100_000)
+    (condition,) = with_ready_condition((), result, 1, NOW)
+    assert len(condition.message) == 4096
+    assert condition.message.endswith("ä…")
 
 
 @pytest.mark.parametrize(

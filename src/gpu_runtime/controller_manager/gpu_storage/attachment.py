@@ -1,7 +1,7 @@
-"""Who holds a storage, decided from what was seen. Pure.
+"""Decides the next step of a storage attachment: attach, keep, recheck or detach. Pure.
 
-An attachment is released when nothing mounts the claim any more and the unit that it names is gone or names the storage
-no longer. A stopped unit keeps its storages: it must find them when it is started again.
+A storage is detached when no pod mounts its PersistentVolumeClaim, and the attached unit is deleted or does not list
+the storage in spec.storageMounts. A stopped unit keeps its storages, so that it can mount them when it starts again.
 """
 
 from dataclasses import dataclass
@@ -13,32 +13,35 @@ from gpu_runtime.controller_manager.gpu_storage.observe import ObservedStorage
 from gpu_runtime.kube.meta import parse_timestamp
 
 ATTACHMENT_GRACE_PERIOD = timedelta(seconds=3)
-"""How long an attachment may wait until its unit, which is there, names the storage: an update of a unit attaches what
-it is about to mount. Counted from when the status first told of it."""
+"""How long an attachment is kept if its unit exists but does not list the storage yet. An update of a unit attaches the
+storage first and then changes the unit. The time counts from the status update that first reported the attachment."""
 
 
 @dataclass(frozen=True)
 class KeepAttachment:
-    """As it is: what would change that is heard of."""
+    """Change nothing. Every change that could lead to another step triggers a reconcile."""
 
 
 @dataclass(frozen=True)
 class AttachStorage:
-    """Nobody holds it, and this unit is the first that wants it."""
+    """Attach the storage, which is free, to the first unit that mounts it."""
 
     unit: str
 
 
 @dataclass(frozen=True)
 class DetachStorage:
-    """Nobody needs it any more."""
+    """Detach the storage, because neither its unit nor any pod uses it."""
 
     unit: str
 
 
 @dataclass(frozen=True)
 class CheckOperation:
-    """The unit is not there. Whether it may still come, only the operation that attached the storage knows."""
+    """Read the operation that attached the storage.
+
+    The unit of the operation does not exist, and only the operation shows whether it may still create the unit.
+    """
 
     operation_id: str
     unit: str
@@ -46,7 +49,7 @@ class CheckOperation:
 
 @dataclass(frozen=True)
 class RecheckAttachment:
-    """Too early to tell."""
+    """Decide again after some seconds. The information that is needed is not available yet."""
 
     seconds: float
 
@@ -54,40 +57,41 @@ class RecheckAttachment:
 AttachmentStep = KeepAttachment | AttachStorage | DetachStorage | CheckOperation | RecheckAttachment
 
 
-def next_attachment_step(seen: ObservedStorage) -> AttachmentStep:
-    attached = seen.attachment
-    if attached is None:
-        return AttachStorage(seen.attach_candidates[0].metadata.name) if seen.attach_candidates else KeepAttachment()
-    if is_mounted_by_attached_unit(seen) or seen.mounted_by:
+def next_attachment_step(observed: ObservedStorage) -> AttachmentStep:
+    attachment = observed.attachment
+    if attachment is None:
+        candidates = observed.attach_candidates
+        return AttachStorage(candidates[0].metadata.name) if candidates else KeepAttachment()
+    if is_mounted_by_attached_unit(observed) or observed.mounted_by:
         return KeepAttachment()
-    if seen.pod_cache_error:
+    if observed.pod_cache_error:
         return RecheckAttachment(1.0)
-    if attached.operation_id and not _unit_created_by(seen, attached.operation_id):
-        return CheckOperation(attached.operation_id, attached.unit)
-    if seen.attached_unit is not None and not _grace_period_elapsed(seen):
+    if attachment.operation_id and not _unit_created_by(observed, attachment.operation_id):
+        return CheckOperation(attachment.operation_id, attachment.unit)
+    if observed.attached_unit is not None and not _grace_period_elapsed(observed):
         return RecheckAttachment(ATTACHMENT_GRACE_PERIOD.total_seconds())
-    return DetachStorage(attached.unit)
+    return DetachStorage(attachment.unit)
 
 
-def is_mounted_by_attached_unit(seen: ObservedStorage) -> bool:
-    """Whether the unit that holds the storage is there, and still names it."""
-    return seen.attached_unit is not None and mounts_storage(seen.attached_unit, seen.storage.metadata.name)
+def is_mounted_by_attached_unit(observed: ObservedStorage) -> bool:
+    """Return whether the attached unit exists and lists the storage in spec.storageMounts."""
+    return observed.attached_unit is not None and mounts_storage(observed.attached_unit, observed.storage.metadata.name)
 
 
 def mounts_storage(unit: GPUUnit, storage: str) -> bool:
     return any(mount.name == storage for mount in unit.spec.storage_mounts)
 
 
-def _unit_created_by(seen: ObservedStorage, operation_id: str) -> bool:
-    """Whether the unit that the operation attached the storage for is there."""
-    unit = seen.attached_unit
+def _unit_created_by(observed: ObservedStorage, operation_id: str) -> bool:
+    """Return whether the attached unit exists and is annotated with the ID of this operation."""
+    unit = observed.attached_unit
     return unit is not None and unit.metadata.annotations.get(Annotation.OPERATION_ID) == operation_id
 
 
-def _grace_period_elapsed(seen: ObservedStorage) -> bool:
-    status = seen.storage.status
-    if seen.attachment is None or status.mounted_by != seen.attachment.unit or status.last_sync_time is None:
+def _grace_period_elapsed(observed: ObservedStorage) -> bool:
+    status = observed.storage.status
+    if observed.attachment is None or status.mounted_by != observed.attachment.unit or status.last_sync_time is None:
         return False
     written = parse_timestamp(status.last_sync_time)
-    # What is far in the future was written by nobody who could tell: it would be too early for ever.
-    return written is None or abs(seen.now - written) >= ATTACHMENT_GRACE_PERIOD
+    # The absolute difference: with a wrong timestamp far in the future, the grace period would never elapse.
+    return written is None or abs(observed.now - written) >= ATTACHMENT_GRACE_PERIOD

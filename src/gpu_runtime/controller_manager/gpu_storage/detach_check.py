@@ -1,4 +1,4 @@
-"""The last look before an attachment is released: at the API server itself, since a cache may lag behind."""
+"""Confirms a detach with reads from the API server, because the informer caches may be stale."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationState
@@ -18,41 +18,46 @@ from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.kube.meta import ObjectKey
 
 DETACH_RECHECK_SECONDS = 2.0
-"""An operation that is not finished is finished or given up within seconds. Nobody tells this process when."""
+"""Delay until the next check. Operations normally finish within seconds, and this process does not watch them."""
 
 
-async def confirm_step(client: KubeClient, storage: ObjectKey, step: AttachmentStep, operations: str) -> AttachmentStep:
-    """The step, if it may be taken. Operations are looked for in the given namespace."""
+async def confirm_step(
+    client: KubeClient, storage: ObjectKey, step: AttachmentStep, operation_namespace: str
+) -> AttachmentStep:
+    """Return the step if it is safe, else a step that decides again later. `CheckOperation` becomes `DetachStorage`."""
     match step:
         case CheckOperation(operation_id, unit):
-            if not await _operation_finished(client, ObjectKey(operations, operation_name(operation_id))):
+            if not await _operation_finished(client, ObjectKey(operation_namespace, operation_name(operation_id))):
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
-            # Only now: a unit that the operation made was there before the operation ended.
+            # The order matters: an operation creates its unit before it finishes, so this read cannot miss the unit.
             if await _unit_mounts_storage(client, storage, unit):
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
-            return await confirm_step(client, storage, DetachStorage(unit), operations)
+            return await confirm_step(client, storage, DetachStorage(unit), operation_namespace)
         case DetachStorage(unit) if await _has_mounting_pods(client, storage, unit):
             return RecheckAttachment(DETACH_RECHECK_SECONDS)
     return step
 
 
 async def _operation_finished(client: KubeClient, operation: ObjectKey) -> bool:
-    """An operation is recorded before it attaches anything, so one that is not there was forgotten since."""
+    """Return whether the operation is finished.
+
+    It is recorded before it attaches a storage. So if the record does not exist, retention has deleted it.
+    """
     try:
-        found = await client.get(OPERATIONS, operation)
+        record = await client.get(OPERATIONS, operation)
     except KubeNotFound:
         return True
-    return found.status.state in (OperationState.SUCCEEDED, OperationState.FAILED)
+    return record.status.state in (OperationState.SUCCEEDED, OperationState.FAILED)
 
 
 async def _unit_mounts_storage(client: KubeClient, storage: ObjectKey, unit: str) -> bool:
     try:
-        found = await client.get(GPU_UNITS, ObjectKey(storage.namespace, unit))
+        live = await client.get(GPU_UNITS, ObjectKey(storage.namespace, unit))
     except KubeNotFound:
         return False
-    return mounts_storage(found, storage.name)
+    return mounts_storage(live, storage.name)
 
 
 async def _has_mounting_pods(client: KubeClient, storage: ObjectKey, unit: str) -> bool:
-    selection = ListOptions(storage.namespace, label_selector=f"{MANAGED_BY_SELECTOR},{Label.UNIT}={unit}")
-    return any(str(storage) in pvc_index_keys(pod) for pod in (await client.list(PODS, selection)).items)
+    options = ListOptions(storage.namespace, label_selector=f"{MANAGED_BY_SELECTOR},{Label.UNIT}={unit}")
+    return any(str(storage) in pvc_index_keys(pod) for pod in (await client.list(PODS, options)).items)

@@ -1,7 +1,8 @@
-"""What the end of a storage still waits for. Pure.
+"""Decides the next step of the deletion of a storage, and what the deletion waits for. Pure.
 
-Only what really mounts the data is waited for. An operation that attached the storage and made no unit yet is not: its
-unit will be told that the storage is gone, while a finalizer that waits for another process could block for good.
+The finalizer waits only for units and pods that mount the data. It does not wait for an operation that attached the
+storage but has not created its unit: such a unit gets a condition that reports the missing storage, while a finalizer
+that waits for another process could block forever.
 """
 
 from dataclasses import dataclass
@@ -12,37 +13,43 @@ from gpu_runtime.controller_manager.gpu_storage.observe import ObservedStorage
 from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim
 
 PVC_DELETION_REQUEUE_SECONDS = 1.0
-"""For a claim that is on its way out."""
+"""Requeue delay while the PersistentVolumeClaim is being deleted."""
 
 STORAGE_IN_USE_REQUEUE_SECONDS = 15.0
-"""For what a unit or a stranger's pod holds. Its end is heard of, mostly."""
+"""Requeue delay while a unit or a pod uses the storage. Events normally trigger an earlier reconcile."""
 
 
 @dataclass(frozen=True)
 class FinalizeStep:
     waiting_for: str = ""
-    """Empty when the storage may go."""
+    """What the deletion waits for, for the condition message. Empty if the finalizer can be removed."""
     pvc_to_delete: PersistentVolumeClaim | None = None
     requeue_seconds: float = PVC_DELETION_REQUEUE_SECONDS
 
 
-def next_finalize_step(seen: ObservedStorage) -> FinalizeStep:
-    if holders := _mount_users(seen):
+def next_finalize_step(observed: ObservedStorage) -> FinalizeStep:
+    if users := _mount_users(observed):
         return FinalizeStep(
-            f"{holders}: delete or change the unit first", requeue_seconds=STORAGE_IN_USE_REQUEUE_SECONDS
+            f"{users}: delete the unit, or remove the storage from its spec.storageMounts",
+            requeue_seconds=STORAGE_IN_USE_REQUEUE_SECONDS,
         )
-    if seen.pod_cache_error:
-        return FinalizeStep(f"a look at the pods that may mount it: {seen.pod_cache_error}")
-    claim = seen.pvc
-    if claim is None or not is_pvc_of(claim, seen.storage):
+    if observed.pod_cache_error:
+        return FinalizeStep(f"a check of the pods that may mount it, which failed: {observed.pod_cache_error}")
+    pvc = observed.pvc
+    if pvc is None or not is_pvc_of(pvc, observed.storage):
         return FinalizeStep()
-    if claim.metadata.deletion_timestamp is None:
-        return FinalizeStep(f"the end of PersistentVolumeClaim {claim.metadata.name}", pvc_to_delete=claim)
-    # Kubernetes keeps a claim while a pod mounts it, whoever's pod that is.
-    held = ", ".join(claim.metadata.finalizers)
-    return FinalizeStep(f"the end of PersistentVolumeClaim {claim.metadata.name}, which {held or 'nothing'} holds")
+    if pvc.metadata.deletion_timestamp is None:
+        return FinalizeStep(f"the deletion of PersistentVolumeClaim {pvc.metadata.name}", pvc_to_delete=pvc)
+    # Kubernetes does not delete a PVC while any pod mounts it. This includes pods that the platform did not create.
+    finalizers = ", ".join(pvc.metadata.finalizers) or "none"
+    return FinalizeStep(
+        f"the deletion of PersistentVolumeClaim {pvc.metadata.name}, which has finalizers {finalizers}: delete the pods"
+        " that mount it"
+    )
 
 
-def _mount_users(seen: ObservedStorage) -> str:
-    unit = [f"GPUUnit {seen.attachment.unit}"] if seen.attachment and is_mounted_by_attached_unit(seen) else []
-    return ", ".join([*unit, *seen.mounted_by])
+def _mount_users(observed: ObservedStorage) -> str:
+    unit = (
+        [f"GPUUnit {observed.attachment.unit}"] if observed.attachment and is_mounted_by_attached_unit(observed) else []
+    )
+    return ", ".join([*unit, *observed.mounted_by])

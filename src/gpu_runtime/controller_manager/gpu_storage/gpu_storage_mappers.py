@@ -1,4 +1,7 @@
-"""Which storages a change elsewhere concerns. Pure look-ups in the cache of storages."""
+"""Event mappers of the GPUStorage controller: which storages to reconcile after an event of another object.
+
+They only query the informer stores of storages and units.
+"""
 
 from collections.abc import Iterable
 
@@ -18,16 +21,16 @@ class GPUStorageMappers:
         self._units = units
 
     def map_storage(self, storage: GPUStorage) -> Iterable[ObjectKey]:
-        """The others of the unit that holds it: a unit takes its storages one after the other."""
-        attached = storage.spec.attached_to
-        unit = self._units.get(ObjectKey(storage.metadata.namespace, attached.unit)) if attached else None
+        """Return the storages that the attached unit may attach next: it attaches them in the order of their names."""
+        attachment = storage.spec.attached_to
+        unit = self._units.get(ObjectKey(storage.metadata.namespace, attachment.unit)) if attachment else None
         return [key for key in unit_storage_keys(unit) if key > storage.metadata.key] if unit else ()
 
-    def map_pvc(self, claim: PersistentVolumeClaim) -> Iterable[ObjectKey]:
-        return (claim.metadata.key,)
+    def map_pvc(self, pvc: PersistentVolumeClaim) -> Iterable[ObjectKey]:
+        return (pvc.metadata.key,)
 
     def map_unit(self, unit: GPUUnit) -> Iterable[ObjectKey]:
-        """Those that it mounts, and those that are held for it whether it mounts them or not."""
+        """Return the storages that the unit mounts, and all storages that are attached to it."""
         yield from unit_storage_keys(unit)
         yield from self._storages_attached_to(unit.metadata.key)
 
@@ -37,8 +40,8 @@ class GPUStorageMappers:
     def map_deployment(self, deployment: RawDeployment) -> Iterable[ObjectKey]:
         return self._storages_attached_to(deployment.metadata.key)
 
-    def map_storage_class(self, found: StorageClass) -> Iterable[ObjectKey]:
-        return _keys(self._storages.by_index(STORAGES_BY_CLASS, found.metadata.name))
+    def map_storage_class(self, storage_class: StorageClass) -> Iterable[ObjectKey]:
+        return _keys(self._storages.by_index(STORAGES_BY_CLASS, storage_class.metadata.name))
 
     def _storages_attached_to(self, unit: ObjectKey) -> Iterable[ObjectKey]:
         return _keys(self._storages.by_index(STORAGES_BY_UNIT, str(unit)))

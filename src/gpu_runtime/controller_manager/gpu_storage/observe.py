@@ -1,4 +1,7 @@
-"""What is known of a storage and its surroundings, read from caches. Only this reads; deciders never do."""
+"""Reads everything that the GPUStorage controller decides from: the storage, its PVC, units, pods and StorageClass.
+
+Only this module reads from the informer stores. Rules and status functions get an `ObservedStorage`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,15 +26,15 @@ class ObservedStorage:
     pvc: PersistentVolumeClaim | None = None
     storage_class: StorageClass | None = None
     attached_unit: GPUUnit | None = None
-    """The unit that the attachment names, if there is one."""
+    """The unit to which the storage is attached. None if the unit does not exist."""
     attach_candidates: tuple[GPUUnit, ...] = ()
-    """The active units that may have the storage if nobody holds it: one whose pod mounts it already, then by age."""
+    """Active units to which a free storage may be attached: first a unit whose pod already mounts it, then by age."""
     mounted_by: tuple[str, ...] = ()
-    """What has the claim mounted or is about to mount it."""
+    """Pods that mount the PVC, and the Deployment that may create such a pod, as `kind name`."""
     provisioner_warning: str = ""
-    """What the provisioner last complained of while it made no volume."""
+    """The last warning event about a PVC without a volume, normally from the provisioner."""
     pod_cache_error: str = ""
-    """Why the cache of pods may be out of date, if it may."""
+    """Why the pod cache may be stale. Empty if the watch of pods works."""
 
     @property
     def attachment(self) -> Attachment | None:
@@ -39,56 +42,65 @@ class ObservedStorage:
 
 
 def observe(
-    storage: GPUStorage, caches: ControllerInformers, settings: ControllerManagerSettings, now: datetime
+    storage: GPUStorage, informers: ControllerInformers, settings: ControllerManagerSettings, now: datetime
 ) -> ObservedStorage:
-    key, attached = storage.metadata.key, storage.spec.attached_to
-    holder = caches.units.store.get(ObjectKey(key.namespace, attached.unit)) if attached else None
+    key, attachment = storage.metadata.key, storage.spec.attached_to
+    attached_unit = informers.units.store.get(ObjectKey(key.namespace, attachment.unit)) if attachment else None
     return ObservedStorage(
         storage=storage,
         now=now,
-        pvc=caches.pvcs.store.get(key),
-        storage_class=caches.storage_classes.store.get(ObjectKey("", storage.spec.storage_class_name)),
-        attached_unit=holder,
-        attach_candidates=tuple(_attach_candidates(key, caches, settings)),
-        mounted_by=tuple(_mounted_by(storage, caches)),
-        pod_cache_error=caches.pods.last_error,
+        pvc=informers.pvcs.store.get(key),
+        storage_class=informers.storage_classes.store.get(ObjectKey("", storage.spec.storage_class_name)),
+        attached_unit=attached_unit,
+        attach_candidates=tuple(_attach_candidates(key, informers, settings)),
+        mounted_by=tuple(_mounted_by(storage, informers)),
+        pod_cache_error=informers.pods.last_error,
     )
 
 
 def _attach_candidates(
-    key: ObjectKey, caches: ControllerInformers, settings: ControllerManagerSettings
+    key: ObjectKey, informers: ControllerInformers, settings: ControllerManagerSettings
 ) -> list[GPUUnit]:
     if role_of(key.namespace, settings.namespaces.stock) is UnitRole.STOCK:
         return []
-    already = {pod.metadata.labels.get(Label.UNIT) for pod in caches.pods.store.by_index(PODS_BY_PVC, str(key))}
+    mounting = {pod.metadata.labels.get(Label.UNIT) for pod in informers.pods.store.by_index(PODS_BY_PVC, str(key))}
 
     def order(unit: GPUUnit) -> tuple[bool, str, str]:
-        return unit.metadata.name not in already, unit.metadata.creation_timestamp or "", unit.metadata.name
+        return unit.metadata.name not in mounting, unit.metadata.creation_timestamp or "", unit.metadata.name
 
-    naming = caches.units.store.by_index(UNITS_BY_STORAGE, str(key))
-    return sorted((unit for unit in naming if _may_attach(unit, key, caches)), key=order)
+    units = informers.units.store.by_index(UNITS_BY_STORAGE, str(key))
+    return sorted((unit for unit in units if _may_attach(unit, key, informers)), key=order)
 
 
-def _may_attach(unit: GPUUnit, storage: ObjectKey, caches: ControllerInformers) -> bool:
-    """A unit takes its storages in the order of their names: two units never each hold what the other waits for."""
+def _may_attach(unit: GPUUnit, storage: ObjectKey, informers: ControllerInformers) -> bool:
+    """Return whether the unit is not being deleted and has attached all its storages with an earlier name.
+
+    The fixed order prevents a deadlock, in which each of two units holds a storage that the other one waits for.
+    """
     if unit.metadata.deletion_timestamp is not None:
         return False
-    before = [key for key in unit_storage_keys(unit) if key < storage]
-    held = caches.storages.store.by_index(STORAGES_BY_UNIT, str(unit.metadata.key))
-    return set(before) <= {each.metadata.key for each in held}
+    earlier = {key for key in unit_storage_keys(unit) if key < storage}
+    attached = informers.storages.store.by_index(STORAGES_BY_UNIT, str(unit.metadata.key))
+    return earlier <= {each.metadata.key for each in attached}
 
 
-def _mounted_by(storage: GPUStorage, caches: ControllerInformers) -> Iterator[str]:
-    """Pods end last. But while the holder's Deployment wants one that mounts the claim, it may still come."""
-    key, attached = storage.metadata.key, storage.spec.attached_to
-    deployment = caches.deployments.store.get(ObjectKey(key.namespace, attached.unit)) if attached else None
+def _mounted_by(storage: GPUStorage, informers: ControllerInformers) -> Iterator[str]:
+    """List the pods that mount the PVC, and the Deployment of the attached unit if it may create such a pod.
+
+    The pods are deleted last. But as long as the Deployment requests a pod with this PVC, Kubernetes may create one.
+    """
+    key, attachment = storage.metadata.key, storage.spec.attached_to
+    deployment = informers.deployments.store.get(ObjectKey(key.namespace, attachment.unit)) if attachment else None
     if deployment is not None and may_mount(deployment, key):
         yield f"Deployment {deployment.metadata.name}"
-    yield from (f"Pod {pod.metadata.name}" for pod in caches.pods.store.by_index(PODS_BY_PVC, str(key)))
+    yield from (f"Pod {pod.metadata.name}" for pod in informers.pods.store.by_index(PODS_BY_PVC, str(key)))
 
 
-def may_mount(deployment: RawDeployment, claim: ObjectKey) -> bool:
-    """Whether pods of it mount the claim, or may still come that do: until Kubernetes has looked at what was last asked
-    of it, the ReplicaSet of what was asked before makes its pods anew."""
-    wanted = deployment.spec.get("replicas") != 0 and claim in deployment_pvc_keys(deployment)
-    return wanted or not is_generation_observed(deployment)
+def may_mount(deployment: RawDeployment, pvc: ObjectKey) -> bool:
+    """Return whether the Deployment has, or may still create, a pod that mounts the PVC.
+
+    Until the Deployment controller has observed the latest generation, the ReplicaSet of the previous generation
+    recreates deleted pods, and those may mount the PVC.
+    """
+    requested = deployment.spec.get("replicas") != 0 and pvc in deployment_pvc_keys(deployment)
+    return requested or not is_generation_observed(deployment)

@@ -1,4 +1,4 @@
-"""What a provisioner says while it makes no volume. A claim does not tell, only Events about it do."""
+"""Reads why the provisioner has not created a volume. Only Events contain the cause; the status of a PVC does not."""
 
 from gpu_runtime.controller_manager.gpu_storage.observe import ObservedStorage
 from gpu_runtime.kube.builtin_kinds import EVENTS
@@ -7,15 +7,18 @@ from gpu_runtime.kube.codec import ListOptions
 from gpu_runtime.kube.errors import KubeError
 
 
-async def latest_pvc_warning(client: KubeClient, seen: ObservedStorage) -> str:
-    """The last warning about a claim that waits for its volume, if there is one. One read, and only then."""
-    claim = seen.pvc
-    if claim is None or claim.status.phase != "Pending" or seen.storage_class is None:
+async def latest_pvc_warning(client: KubeClient, observed: ObservedStorage) -> str:
+    """Return the last warning event about a PVC that waits for its volume, else an empty string.
+
+    It reads from the API server only if the PVC is pending and its StorageClass exists.
+    """
+    pvc = observed.pvc
+    if pvc is None or pvc.status.phase != "Pending" or observed.storage_class is None:
         return ""
-    fields = f"regarding.kind=PersistentVolumeClaim,regarding.uid={claim.metadata.uid},type=Warning"
+    selector = f"regarding.kind=PersistentVolumeClaim,regarding.uid={pvc.metadata.uid},type=Warning"
     try:
-        found = await client.list(EVENTS, ListOptions(claim.metadata.namespace, field_selector=fields))
+        events = await client.list(EVENTS, ListOptions(pvc.metadata.namespace, field_selector=selector))
     except KubeError:
-        return ""  # an explanation that cannot be had must not stop anything
-    latest = max(found.items, key=lambda event: int(event.metadata.resource_version or 0), default=None)
+        return ""  # the warning only explains a condition; a failed read must not fail the reconcile
+    latest = max(events.items, key=lambda event: int(event.metadata.resource_version or 0), default=None)
     return latest.note if latest else ""

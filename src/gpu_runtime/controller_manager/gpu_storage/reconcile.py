@@ -1,4 +1,4 @@
-"""Keeps one GPUStorage true."""
+"""Reconciler of GPUStorages: attaches one storage, manages its PVC, writes its status and finalizes its deletion."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ STORAGE_POLLED_REASONS = (
     ReadyReason.WAIT_FOR_FIRST_CONSUMER,
     ReadyReason.RESIZE_REFUSED,
 )
-"""Reasons that may end without an event that this process hears of."""
+"""Reasons whose cause can disappear without an event that this process watches. The controller requeues them."""
 
 
 @dataclass(frozen=True)
@@ -54,118 +54,121 @@ class GPUStorageReconciler:
     async def reconcile(self, storage: GPUStorage) -> ReconcileResult:
         key = storage.metadata.key
         async with self.storage_locks.acquire([key]):
-            # What waited for its turn may have changed meanwhile.
+            # The storage may have changed while this task waited for the lock.
             current = self.informers.storages.store.get(key)
             if current is None:
                 return Done()
-            seen = observe(current, self.informers, self.settings, self.status_writer.clock())
-            return await (self._finalize(seen) if current.metadata.deletion_timestamp else self._sync(seen))
+            observed = observe(current, self.informers, self.settings, self.status_writer.clock())
+            return await (self._finalize(observed) if current.metadata.deletion_timestamp else self._sync(observed))
 
-    async def _sync(self, seen: ObservedStorage) -> ReconcileResult:
-        key = seen.storage.metadata.key
-        step = await confirm_step(self.client, key, next_attachment_step(seen), self.settings.namespaces.system)
-        seen = await self._patch_storage(seen, _storage_patch(seen, step))
-        seen = await self._with_live_pvc(seen)
-        thought = first_violation(STORAGE_RULES, seen)
-        if thought is None:
-            seen, refusal = await self._sync_pvc(seen)
-            thought = refusal or readiness(
-                replace(seen, provisioner_warning=await latest_pvc_warning(self.client, seen))
+    async def _sync(self, observed: ObservedStorage) -> ReconcileResult:
+        key = observed.storage.metadata.key
+        step = await confirm_step(self.client, key, next_attachment_step(observed), self.settings.namespaces.system)
+        observed = await self._patch_storage(observed, _storage_patch(observed, step))
+        observed = await self._with_live_pvc(observed)
+        result = first_violation(STORAGE_RULES, observed)
+        if result is None:
+            observed, rejected = await self._sync_pvc(observed)
+            result = rejected or readiness(
+                replace(observed, provisioner_warning=await latest_pvc_warning(self.client, observed))
             )
-        await self._write_status(seen, thought)
-        return _requeue_outcome(step, thought)
+        await self._write_status(observed, result)
+        return _requeue_outcome(step, result)
 
-    async def _with_live_pvc(self, seen: ObservedStorage) -> ObservedStorage:
-        """The cache knows only claims with the platform's label. One that is missing there may have lost it."""
-        if seen.pvc is not None:
-            return seen
+    async def _with_live_pvc(self, observed: ObservedStorage) -> ObservedStorage:
+        """Read the PVC from the API server if the cache does not contain it.
+
+        The cache contains only PVCs with the platform's label, and another client may have removed the label.
+        """
+        if observed.pvc is not None:
+            return observed
         try:
-            return replace(seen, pvc=await self.client.get(PVCS, seen.storage.metadata.key))
+            return replace(observed, pvc=await self.client.get(PVCS, observed.storage.metadata.key))
         except KubeNotFound:
-            return seen
+            return observed
 
-    async def _sync_pvc(self, seen: ObservedStorage) -> tuple[ObservedStorage, StorageReadiness | None]:
-        """The claim as it should be, and what Kubernetes said where it refused that."""
+    async def _sync_pvc(self, observed: ObservedStorage) -> tuple[ObservedStorage, StorageReadiness | None]:
+        """Create or correct the PVC. If the API server rejects a write, return the readiness that reports this."""
         try:
-            seen = await self._create_or_update_pvc(seen)
-        except (KubeForbidden, KubeInvalid) as refusal:
-            text = f"PersistentVolumeClaim is refused: {refusal}"
-            return seen, StorageReadiness(StoragePhase.FAILED, ReadyReason.CLAIM_SYNC_FAILED, text)
-        if seen.pvc is None or not can_expand(seen):
-            return seen, None
+            observed = await self._create_or_update_pvc(observed)
+        except (KubeForbidden, KubeInvalid) as error:
+            text = f"the API server rejected the PersistentVolumeClaim: {error}"
+            return observed, StorageReadiness(StoragePhase.FAILED, ReadyReason.CLAIM_SYNC_FAILED, text)
+        if observed.pvc is None or not can_expand(observed):
+            return observed, None
         try:
-            return await self._patch_pvc(seen, expansion_patch(seen.pvc, seen.storage)), None
-        except (KubeForbidden, KubeInvalid) as refusal:
-            return seen, expansion_refused(seen, str(refusal))
+            return await self._patch_pvc(observed, expansion_patch(observed.pvc, observed.storage)), None
+        except (KubeForbidden, KubeInvalid) as error:
+            return observed, expansion_refused(observed, str(error))
 
-    async def _create_or_update_pvc(self, seen: ObservedStorage) -> ObservedStorage:
-        if seen.pvc is not None:
-            return await self._patch_pvc(seen, metadata_patch(seen.pvc, seen.storage))
-        created = await self.client.create(PVCS, pvc_manifest(seen.storage))
+    async def _create_or_update_pvc(self, observed: ObservedStorage) -> ObservedStorage:
+        if observed.pvc is not None:
+            return await self._patch_pvc(observed, metadata_patch(observed.pvc, observed.storage))
+        created = await self.client.create(PVCS, pvc_manifest(observed.storage))
         self.informers.pvcs.record_write(created)
-        return replace(seen, pvc=created)
+        return replace(observed, pvc=created)
 
-    async def _patch_pvc(self, seen: ObservedStorage, change: Manifest | None) -> ObservedStorage:
-        if seen.pvc is None or change is None:
-            return seen
-        version = seen.pvc.metadata.resource_version
-        written = await self.client.merge_patch(PVCS, seen.pvc.metadata.key, change, resource_version=version)
+    async def _patch_pvc(self, observed: ObservedStorage, patch: Manifest | None) -> ObservedStorage:
+        if observed.pvc is None or patch is None:
+            return observed
+        version = observed.pvc.metadata.resource_version
+        written = await self.client.merge_patch(PVCS, observed.pvc.metadata.key, patch, resource_version=version)
         self.informers.pvcs.record_write(written)
-        return replace(seen, pvc=written)
+        return replace(observed, pvc=written)
 
-    async def _patch_storage(self, seen: ObservedStorage, change: Manifest) -> ObservedStorage:
-        """One write, on the condition that the storage is still what was looked at."""
-        if not change:
-            return seen
-        key, version = seen.storage.metadata.key, seen.storage.metadata.resource_version
-        written = await self.client.merge_patch(GPU_STORAGES, key, change, resource_version=version)
+    async def _patch_storage(self, observed: ObservedStorage, patch: Manifest) -> ObservedStorage:
+        """Patch the storage with optimistic concurrency: the write fails if the storage has changed since the read."""
+        if not patch:
+            return observed
+        key, version = observed.storage.metadata.key, observed.storage.metadata.resource_version
+        written = await self.client.merge_patch(GPU_STORAGES, key, patch, resource_version=version)
         self.informers.storages.record_write(written)
-        return replace(seen, storage=written)
+        return replace(observed, storage=written)
 
-    async def _finalize(self, seen: ObservedStorage) -> ReconcileResult:
-        """Data goes last: when nothing mounts it, and with the storage that was told to go."""
-        finalizers = seen.storage.metadata.finalizers
+    async def _finalize(self, observed: ObservedStorage) -> ReconcileResult:
+        """Delete the PVC when nothing mounts it, and then remove the finalizer of the deleted storage."""
+        finalizers = observed.storage.metadata.finalizers
         if Finalizer.STORAGE_PROTECTION not in finalizers:
             return Done()
-        seen = await self._with_live_pvc(seen)
-        step = next_finalize_step(seen)
+        observed = await self._with_live_pvc(observed)
+        step = next_finalize_step(observed)
         if step.pvc_to_delete is not None:
-            found = step.pvc_to_delete.metadata
+            pvc = step.pvc_to_delete.metadata
             with suppress(KubeNotFound):
-                await self.client.delete(PVCS, found.key, uid=found.uid)
+                await self.client.delete(PVCS, pvc.key, uid=pvc.uid)
         if step.waiting_for:
-            return await self._requeue_finalize(seen, step)
-        left = [each for each in finalizers if each != Finalizer.STORAGE_PROTECTION]
-        await self._patch_storage(seen, {"metadata": {"finalizers": left}})
+            return await self._requeue_finalize(observed, step)
+        remaining = [each for each in finalizers if each != Finalizer.STORAGE_PROTECTION]
+        await self._patch_storage(observed, {"metadata": {"finalizers": remaining}})
         return Done()
 
-    async def _requeue_finalize(self, seen: ObservedStorage, step: FinalizeStep) -> ReconcileResult:
-        phase = StoragePhase(seen.storage.status.phase or StoragePhase.PENDING)
+    async def _requeue_finalize(self, observed: ObservedStorage, step: FinalizeStep) -> ReconcileResult:
+        phase = StoragePhase(observed.storage.status.phase or StoragePhase.PENDING)
         await self._write_status(
-            seen, StorageReadiness(phase, ReadyReason.DELETING, f"the deletion waits for {step.waiting_for}")
+            observed, StorageReadiness(phase, ReadyReason.DELETING, f"the deletion waits for {step.waiting_for}")
         )
         return RequeueAfter(step.requeue_seconds)
 
-    async def _write_status(self, seen: ObservedStorage, thought: StorageReadiness) -> None:
-        after = status_of(seen, thought, self.status_writer.now())
-        await self.status_writer.write_status(self.informers.storages, seen.storage, seen.storage.status, after)
+    async def _write_status(self, observed: ObservedStorage, result: StorageReadiness) -> None:
+        after = status_of(observed, result, self.status_writer.now())
+        await self.status_writer.write_status(self.informers.storages, observed.storage, observed.storage.status, after)
 
 
-def _storage_patch(seen: ObservedStorage, step: AttachmentStep) -> Manifest:
-    """What the storage itself must become before anything is made of it."""
-    change: Manifest = {}
-    finalizers = seen.storage.metadata.finalizers
+def _storage_patch(observed: ObservedStorage, step: AttachmentStep) -> Manifest:
+    """Return the patch of the storage itself: the finalizer, which must exist before the PVC, and the attachment."""
+    patch: Manifest = {}
+    finalizers = observed.storage.metadata.finalizers
     if Finalizer.STORAGE_PROTECTION not in finalizers:
-        change["metadata"] = {"finalizers": [*finalizers, Finalizer.STORAGE_PROTECTION]}
+        patch["metadata"] = {"finalizers": [*finalizers, Finalizer.STORAGE_PROTECTION]}
     match step:
         case AttachStorage(unit):
-            change["spec"] = {"attachedTo": {"unit": unit}}
+            patch["spec"] = {"attachedTo": {"unit": unit}}
         case DetachStorage():
-            change["spec"] = {"attachedTo": None}
-    return change
+            patch["spec"] = {"attachedTo": None}
+    return patch
 
 
-def _requeue_outcome(step: AttachmentStep, thought: StorageReadiness) -> ReconcileResult:
+def _requeue_outcome(step: AttachmentStep, result: StorageReadiness) -> ReconcileResult:
     if isinstance(step, RecheckAttachment):
         return RequeueAfter(step.seconds)
-    return RequeueAfter(POLL_REQUEUE_SECONDS) if thought.reason in STORAGE_POLLED_REASONS else Done()
+    return RequeueAfter(POLL_REQUEUE_SECONDS) if result.reason in STORAGE_POLLED_REASONS else Done()

@@ -1,4 +1,7 @@
-"""What must hold before a storage's claim is made or changed, as ordered data: the first broken rule is told."""
+"""Preconditions for the creation or change of a storage's PersistentVolumeClaim (PVC), as an ordered list of rules.
+
+The first violated rule becomes the Ready condition of the storage. The order of the rules is their priority.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -12,74 +15,74 @@ from gpu_runtime.controller_manager.gpu_storage.storage_readiness import Storage
 StorageRule = Callable[[ObservedStorage], StorageReadiness | None]
 
 
-def invalid_spec(seen: ObservedStorage) -> StorageReadiness | None:
-    problems = storage_errors(seen.storage.spec, path="spec")
+def invalid_spec(observed: ObservedStorage) -> StorageReadiness | None:
+    problems = storage_errors(observed.storage.spec, path="spec")
     return _failed(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
 
 
-def pvc_name_conflict(seen: ObservedStorage) -> StorageReadiness | None:
-    if seen.pvc is None or is_pvc_of(seen.pvc, seen.storage):
+def pvc_name_conflict(observed: ObservedStorage) -> StorageReadiness | None:
+    if observed.pvc is None or is_pvc_of(observed.pvc, observed.storage):
         return None
-    name = seen.storage.metadata.name
+    name = observed.storage.metadata.name
     return _failed(
         ReadyReason.NAME_TAKEN,
-        f"PersistentVolumeClaim {name} exists and belongs to somebody else: rename one of them, or hand the claim over"
-        f" with the label {Label.STORAGE}={name}",
+        f"PersistentVolumeClaim {name} already exists and does not belong to this GPUStorage: create the GPUStorage"
+        f" with another name, or set the label {Label.STORAGE}={name} on the claim to adopt it",
     )
 
 
-def pvc_lost(seen: ObservedStorage) -> StorageReadiness | None:
-    """An empty volume must not silently take the place of one that held data."""
-    if seen.pvc is not None or not _was_provisioned(seen):
+def pvc_lost(observed: ObservedStorage) -> StorageReadiness | None:
+    """Report a deleted PVC that had a volume. A new, empty volume must not silently replace the lost data."""
+    if observed.pvc is not None or not _was_provisioned(observed):
         return None
     return _failed(
         ReadyReason.CLAIM_LOST,
-        f"PersistentVolumeClaim {seen.storage.metadata.name} was deleted by somebody else, and the data with it:"
-        " restore the claim, or delete this GPUStorage and create it anew",
+        f"PersistentVolumeClaim {observed.storage.metadata.name} was deleted by another client, and its data is lost:"
+        " restore the claim, or delete this GPUStorage and create it again",
     )
 
 
-def pvc_deleting(seen: ObservedStorage) -> StorageReadiness | None:
-    if seen.pvc is None or seen.pvc.metadata.deletion_timestamp is None:
+def pvc_deleting(observed: ObservedStorage) -> StorageReadiness | None:
+    if observed.pvc is None or observed.pvc.metadata.deletion_timestamp is None:
         return None
-    name = seen.storage.metadata.name
-    if not _was_provisioned(seen):
-        text = f"PersistentVolumeClaim {name} of an earlier storage is still being deleted"
+    name = observed.storage.metadata.name
+    if not _was_provisioned(observed):
+        text = f"PersistentVolumeClaim {name} of a deleted GPUStorage still exists: waiting for its deletion"
         return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, text)
     return _failed(
         ReadyReason.CLAIM_LOST,
-        f"PersistentVolumeClaim {name} is being deleted by somebody else: its data goes when the last pod that mounts"
-        " it ends; copy it before",
+        f"another client has deleted PersistentVolumeClaim {name}: its data is lost when the last pod that mounts it"
+        " terminates; copy the data before that",
     )
 
 
-def pvc_incompatible(seen: ObservedStorage) -> StorageReadiness | None:
-    """What cannot be changed about a claim that was adopted."""
-    if seen.pvc is None:
+def pvc_incompatible(observed: ObservedStorage) -> StorageReadiness | None:
+    """Report fields of an adopted PVC that differ from the spec and that Kubernetes does not allow to change."""
+    if observed.pvc is None:
         return None
-    found, wanted = seen.pvc.spec, seen.storage.spec.storage_class_name
-    if (found.storage_class_name or "") != wanted:
-        said = f"is of class {found.storage_class_name or 'none'}, and this storage of class {wanted}"
-    elif ACCESS_MODE not in found.access_modes:
-        said = f"does not allow {ACCESS_MODE}"
+    actual, desired_class = observed.pvc.spec, observed.storage.spec.storage_class_name
+    if (actual.storage_class_name or "") != desired_class:
+        conflict = f"has StorageClass {actual.storage_class_name or 'none'} instead of {desired_class}"
+    elif ACCESS_MODE not in actual.access_modes:
+        conflict = f"does not allow access mode {ACCESS_MODE}"
     else:
         return None
     return _failed(
         ReadyReason.CLAIM_SYNC_FAILED,
-        f"PersistentVolumeClaim {seen.storage.metadata.name} {said}, which can never be changed: create a storage that"
-        " fits the claim",
+        f"PersistentVolumeClaim {observed.storage.metadata.name} {conflict}, and Kubernetes does not allow this"
+        " to change: create a GPUStorage that matches the claim",
     )
 
 
 STORAGE_RULES: Sequence[StorageRule] = (invalid_spec, pvc_name_conflict, pvc_lost, pvc_deleting, pvc_incompatible)
 
 
-def first_violation(rules: Sequence[StorageRule], seen: ObservedStorage) -> StorageReadiness | None:
-    return next((found for rule in rules if (found := rule(seen))), None)
+def first_violation(rules: Sequence[StorageRule], observed: ObservedStorage) -> StorageReadiness | None:
+    return next((violation for rule in rules if (violation := rule(observed))), None)
 
 
-def _was_provisioned(seen: ObservedStorage) -> bool:
-    return seen.storage.status.capacity is not None
+def _was_provisioned(observed: ObservedStorage) -> bool:
+    return observed.storage.status.capacity is not None
 
 
 def _failed(reason: ReadyReason, message: str) -> StorageReadiness:

@@ -1,4 +1,4 @@
-"""The status of a storage, from what was seen. Nothing here awaits."""
+"""Computes phase, Ready condition and status of a storage from an `ObservedStorage`. Pure."""
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, StoragePhase
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageStatus
@@ -14,103 +14,108 @@ RESIZE_CONDITIONS = (
     "ControllerResizeError",
     "NodeResizeError",
 )
-"""Conditions of a claim that say more about its growth than that it goes on."""
+"""Conditions of a PersistentVolumeClaim (PVC) whose messages explain why a resize has not finished."""
 
 SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 
 
-def readiness(seen: ObservedStorage) -> StorageReadiness:
-    """Of a storage whose claim is there and is its own."""
-    claim = seen.pvc
-    if claim is None:
-        return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, "the claim is not made yet")
-    if claim.status.phase == "Lost":
-        return _lost(claim)
-    if claim.status.phase != "Bound":
-        return _pending(seen, claim)
-    if expansion_patch(claim, seen.storage):
-        return expansion_refused(seen, "")
-    if requested_size(claim) > _pvc_capacity(claim):
-        return _resizing(claim)
+def readiness(observed: ObservedStorage) -> StorageReadiness:
+    """Decide the readiness of a storage that violates no rule, so an existing PVC belongs to it."""
+    pvc = observed.pvc
+    if pvc is None:
+        return StorageReadiness(
+            StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, "the PersistentVolumeClaim is not created yet"
+        )
+    if pvc.status.phase == "Lost":
+        return _lost(pvc)
+    if pvc.status.phase != "Bound":
+        return _pending(observed, pvc)
+    if expansion_patch(pvc, observed.storage):
+        return expansion_refused(observed, "")
+    if requested_size(pvc) > _pvc_capacity(pvc):
+        return _resizing(pvc)
     return StorageReadiness(
-        StoragePhase.READY, ReadyReason.STORAGE_READY, f"the volume is bound and holds {_pvc_capacity(claim)}"
+        StoragePhase.READY, ReadyReason.STORAGE_READY, f"the volume is bound and has a capacity of {_pvc_capacity(pvc)}"
     )
 
 
-def can_expand(seen: ObservedStorage) -> bool:
-    """Whether it is worth asking Kubernetes for more: of a claim without a volume, it lets nothing change."""
-    bound = seen.pvc is not None and seen.pvc.status.phase == "Bound"
-    return bound and seen.storage_class is not None and seen.storage_class.allow_volume_expansion
+def can_expand(observed: ObservedStorage) -> bool:
+    """Return whether Kubernetes may accept a larger size. It accepts no change of a PVC without a volume."""
+    bound = observed.pvc is not None and observed.pvc.status.phase == "Bound"
+    return bound and observed.storage_class is not None and observed.storage_class.allow_volume_expansion
 
 
-def expansion_refused(seen: ObservedStorage, said: str) -> StorageReadiness:
-    """The data stays as it is, and can be mounted."""
-    name, size = seen.storage.spec.storage_class_name, seen.storage.spec.size
-    if said:
-        why = said
-    elif seen.storage_class is None:
-        why = (
-            f"there is no StorageClass {name}, which would have to allow it: create it with allowVolumeExpansion: true"
-        )
+def expansion_refused(observed: ObservedStorage, api_error: str) -> StorageReadiness:
+    """Report that the volume cannot be expanded. The data is unchanged, and the storage stays mountable."""
+    name, size = observed.storage.spec.storage_class_name, observed.storage.spec.size
+    if api_error:
+        cause = api_error
+    elif observed.storage_class is None:
+        cause = f"StorageClass {name} does not exist: create it with allowVolumeExpansion set to true"
     else:
-        why = f"StorageClass {name} does not allow volumes to grow: set its allowVolumeExpansion to true"
+        cause = f"StorageClass {name} does not allow volume expansion: set its allowVolumeExpansion to true"
     return StorageReadiness(
         StoragePhase.READY,
         ReadyReason.RESIZE_REFUSED,
-        f"the volume cannot grow to {size}, its data is untouched: {why}",
+        f"the volume cannot be expanded to {size}, its data is unchanged: {cause}",
     )
 
 
-def status_of(seen: ObservedStorage, thought: StorageReadiness, now: str) -> GPUStorageStatus:
-    metadata, before, claim = seen.storage.metadata, seen.storage.status, seen.pvc
-    ours = claim is not None and is_pvc_of(claim, seen.storage)
+def status_of(observed: ObservedStorage, result: StorageReadiness, now: str) -> GPUStorageStatus:
+    metadata, before, pvc = observed.storage.metadata, observed.storage.status, observed.pvc
+    is_own_pvc = pvc is not None and is_pvc_of(pvc, observed.storage)
     return GPUStorageStatus(
-        phase=thought.phase.value,
-        claim_name=metadata.name if ours else None,
-        # What there was is remembered: a claim that goes missing must not be taken for one that never was.
-        capacity=_bound_capacity(seen) or before.capacity,
-        mounted_by=seen.attachment.unit if seen.attachment else None,
+        phase=result.phase.value,
+        claim_name=metadata.name if is_own_pvc else None,
+        # The last capacity stays in the status: it distinguishes a PVC that was lost from one that never had a volume.
+        capacity=_bound_capacity(observed) or before.capacity,
+        mounted_by=observed.attachment.unit if observed.attachment else None,
         observed_generation=metadata.generation,
         last_sync_time=before.last_sync_time,
-        conditions=with_ready_condition(before.conditions, thought, metadata.generation, now),
+        conditions=with_ready_condition(before.conditions, result, metadata.generation, now),
     )
 
 
-def _bound_capacity(seen: ObservedStorage) -> str | None:
-    """How much the storage's own volume holds, where it has one that is not on its way out."""
-    claim = seen.pvc
-    if claim is None or claim.metadata.deletion_timestamp or not is_pvc_of(claim, seen.storage):
+def _bound_capacity(observed: ObservedStorage) -> str | None:
+    """Return the capacity of the bound volume, or None if the storage has none or if its PVC is being deleted."""
+    pvc = observed.pvc
+    if pvc is None or pvc.metadata.deletion_timestamp or not is_pvc_of(pvc, observed.storage):
         return None
-    return claim.status.capacity.get("storage") if claim.status.phase == "Bound" else None
+    return pvc.status.capacity.get("storage") if pvc.status.phase == "Bound" else None
 
 
-def _pvc_capacity(claim: PersistentVolumeClaim) -> Quantity:
-    return Quantity(claim.status.capacity.get("storage", "0"))
+def _pvc_capacity(pvc: PersistentVolumeClaim) -> Quantity:
+    return Quantity(pvc.status.capacity.get("storage", "0"))
 
 
-def _lost(claim: PersistentVolumeClaim) -> StorageReadiness:
-    text = f"PersistentVolume {claim.spec.volume_name} is gone, and the data with it unless it is restored"
+def _lost(pvc: PersistentVolumeClaim) -> StorageReadiness:
+    text = f"PersistentVolume {pvc.spec.volume_name} does not exist any more: its data is lost unless you restore it"
     return StorageReadiness(StoragePhase.FAILED, ReadyReason.CLAIM_LOST, text)
 
 
-def _pending(seen: ObservedStorage, claim: PersistentVolumeClaim) -> StorageReadiness:
-    name, found = seen.storage.spec.storage_class_name, seen.storage_class
-    said = f": {seen.provisioner_warning}" if seen.provisioner_warning else ""
-    if found is None:
-        text = f"there is no StorageClass {name}: create it, or create another storage with a class that exists"
+def _pending(observed: ObservedStorage, pvc: PersistentVolumeClaim) -> StorageReadiness:
+    name, storage_class = observed.storage.spec.storage_class_name, observed.storage_class
+    warning = f": {observed.provisioner_warning}" if observed.provisioner_warning else ""
+    if storage_class is None:
+        text = f"StorageClass {name} does not exist: create it, or create another GPUStorage with an existing class"
         return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, text)
-    if found.volume_binding_mode == "WaitForFirstConsumer":
-        node = claim.metadata.annotations.get(SELECTED_NODE_ANNOTATION)
-        waits = f"provisioner {found.provisioner} makes the volume for node {node}" if node else "mount the storage"
-        text = f"the volume is made when the first unit mounts it: {waits}"
-        return StorageReadiness(StoragePhase.PENDING, ReadyReason.WAIT_FOR_FIRST_CONSUMER, text + said)
-    text = f"provisioner {found.provisioner} of StorageClass {name} has not made the volume yet"
-    return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, text + said)
+    if storage_class.volume_binding_mode == "WaitForFirstConsumer":
+        node = pvc.metadata.annotations.get(SELECTED_NODE_ANNOTATION)
+        next_step = (
+            f"provisioner {storage_class.provisioner} is creating the volume for node {node}"
+            if node
+            else "create a unit that mounts the storage"
+        )
+        text = f"the volume is created when the first unit mounts it: {next_step}"
+        return StorageReadiness(StoragePhase.PENDING, ReadyReason.WAIT_FOR_FIRST_CONSUMER, text + warning)
+    text = f"provisioner {storage_class.provisioner} of StorageClass {name} has not created the volume yet"
+    return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, text + warning)
 
 
-def _resizing(claim: PersistentVolumeClaim) -> StorageReadiness:
-    said = [
-        each.message for each in claim.status.conditions if each.type in RESIZE_CONDITIONS and each.status == "True"
+def _resizing(pvc: PersistentVolumeClaim) -> StorageReadiness:
+    explanations = [
+        each.message for each in pvc.status.conditions if each.type in RESIZE_CONDITIONS and each.status == "True"
     ]
-    text = "; ".join([f"the volume grows from {_pvc_capacity(claim)} to {requested_size(claim)}", *filter(None, said)])
+    progress = f"the volume is being expanded from {_pvc_capacity(pvc)} to {requested_size(pvc)}"
+    text = "; ".join([progress, *filter(None, explanations)])
     return StorageReadiness(StoragePhase.READY, ReadyReason.RESIZE_PENDING, text)

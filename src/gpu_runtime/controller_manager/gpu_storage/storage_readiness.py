@@ -1,4 +1,4 @@
-"""What is thought of a storage after looking at it. Pure."""
+"""Result of the readiness decision of a storage. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,11 @@ from gpu_runtime.contract.crd.conditions import ReadyReason, StoragePhase
 
 @dataclass(frozen=True)
 class StorageReadiness:
-    """The phase says whether there is a volume to mount; the Ready condition, whether all that was asked is true."""
+    """Phase, reason and message of a storage.
+
+    The phase reports whether there is a volume to mount. The Ready condition reports whether the whole spec is
+    fulfilled: a storage with a pending resize has the phase Ready and the condition Ready=False.
+    """
 
     phase: StoragePhase
     reason: ReadyReason

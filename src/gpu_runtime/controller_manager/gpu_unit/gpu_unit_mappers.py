@@ -1,4 +1,7 @@
-"""Which units a change elsewhere concerns. Pure look-ups in the cache of units."""
+"""Event mappers of the GPUUnit controller: which units to reconcile after an event of another object.
+
+They only query the informer store of units.
+"""
 
 from collections.abc import Iterable
 
@@ -18,19 +21,24 @@ class GPUUnitMappers:
         self._units = units
 
     def map_pod(self, pod: Pod) -> Iterable[ObjectKey]:
-        """Its own unit, and those that wait for the pod's end: for its GPUs or for a storage that it mounts."""
+        """Return the unit of the pod, and the units that wait for the deletion of the pod.
+
+        Units wait for the GPUs of a stock pod, or for a storage that the pod mounts.
+        """
         labels = pod.metadata.labels
         if name := labels.get(Label.UNIT):
             yield ObjectKey(pod.metadata.namespace, name)
         yield from self._units_from_stock(labels.get(Label.UNIT_UID, ""))
-        for claim in pod_pvc_keys(pod):
-            yield from self._units_mounting(claim)
+        for pvc in pod_pvc_keys(pod):
+            yield from self._units_mounting(pvc)
 
     def map_deployment(self, deployment: RawDeployment) -> Iterable[ObjectKey]:
+        """Return the units that wait until the Deployment of their stock unit is deleted."""
         owner = deployment.metadata.controller_ref
         return self._units_from_stock(owner.uid) if owner else ()
 
     def map_unit(self, unit: GPUUnit) -> Iterable[ObjectKey]:
+        """Return the units that wait until this stock unit is deleted."""
         return self._units_from_stock(unit.metadata.uid)
 
     def map_storage(self, storage: GPUStorage) -> Iterable[ObjectKey]:

@@ -1,4 +1,7 @@
-"""What is known of a unit and its surroundings, read from caches. Only this reads; deciders never do."""
+"""Reads everything that the GPUUnit controller decides from: the unit, its children, storages and stock unit.
+
+Only this module reads from the informer stores. Rules, builders and status functions get an `ObservedUnit`.
+"""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,12 +29,12 @@ class ObservedUnit:
     network_policy: RawNetworkPolicy | None = None
     pods: tuple[Pod, ...] = ()
     pod_cache_error: str = ""
-    """Why the cache of pods may be out of date, if it may."""
+    """Why the pod cache may be stale. Empty if the watch of pods works."""
     storages: MappingProxyType[str, GPUStorage] = field(default_factory=lambda: MappingProxyType({}))
     mounting_pods: MappingProxyType[str, tuple[Pod, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """The pods that mount each of the storages, whoever's they are."""
+    """By storage name: all pods that mount the storage, including pods of other units."""
     remaining_stock_objects: tuple[str, ...] = ()
-    """What is left of the stock that the unit was made from, and may still hold its GPUs."""
+    """Objects of the source stock unit that still exist and may hold its GPUs, as `kind namespace/name`."""
 
     @property
     def role(self) -> UnitRole:
@@ -42,35 +45,41 @@ class ObservedUnit:
         return source_stock(self.unit)
 
 
-def observe(unit: GPUUnit, caches: ControllerInformers, settings: ControllerManagerSettings) -> ObservedUnit:
+def observe(unit: GPUUnit, informers: ControllerInformers, settings: ControllerManagerSettings) -> ObservedUnit:
     key, uid = unit.metadata.key, unit.metadata.uid
     return ObservedUnit(
         unit=unit,
         settings=settings,
-        deployment=caches.deployments.store.get(key),
-        service=caches.services.store.get(key),
-        network_policy=caches.network_policies.store.get(key),
-        pods=tuple(caches.pods.store.by_index(PODS_BY_UNIT_UID, uid)),
-        pod_cache_error=caches.pods.last_error,
-        storages=MappingProxyType(_storages(unit, caches)),
+        deployment=informers.deployments.store.get(key),
+        service=informers.services.store.get(key),
+        network_policy=informers.network_policies.store.get(key),
+        pods=tuple(informers.pods.store.by_index(PODS_BY_UNIT_UID, uid)),
+        pod_cache_error=informers.pods.last_error,
+        storages=MappingProxyType(_storages(unit, informers)),
         mounting_pods=MappingProxyType(
-            {each.name: tuple(caches.pods.store.by_index(PODS_BY_PVC, str(each))) for each in unit_storage_keys(unit)}
+            {
+                each.name: tuple(informers.pods.store.by_index(PODS_BY_PVC, str(each)))
+                for each in unit_storage_keys(unit)
+            }
         ),
-        remaining_stock_objects=_remaining_stock_objects(source_stock(unit), caches),
+        remaining_stock_objects=_remaining_stock_objects(source_stock(unit), informers),
     )
 
 
-def _storages(unit: GPUUnit, caches: ControllerInformers) -> dict[str, GPUStorage]:
-    found = {key.name: caches.storages.store.get(key) for key in unit_storage_keys(unit)}
-    return {name: storage for name, storage in found.items() if storage is not None}
+def _storages(unit: GPUUnit, informers: ControllerInformers) -> dict[str, GPUStorage]:
+    storages = {key.name: informers.storages.store.get(key) for key in unit_storage_keys(unit)}
+    return {name: storage for name, storage in storages.items() if storage is not None}
 
 
-def _remaining_stock_objects(stock: SourceStockRef | None, caches: ControllerInformers) -> tuple[str, ...]:
-    """Pods end last. But while the stock or its Deployment is there, a pod may still come."""
+def _remaining_stock_objects(stock: SourceStockRef | None, informers: ControllerInformers) -> tuple[str, ...]:
+    """List the objects of the source stock unit that block the start of the unit.
+
+    The pod is deleted last. But as long as the stock unit or its Deployment exists, Kubernetes may create another pod.
+    """
     if stock is None:
         return ()
-    itself = caches.units.store.get(ObjectKey(stock.namespace, stock.name))
-    remains: list[tuple[str, KubeObject]] = [("GPUUnit", itself)] if itself and itself.metadata.uid == stock.uid else []
-    remains += [("Deployment", each) for each in caches.deployments.store.owned_by(stock.uid)]
-    remains += [("Pod", each) for each in caches.pods.store.by_index(PODS_BY_UNIT_UID, stock.uid)]
-    return tuple(f"{kind} {each.metadata.key}" for kind, each in remains)
+    unit = informers.units.store.get(ObjectKey(stock.namespace, stock.name))
+    remaining: list[tuple[str, KubeObject]] = [("GPUUnit", unit)] if unit and unit.metadata.uid == stock.uid else []
+    remaining += [("Deployment", each) for each in informers.deployments.store.owned_by(stock.uid)]
+    remaining += [("Pod", each) for each in informers.pods.store.by_index(PODS_BY_UNIT_UID, stock.uid)]
+    return tuple(f"{kind} {each.metadata.key}" for kind, each in remaining)

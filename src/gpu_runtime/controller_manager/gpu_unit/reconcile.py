@@ -1,4 +1,4 @@
-"""Keeps one GPUUnit true."""
+"""Reconciler of GPUUnits: creates and corrects the children of one unit and writes its status."""
 
 from dataclasses import dataclass
 
@@ -28,20 +28,21 @@ class GPUUnitReconciler:
 
     async def reconcile(self, unit: GPUUnit) -> ReconcileResult:
         if unit.metadata.deletion_timestamp:
-            return Done()  # its children go with it
+            return Done()  # the garbage collector deletes the children through their owner references
         async with self.storage_locks.acquire(unit_storage_keys(unit)):
             return await self._sync(unit)
 
     async def _sync(self, unit: GPUUnit) -> ReconcileResult:
-        seen = observe(unit, self.informers, self.settings)
-        blocked = first_violation(UNIT_RULES, seen)
+        observed = observe(unit, self.informers, self.settings)
+        blocked = first_violation(UNIT_RULES, observed)
         if blocked is None:
-            blocked = await sync_children(self.client, self.informers, unit, desired_children(seen))
-            seen = observe(unit, self.informers, self.settings)  # what was just asked for is not what runs yet
-        thought = blocked.readiness if blocked else readiness(seen)
-        await self._write_status(seen, thought)
-        return requeue_outcome(thought)
+            blocked = await sync_children(self.client, self.informers, unit, desired_children(observed))
+            # Read again: the status of a Deployment that was just written does not describe the new generation yet.
+            observed = observe(unit, self.informers, self.settings)
+        result = blocked.readiness if blocked else readiness(observed)
+        await self._write_status(observed, result)
+        return requeue_outcome(result)
 
-    async def _write_status(self, seen: ObservedUnit, thought: WorkloadReadiness) -> None:
-        after = status_of(seen, thought, self.status_writer.now())
-        await self.status_writer.write_status(self.informers.units, seen.unit, seen.unit.status, after)
+    async def _write_status(self, observed: ObservedUnit, result: WorkloadReadiness) -> None:
+        after = status_of(observed, result, self.status_writer.now())
+        await self.status_writer.write_status(self.informers.units, observed.unit, observed.unit.status, after)

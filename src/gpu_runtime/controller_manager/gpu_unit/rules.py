@@ -1,4 +1,7 @@
-"""What must hold before a unit's workload is built, as ordered data: the first rule that is broken is told."""
+"""Preconditions for the children of a unit, as an ordered list of rules.
+
+The first violated rule becomes the Ready condition of the unit. The order of the rules is their priority.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -16,107 +19,136 @@ from gpu_runtime.kube.builtin_kinds import Pod
 UnitRule = Callable[[ObservedUnit], Blocked | None]
 
 
-def invalid_spec(seen: ObservedUnit) -> Blocked | None:
-    return _validate_spec(seen.unit.spec, seen.role)
+def invalid_spec(observed: ObservedUnit) -> Blocked | None:
+    return _validate_spec(observed.unit.spec, observed.role)
 
 
 @lru_cache(maxsize=4096)
 def _validate_spec(spec: GPUUnitSpec, role: UnitRole) -> Blocked | None:
-    """A unit is looked at several times before its spec changes, and most specs are like another one's."""
+    """Validate a spec.
+
+    The result is cached: a unit is reconciled several times per change of its spec, and many units have equal specs.
+    """
     problems = unit_errors(spec, role, path="spec")
     return Blocked(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
 
 
-def sidecar_port_conflict(seen: ObservedUnit) -> Blocked | None:
-    port = seen.settings.serverless.sidecar.port
-    if not uses_sidecar_port(seen.unit.spec, port):
+def sidecar_port_conflict(observed: ObservedUnit) -> Blocked | None:
+    port = observed.settings.serverless.sidecar.port
+    if not uses_sidecar_port(observed.unit.spec, port):
         return None
-    return Blocked(ReadyReason.INVALID_SPEC, f"spec.template.ports: {port} is the worker sidecar's; choose another")
+    return Blocked(
+        ReadyReason.INVALID_SPEC,
+        f"spec.template.ports: port {port} is reserved for the worker sidecar: choose another port",
+    )
 
 
-def active_mounts(seen: ObservedUnit) -> tuple[StorageMount, ...]:
-    """A stopped unit mounts nothing, and must be able to stop whatever became of its storages."""
-    return seen.unit.spec.storage_mounts if seen.unit.spec.running else ()
+def active_mounts(observed: ObservedUnit) -> tuple[StorageMount, ...]:
+    """Return the mounts of a running unit. A stopped unit mounts nothing, and its storages must not prevent a stop."""
+    return observed.unit.spec.storage_mounts if observed.unit.spec.running else ()
 
 
-def storage_missing(seen: ObservedUnit) -> Blocked | None:
-    missing = [mount.name for mount in active_mounts(seen) if mount.name not in seen.storages]
+def storage_missing(observed: ObservedUnit) -> Blocked | None:
+    missing = [mount.name for mount in active_mounts(observed) if mount.name not in observed.storages]
     if not missing:
         return None
-    return Blocked(ReadyReason.STORAGE_MOUNT_INVALID, f"there is no GPUStorage {', '.join(missing)} in this namespace")
+    return Blocked(
+        ReadyReason.STORAGE_MOUNT_INVALID,
+        f"GPUStorage {', '.join(missing)} does not exist in this namespace: create it, or remove it from"
+        " spec.storageMounts",
+    )
 
 
-def storage_attached_elsewhere(seen: ObservedUnit) -> Blocked | None:
-    """Only the unit that a storage is attached to may mount it, however the unit came about."""
-    for name, storage in _mounted_storages(seen):
-        attached = storage.spec.attached_to
-        if attached is None and storage.metadata.deletion_timestamp:
-            return Blocked(ReadyReason.STORAGE_MOUNT_INVALID, f"GPUStorage {name} is being deleted")
-        if attached is not None and attached.unit != seen.unit.metadata.name:
-            return Blocked(ReadyReason.STORAGE_MOUNT_INVALID, f"GPUStorage {name} is attached to unit {attached.unit}")
+def storage_attached_elsewhere(observed: ObservedUnit) -> Blocked | None:
+    """Only the attached unit may mount a storage. This also applies to units that were created with kubectl."""
+    for name, storage in _mounted_storages(observed):
+        attachment = storage.spec.attached_to
+        if attachment is None and storage.metadata.deletion_timestamp:
+            text = f"GPUStorage {name} is being deleted: remove it from spec.storageMounts"
+            return Blocked(ReadyReason.STORAGE_MOUNT_INVALID, text)
+        if attachment is not None and attachment.unit != observed.unit.metadata.name:
+            text = (
+                f"GPUStorage {name} is attached to unit {attachment.unit}: delete that unit, or remove the storage from"
+                " its spec.storageMounts"
+            )
+            return Blocked(ReadyReason.STORAGE_MOUNT_INVALID, text)
     return None
 
 
-def storage_not_attached(seen: ObservedUnit) -> Blocked | None:
-    names = [name for name, storage in _mounted_storages(seen) if storage.spec.attached_to is None]
+def storage_not_attached(observed: ObservedUnit) -> Blocked | None:
+    names = [name for name, storage in _mounted_storages(observed) if storage.spec.attached_to is None]
     if not names:
         return None
     text = f"GPUStorage {', '.join(names)} is not attached to this unit yet"
     return Blocked(ReadyReason.STORAGE_NOT_READY, text, failed=False)
 
 
-def storage_still_mounted(seen: ObservedUnit) -> Blocked | None:
-    """Two pods never mount one storage: that of an earlier unit of the same name may still be ending."""
-    for name, _ in _mounted_storages(seen):
-        pods = [pod.metadata.name for pod in seen.mounting_pods.get(name, ()) if not _is_own_pod(pod, seen)]
+def storage_still_mounted(observed: ObservedUnit) -> Blocked | None:
+    """Two pods never mount one storage at the same time.
+
+    The pod of a deleted unit with the same name may still be terminating.
+    """
+    for name, _ in _mounted_storages(observed):
+        pods = [pod.metadata.name for pod in observed.mounting_pods.get(name, ()) if not _is_own_pod(pod, observed)]
         if pods:
-            text = f"GPUStorage {name} is still mounted by pod {', '.join(pods)}"
+            text = f"GPUStorage {name} is still mounted by pod {', '.join(pods)}: waiting for its termination"
             return Blocked(ReadyReason.STORAGE_NOT_READY, text, failed=False)
-    if seen.pod_cache_error and seen.deployment is None and active_mounts(seen):
-        unseen = f"whether a storage is still mounted elsewhere cannot be seen: {seen.pod_cache_error}"
-        return Blocked(ReadyReason.STORAGE_NOT_READY, unseen, failed=False)
+    if observed.pod_cache_error and observed.deployment is None and active_mounts(observed):
+        text = f"cannot check whether another pod mounts a storage of this unit: {observed.pod_cache_error}"
+        return Blocked(ReadyReason.STORAGE_NOT_READY, text, failed=False)
     return None
 
 
-def _is_own_pod(pod: Pod, seen: ObservedUnit) -> bool:
-    """Whether the pod ends before the unit's next one comes: Kubernetes sees to that for pods of one Deployment."""
-    labels, metadata = pod.metadata.labels, seen.unit.metadata
-    if seen.deployment is not None:
+def _is_own_pod(pod: Pod, observed: ObservedUnit) -> bool:
+    """Return whether Kubernetes terminates the pod before it creates the next pod of the unit.
+
+    It does so for all pods of one Deployment, because the update strategy is Recreate. If the Deployment exists, it
+    also selects the pods of a deleted unit with the same name.
+    """
+    labels, metadata = pod.metadata.labels, observed.unit.metadata
+    if observed.deployment is not None:
         return labels.get(Label.UNIT) == metadata.name
     return labels.get(Label.UNIT_UID) == metadata.uid
 
 
-def storage_not_ready(seen: ObservedUnit) -> Blocked | None:
-    """What runs goes on: a change that waits for a storage costs nothing until the storage comes."""
+def storage_not_ready(observed: ObservedUnit) -> Blocked | None:
+    """Block the update until the storages are mountable. The pod with the previous spec keeps running until then."""
     waiting = [
-        _not_ready_message(name, storage) for name, storage in _mounted_storages(seen) if not storage.status.mountable
+        _not_ready_message(name, storage)
+        for name, storage in _mounted_storages(observed)
+        if not storage.status.mountable
     ]
     return Blocked(ReadyReason.STORAGE_NOT_READY, "; ".join(waiting), failed=False) if waiting else None
 
 
 def _not_ready_message(name: str, storage: GPUStorage) -> str:
-    told = find_condition(storage.status.conditions, READY_CONDITION)
-    return f"GPUStorage {name} is not Ready yet" + (f": {told.message}" if told and told.message else "")
+    ready = find_condition(storage.status.conditions, READY_CONDITION)
+    return f"GPUStorage {name} is not Ready yet" + (f": {ready.message}" if ready and ready.message else "")
 
 
-def stock_releasing(seen: ObservedUnit) -> Blocked | None:
-    """The claimed stock's pod must be gone before the unit's own comes: no GPU is ever held by two pods."""
-    if seen.deployment is not None or seen.source_stock is None:
+def stock_releasing(observed: ObservedUnit) -> Blocked | None:
+    """The pod of the claimed stock unit must be deleted before the unit gets a pod: two pods never hold one GPU."""
+    if observed.deployment is not None or observed.source_stock is None:
         return None
-    if seen.remaining_stock_objects:
+    if observed.remaining_stock_objects:
         return Blocked(
             ReadyReason.STOCK_RELEASING,
-            f"the GPUs are still with {', '.join(seen.remaining_stock_objects)}",
+            "waiting for the stock unit to release its GPUs; these objects still exist: "
+            + ", ".join(observed.remaining_stock_objects),
             failed=False,
         )
-    if seen.pod_cache_error:
-        unseen = f"whether the stock's pod is gone cannot be seen: {seen.pod_cache_error}"
-        return Blocked(ReadyReason.STOCK_RELEASING, unseen, failed=False)
+    if observed.pod_cache_error:
+        text = f"cannot check whether the pod of the stock unit is deleted: {observed.pod_cache_error}"
+        return Blocked(ReadyReason.STOCK_RELEASING, text, failed=False)
     return None
 
 
-def _mounted_storages(seen: ObservedUnit) -> list[tuple[str, GPUStorage]]:
-    return [(mount.name, seen.storages[mount.name]) for mount in active_mounts(seen) if mount.name in seen.storages]
+def _mounted_storages(observed: ObservedUnit) -> list[tuple[str, GPUStorage]]:
+    return [
+        (mount.name, observed.storages[mount.name])
+        for mount in active_mounts(observed)
+        if mount.name in observed.storages
+    ]
 
 
 UNIT_RULES: Sequence[UnitRule] = (
@@ -131,5 +163,5 @@ UNIT_RULES: Sequence[UnitRule] = (
 )
 
 
-def first_violation(rules: Sequence[UnitRule], seen: ObservedUnit) -> Blocked | None:
-    return next((blocked for rule in rules if (blocked := rule(seen))), None)
+def first_violation(rules: Sequence[UnitRule], observed: ObservedUnit) -> Blocked | None:
+    return next((blocked for rule in rules if (blocked := rule(observed))), None)

@@ -1,4 +1,4 @@
-"""The stock that an active unit was made from, as its annotations tell."""
+"""Reads the source stock unit of an active unit from the annotations that the API wrote."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,22 @@ from gpu_runtime.contract.crd.well_known import Annotation
 
 @dataclass(frozen=True)
 class SourceStockRef:
+    """The stock unit whose GPUs an active unit takes over. Its object may be deleted already."""
+
     name: str
     namespace: str
     uid: str
     node: str
-    """Where it held its GPUs, if that was known."""
+    """Name of the node whose GPUs the stock unit held. Empty if it was not known at the handoff."""
 
 
 def source_stock(unit: GPUUnit) -> SourceStockRef | None:
-    said = unit.metadata.annotations
-    if not said.get(Annotation.SOURCE_STOCK_UID):
+    annotations = unit.metadata.annotations
+    if not annotations.get(Annotation.SOURCE_STOCK_UID):
         return None
     return SourceStockRef(
-        name=said.get(Annotation.SOURCE_STOCK_NAME, ""),
-        namespace=said.get(Annotation.SOURCE_STOCK_NAMESPACE, ""),
-        uid=said[Annotation.SOURCE_STOCK_UID],
-        node=said.get(Annotation.SOURCE_STOCK_NODE, ""),
+        name=annotations.get(Annotation.SOURCE_STOCK_NAME, ""),
+        namespace=annotations.get(Annotation.SOURCE_STOCK_NAMESPACE, ""),
+        uid=annotations[Annotation.SOURCE_STOCK_UID],
+        node=annotations.get(Annotation.SOURCE_STOCK_NODE, ""),
     )

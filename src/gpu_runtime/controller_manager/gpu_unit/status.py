@@ -1,4 +1,4 @@
-"""The status of a unit, from what was seen. Nothing here awaits."""
+"""Computes phase, Ready condition and status of a unit from an `ObservedUnit`. Pure."""
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitStatus
@@ -11,35 +11,35 @@ from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, 
 from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
 
 
-def readiness(seen: ObservedUnit) -> WorkloadReadiness:
-    if not seen.unit.spec.running:
-        return _stopped_readiness(seen)
-    if is_available(seen.deployment):
+def readiness(observed: ObservedUnit) -> WorkloadReadiness:
+    if not observed.unit.spec.running:
+        return _stopped_readiness(observed)
+    if is_available(observed.deployment):
         return WorkloadReadiness(UnitPhase.READY, ReadyReason.UNIT_READY, "the unit's pod is ready")
-    if failure := startup_failure(seen.deployment, seen.pods):
+    if failure := startup_failure(observed.deployment, observed.pods):
         return WorkloadReadiness(UnitPhase.FAILED, ReadyReason.POD_STARTUP_FAILED, failure)
-    if seen.pod_cache_error:
-        return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.POD_STATUS_SYNC_FAILED, seen.pod_cache_error)
+    if observed.pod_cache_error:
+        return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.POD_STATUS_SYNC_FAILED, observed.pod_cache_error)
     return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.UNIT_PROGRESSING, "the unit's pod is starting")
 
 
-def status_of(seen: ObservedUnit, thought: WorkloadReadiness, now: str) -> GPUUnitStatus:
-    metadata, before = seen.unit.metadata, seen.unit.status
-    active = seen.role is UnitRole.ACTIVE
-    deployment = seen.deployment
+def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str) -> GPUUnitStatus:
+    metadata, before = observed.unit.metadata, observed.unit.status
+    active = observed.role is UnitRole.ACTIVE
+    deployment = observed.deployment
     return GPUUnitStatus(
-        phase=thought.phase.value,
+        phase=result.phase.value,
         ready_replicas=deployment.status.ready_replicas if deployment else 0,
         observed_generation=metadata.generation,
         last_sync_time=before.last_sync_time,
-        service_name=metadata.name if active and service(seen) else None,
-        access_url=access_url(seen) if active else None,
-        conditions=with_ready_condition(before.conditions, thought, metadata.generation, now),
+        service_name=metadata.name if active and service(observed) else None,
+        access_url=access_url(observed) if active else None,
+        conditions=with_ready_condition(before.conditions, result, metadata.generation, now),
     )
 
 
 def is_available(deployment: RawDeployment | None) -> bool:
-    """Whether what runs is what was last asked for, and it is ready."""
+    """Return whether the only pod of the Deployment is available and has the newest pod template."""
     if deployment is None:
         return False
     status = deployment.status
@@ -47,9 +47,13 @@ def is_available(deployment: RawDeployment | None) -> bool:
     return is_generation_observed(deployment) and pods == (1, 1, 1)
 
 
-def _stopped_readiness(seen: ObservedUnit) -> WorkloadReadiness:
-    if seen.pods or has_pods(seen.deployment):
+def _stopped_readiness(observed: ObservedUnit) -> WorkloadReadiness:
+    if observed.pods or has_pods(observed.deployment):
         return WorkloadReadiness(
-            UnitPhase.PROGRESSING, ReadyReason.UNIT_PROGRESSING, "the unit is stopping: its pod is still there"
+            UnitPhase.PROGRESSING,
+            ReadyReason.UNIT_PROGRESSING,
+            "the unit is stopping: waiting for its pod to terminate",
         )
-    return WorkloadReadiness(UnitPhase.EMPTY, ReadyReason.SCALED_TO_ZERO, "the unit is stopped")
+    return WorkloadReadiness(
+        UnitPhase.EMPTY, ReadyReason.SCALED_TO_ZERO, "the unit is stopped: set spec.running to true to start it"
+    )

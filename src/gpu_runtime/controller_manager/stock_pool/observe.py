@@ -1,4 +1,7 @@
-"""What is known of a pool, read from caches. Only this reads; deciders never do."""
+"""Reads everything that the StockPool controller decides from: the pool, its children and its pods.
+
+Only this module reads from the informer stores. Builders and status functions get an `ObservedPool`.
+"""
 
 from dataclasses import dataclass
 
@@ -20,16 +23,16 @@ class ObservedPool:
     service: RawService | None = None
     pods: tuple[Pod, ...] = ()
     pod_cache_error: str = ""
-    """Why the cache of pods may be out of date, if it may."""
+    """Why the pod cache may be stale. Empty if the watch of pods works."""
 
 
-def observe(pool: StockPool, caches: ControllerInformers, settings: ControllerManagerSettings) -> ObservedPool:
-    children = ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
+def observe(pool: StockPool, informers: ControllerInformers, settings: ControllerManagerSettings) -> ObservedPool:
+    child_key = ObjectKey(pool.metadata.namespace, pool_child_name(pool.metadata.name))
     return ObservedPool(
         pool=pool,
         settings=settings,
-        deployment=caches.deployments.store.get(children),
-        service=caches.services.store.get(children),
-        pods=tuple(caches.pods.store.by_index(PODS_BY_POOL_UID, pool.metadata.uid)),
-        pod_cache_error=caches.pods.last_error,
+        deployment=informers.deployments.store.get(child_key),
+        service=informers.services.store.get(child_key),
+        pods=tuple(informers.pods.store.by_index(PODS_BY_POOL_UID, pool.metadata.uid)),
+        pod_cache_error=informers.pods.last_error,
     )

@@ -1,4 +1,4 @@
-"""Keeps one StockPool true."""
+"""Reconciler of StockPools: creates and corrects the children of one pool and writes its status."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.controller import Done, ReconcileResult
 
 
-def invalid_spec(seen: ObservedPool) -> Blocked | None:
-    problems = pool_errors(seen.pool.spec, path="spec")
+def invalid_spec(observed: ObservedPool) -> Blocked | None:
+    problems = pool_errors(observed.pool.spec, path="spec")
     return Blocked(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
 
 
@@ -31,16 +31,17 @@ class StockPoolReconciler:
 
     async def reconcile(self, pool: StockPool) -> ReconcileResult:
         if pool.metadata.deletion_timestamp:
-            return Done()  # its children go with it
-        seen = observe(pool, self.informers, self.settings)
-        blocked = invalid_spec(seen)
+            return Done()  # the garbage collector deletes the children through their owner references
+        observed = observe(pool, self.informers, self.settings)
+        blocked = invalid_spec(observed)
         if blocked is None:
-            blocked = await sync_children(self.client, self.informers, pool, desired_children(seen))
-            seen = observe(pool, self.informers, self.settings)  # what was just asked for is not what runs yet
-        thought = blocked.readiness if blocked else readiness(seen)
-        await self._write_status(seen, thought)
-        return requeue_outcome(thought)
+            blocked = await sync_children(self.client, self.informers, pool, desired_children(observed))
+            # Read again: the status of a Deployment that was just written does not describe the new generation yet.
+            observed = observe(pool, self.informers, self.settings)
+        result = blocked.readiness if blocked else readiness(observed)
+        await self._write_status(observed, result)
+        return requeue_outcome(result)
 
-    async def _write_status(self, seen: ObservedPool, thought: WorkloadReadiness) -> None:
-        after = status_of(seen, thought, self.status_writer.now())
-        await self.status_writer.write_status(self.informers.pools, seen.pool, seen.pool.status, after)
+    async def _write_status(self, observed: ObservedPool, result: WorkloadReadiness) -> None:
+        after = status_of(observed, result, self.status_writer.now())
+        await self.status_writer.write_status(self.informers.pools, observed.pool, observed.pool.status, after)

@@ -1,4 +1,5 @@
-"""What units and pools have in common: containers, drift, why pods do not start, and how status is told.
+"""Code that several controllers share: pod templates, drift detection, pod failures, status and child updates.
 
-Only `apply` and `report` talk to Kubernetes; everything else is computed from what was seen.
+Only `apply`, `sync_children` and `status_writer` call the Kubernetes API. All other modules are pure. Nothing here
+belongs to one kind only; see `gpu_unit`, `gpu_storage` and `stock_pool`.
 """

@@ -1,4 +1,4 @@
-"""Makes a child what it should be: created, corrected or removed, and left alone where it is right already."""
+"""Applies one child object: creates, updates or deletes it, and writes nothing if it already is as desired."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +15,17 @@ from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey
 
 @dataclass(frozen=True)
 class DesiredChild:
-    """A child as it is and as it should be; None where there is none, and where there should be none."""
+    """The live and the desired state of a child. None means that it does not exist, or that it should not exist."""
 
     resource: ApiResource[Any]
     live: RawObject | None
     desired: Manifest | None
     sync_failed_reason: ReadyReason
-    """What to report where Kubernetes does not take it."""
+    """Reason of the owner's Ready condition if the API server rejects the child."""
 
 
 class ChildRejected(Exception):
-    """A child could not be made, for a reason that belongs into the owner's status."""
+    """A child cannot be created or updated. The cause belongs in the status of the owner."""
 
     def __init__(self, blocked: Blocked) -> None:
         super().__init__(blocked.message)
@@ -33,82 +33,86 @@ class ChildRejected(Exception):
 
 
 async def apply_child(client: KubeClient, owner: KubeObject, child: DesiredChild) -> RawObject | None:
-    """What was written, if anything had to be.
+    """Apply the child and return the written object, or None if no write was necessary or the child was deleted.
 
-    Conflicts are raised as they are: somebody was faster, and the next look at the cache tells.
+    Conflicts are not handled here: another client was faster, and the controller requeues the owner.
     """
     try:
         return await _apply(client, owner, child)
-    except (KubeForbidden, KubeInvalid) as refusal:
-        raise ChildRejected(
-            Blocked(child.sync_failed_reason, f"{child.resource.kind} is refused: {refusal}")
-        ) from refusal
+    except (KubeForbidden, KubeInvalid) as error:
+        text = f"the API server rejected the {child.resource.kind}: {error}"
+        raise ChildRejected(Blocked(child.sync_failed_reason, text)) from error
 
 
 async def _apply(client: KubeClient, owner: KubeObject, child: DesiredChild) -> RawObject | None:
-    found, wanted = child.live, child.desired
-    if wanted is None:
-        if found is not None and is_owned(found, owner):
-            await _delete(client, child.resource, found)
+    live, desired = child.live, child.desired
+    if desired is None:
+        if live is not None and is_owned(live, owner):
+            await _delete(client, child.resource, live)
         return None
-    if found is None:
-        return await _create(client, owner, child.resource, wanted)
-    return await _update(client, owner, child.resource, found, wanted)
+    if live is None:
+        return await _create(client, owner, child.resource, desired)
+    return await _update(client, owner, child.resource, live, desired)
 
 
 async def _create(
-    client: KubeClient, owner: KubeObject, resource: ApiResource[Any], wanted: Manifest
+    client: KubeClient, owner: KubeObject, resource: ApiResource[Any], desired: Manifest
 ) -> RawObject | None:
     try:
-        created: RawObject = await client.create(resource, wanted)
+        created: RawObject = await client.create(resource, desired)
     except KubeAlreadyExists:
-        # Made a moment ago, or a stranger's, or the label is gone by which the cache selects.
-        key = ObjectKey(wanted["metadata"]["namespace"], wanted["metadata"]["name"])
-        return await _update(client, owner, resource, await client.get(resource, key), wanted)
+        # The cache is stale, or the object is foreign, or it has lost the label by which the informer selects.
+        key = ObjectKey(desired["metadata"]["namespace"], desired["metadata"]["name"])
+        return await _update(client, owner, resource, await client.get(resource, key), desired)
     return created
 
 
 async def _update(
-    client: KubeClient, owner: KubeObject, resource: ApiResource[Any], found: RawObject, wanted: Manifest
+    client: KubeClient, owner: KubeObject, resource: ApiResource[Any], live: RawObject, desired: Manifest
 ) -> RawObject | None:
-    if not is_owned(found, owner) and not is_orphan(found, wanted):
-        if found.metadata.deletion_timestamp is None and await _is_stale_child(client, found, owner):
-            await _delete(client, resource, found)
-        raise ChildRejected(_name_conflict(resource, found, owner))
-    if found.metadata.deletion_timestamp is not None or matches_desired(found, wanted):
+    if not is_owned(live, owner) and not is_orphan(live, desired):
+        if live.metadata.deletion_timestamp is None and await _is_stale_child(client, live, owner):
+            await _delete(client, resource, live)
+        raise ChildRejected(_name_conflict(resource, live, owner))
+    if live.metadata.deletion_timestamp is not None or matches_desired(live, desired):
         return None
-    corrected: RawObject = await client.replace(resource, update_manifest(found, wanted))
-    return corrected
+    updated: RawObject = await client.replace(resource, update_manifest(live, desired))
+    return updated
 
 
-async def _is_stale_child(client: KubeClient, found: KubeObject, owner: KubeObject) -> bool:
-    """Whether it is an earlier unit's of that name. Kubernetes collects that; but a unit that is deleted and made again
-    while the collector reads everything anew looks to it like one that was changed.
+async def _is_stale_child(client: KubeClient, live: KubeObject, owner: KubeObject) -> bool:
+    """Return whether the object is a child of a deleted unit with the same name.
 
-    It is asked for the unit that is there now: the one that is at hand may itself be the earlier one.
+    Normally the Kubernetes garbage collector deletes such a child. But if a unit is deleted and created again while the
+    garbage collector lists all objects again, the garbage collector treats this as an update and keeps the child.
+
+    The unit is read from the API server, because the observed owner may itself be the deleted unit.
     """
-    reference = found.metadata.controller_ref
+    reference = live.metadata.controller_ref
     if reference is None or (reference.kind, reference.name) != (GPU_UNITS.kind, owner.metadata.name):
         return False
     try:
-        there = await client.get(GPU_UNITS, owner.metadata.key)
+        current = await client.get(GPU_UNITS, owner.metadata.key)
     except KubeNotFound:
         return False
-    return there.metadata.uid != reference.uid
+    return current.metadata.uid != reference.uid
 
 
-async def _delete(client: KubeClient, resource: ApiResource[Any], found: KubeObject) -> None:
+async def _delete(client: KubeClient, resource: ApiResource[Any], live: KubeObject) -> None:
     try:
-        await client.delete(resource, found.metadata.key, uid=found.metadata.uid)
+        await client.delete(resource, live.metadata.key, uid=live.metadata.uid)
     except KubeNotFound:
         return
 
 
-def _name_conflict(resource: ApiResource[Any], found: KubeObject, owner: KubeObject) -> Blocked:
-    """The name is in use: for a moment by a namesake's child that is on its way out, or for good by a stranger's."""
-    reference, name = found.metadata.controller_ref, found.metadata.name
+def _name_conflict(resource: ApiResource[Any], live: KubeObject, owner: KubeObject) -> Blocked:
+    """Report that another object has the child's name.
+
+    It is either a child of a deleted owner with the same name, which disappears soon, or a foreign object.
+    """
+    reference, name = live.metadata.controller_ref, live.metadata.name
     if reference is not None and reference.name == owner.metadata.name:
-        return Blocked(ReadyReason.NAME_TAKEN, f"{resource.kind} {name} of an earlier one is still there", failed=False)
-    return Blocked(
-        ReadyReason.NAME_TAKEN, f"{resource.kind} {name} exists and belongs to somebody else: rename one of them"
-    )
+        text = f"{resource.kind} {name} of a deleted object with the same name still exists: waiting for its deletion"
+        return Blocked(ReadyReason.NAME_TAKEN, text, failed=False)
+    text = f"{resource.kind} {name} already exists and belongs to another owner: delete it, or choose another name"
+    return Blocked(ReadyReason.NAME_TAKEN, text)

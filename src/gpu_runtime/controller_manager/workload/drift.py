@@ -1,4 +1,4 @@
-"""An object that belongs to a unit or a pool: whose it is, what it should be, and whether it is that. Pure."""
+"""Drift detection for children: who owns an object, whether it matches the desired manifest, and its update. Pure."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest
 from gpu_runtime.kube.quantity import same_quantity
 
 DESIRED_HASH_ANNOTATION = f"{GROUP}/desired-hash"
-"""On every child: the digest of what it was last made to be. It changes when a field is no longer wanted, which a
-comparison of the wanted fields alone would miss."""
+"""Annotation of every child with the hash of its desired spec. The hash changes when a field is removed from the
+desired spec. A comparison of the desired fields alone would miss that."""
 
 IDENTITY_LABELS = (Label.MANAGED_BY, Label.UNIT, Label.POOL)
-"""The labels that tell whose an object is when its owner reference was taken away."""
+"""Labels that identify the owner of an object whose owner reference was removed."""
 
 QUANTITY_FIELDS = ("limits", "requests")
 EXACT_MATCH_FIELDS = (*QUANTITY_FIELDS, "selector", "podSelector", "matchLabels", "affinity", "emptyDir")
-"""Of these, one entry more than is wanted means something else."""
+"""Maps that must be equal. An additional entry would change their meaning; in other maps it is ignored."""
 
 
 def child_manifest(
     owner: KubeObject, resource: ApiResource[Any], name: str, labels: Mapping[str, str], spec: Manifest
 ) -> Manifest:
-    """The manifest of an owned object. `resource` is the owner's kind."""
+    """Return the manifest of a child with labels, owner reference and hash. `resource` is the kind of the owner."""
     metadata = owner.metadata
     reference = {
         "apiVersion": resource.api_version,
@@ -52,74 +52,78 @@ def spec_hash(spec: Manifest) -> str:
     return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:16]
 
 
-def is_owned(found: KubeObject, owner: KubeObject) -> bool:
-    reference = found.metadata.controller_ref
+def is_owned(live: KubeObject, owner: KubeObject) -> bool:
+    reference = live.metadata.controller_ref
     return reference is not None and reference.uid == owner.metadata.uid
 
 
-def is_orphan(found: KubeObject, wanted: Manifest) -> bool:
-    """Whether an object is what its labels say, and only the reference to its owner was taken away."""
-    labels: Mapping[str, str] = wanted["metadata"]["labels"]
+def is_orphan(live: KubeObject, desired: Manifest) -> bool:
+    """Return whether the object has the identity labels of the child, and only its owner reference was removed."""
+    labels: Mapping[str, str] = desired["metadata"]["labels"]
     identity = {name: labels[name] for name in IDENTITY_LABELS if name in labels}
-    return found.metadata.controller_ref is None and identity.items() <= found.metadata.labels.items()
+    return live.metadata.controller_ref is None and identity.items() <= live.metadata.labels.items()
 
 
-def matches_desired(found: RawObject, wanted: Manifest) -> bool:
-    """Whether an object is what it should be, in every field that is wanted of it."""
-    metadata, desired = found.metadata, wanted["metadata"]
+def matches_desired(live: RawObject, desired: Manifest) -> bool:
+    """Return whether the live object equals the desired manifest in every field that the manifest sets."""
+    metadata, desired_metadata = live.metadata, desired["metadata"]
     return (
-        _is_subset(desired["labels"], metadata.labels)
-        and _is_subset(desired["annotations"], metadata.annotations)
-        and all(reference in _owner_references(found) for reference in desired["ownerReferences"])
-        and _is_subset(wanted["spec"], found.spec)
+        _is_subset(desired_metadata["labels"], metadata.labels)
+        and _is_subset(desired_metadata["annotations"], metadata.annotations)
+        and all(reference in _owner_references(live) for reference in desired_metadata["ownerReferences"])
+        and _is_subset(desired["spec"], live.spec)
     )
 
 
-def update_manifest(found: RawObject, wanted: Manifest) -> Manifest:
-    """What to write over an object: the wanted spec whole, and of its metadata what others have put there, too."""
-    metadata, desired = found.metadata, wanted["metadata"]
-    own = {reference["uid"] for reference in desired["ownerReferences"]}
+def update_manifest(live: RawObject, desired: Manifest) -> Manifest:
+    """Return the manifest that replaces the live object.
+
+    It has the complete desired spec. The metadata also keeps the entries of other clients: labels, annotations, owner
+    references and finalizers.
+    """
+    metadata, desired_metadata = live.metadata, desired["metadata"]
+    own_uids = {reference["uid"] for reference in desired_metadata["ownerReferences"]}
     return {
         "metadata": {
-            **desired,
+            **desired_metadata,
             "resourceVersion": metadata.resource_version,
-            "labels": {**metadata.labels, **desired["labels"]},
-            "annotations": {**metadata.annotations, **desired["annotations"]},
+            "labels": {**metadata.labels, **desired_metadata["labels"]},
+            "annotations": {**metadata.annotations, **desired_metadata["annotations"]},
             "ownerReferences": [
-                *(each for each in _owner_references(found) if each["uid"] not in own),
-                *desired["ownerReferences"],
+                *(each for each in _owner_references(live) if each["uid"] not in own_uids),
+                *desired_metadata["ownerReferences"],
             ],
             "finalizers": list(metadata.finalizers),
         },
-        "spec": wanted["spec"],
+        "spec": desired["spec"],
     }
 
 
-def _owner_references(found: RawObject) -> list[Manifest]:
-    return [msgspec.to_builtins(reference) for reference in found.metadata.owner_references]
+def _owner_references(live: RawObject) -> list[Manifest]:
+    return [msgspec.to_builtins(reference) for reference in live.metadata.owner_references]
 
 
-def _is_subset(wanted: Any, actual: Any, key: str = "") -> bool:
-    """Whether all that is wanted is there. Lists are wanted whole, and 1024Mi is 1Gi."""
-    match wanted:
-        case dict() | list() if wanted == actual:  # most parts are, and need not be taken apart
+def _is_subset(desired: Any, actual: Any, key: str = "") -> bool:
+    """Return whether the actual value has all desired fields. Lists must match completely. 1024Mi equals 1Gi."""
+    match desired:
+        case dict() | list() if desired == actual:  # fast path: most parts are equal
             return True
         case dict():
             return (
                 isinstance(actual, dict)
-                and (key not in EXACT_MATCH_FIELDS or actual.keys() <= wanted.keys())
-                and all(_field_matches(actual, name, value, key) for name, value in wanted.items())
+                and (key not in EXACT_MATCH_FIELDS or actual.keys() <= desired.keys())
+                and all(_field_matches(actual, name, value, key) for name, value in desired.items())
             )
         case list():
             return (
                 isinstance(actual, list)
-                and len(wanted) == len(actual)
-                and all(_is_subset(one, other) for one, other in zip(wanted, actual, strict=True))
+                and len(desired) == len(actual)
+                and all(_is_subset(one, other) for one, other in zip(desired, actual, strict=True))
             )
         case str() if key in QUANTITY_FIELDS and isinstance(actual, str):
-            return same_quantity(wanted, actual)
+            return same_quantity(desired, actual)
         case _:
-            return type(wanted) is type(actual) and bool(wanted == actual)
+            return type(desired) is type(actual) and bool(desired == actual)
 
 
 def _field_matches(actual: Manifest, name: str, value: Any, key: str) -> bool:
@@ -129,5 +133,5 @@ def _field_matches(actual: Manifest, name: str, value: Any, key: str) -> bool:
 
 
 def _is_omitted_when_empty(name: str, value: Any) -> bool:
-    """Whether the API server leaves such a value out. It keeps a false and a 0 that differ from the default."""
+    """Return whether the API server omits the value. It does not omit false and 0 if they differ from the default."""
     return value in (None, "", [], {}) or (name == "readOnly" and value is False)

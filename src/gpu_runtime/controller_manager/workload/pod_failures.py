@@ -1,4 +1,7 @@
-"""Why pods do not start, in the words of whoever refused them. Pure."""
+"""Finds the message that explains why the pods of a workload do not start. Pure.
+
+The messages of kubelet, scheduler and API server are passed on unchanged.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -23,19 +26,22 @@ MAX_LINE_LENGTH = 512
 
 
 def startup_failure(deployment: RawDeployment | None, pods: Sequence[Pod]) -> str | None:
-    """The most useful thing to know about a workload that is not ready, if anything is wrong with it."""
+    """Return the most specific failure of a workload that is not ready, or None if no failure is known.
+
+    Failures of running pods come first, then rejected pods, then failed pods, then an exceeded progress deadline.
+    """
     if deployment is not None and not is_generation_observed(deployment):
-        return None  # what there is to see is of the time before the last change
+        return None  # the status and the pods belong to an earlier generation
     newest_first = sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or "", reverse=True)
     live = [pod for pod in newest_first if pod.metadata.deletion_timestamp is None]
     running = [pod for pod in live if pod.status.phase not in ("Failed", "Succeeded")]
-    explanations = (
+    failures = (
         *(pod_failure(pod) for pod in running),
         _replica_failure(deployment.status.conditions) if deployment else None,
         *(pod_failure(pod) for pod in live if pod.status.phase == "Failed"),
         _progress_deadline_exceeded(deployment.status.conditions) if deployment else None,
     )
-    return next((explanation for explanation in explanations if explanation), None)
+    return next((failure for failure in failures if failure), None)
 
 
 def pod_failure(pod: Pod) -> str | None:
@@ -48,27 +54,29 @@ def pod_failure(pod: Pod) -> str | None:
 
 def _container_failures(statuses: Iterable[ContainerStatus]) -> Iterator[str]:
     for status in statuses:
-        waiting, ended = status.state.waiting, status.state.terminated
+        waiting, terminated = status.state.waiting, status.state.terminated
         if waiting and waiting.reason in IMAGE_PULL_REASONS:
             yield f"image {status.image} cannot be pulled: {waiting.message or waiting.reason}"
         elif waiting and waiting.reason in CONTAINER_CREATE_REASONS:
             yield f"container {status.name} cannot be created: {waiting.message or waiting.reason}"
         elif waiting and waiting.reason == "CrashLoopBackOff":
             yield _crash_message(status, status.last_state.terminated)
-        elif ended and ended.exit_code != 0:
-            yield _crash_message(status, ended)
+        elif terminated and terminated.exit_code != 0:
+            yield _crash_message(status, terminated)
 
 
-def _crash_message(status: ContainerStatus, ended: ContainerStateTerminated | None) -> str:
+def _crash_message(status: ContainerStatus, terminated: ContainerStateTerminated | None) -> str:
     restarts = f" (restarted {status.restart_count} times)" if status.restart_count else ""
-    if ended is None:
-        return f"container {status.name} keeps crashing{restarts}"
-    line = last_line(ended.message)
-    why = f", {ended.reason}" if ended.reason not in ("", "Error") else ""
-    return f"container {status.name} exited with code {ended.exit_code}{why}{restarts}" + (f": {line}" if line else "")
+    if terminated is None:
+        return f"container {status.name} crashes repeatedly{restarts}: read its logs"
+    line = last_line(terminated.message)
+    reason = f", {terminated.reason}" if terminated.reason not in ("", "Error") else ""
+    text = f"container {status.name} exited with code {terminated.exit_code}{reason}{restarts}"
+    return f"{text}: {line}" if line else text
 
 
 def last_line(message: str) -> str:
+    """Return the last non-empty line, truncated. In a log with a stack trace, it normally contains the error."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[-1][:MAX_LINE_LENGTH] if lines else ""
 
@@ -76,25 +84,28 @@ def last_line(message: str) -> str:
 def _unschedulable(pod: Pod) -> str | None:
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
-            return f"no node takes the pod: {condition.message}"
+            return f"the scheduler found no node for the pod: {condition.message}"
     return None
 
 
 def _failed_phase(pod: Pod) -> str | None:
-    """A pod that was ended from outside: evicted, or turned away by its node."""
+    """Report a pod with the phase Failed. The kubelet evicted it, or the node rejected it."""
     if pod.status.phase != "Failed":
         return None
-    return f"pod {pod.metadata.name} failed: {pod.status.message or pod.status.reason or 'for no given reason'}"
+    return (
+        f"pod {pod.metadata.name} failed: {pod.status.message or pod.status.reason or 'Kubernetes reported no reason'}"
+    )
 
 
 def _replica_failure(conditions: Iterable[Condition]) -> str | None:
-    """A quota, or a policy of the namespace."""
-    return next((f"pods are refused: {each.message}" for each in conditions if _is_true(each, "ReplicaFailure")), None)
+    """Report that the API server rejects the pods, because of a quota or of a policy of the namespace."""
+    failures = (each for each in conditions if _is_true(each, "ReplicaFailure"))
+    return next((f"the API server rejects the pods: {each.message}" for each in failures), None)
 
 
 def _progress_deadline_exceeded(conditions: Iterable[Condition]) -> str | None:
-    late = (each for each in conditions if each.reason == "ProgressDeadlineExceeded")
-    return next((each.message for each in late), None)
+    exceeded = (each for each in conditions if each.reason == "ProgressDeadlineExceeded")
+    return next((each.message for each in exceeded), None)
 
 
 def _is_true(condition: Condition, kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""Parts of a pod template, in the shape of the manifest. Nothing here awaits."""
+"""Parts of pod templates that units and pools share: containers, resources, security contexts, priorities. Pure."""
 
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import GPU_RESOURCE
@@ -8,8 +8,9 @@ STOCK_PRIORITY_CLASS = "gpu-runtime-stock"
 ACTIVE_PRIORITY_CLASS = "gpu-runtime-active"
 
 STOCK_TERMINATION_GRACE_SECONDS = 2
-"""The stock process ends at once, unless it is told to in the moment of its start. The grace must not be 0: the pod's
-object would be gone before its process is."""
+"""The stock process exits immediately on SIGTERM, except if the signal arrives while the process starts. The grace
+period must not be 0: Kubernetes would delete the pod object before the process has exited, and the GPU would be in use
+without a pod."""
 
 PLATFORM_UID = 10001
 
@@ -25,31 +26,34 @@ RESTRICTED_SECURITY_CONTEXT: Manifest = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-"""For what the platform itself runs."""
+"""Security context of containers that run the platform's own code."""
 
 
 def user_pod_security_context(require_non_root: bool) -> Manifest:
-    """For images of strangers, many of which run as root."""
-    demanded = {"runAsNonRoot": True} if require_non_root else {}
-    return {"seccompProfile": {"type": "RuntimeDefault"}} | demanded
+    """Return the pod security context for images of users. Many of these images run as root."""
+    non_root = {"runAsNonRoot": True} if require_non_root else {}
+    return {"seccompProfile": {"type": "RuntimeDefault"}} | non_root
 
 
 USER_SECURITY_CONTEXT: Manifest = {"allowPrivilegeEscalation": False}
 
 
 def resources(memory: str, gpu: int) -> Manifest:
-    """What the workload reserves is also its limit: nothing is overcommitted."""
+    """Return requests and limits. They are equal, so that memory is not overcommitted."""
     amounts = ({"memory": memory} if memory else {}) | ({GPU_RESOURCE: str(gpu)} if gpu else {})
     return {"limits": amounts, "requests": amounts}
 
 
 def main_container(image: str, template: Template, memory: str, gpu: int) -> Manifest:
-    """What is empty is said, too: it is owned, and what somebody else puts there is drift."""
+    """Return the container `main`.
+
+    Empty fields are set explicitly: the controller owns them, so a value that another client adds is drift.
+    """
     return {
         "name": "main",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        # The last lines of a crash become part of the pod's status, and so of the unit's.
+        # The kubelet copies the last log lines of a crash to the pod status. The unit's condition reports the last one.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": list(template.command),
         "args": list(template.args),

@@ -1,4 +1,4 @@
-"""Tells a verdict: into the object's status, only where that changes, and as a Kubernetes Event."""
+"""Writes the status of an object if it changed, and records a Kubernetes Event if the Ready condition changed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
 T = TypeVar("T", bound=KubeObject)
 
 MAX_MESSAGE_LENGTH = 4096
+"""Maximum length of a condition message in characters. Longer messages are truncated."""
 
 
 class HasReadiness(Protocol):
-    """What the Ready condition takes from a verdict."""
+    """The fields of a readiness result that become the Ready condition."""
 
     @property
     def ready(self) -> bool: ...
@@ -36,55 +37,56 @@ class StatusWriter:
     recorder: EventRecorder
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
-    async def write_status(self, informer: Informer[T], found: T, before: KubeStruct, after: KubeStruct) -> None:
-        """Write the status if it says something new, and note the event if the verdict is new."""
+    async def write_status(self, informer: Informer[T], owner: T, before: KubeStruct, after: KubeStruct) -> None:
+        """Patch the status if it differs from the stored one. A status of a deleted object is dropped."""
         if same_status(before, after):
             return
         patch = {"status": status_patch(before, after) | {"lastSyncTime": self.now()}}
-        key, version = found.metadata.key, found.metadata.resource_version
+        key, version = owner.metadata.key, owner.metadata.resource_version
         try:
             written = await self.client.merge_patch(
                 informer.resource, key, patch, resource_version=version, subresource="status"
             )
         except KubeNotFound:
-            return  # deleted meanwhile: there is nobody left to tell
+            return  # the object was deleted in the meantime
         informer.record_write(written)
-        self._record_event(informer.resource, found, _ready_condition(before), _ready_condition(after))
+        self._record_event(informer.resource, owner, _ready_condition(before), _ready_condition(after))
 
     def now(self) -> str:
         return self.clock().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _record_event(
-        self, resource: ApiResource[T], found: T, before: Condition | None, after: Condition | None
+        self, resource: ApiResource[T], owner: T, before: Condition | None, after: Condition | None
     ) -> None:
         if after is None or not _needs_event(before, after):
             return
-        tell = self.recorder.normal if _is_normal(after) else self.recorder.warning
-        tell(resource, found, after.reason, after.message or after.reason)
+        record = self.recorder.normal if is_normal(after) else self.recorder.warning
+        record(resource, owner, after.reason, after.message or after.reason)
 
 
 def with_ready_condition(
-    before: tuple[Condition, ...], verdict: HasReadiness, generation: int, now: str
+    before: tuple[Condition, ...], readiness: HasReadiness, generation: int, now: str
 ) -> tuple[Condition, ...]:
-    new = conditions.ready_condition(verdict.ready, verdict.reason, _truncated(verdict.message), generation)
+    """Return the conditions with the Ready condition set. Its transition time changes only with its status."""
+    new = conditions.ready_condition(readiness.ready, readiness.reason, _truncated(readiness.message), generation)
     return conditions.set_condition(before, new, now)
 
 
 def same_status(before: KubeStruct, after: KubeStruct) -> bool:
-    """Whether two statuses say the same, whenever they were written."""
+    """Return whether two statuses are equal apart from lastSyncTime."""
     return _comparable_fields(before) == _comparable_fields(after)
 
 
 def status_patch(before: KubeStruct, after: KubeStruct) -> dict[str, Any]:
-    """A merge patch from one status to the other: what is no longer said is taken away."""
+    """Return a merge patch from one status to the other. It sets removed fields to null."""
     old, new = _comparable_fields(before), _comparable_fields(after)
     return {field: new.get(field) for field in old.keys() | new.keys() if old.get(field) != new.get(field)}
 
 
 def _comparable_fields(status: KubeStruct) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.to_builtins(status)
-    content.pop("lastSyncTime", None)
-    return content
+    fields: dict[str, Any] = msgspec.to_builtins(status)
+    fields.pop("lastSyncTime", None)
+    return fields
 
 
 def _ready_condition(status: KubeStruct) -> Condition | None:
@@ -92,18 +94,23 @@ def _ready_condition(status: KubeStruct) -> Condition | None:
 
 
 def _truncated(message: str) -> str:
-    """The API server refuses a status whose message is too long, and a status that is refused tells nothing."""
+    """Truncate the message, because the API server rejects a status with a message that is too long."""
     return message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 1] + "…"
 
 
 def _needs_event(before: Condition | None, after: Condition) -> bool:
-    """Steps on the way are told by the status alone; of troubles, each is worth an Event."""
+    """Return whether the change needs an Event.
+
+    A new reason always does. A new message with the same reason does only if it reports a problem; normal progress is
+    visible in the status alone.
+    """
     if before is None or before.reason != after.reason:
         return True
-    return before.message != after.message and not _is_normal(after)
+    return before.message != after.message and not is_normal(after)
 
 
-def _is_normal(ready: Condition) -> bool:
+def is_normal(ready: Condition) -> bool:
+    """Return whether the condition reports success or normal progress, so that its Event is not a warning."""
     return ready.status == "True" or ready.reason in (
         conditions.ReadyReason.UNIT_PROGRESSING,
         conditions.ReadyReason.DEPLOYMENT_PROGRESSING,

@@ -1,4 +1,4 @@
-"""From children to a verdict: the part of reconciling that units and pools share."""
+"""Applies the children of a unit or pool, and decides when to requeue its owner."""
 
 from collections.abc import Iterable
 
@@ -11,10 +11,10 @@ from gpu_runtime.kube.controller import Done, ReconcileResult, RequeueAfter
 from gpu_runtime.kube.meta import KubeObject
 
 SHORT_REQUEUE_SECONDS = 1.0
-"""For what passes by itself, such as the remains of a namesake."""
+"""Requeue delay for causes that disappear without an action, such as a child of a deleted owner with the same name."""
 
 POLL_REQUEUE_SECONDS = 15.0
-"""For what an operator must change elsewhere, which nobody tells."""
+"""Requeue delay for causes that an operator must remove, and for which this process gets no event."""
 
 WORKLOAD_POLLED_REASONS = (
     ReadyReason.NAME_TAKEN,
@@ -24,25 +24,28 @@ WORKLOAD_POLLED_REASONS = (
     ReadyReason.POD_STATUS_SYNC_FAILED,
     ReadyReason.STOCK_RELEASING,
 )
-"""Reasons that may end without an event that this process hears of."""
+"""Reasons whose cause can disappear without an event that this process watches. The controller requeues them."""
 
 
 async def sync_children(
-    client: KubeClient, caches: ControllerInformers, owner: KubeObject, children: Iterable[DesiredChild]
+    client: KubeClient, informers: ControllerInformers, owner: KubeObject, children: Iterable[DesiredChild]
 ) -> Blocked | None:
-    """Make the children what they should be. The caches know at once what was written."""
+    """Apply the children in order. Stop at the first rejected child and return its cause.
+
+    Every write is recorded in the informer store, so that the next read does not use a stale cache.
+    """
     try:
         for child in children:
             if written := await apply_child(client, owner, child):
-                caches.record_write(child.resource, written)
-    except ChildRejected as refused:
-        return refused.blocked
+                informers.record_write(child.resource, written)
+    except ChildRejected as rejected:
+        return rejected.blocked
     return None
 
 
-def requeue_outcome(thought: WorkloadReadiness) -> ReconcileResult:
-    """When to look again even if nothing is heard."""
-    if thought.reason not in WORKLOAD_POLLED_REASONS:
+def requeue_outcome(result: WorkloadReadiness) -> ReconcileResult:
+    """Return after which time to reconcile again without an event."""
+    if result.reason not in WORKLOAD_POLLED_REASONS:
         return Done()
-    passing = thought.reason is ReadyReason.NAME_TAKEN and thought.phase is UnitPhase.PROGRESSING
-    return RequeueAfter(SHORT_REQUEUE_SECONDS if passing else POLL_REQUEUE_SECONDS)
+    disappears_soon = result.reason is ReadyReason.NAME_TAKEN and result.phase is UnitPhase.PROGRESSING
+    return RequeueAfter(SHORT_REQUEUE_SECONDS if disappears_soon else POLL_REQUEUE_SECONDS)

@@ -1,4 +1,4 @@
-"""Children as their owner reads them: the spec whole, for comparison with the one that is wanted."""
+"""Child objects with an unstructured spec, for a complete comparison with the desired spec."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from gpu_runtime.kube.meta import ApiResource, KubeObject
 
 
 class RawObject(KubeObject, frozen=True, kw_only=True):
-    # No model of it: what a model does not name, or leaves out as a default, could never be compared.
+    # Not a typed model: fields that a model lacks, or omits as defaults, could not be compared.
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -31,10 +31,10 @@ RAW_NETWORK_POLICIES = ApiResource("networking.k8s.io", "v1", "NetworkPolicy", "
 
 
 def is_generation_observed(deployment: RawDeployment) -> bool:
-    """Whether its status speaks of what was last asked of it."""
+    """Return whether the status of the Deployment describes its latest generation."""
     return deployment.status.observed_generation >= deployment.metadata.generation
 
 
 def has_pods(deployment: RawDeployment | None) -> bool:
-    """Whether Kubernetes still counts pods of it, ready or not."""
+    """Return whether the Deployment has pods, ready or not, or may have pods that its status does not report yet."""
     return deployment is not None and (deployment.status.replicas > 0 or not is_generation_observed(deployment))

@@ -1,4 +1,4 @@
-"""What is thought of a unit or a pool after looking at it: the phase, and why. Pure."""
+"""Result of the readiness decision of a unit or pool. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 
 @dataclass(frozen=True)
 class WorkloadReadiness:
-    """The phase with the Ready condition that explains it."""
+    """The phase, and the reason and message of the Ready condition."""
 
     phase: UnitPhase
     reason: ReadyReason
@@ -20,7 +20,7 @@ class WorkloadReadiness:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Why nothing is built, or built no further. A failure, unless it passes by itself."""
+    """Why the children are not created or updated. `failed` is false if the cause disappears without an action."""
 
     reason: ReadyReason
     message: str

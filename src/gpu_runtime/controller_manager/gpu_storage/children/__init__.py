@@ -1,4 +1,4 @@
-"""The child of a GPUStorage, computed from what was seen. Nothing here awaits."""
+"""Manifest and patches of the PersistentVolumeClaim of a GPUStorage. Nothing here reads, writes or awaits."""
 
 from gpu_runtime.controller_manager.gpu_storage.children.pvc import (
     expansion_patch,

@@ -1,6 +1,7 @@
-"""The claim of a storage: where its data is. It has no owner reference, since garbage collection must never eat it.
+"""Builds the PersistentVolumeClaim (PVC) of a storage, and the patches for an existing one. Pure.
 
-Of a claim that exists, Kubernetes lets only the metadata change and the size grow: what is written over it is a patch.
+The PVC has no owner reference, because the garbage collector must never delete the data. Kubernetes allows only two
+changes of an existing PVC: its metadata, and a larger size. Therefore an existing PVC is patched, not replaced.
 """
 
 from collections.abc import Mapping
@@ -31,35 +32,39 @@ def pvc_manifest(storage: GPUStorage) -> Manifest:
     }
 
 
-def is_pvc_of(found: PersistentVolumeClaim, storage: GPUStorage) -> bool:
-    """By its label, also after a restore in which the storage got another UID; or by the UID, if the label was lost."""
-    labels, annotations = found.metadata.labels, found.metadata.annotations
+def is_pvc_of(live: PersistentVolumeClaim, storage: GPUStorage) -> bool:
+    """Return whether the PVC belongs to the storage.
+
+    The label is sufficient: after a restore from a backup, the storage has another UID. The UID annotation is
+    sufficient, too: another client may have removed the label.
+    """
+    labels, annotations = live.metadata.labels, live.metadata.annotations
     by_label = labels.get(Label.STORAGE) == storage.metadata.name
     return by_label or annotations.get(Annotation.STORAGE_UID) == storage.metadata.uid
 
 
-def metadata_patch(found: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
-    """What must be changed about the claim's metadata, if anything."""
-    wanted, metadata = pvc_manifest(storage)["metadata"], found.metadata
+def metadata_patch(live: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
+    """Return the patch that corrects the metadata of the PVC, or None if it is correct."""
+    desired, actual = pvc_manifest(storage)["metadata"], live.metadata
     change = {
-        "labels": _differing(wanted["labels"], metadata.labels),
-        "annotations": _differing(wanted["annotations"], metadata.annotations),
-        "ownerReferences": None if metadata.owner_references else {},
+        "labels": _differing(desired["labels"], actual.labels),
+        "annotations": _differing(desired["annotations"], actual.annotations),
+        "ownerReferences": None if actual.owner_references else {},
     }
-    needed = {part: value for part, value in change.items() if value != {}}
-    return {"metadata": needed} if needed else None
+    differences = {part: value for part, value in change.items() if value != {}}
+    return {"metadata": differences} if differences else None
 
 
-def expansion_patch(found: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
-    """What must be changed for the volume to grow, if it is to. A claim that asks for more than is wanted stays."""
-    if requested_size(found) >= Quantity(storage.spec.size):
+def expansion_patch(live: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
+    """Return the patch that requests a larger volume, or None. A PVC that requests more than spec.size is kept."""
+    if requested_size(live) >= Quantity(storage.spec.size):
         return None
     return {"spec": {"resources": {"requests": {"storage": storage.spec.size}}}}
 
 
-def requested_size(found: PersistentVolumeClaim) -> Quantity:
-    return Quantity(found.spec.resources.requests.get("storage", "0"))
+def requested_size(live: PersistentVolumeClaim) -> Quantity:
+    return Quantity(live.spec.resources.requests.get("storage", "0"))
 
 
-def _differing(wanted: Mapping[str, str], actual: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in wanted.items() if actual.get(name) != value}
+def _differing(desired: Mapping[str, str], actual: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in desired.items() if actual.get(name) != value}

@@ -1,4 +1,4 @@
-"""Children of a GPUUnit, computed from what was seen. Nothing here awaits."""
+"""Manifests of the children of a GPUUnit, computed from an `ObservedUnit`. Nothing here reads, writes or awaits."""
 
 from gpu_runtime.controller_manager.gpu_unit.children.unit_children import desired_children
 

@@ -1,4 +1,4 @@
-"""The Deployment of a unit: one pod that holds the unit's GPUs."""
+"""Builds the Deployment of a unit. It has one pod, which holds the unit's GPUs."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.template import Template
@@ -21,45 +21,45 @@ from gpu_runtime.kube.meta import Manifest
 STOCK_TEMPLATE = Template(command=("python3", "-m", "gpu_runtime.stock_process"))
 
 
-def deployment(seen: ObservedUnit) -> Manifest:
-    metadata, spec = seen.unit.metadata, seen.unit.spec
-    labels = unit_labels(metadata.name, spec.spec_name, seen.role)
+def deployment(observed: ObservedUnit) -> Manifest:
+    metadata, spec = observed.unit.metadata, observed.unit.spec
+    labels = unit_labels(metadata.name, spec.spec_name, observed.role)
     return child_manifest(
-        seen.unit,
+        observed.unit,
         GPU_UNITS,
         metadata.name,
         labels,
         {
             "replicas": 1 if spec.running else 0,
-            # A second pod beside the first would wait for the first one's GPUs for ever.
+            # With a rolling update, the second pod would wait forever for the GPUs of the first pod.
             "strategy": {"type": "Recreate"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": {Label.UNIT: metadata.name}},
-            "template": _stock_template(seen, labels)
-            if seen.role is UnitRole.STOCK
-            else _active_template(seen, labels),
+            "template": _stock_template(observed, labels)
+            if observed.role is UnitRole.STOCK
+            else _active_template(observed, labels),
         },
     )
 
 
-def _stock_template(seen: ObservedUnit, labels: dict[str, str]) -> Manifest:
-    return {"metadata": {"labels": labels | _uid_label(seen)}, "spec": _stock_pod_spec(seen)}
+def _stock_template(observed: ObservedUnit, labels: dict[str, str]) -> Manifest:
+    return {"metadata": {"labels": labels | _uid_label(observed)}, "spec": _stock_pod_spec(observed)}
 
 
-def _active_template(seen: ObservedUnit, labels: dict[str, str]) -> Manifest:
+def _active_template(observed: ObservedUnit, labels: dict[str, str]) -> Manifest:
     return {
-        "metadata": pod_metadata(labels | _uid_label(seen), seen),
-        "spec": with_sidecar(_active_pod_spec(seen), seen),
+        "metadata": pod_metadata(labels | _uid_label(observed), observed),
+        "spec": with_sidecar(_active_pod_spec(observed), observed),
     }
 
 
-def _uid_label(seen: ObservedUnit) -> dict[str, str]:
-    return {Label.UNIT_UID: seen.unit.metadata.uid}
+def _uid_label(observed: ObservedUnit) -> dict[str, str]:
+    return {Label.UNIT_UID: observed.unit.metadata.uid}
 
 
-def _stock_pod_spec(seen: ObservedUnit) -> Manifest:
-    spec = seen.unit.spec
-    main = main_container(seen.settings.images.stock, STOCK_TEMPLATE, spec.memory, spec.gpu)
+def _stock_pod_spec(observed: ObservedUnit) -> Manifest:
+    spec = observed.unit.spec
+    main = main_container(observed.settings.images.stock, STOCK_TEMPLATE, spec.memory, spec.gpu)
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -70,8 +70,8 @@ def _stock_pod_spec(seen: ObservedUnit) -> Manifest:
     }
 
 
-def _active_pod_spec(seen: ObservedUnit) -> Manifest:
-    spec = seen.unit.spec
+def _active_pod_spec(observed: ObservedUnit) -> Manifest:
+    spec = observed.unit.spec
     main = main_container(spec.image, spec.template, spec.memory, spec.gpu) | {"securityContext": USER_SECURITY_CONTEXT}
     mounts = [
         {"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only} for each in spec.storage_mounts
@@ -81,17 +81,17 @@ def _active_pod_spec(seen: ObservedUnit) -> Manifest:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "priorityClassName": ACTIVE_PRIORITY_CLASS,
-        "securityContext": user_pod_security_context(seen.settings.pod_security.require_non_root),
+        "securityContext": user_pod_security_context(observed.settings.pod_security.require_non_root),
         "initContainers": [],
         "containers": [main | {"volumeMounts": mounts}],
         "volumes": volumes,
-        "affinity": _affinity(seen),
+        "affinity": _affinity(observed),
     }
 
 
-def _affinity(seen: ObservedUnit) -> Manifest:
-    """Preferably where the stock was: its GPUs are free there, so nobody else's stock must give way."""
-    stock = seen.source_stock
+def _affinity(observed: ObservedUnit) -> Manifest:
+    """Prefer the node of the source stock unit. Its GPUs are free there, so no other stock pod must be preempted."""
+    stock = observed.source_stock
     if stock is None or not stock.node:
         return {}
     expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [stock.node]}

@@ -1,8 +1,9 @@
-"""The NetworkPolicy of an active unit: its declared ports are open, and nothing else of it is.
+"""Builds the NetworkPolicy of an active unit: ingress only to its declared ports.
 
-What a unit may reach is not limited by default: users' programs fetch models and talk to the world. Workers can be
-limited to the queue by a setting. That would cut off the user's container, too, because a pod has one network; and that
-container could reach the queue's port, which is why the credentials are the sidecar's alone.
+By default, egress is not restricted, because users' programs download models and call external services. The setting
+`serverless.egress.restrict` limits workers to DNS and NATS. All containers of a pod share one network. Therefore the
+restriction applies to the user's container, too, and that container can reach the NATS port. This is why only the
+sidecar container has the NATS credentials.
 """
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
@@ -15,37 +16,37 @@ from gpu_runtime.kube.meta import Manifest
 DNS_PORT = 53
 
 
-def network_policy(seen: ObservedUnit) -> Manifest | None:
-    """None for stock, whose process listens nowhere."""
-    metadata, spec = seen.unit.metadata, seen.unit.spec
-    if seen.role is UnitRole.STOCK:
+def network_policy(observed: ObservedUnit) -> Manifest | None:
+    """Return the policy, or None for stock units, whose process listens on no port."""
+    metadata, spec = observed.unit.metadata, observed.unit.spec
+    if observed.role is UnitRole.STOCK:
         return None
-    egress = seen.settings.serverless.egress
-    limited = spec.serves_function and egress.restrict
+    egress = observed.settings.serverless.egress
+    restricted = spec.serves_function and egress.restrict
     return child_manifest(
-        seen.unit,
+        observed.unit,
         GPU_UNITS,
         metadata.name,
-        unit_labels(metadata.name, spec.spec_name, seen.role),
+        unit_labels(metadata.name, spec.spec_name, observed.role),
         {
             "podSelector": {"matchLabels": {Label.UNIT: metadata.name}, "matchExpressions": []},
-            "policyTypes": ["Ingress", "Egress"] if limited else ["Ingress"],
-            "ingress": _ingress_rules(seen),
-            "egress": _nats_egress_rules(egress) if limited else [],
+            "policyTypes": ["Ingress", "Egress"] if restricted else ["Ingress"],
+            "ingress": _ingress_rules(observed),
+            "egress": _nats_egress_rules(egress) if restricted else [],
         },
     )
 
 
-def _ingress_rules(seen: ObservedUnit) -> list[Manifest]:
-    ports = [_port(each.port, each.protocol) for each in seen.unit.spec.template.ports]
-    return [{"ports": ports, "from": []}] if ports else []  # a rule without ports would open them all
+def _ingress_rules(observed: ObservedUnit) -> list[Manifest]:
+    ports = [_port(each.port, each.protocol) for each in observed.unit.spec.template.ports]
+    return [{"ports": ports, "from": []}] if ports else []  # a rule without ports would allow all ports
 
 
 def _nats_egress_rules(egress: EgressSettings) -> list[Manifest]:
-    queue = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": egress.nats_namespace}}}
+    nats_servers = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": egress.nats_namespace}}}
     return [
         {"ports": [_port(DNS_PORT, "UDP"), _port(DNS_PORT, "TCP")], "to": []},
-        {"ports": [_port(egress.nats_port, "TCP")], "to": [queue]},
+        {"ports": [_port(egress.nats_port, "TCP")], "to": [nats_servers]},
     ]
 
 

@@ -1,4 +1,4 @@
-"""The Service of an active unit: a stable address, however its pod comes and goes."""
+"""Builds the Service of an active unit. It gives the unit a stable address when its pod is replaced."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.well_known import Label, UnitRole, unit_labels
@@ -8,16 +8,16 @@ from gpu_runtime.controller_manager.workload.pod_template import service_ports
 from gpu_runtime.kube.meta import Manifest
 
 
-def service(seen: ObservedUnit) -> Manifest | None:
-    """None for stock, which serves nobody, and for units without ports."""
-    metadata, spec = seen.unit.metadata, seen.unit.spec
-    if seen.role is UnitRole.STOCK or not spec.template.ports:
+def service(observed: ObservedUnit) -> Manifest | None:
+    """Return the Service, or None for stock units, which accept no requests, and for units without ports."""
+    metadata, spec = observed.unit.metadata, observed.unit.spec
+    if observed.role is UnitRole.STOCK or not spec.template.ports:
         return None
     return child_manifest(
-        seen.unit,
+        observed.unit,
         GPU_UNITS,
         metadata.name,
-        unit_labels(metadata.name, spec.spec_name, seen.role),
+        unit_labels(metadata.name, spec.spec_name, observed.role),
         {
             "type": "ClusterIP",
             "selector": {Label.UNIT: metadata.name},
@@ -26,11 +26,11 @@ def service(seen: ObservedUnit) -> Manifest | None:
     )
 
 
-def access_url(seen: ObservedUnit) -> str | None:
-    """Where the unit answers inside the cluster."""
-    metadata, spec = seen.unit.metadata, seen.unit.spec
+def access_url(observed: ObservedUnit) -> str | None:
+    """Return the URL of the unit's primary port inside the cluster."""
+    metadata, spec = observed.unit.metadata, observed.unit.spec
     port = spec.primary_port()
-    if seen.role is UnitRole.STOCK or port is None:
+    if observed.role is UnitRole.STOCK or port is None:
         return None
     scheme = spec.access.scheme if spec.access else "http"
-    return f"{scheme}://{metadata.name}.{metadata.namespace}.svc.{seen.settings.cluster_domain}:{port.port}"
+    return f"{scheme}://{metadata.name}.{metadata.namespace}.svc.{observed.settings.cluster_domain}:{port.port}"

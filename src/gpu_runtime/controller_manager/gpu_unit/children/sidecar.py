@@ -1,7 +1,7 @@
-"""The worker sidecar of a unit that serves a function, and what it adds to the unit's pod.
+"""Builds the worker sidecar container, and adds it with its volumes and settings to the pod of a worker.
 
-It alone holds the queue's credentials: they are mounted into its container and no other. The containers of a pod share
-one network, so it is not the network that keeps the user's container out of the queue.
+Only the sidecar container mounts the NATS credentials. The containers of a pod share one network, so a network policy
+cannot keep the user's container from connecting to NATS; the missing credentials do.
 """
 
 import posixpath
@@ -23,21 +23,22 @@ from gpu_runtime.kube.meta import Manifest
 
 SIDECAR_CONTAINER_NAME = "worker-sidecar"
 SETTINGS_ANNOTATION = f"{GROUP}/worker-sidecar-settings"
-"""The annotation of the pod that holds the sidecar's settings file."""
+"""Pod annotation with the content of the sidecar's settings file. The downward API mounts it as a file."""
 
 SETTINGS_DIRECTORY, SETTINGS_FILE = "/etc/gpu-runtime", "worker-sidecar.yaml"
 CREDENTIALS_DIRECTORY = "/etc/gpu-runtime-nats"
 SOCKET_DIRECTORY = "/s"
-"""Where the sidecar sees the folder that its user chose. A short one: what is not too long there is not too long here,
-and no choice of a user hides anything of the sidecar's own."""
+"""Mount path of the socket directory in the sidecar container. The user chooses another path in the user's container.
+This path is short, so a socket path that fits the length limit there also fits here. Because the sidecar does not use
+the user's path, the mount cannot hide files of the sidecar image."""
 
-# Storages are volumes of the pod under their own names, which never begin with a digit.
+# Storages are volumes of the same pod, and their names never begin with a digit. So these names cannot collide.
 SOCKET_VOLUME, SETTINGS_VOLUME, CREDENTIALS_VOLUME = "0-socket", "0-sidecar-settings", "0-nats-credentials"
 
 SIDECAR_SHUTDOWN_TIMEOUT_SECONDS = 5
-"""The sidecar is told to stop when the user's container is gone: there is nothing left to wait for."""
+"""The kubelet stops the sidecar after the user's container has exited, so the sidecar has nothing to wait for."""
 EXTRA_TERMINATION_GRACE_SECONDS = 15
-"""Beyond draining: for the user's container to end, and for the sidecar after it."""
+"""Added to the drain timeout: time for the user's container to exit, and then for the sidecar."""
 
 SIDECAR_SECURITY_CONTEXT: Manifest = RESTRICTED_SECURITY_CONTEXT | {
     "runAsNonRoot": True,
@@ -47,42 +48,45 @@ SIDECAR_SECURITY_CONTEXT: Manifest = RESTRICTED_SECURITY_CONTEXT | {
 }
 
 
-def served_function(seen: ObservedUnit) -> Serverless | None:
-    """The function that the unit's pod serves."""
-    return seen.unit.spec.serverless if seen.unit.spec.serves_function else None
+def served_function(observed: ObservedUnit) -> Serverless | None:
+    """Return the function that the unit serves, or None if the unit is not a worker."""
+    return observed.unit.spec.serverless if observed.unit.spec.serves_function else None
 
 
-def pod_metadata(labels: dict[str, str], seen: ObservedUnit) -> Manifest:
-    """With the sidecar's settings, and with what admits the pod to the queue as far as the network decides that."""
-    function = served_function(seen)
+def pod_metadata(labels: dict[str, str], observed: ObservedUnit) -> Manifest:
+    """Return labels and annotations of the pod.
+
+    A worker also gets the sidecar's settings and the label by which network policies allow its access to NATS.
+    """
+    function = served_function(observed)
     if function is None:
         return {"labels": labels}
     return {
         "labels": labels | {Label.NATS_ACCESS: "true"},
-        "annotations": {SETTINGS_ANNOTATION: settings_file(seen, function)},
+        "annotations": {SETTINGS_ANNOTATION: settings_file(observed, function)},
     }
 
 
-def with_sidecar(pod: Manifest, seen: ObservedUnit) -> Manifest:
-    """The pod of a unit, with a sidecar if it serves a function."""
-    function = served_function(seen)
+def with_sidecar(pod: Manifest, observed: ObservedUnit) -> Manifest:
+    """Return the pod spec of a unit, with the sidecar added if the unit serves a function."""
+    function = served_function(observed)
     if function is None:
         return pod
     (main,) = pod["containers"]
     return pod | {
-        "initContainers": [sidecar_container(seen)],
-        "containers": [_user_container(main, function, seen)],
-        "volumes": [*pod["volumes"], *_volumes(seen)],
-        "terminationGracePeriodSeconds": round(seen.settings.serverless.sidecar.drain_timeout_seconds)
+        "initContainers": [sidecar_container(observed)],
+        "containers": [_user_container(main, function, observed)],
+        "volumes": [*pod["volumes"], *_volumes(observed)],
+        "terminationGracePeriodSeconds": round(observed.settings.serverless.sidecar.drain_timeout_seconds)
         + EXTRA_TERMINATION_GRACE_SECONDS,
     }
 
 
-def sidecar_container(seen: ObservedUnit) -> Manifest:
-    own = seen.settings.serverless.sidecar
+def sidecar_container(observed: ObservedUnit) -> Manifest:
+    settings = observed.settings.serverless.sidecar
     return {
         "name": SIDECAR_CONTAINER_NAME,
-        "image": seen.settings.images.sidecar or seen.settings.images.stock,
+        "image": observed.settings.images.sidecar or observed.settings.images.stock,
         "imagePullPolicy": "IfNotPresent",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "restartPolicy": "Always",
@@ -90,30 +94,34 @@ def sidecar_container(seen: ObservedUnit) -> Manifest:
         "args": ["worker-sidecar", "--config", f"{SETTINGS_DIRECTORY}/{SETTINGS_FILE}"],
         "env": [{"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
         "resources": {
-            "limits": {"memory": own.memory_limit},
-            "requests": {"cpu": own.cpu, "memory": own.memory},
+            "limits": {"memory": settings.memory_limit},
+            "requests": {"cpu": settings.cpu, "memory": settings.memory},
         },
-        # No startup probe: the user's container, which may have much to load, would wait for it.
+        # No startup probe: the kubelet would start the user's container, which may load for a long time, only after it.
         "livenessProbe": {
-            "httpGet": {"path": "/healthz", "port": own.port},
+            "httpGet": {"path": "/healthz", "port": settings.port},
             "periodSeconds": 10,
             "failureThreshold": 6,
             "timeoutSeconds": 5,
         },
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": own.port}, "periodSeconds": 2, "timeoutSeconds": 2},
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": settings.port},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+        },
         "securityContext": SIDECAR_SECURITY_CONTEXT,
-        "volumeMounts": _volume_mounts(seen),
+        "volumeMounts": _volume_mounts(observed),
     }
 
 
-def settings_file(seen: ObservedUnit, function: Serverless) -> str:
-    """The sidecar's settings. JSON is YAML, too."""
-    metadata, own = seen.unit.metadata, seen.settings.serverless
+def settings_file(observed: ObservedUnit, function: Serverless) -> str:
+    """Return the sidecar's settings file as JSON, which is also valid YAML."""
+    metadata, settings = observed.unit.metadata, observed.settings.serverless
     framework = function.framework
     document: dict[str, Any] = {
-        "health": {"bindAddress": f":{own.sidecar.port}"},
+        "health": {"bindAddress": f":{settings.sidecar.port}"},
         "gracefulShutdownTimeoutSeconds": SIDECAR_SHUTDOWN_TIMEOUT_SECONDS,
-        "nats": msgspec.to_builtins(own.nats),
+        "nats": msgspec.to_builtins(settings.nats),
         "requestID": function.request_id,
         "worker": metadata.name,
         "namespace": metadata.namespace,
@@ -123,54 +131,57 @@ def settings_file(seen: ObservedUnit, function: Serverless) -> str:
             "invokePath": framework.invoke_path,
             "healthPath": framework.health_path,
         },
-        "retries": {"maxDeliveries": own.sidecar.max_deliveries},
-        "heartbeatSeconds": own.sidecar.heartbeat_seconds,
-        "drainTimeoutSeconds": own.sidecar.drain_timeout_seconds,
+        "retries": {"maxDeliveries": settings.sidecar.max_deliveries},
+        "heartbeatSeconds": settings.sidecar.heartbeat_seconds,
+        "drainTimeoutSeconds": settings.sidecar.drain_timeout_seconds,
     }
     return msgspec.json.encode(document, order="sorted").decode()
 
 
-def _user_container(main: Manifest, function: Serverless, seen: ObservedUnit) -> Manifest:
-    """The user's container: where it is to listen, and who is told before it ends."""
+def _user_container(main: Manifest, function: Serverless, observed: ObservedUnit) -> Manifest:
+    """Add the socket volume, the environment of the framework protocol and the preStop hook to the user's container.
+
+    The variables of the platform replace variables with the same names in the user's template.
+    """
     framework = function.framework
-    told = {
+    platform_env = {
         SOCKET_VARIABLE: framework.socket_path,
         INVOKE_PATH_VARIABLE: framework.invoke_path,
         HEALTH_PATH_VARIABLE: framework.health_path,
         CONCURRENCY_VARIABLE: str(function.concurrency),
     }
-    own = [each for each in main["env"] if each["name"] not in told]
+    user_env = [each for each in main["env"] if each["name"] not in platform_env]
     mount = {"name": SOCKET_VOLUME, "mountPath": posixpath.dirname(framework.socket_path), "readOnly": False}
     return main | {
-        "env": [*own, *({"name": name, "value": value} for name, value in told.items())],
+        "env": [*user_env, *({"name": name, "value": value} for name, value in platform_env.items())],
         "volumeMounts": [*main["volumeMounts"], mount],
-        # The sidecar hears of the pod's end only after this container: it must be told before.
-        "lifecycle": {"preStop": {"httpGet": {"path": "/drain", "port": seen.settings.serverless.sidecar.port}}},
+        # The kubelet stops the sidecar only after this container has exited. This hook starts the drain before that.
+        "lifecycle": {"preStop": {"httpGet": {"path": "/drain", "port": observed.settings.serverless.sidecar.port}}},
     }
 
 
-def _volume_mounts(seen: ObservedUnit) -> list[Manifest]:
+def _volume_mounts(observed: ObservedUnit) -> list[Manifest]:
     mounts = [
         {"name": SETTINGS_VOLUME, "mountPath": SETTINGS_DIRECTORY, "readOnly": True},
         {"name": SOCKET_VOLUME, "mountPath": SOCKET_DIRECTORY, "readOnly": True},
     ]
-    if seen.settings.serverless.credentials_secret:
+    if observed.settings.serverless.credentials_secret:
         mounts.append({"name": CREDENTIALS_VOLUME, "mountPath": CREDENTIALS_DIRECTORY, "readOnly": True})
     return mounts
 
 
-def _volumes(seen: ObservedUnit) -> list[Manifest]:
-    """The folder of the socket is writable for every user of the pod, as the kubelet makes it."""
+def _volumes(observed: ObservedUnit) -> list[Manifest]:
+    """Return the volumes of the sidecar. The kubelet creates the socket directory writable for every user."""
     settings = {"path": SETTINGS_FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{SETTINGS_ANNOTATION}']"}}
     volumes: list[Manifest] = [
         {"name": SOCKET_VOLUME, "emptyDir": {}},
         {"name": SETTINGS_VOLUME, "downwardAPI": {"items": [settings]}},
     ]
-    if secret := seen.settings.serverless.credentials_secret:
+    if secret := observed.settings.serverless.credentials_secret:
         volumes.append({"name": CREDENTIALS_VOLUME, "secret": {"secretName": secret}})
     return volumes
 
 
 def uses_sidecar_port(spec: GPUUnitSpec, port: int) -> bool:
-    """The containers of a pod share one network: two of them cannot listen on one port."""
+    """Return whether a worker declares the sidecar's port. Two containers of a pod cannot listen on the same port."""
     return spec.serves_function and any(each.port == port and each.protocol == "TCP" for each in spec.template.ports)

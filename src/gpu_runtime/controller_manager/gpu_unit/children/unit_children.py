@@ -1,4 +1,4 @@
-"""All children of a unit, in the order in which they are made."""
+"""Lists all children of a unit in the order in which they are created."""
 
 from gpu_runtime.contract.crd.conditions import ReadyReason
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment
@@ -9,12 +9,15 @@ from gpu_runtime.controller_manager.workload.apply import DesiredChild
 from gpu_runtime.controller_manager.workload.unstructured import RAW_DEPLOYMENTS, RAW_NETWORK_POLICIES, RAW_SERVICES
 
 
-def desired_children(seen: ObservedUnit) -> tuple[DesiredChild, ...]:
+def desired_children(observed: ObservedUnit) -> tuple[DesiredChild, ...]:
     return (
-        # First: no pod is ever reachable where it should not be.
+        # The policy is created first, so that no pod is ever reachable on a port that the unit does not declare.
         DesiredChild(
-            RAW_NETWORK_POLICIES, seen.network_policy, network_policy(seen), ReadyReason.NETWORK_POLICY_SYNC_FAILED
+            RAW_NETWORK_POLICIES,
+            observed.network_policy,
+            network_policy(observed),
+            ReadyReason.NETWORK_POLICY_SYNC_FAILED,
         ),
-        DesiredChild(RAW_DEPLOYMENTS, seen.deployment, deployment(seen), ReadyReason.DEPLOYMENT_SYNC_FAILED),
-        DesiredChild(RAW_SERVICES, seen.service, service(seen), ReadyReason.SERVICE_SYNC_FAILED),
+        DesiredChild(RAW_DEPLOYMENTS, observed.deployment, deployment(observed), ReadyReason.DEPLOYMENT_SYNC_FAILED),
+        DesiredChild(RAW_SERVICES, observed.service, service(observed), ReadyReason.SERVICE_SYNC_FAILED),
     )

@@ -1,4 +1,4 @@
-"""Children of a StockPool, computed from what was seen. Nothing here awaits."""
+"""Manifests of the children of a StockPool, computed from an `ObservedPool`. Nothing here reads, writes or awaits."""
 
 from gpu_runtime.controller_manager.stock_pool.children.pool_children import desired_children
 

@@ -1,4 +1,4 @@
-"""The Deployment of a pool: as many pods as there are to be, each with its own GPUs."""
+"""Builds the Deployment of a pool: spec.replicas pods, each with its own GPUs."""
 
 import msgspec
 
@@ -16,31 +16,31 @@ from gpu_runtime.controller_manager.workload.pod_template import (
 )
 from gpu_runtime.kube.meta import Manifest
 
-# A shell that is a container's first process ignores SIGTERM unless it traps it.
+# A shell that runs as PID 1 of a container ignores SIGTERM unless it sets a trap.
 PLACEHOLDER_COMMAND = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")
 
 
-def deployment(seen: ObservedPool) -> Manifest:
-    metadata, spec = seen.pool.metadata, seen.pool.spec
+def deployment(observed: ObservedPool) -> Manifest:
+    metadata, spec = observed.pool.metadata, observed.pool.spec
     labels = pool_labels(metadata.name, spec.spec_name)
     return child_manifest(
-        seen.pool,
+        observed.pool,
         STOCK_POOLS,
         pool_child_name(metadata.name),
         labels,
         {
             "replicas": spec.replicas,
-            # A pod more than there are replicas would wait for a GPU that only another's end sets free.
+            # A surge pod would wait for GPUs that are released only when another pod of the pool terminates.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": {Label.POOL: metadata.name}},
-            "template": {"metadata": {"labels": labels | {Label.POOL_UID: metadata.uid}}, "spec": _pod_spec(seen)},
+            "template": {"metadata": {"labels": labels | {Label.POOL_UID: metadata.uid}}, "spec": _pod_spec(observed)},
         },
     )
 
 
-def _pod_spec(seen: ObservedPool) -> Manifest:
-    spec, settings = seen.pool.spec, seen.settings
+def _pod_spec(observed: ObservedPool) -> Manifest:
+    spec, settings = observed.pool.spec, observed.settings
     template = spec.template if spec.template.command or spec.template.args else _placeholder_template(spec.template)
     main = main_container(spec.image or settings.images.placeholder, template, spec.memory, spec.gpu)
     return {

@@ -1,4 +1,4 @@
-"""All children of a pool, in the order in which they are made."""
+"""Lists all children of a pool in the order in which they are created."""
 
 from gpu_runtime.contract.crd.conditions import ReadyReason
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment
@@ -8,8 +8,8 @@ from gpu_runtime.controller_manager.workload.apply import DesiredChild
 from gpu_runtime.controller_manager.workload.unstructured import RAW_DEPLOYMENTS, RAW_SERVICES
 
 
-def desired_children(seen: ObservedPool) -> tuple[DesiredChild, ...]:
+def desired_children(observed: ObservedPool) -> tuple[DesiredChild, ...]:
     return (
-        DesiredChild(RAW_DEPLOYMENTS, seen.deployment, deployment(seen), ReadyReason.DEPLOYMENT_SYNC_FAILED),
-        DesiredChild(RAW_SERVICES, seen.service, service(seen), ReadyReason.SERVICE_SYNC_FAILED),
+        DesiredChild(RAW_DEPLOYMENTS, observed.deployment, deployment(observed), ReadyReason.DEPLOYMENT_SYNC_FAILED),
+        DesiredChild(RAW_SERVICES, observed.service, service(observed), ReadyReason.SERVICE_SYNC_FAILED),
     )

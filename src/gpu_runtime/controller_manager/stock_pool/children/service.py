@@ -1,4 +1,4 @@
-"""The Service of a pool whose template has ports."""
+"""Builds the Service of a pool."""
 
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
 from gpu_runtime.contract.crd.well_known import Label, pool_child_name, pool_labels
@@ -8,12 +8,13 @@ from gpu_runtime.controller_manager.workload.pod_template import service_ports
 from gpu_runtime.kube.meta import Manifest
 
 
-def service(seen: ObservedPool) -> Manifest | None:
-    metadata, spec = seen.pool.metadata, seen.pool.spec
+def service(observed: ObservedPool) -> Manifest | None:
+    """Return the Service, or None if the template of the pool declares no ports."""
+    metadata, spec = observed.pool.metadata, observed.pool.spec
     if not spec.template.ports:
         return None
     return child_manifest(
-        seen.pool,
+        observed.pool,
         STOCK_POOLS,
         pool_child_name(metadata.name),
         pool_labels(metadata.name, spec.spec_name),
