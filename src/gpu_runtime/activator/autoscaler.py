@@ -1,16 +1,18 @@
-"""How many workers a function should have, and what to do about it. Pure: what was seen goes in, decisions come out.
+"""Decides how many workers a function needs and what to do about it. Nothing here awaits or reads a clock.
 
-- A backlog that is not known changes nothing; only the workers that are always kept are made without it.
-- Work in hand counts like waiting work, so busy workers are never surplus.
-- A worker goes when it has been idle for the function's time and more are there than are needed, or when it is of no
-  use: it does not come up, it takes no more work, or it is of an older version of its function.
-- One that should go and always has work in hand takes no more, and goes when it has finished: one at a time.
+- If the backlog is unknown, nothing changes. Only the workers of minAvailableCount are created without a backlog.
+- Running invocations count like waiting invocations, so busy workers are never surplus.
+- A worker is removed if it was idle for the function's idle timeout and the function has more workers than it needs.
+- A worker is also removed if it is unusable: it does not start, it is draining, or its spec is outdated.
+- If a worker must be removed and is always busy, the autoscaler drains it with force, one worker at a time. The worker
+  accepts no more invocations, finishes the running ones and is then removed.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from gpu_runtime.activator.settings import ScalingSettings
 from gpu_runtime.activator.worker_liveness import WorkerStatus
@@ -21,16 +23,16 @@ from gpu_runtime.contract.crd.well_known import Annotation
 
 class WorkerState(StrEnum):
     STARTING = "starting"
-    """It has not been heard of yet, and may still come."""
+    """No event was received yet, and the liveness timeout has not passed."""
     SERVING = "serving"
     DRAINING = "draining"
-    """It takes no more work."""
+    """The worker accepts no more invocations."""
     UNHEALTHY = "unhealthy"
-    """It did not come, or has not been heard of, for longer than is waited for."""
+    """No event was received for longer than the liveness timeout."""
     RETIRING = "retiring"
-    """Its end is decided and under way."""
+    """The unit has the retiring annotation and will be deleted."""
     TERMINATING = "terminating"
-    """It is deleted, and holds its name until its remains are gone."""
+    """The unit has a deletion timestamp. Its name is in use until its finalizers are removed."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ class Worker:
     unit: GPUUnit
     state: WorkerState
     idle_seconds: float | None = None
-    """Seconds for which it has had nothing in hand; None where it has something, or has not said so."""
+    """Seconds for which the worker has run no invocation. None if it runs one, or if no event was received."""
     outdated: bool = False
     is_function_unit: bool = False
-    """Whether it is the function's own unit."""
+    """Whether this is the function's own unit, which serves as a worker while it runs."""
 
     @property
     def provides_capacity(self) -> bool:
-        """Whether work may be expected of it."""
+        """Whether the worker runs invocations, or will after it has started."""
         return self.state in (WorkerState.STARTING, WorkerState.SERVING)
 
 
@@ -53,11 +55,11 @@ class Worker:
 class ObservedFunction:
     function: GPUUnit
     workers: tuple[Worker, ...]
-    """Its own unit is among them while it is to run."""
+    """The workers of the function, and the function's own unit if spec.running is true."""
     outstanding: int | None
-    """What waits for the function or is in its workers' hands; None where that is not known."""
+    """Number of waiting and running invocations. None if it is unknown."""
     may_create: bool = True
-    """False while workers of the function fail, and no more are made for a while."""
+    """False during the backoff after a worker failed."""
 
     @property
     def serverless(self) -> Serverless:
@@ -65,49 +67,57 @@ class ObservedFunction:
 
     @property
     def single_worker(self) -> bool:
-        """Whether its own unit is the only worker it can have: a storage is mounted by one unit at a time."""
+        """Whether the function's own unit is the only possible worker. True with a storage: one unit can mount it."""
         return bool(self.function.spec.storage_mounts)
 
 
 @dataclass(frozen=True)
 class CreateWorkers:
+    label: ClassVar[str] = "create"
+    """Label `decision` of the metric, as in the other decisions."""
+
     count: int
 
 
 @dataclass(frozen=True)
 class DrainWorker:
-    """Ask whether it can go, and let it go if so."""
+    """Send a drain request, and retire the worker if it accepts and runs no invocation."""
 
+    label: ClassVar[str] = "drain"
     worker: Worker
     force: bool = False
-    """Whether it is to take no more work even if it has some in hand."""
+    """Whether a busy worker must also accept no more invocations."""
 
 
 @dataclass(frozen=True)
 class RetireWorker:
-    """Let it go: it has no work in hand."""
+    """Delete a worker that runs no invocation."""
 
+    label: ClassVar[str] = "retire"
     worker: Worker
 
 
 @dataclass(frozen=True)
 class StartFunctionUnit:
-    """Let the function's own unit run."""
+    """Set spec.running of the function's own unit to true."""
+
+    label: ClassVar[str] = "start"
 
 
 @dataclass(frozen=True)
 class StopFunctionUnit:
-    """Stop the function's own unit if it agrees."""
+    """Send a drain request to the function's own unit, and set spec.running to false if it accepts."""
 
+    label: ClassVar[str] = "stop"
     worker: Worker
 
 
 ScalingDecision = CreateWorkers | DrainWorker | RetireWorker | StartFunctionUnit | StopFunctionUnit
 
 
-def desired_workers(wants: Serverless, outstanding: int) -> int:
-    most = max(1, wants.max_workers)
-    return min(most, max(wants.min_available_count, math.ceil(outstanding / max(1, wants.concurrency))))
+def desired_workers(serverless: Serverless, outstanding: int) -> int:
+    needed = math.ceil(outstanding / max(1, serverless.concurrency))
+    return min(max(1, serverless.max_workers), max(serverless.min_available_count, needed))
 
 
 def decide(seen: ObservedFunction) -> list[ScalingDecision]:
@@ -118,66 +128,82 @@ def decide(seen: ObservedFunction) -> list[ScalingDecision]:
     )
 
 
-def worker_state(unit: GPUUnit, heard: WorkerStatus | None, waited: float, patience: ScalingSettings) -> WorkerState:
-    """What a unit is as a worker. `waited` is for how long it could have been heard and was not."""
+def worker_state(
+    unit: GPUUnit, status: WorkerStatus | None, silent_seconds: float, settings: ScalingSettings
+) -> WorkerState:
+    """Return the state of a worker. `silent_seconds` is the time without an event in which this process could have
+    received one."""
     if unit.metadata.deletion_timestamp:
         return WorkerState.TERMINATING
     if Annotation.RETIRING in unit.metadata.annotations:
         return WorkerState.RETIRING
     failed = unit.status.phase == UnitPhase.FAILED.value
-    if waited > (patience.failed_worker_grace_seconds if failed else patience.worker_liveness_timeout_seconds):
+    timeout = settings.failed_worker_grace_seconds if failed else settings.worker_liveness_timeout_seconds
+    if silent_seconds > timeout:
         return WorkerState.UNHEALTHY
-    if heard is None:
+    if status is None:
         return WorkerState.STARTING
-    return WorkerState.DRAINING if heard.draining else WorkerState.SERVING
+    return WorkerState.DRAINING if status.draining else WorkerState.SERVING
 
 
 def is_outdated(worker: GPUUnitSpec, function: GPUUnitSpec) -> bool:
-    """Whether a worker that is made now would be another one. Memory and GPUs are not looked at: with
-    stock they are the stock's."""
-    one, other = worker.serverless, function.serverless
-    serving = one is None or other is None or (one.framework, one.concurrency) != (other.framework, other.concurrency)
-    return serving or (worker.image, worker.template) != (function.image, function.template)
+    """Return whether a worker that is created now would have another spec.
+
+    Memory and GPUs are not compared: a worker from stock has those of the stock unit.
+    """
+    old, new = worker.serverless, function.serverless
+    serverless_changed = (
+        old is None or new is None or (old.framework, old.concurrency) != (new.framework, new.concurrency)
+    )
+    return serverless_changed or (worker.image, worker.template) != (function.image, function.template)
 
 
 def _remove_unusable(seen: ObservedFunction) -> list[ScalingDecision]:
-    """What to do about workers that serve no more, or are not what the function is now."""
-    found: list[ScalingDecision] = []
+    """Retire unhealthy and retiring workers. Drain draining workers and idle outdated workers."""
+    decisions: list[ScalingDecision] = []
     for worker in seen.workers:
         if worker.is_function_unit:
             continue
         if worker.state in (WorkerState.UNHEALTHY, WorkerState.RETIRING):
-            found.append(RetireWorker(worker))
+            decisions.append(RetireWorker(worker))
         elif worker.state is WorkerState.DRAINING or (worker.outdated and worker.idle_seconds is not None):
-            found.append(DrainWorker(worker))
-    return found
+            decisions.append(DrainWorker(worker))
+    return decisions
 
 
 def _drain_busy(seen: ObservedFunction) -> list[ScalingDecision]:
-    """Of an older version, or above the limit, and all such are busy. While one goes or comes, the others serve."""
+    """Drain one busy worker with force if all workers that must be removed are busy.
+
+    A worker must be removed if it is outdated or if the function has more workers than maxWorkers. While any worker
+    starts or drains, no other worker is drained, so the remaining workers keep serving.
+    """
     excess = len(seen.workers) > max(1, seen.serverless.max_workers)
-    overdue = [worker for worker in seen.workers if not worker.is_function_unit and (worker.outdated or excess)]
-    changing = any(worker.state is not WorkerState.SERVING for worker in seen.workers)
-    if not overdue or changing or any(worker.idle_seconds is not None for worker in overdue):
+    removable = [worker for worker in seen.workers if not worker.is_function_unit and (worker.outdated or excess)]
+    in_transition = any(worker.state is not WorkerState.SERVING for worker in seen.workers)
+    if not removable or in_transition or any(worker.idle_seconds is not None for worker in removable):
         return []
-    return [DrainWorker(max(overdue, key=lambda worker: (worker.outdated, _name_order(worker))), force=True)]
+    return [DrainWorker(max(removable, key=lambda worker: (worker.outdated, _name_order(worker))), force=True)]
 
 
 def _scale(seen: ObservedFunction) -> list[ScalingDecision]:
-    wants = seen.serverless
-    capacity = sum(worker.provides_capacity for worker in seen.workers)
-    wanted = wants.min_available_count if seen.outstanding is None else desired_workers(wants, seen.outstanding)
-    if capacity < wanted:
-        count = min(wanted - capacity, wants.max_workers - len(seen.workers))
+    capacity, desired = sum(worker.provides_capacity for worker in seen.workers), _desired(seen)
+    if capacity < desired:
+        count = min(desired - capacity, seen.serverless.max_workers - len(seen.workers))
         return [CreateWorkers(count)] if count > 0 and seen.may_create else []
     if seen.outstanding is None:
         return []
-    return [DrainWorker(worker) for worker in _surplus(seen, capacity, wanted)]
+    return [DrainWorker(worker) for worker in _surplus(seen, capacity, desired)]
 
 
-def _surplus(seen: ObservedFunction, capacity: int, wanted: int) -> Sequence[Worker]:
-    """Those that are not needed and have been idle for long enough. Above the limit, being idle is enough."""
-    needed_idle = 0.0 if capacity > seen.serverless.max_workers else float(seen.serverless.idle_timeout_seconds)
+def _desired(seen: ObservedFunction) -> int:
+    if seen.outstanding is None:
+        return seen.serverless.min_available_count
+    return desired_workers(seen.serverless, seen.outstanding)
+
+
+def _surplus(seen: ObservedFunction, capacity: int, desired: int) -> Sequence[Worker]:
+    """Return the surplus workers that were idle for the idle timeout. Above maxWorkers, the idle timeout is 0."""
+    idle_timeout = 0.0 if capacity > seen.serverless.max_workers else float(seen.serverless.idle_timeout_seconds)
     idle = [
         worker
         for worker in seen.workers
@@ -185,34 +211,32 @@ def _surplus(seen: ObservedFunction, capacity: int, wanted: int) -> Sequence[Wor
         and not worker.is_function_unit
         and not worker.outdated
         and worker.idle_seconds is not None
-        and worker.idle_seconds >= needed_idle
+        and worker.idle_seconds >= idle_timeout
     ]
-    # The last slots first: the first ones stay, and with them the names that people have seen.
-    return sorted(idle, key=_name_order, reverse=True)[: capacity - wanted]
+    # Highest slots first, so that the workers that remain have the low slots and their names are stable.
+    return sorted(idle, key=_name_order, reverse=True)[: capacity - desired]
 
 
 def _name_order(worker: Worker) -> tuple[int, str]:
-    """The names of slots end with their numbers."""
+    """Sort by slot number, which is the suffix of the name: shorter names have lower numbers."""
     return len(worker.unit.metadata.name), worker.unit.metadata.name
 
 
 def _scale_single_worker(seen: ObservedFunction) -> list[ScalingDecision]:
-    """A function whose own unit is its only worker: it wakes for work, and sleeps when it has been idle."""
-    own = next((worker for worker in seen.workers if worker.is_function_unit), None)
-    wanted = (
-        seen.serverless.min_available_count
-        if seen.outstanding is None
-        else desired_workers(seen.serverless, seen.outstanding)
-    )
-    if own is None:
-        return [StartFunctionUnit()] if wanted > 0 and _is_stopped(seen.function) else []
-    if own.state is WorkerState.DRAINING:
-        return [StopFunctionUnit(own)]  # it takes no more work; if there is some, the next one does
-    idle = own.idle_seconds is not None and own.idle_seconds >= seen.serverless.idle_timeout_seconds
-    surplus = wanted == 0 and seen.outstanding is not None
-    return [StopFunctionUnit(own)] if surplus and idle and own.state is WorkerState.SERVING else []
+    """Scale a function whose own unit is its only worker: start it for work, and stop it after the idle timeout."""
+    own_unit, desired = next((worker for worker in seen.workers if worker.is_function_unit), None), _desired(seen)
+    if own_unit is None:
+        return [StartFunctionUnit()] if desired > 0 and _is_stopped(seen.function) else []
+    if own_unit.state is WorkerState.DRAINING:
+        return [StopFunctionUnit(own_unit)]  # it accepts no invocations; if some wait, the next pod runs them
+    idle = own_unit.idle_seconds is not None and own_unit.idle_seconds >= seen.serverless.idle_timeout_seconds
+    surplus = desired == 0 and seen.outstanding is not None
+    return [StopFunctionUnit(own_unit)] if surplus and idle and own_unit.state is WorkerState.SERVING else []
 
 
 def _is_stopped(function: GPUUnit) -> bool:
-    """Whether its last pod is gone. Woken earlier, it would go on with that one, which takes no more work."""
+    """Return whether the last pod of the unit has ended.
+
+    If the unit is started earlier, it continues with that pod, which is draining and accepts no invocations.
+    """
     return function.status.phase in (None, UnitPhase.EMPTY.value)

@@ -1,4 +1,7 @@
-"""How much work each function has, as its stream tells: what waits and what is in workers' hands lie there."""
+"""Reads the backlog of each function: the number of its messages in the DISPATCH stream.
+
+A message stays in the stream until a worker acknowledges it. So the backlog counts waiting and running invocations.
+"""
 
 import logging
 from collections.abc import Callable
@@ -19,26 +22,29 @@ class Backlog:
     topology: StreamTopology
     clock: Callable[[], float]
     cache_ttl_seconds: float
-    """Seconds for which what was read of all functions is believed."""
+    """Seconds for which the counts of the last read_all() are valid."""
     _counts: dict[str, int] = field(default_factory=dict)
     _read_at: float = float("-inf")
     _invalidated: set[str] = field(default_factory=set)
-    """Functions that got work since."""
+    """requestIDs of functions that received invocations after the last read_all()."""
 
     def invalidate(self, request_id: str) -> None:
-        """The function got work: what was read of it is old."""
+        """Discard the cached count of a function that received an invocation."""
         self._invalidated.add(request_id)
 
     async def read_all(self) -> dict[str, int] | None:
-        """What every function has, by requestID; what is not there has nothing. None where it cannot be known."""
-        began, self._invalidated = self.clock(), set()
+        """Return the backlog of every function by requestID, or None if NATS did not answer.
+
+        A function without messages is not in the result.
+        """
+        read_at, self._invalidated = self.clock(), set()
         counts = await self._query_counts(self.topology.subjects.all_in_stream(Stream.DISPATCH))
         if counts is not None:
-            self._counts, self._read_at = counts, began
+            self._counts, self._read_at = counts, read_at
         return counts
 
     async def count(self, request_id: str) -> int | None:
-        """What a function has; None where that cannot be known."""
+        """Return the backlog of one function, or None if NATS did not answer."""
         if request_id not in self._invalidated and self.clock() - self._read_at < self.cache_ttl_seconds:
             return self._counts.get(request_id, 0)
         self._invalidated.discard(request_id)
@@ -51,8 +57,8 @@ class Backlog:
 
     async def _query_counts(self, pattern: str) -> dict[str, int] | None:
         try:
-            found = await messages_by_subject(self.connection, self.topology.stream_name(Stream.DISPATCH), pattern)
+            counts = await messages_by_subject(self.connection, self.topology.stream_name(Stream.DISPATCH), pattern)
         except JetStreamError as error:
-            logger.warning("the backlog cannot be read", extra={"error": str(error)})
+            logger.warning("backlog query failed", extra={"error": str(error)})
             return None
-        return {subject.rpartition(".")[2]: count for subject, count in found.items()}
+        return {subject.rpartition(".")[2]: count for subject, count in counts.items()}

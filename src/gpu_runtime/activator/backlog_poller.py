@@ -1,4 +1,8 @@
-"""Looks at all backlogs again and again, so that a lost hint costs no more than a moment. Only the leader does."""
+"""Polls the backlogs of all functions and enqueues the functions whose workers may need scaling.
+
+The poller runs only on the leader. It also handles demand messages. A lost demand message costs at most one poll
+interval.
+"""
 
 import asyncio
 import contextlib
@@ -11,7 +15,7 @@ from gpu_runtime.activator.function_lister import FunctionLister
 from gpu_runtime.kube.meta import ObjectKey
 
 Enqueue = Callable[[ObjectKey, float], None]
-"""Have a function looked at after so many seconds."""
+"""Adds the key of a function to the work queue after a delay in seconds."""
 
 
 @dataclass
@@ -21,7 +25,7 @@ class BacklogPoller:
     enqueue: Enqueue
     poll_interval_seconds: float
     on_stopped_leading: Callable[[], None]
-    """Called when this process no longer leads."""
+    """Called when this process stops being the leader."""
     _counts: dict[str, int] = field(default_factory=dict)
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -39,7 +43,10 @@ class BacklogPoller:
         self._stopped.set()
 
     def on_demand(self, request_id: str) -> None:
-        """Work was dispatched: look now, and again when more of the same burst may have come."""
+        """Reconcile a function that received an invocation now, and again after the demand interval.
+
+        The second reconciliation sees the invocations of the same burst whose demand message was skipped.
+        """
         function = self.functions.by_request_id(request_id)
         if function is not None:
             self.backlog.invalidate(request_id)

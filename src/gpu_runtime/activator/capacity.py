@@ -1,4 +1,8 @@
-"""Whether a function's workers have room for one more call, as far as they said. A hint: nothing rests on it."""
+"""Tracks the free concurrency of each function's workers, as the workers report it.
+
+The value is a hint. The dispatcher uses it to skip a record update and a demand message. If the value is wrong, the
+invocation waits in the DISPATCH stream like any other.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +11,7 @@ from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventK
 from gpu_runtime.kube.meta import ObjectKey
 
 CAPACITY_TTL_SECONDS = 12.0
-"""Seconds after which a worker that says nothing is not counted on: two heartbeats and a little."""
+"""Seconds for which a reported capacity is valid: slightly more than two heartbeat intervals."""
 
 
 @dataclass(frozen=True)
@@ -21,30 +25,30 @@ class FunctionCapacity:
         self._clock = clock
         self._capacities: dict[str, dict[ObjectKey, WorkerCapacity]] = {}
         self._acquired: dict[str, int] = {}
-        """Places that were given away here since the function's workers last said how many they have."""
+        """Number of slots acquired in this process since any worker of the function last reported its capacity."""
 
     def observe(self, event: WorkerEvent) -> None:
         request_id, worker = event.serverless_request_id, ObjectKey(event.namespace, event.unit)
         if event.kind is WorkerEventKind.DRAINING:
             self._remove(request_id, worker)
             return
-        places = max(0, event.concurrency - event.in_flight)
-        self._capacities.setdefault(request_id, {})[worker] = WorkerCapacity(places, self._clock())
+        free = max(0, event.concurrency - event.in_flight)
+        self._capacities.setdefault(request_id, {})[worker] = WorkerCapacity(free, self._clock())
         self._acquired.pop(request_id, None)
 
     def remove(self, worker: ObjectKey) -> None:
-        """The worker is gone."""
+        """Remove the capacity of a worker whose unit was deleted."""
         for request_id in [each for each, workers in self._capacities.items() if worker in workers]:
             self._remove(request_id, worker)
 
     def try_acquire(self, request_id: str) -> bool:
-        """Take a place, where there is one."""
-        taken, now = self._acquired.get(request_id, 0), self._clock()
-        left = -taken
-        for free in self._capacities.get(request_id, {}).values():
-            left += free.free_concurrency if now - free.reported_at < CAPACITY_TTL_SECONDS else 0
-            if left > 0:
-                self._acquired[request_id] = taken + 1
+        """Acquire one free slot of the function. Return False if no worker reported a free slot."""
+        acquired, now = self._acquired.get(request_id, 0), self._clock()
+        available = -acquired
+        for capacity in self._capacities.get(request_id, {}).values():
+            available += capacity.free_concurrency if now - capacity.reported_at < CAPACITY_TTL_SECONDS else 0
+            if available > 0:
+                self._acquired[request_id] = acquired + 1
                 return True
         return False
 

@@ -1,4 +1,4 @@
-"""What is known of the work that waits in the functions' queues: until when, and under which number. Pure."""
+"""A priority queue of the deadlines of dispatched invocations, with their stream sequences. Nothing here awaits."""
 
 import heapq
 from datetime import datetime
@@ -19,12 +19,15 @@ class DeadlineQueue:
         heapq.heappush(self._deadlines, (dispatch.deadline, sequence, id_))
         self._sequences[id_] = sequence
 
-    def first_expired(self, moment: datetime) -> int | None:
-        """The number of what was over first, if it was by that moment. It may have been done long ago."""
-        return self._deadlines[0][1] if self._deadlines and self._deadlines[0][0] <= moment else None
+    def first_expired(self, time: datetime) -> int | None:
+        """Return the sequence with the earliest deadline, if that deadline is not after `time`.
+
+        The invocation may have finished already.
+        """
+        return self._deadlines[0][1] if self._deadlines and self._deadlines[0][0] <= time else None
 
     def pop_first(self) -> None:
-        """It is dealt with."""
+        """Remove the invocation with the earliest deadline."""
         _, _, id_ = heapq.heappop(self._deadlines)
         self._sequences.pop(id_, None)
 

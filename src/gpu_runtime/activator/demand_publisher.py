@@ -1,4 +1,8 @@
-"""Demand: a hint to whoever leads that work was dispatched. A lost one costs a moment: backlogs are read anyway."""
+"""Publishes demand: a hint to the leader that an invocation of a function was dispatched.
+
+The hint lets the leader scale up without waiting for its next poll. A lost hint costs at most one poll interval,
+because the leader polls all backlogs.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -9,7 +13,10 @@ from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError
 
 DEMAND_INTERVAL_SECONDS = 0.05
-"""Seconds between two hints for one function. The leader looks again after as long, so the last ones count, too."""
+"""Minimum number of seconds between two hints for one function.
+
+The leader reconciles the function once more after this interval, so it also sees invocations whose hint was skipped.
+"""
 
 
 @dataclass(frozen=True)
@@ -17,7 +24,7 @@ class DemandPublisher:
     connection: NatsConnection
     subjects: Subjects
     clock: Callable[[], float]
-    """In seconds, and never set back."""
+    """Monotonic clock, in seconds."""
     _published_at: dict[str, float] = field(default_factory=dict)
 
     async def publish(self, request_id: str) -> None:

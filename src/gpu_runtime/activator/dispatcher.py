@@ -1,13 +1,15 @@
-"""From the queue of accepted invocations into the functions' own: two writes and a hint, and nothing is waited for.
+"""Dispatches invocations from the INVOKE stream to the DISPATCH subject of their function.
 
-    the record becomes `dispatched`   (conditional: a cancelled or ended invocation goes no further)
-    the dispatch is stored            (from here a worker has it as soon as one is free)
-    demand is told                    (whoever leads looks at the function's workers at once)
+A dispatch consists of two writes and a hint. It never waits for a worker.
 
-Where a worker is known to be free, the dispatch alone is stored: the worker makes the record `running` in the same
-moment, under the same condition, and there is nothing to scale.
+    1. Update the record to `dispatched`.   The update is conditional: a cancelled or terminal invocation stops here.
+    2. Publish to the DISPATCH stream.      From now on the next free worker can pull the invocation.
+    3. Publish demand.                      The leader reconciles the workers of the function immediately.
 
-Every step may be repeated after a crash. What no worker may have any more ends here with its result.
+If a worker is known to be free, the dispatcher does only step 2. The worker pulls the invocation and updates the record
+to `running` under the same condition, and no scaling is needed.
+
+Every step can be repeated after a crash. If an invocation can no longer run, the dispatcher publishes its result.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,21 +61,21 @@ from gpu_runtime.jetstream.stream_admin import ensure_consumer
 from gpu_runtime.kube.errors import KubeError
 
 DISPATCH_RETRY_BACKOFF = Backoff(initial_seconds=0.25, max_seconds=30.0)
-"""Between tries at what only time changes: a queue that is full, a cache that is behind."""
+"""Delay before the redelivery of an invocation that waits for a full stream or for a stale cache."""
 
 
 @dataclass(frozen=True)
 class AcceptedInvocation:
-    """An invocation in hand."""
+    """A decoded message of the INVOKE stream."""
 
     invocation: Invocation
     deadline: datetime
     header_record: RecordAtRevision | None
-    """Its record, when it was sent. None: read it."""
+    """The record as it was when the message was published. None if the headers have none: read it from the bucket."""
 
 
 class NotDispatchable(Exception):
-    """The invocation has ended, or was taken back: nothing is dispatched."""
+    """The invocation is running, terminal or cancelled, so it must not be dispatched."""
 
     def __init__(self, *, cancelled: bool) -> None:
         super().__init__()
@@ -93,11 +95,11 @@ class Dispatcher:
     metrics: ActivatorMetrics
     clock: Callable[[], datetime]
     _ensured_consumers: set[str] = field(default_factory=set)
-    """Functions whose consumers were seen to be there."""
+    """requestIDs whose DISPATCH consumer this process has ensured."""
 
     async def handle(self, delivery: Delivery) -> DeliveryOutcome:
         if delivery.delivery_count > 1:
-            self.metrics.redeliveries.inc()
+            self.metrics.redeliveries.labels(Stream.INVOKE.name).inc()
         try:
             accepted = read_invocation(delivery, self.topology.subjects)
         except MessageDecodeError as error:
@@ -106,7 +108,8 @@ class Dispatcher:
             return await self._process(delivery, accepted)
         except StreamFull as error:
             return NakDelivery(
-                f"the function's queue is full: {error}", DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count)
+                f"the DISPATCH stream is full for this function: {error}",
+                DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count),
             )
         except (NatsMessageTooLarge, MessageDecodeError) as error:
             return DeadLetterDelivery(str(error), FailureClass.BAD_MESSAGE)
@@ -114,8 +117,8 @@ class Dispatcher:
             return NakDelivery(str(error))
 
     def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
-        """A dead letter, and the result that says so where it is known of which invocation."""
-        self.metrics.dead_letters.inc()
+        """Return the dead letter and, if the invocation can be decoded, its result."""
+        self.metrics.dead_letters.labels(Stream.INVOKE.name).inc()
         failure = Failure(failure_class=_failure_class(outcome), message=outcome.reason)
         letters = DeadLetterBuilder(self.topology.subjects, Stream.INVOKE)
         try:
@@ -142,31 +145,31 @@ class Dispatcher:
             await self._publish_dispatch(accepted, accepted.header_record, now)
             return AckDelivery()
         try:
-            known = await self._mark_dispatched(accepted, now)
-        except NotDispatchable as over:
-            if over.cancelled:  # whoever took it back may have died before it could say so
+            record = await self._mark_dispatched(accepted, now)
+        except NotDispatchable as stopped:
+            if stopped.cancelled:  # the API may have crashed after the cancel and before it published the result
                 await self.terminal_results.publish(invocation, cancelled_outcome(), now, None)
             return AckDelivery()
-        await self._publish_dispatch(accepted, known, now)
+        await self._publish_dispatch(accepted, record, now)
         await self.demand.publish(invocation.serverless_request_id)
         return AckDelivery()
 
     async def _handle_unknown_function(
         self, delivery: Delivery, accepted: AcceptedInvocation, now: datetime
     ) -> DeliveryOutcome:
-        waited = (now - delivery.published_at).total_seconds()
+        age_seconds = (now - delivery.published_at).total_seconds()
         if not self.functions.cache_is_fresh():
             return NakDelivery(
-                "the functions are not known here for certain", DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count)
+                "the function cache is not synced", DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count)
             )
-        if waited < self.settings.unknown_function_grace_seconds:
-            return NakDelivery("the function is not known here yet", 0.2)
+        if age_seconds < self.settings.unknown_function_grace_seconds:
+            return NakDelivery("the function is not in the cache yet", 0.2)
         try:
             if not await self.functions.confirm_not_found(accepted.invocation.serverless_request_id):
-                return NakDelivery("the function was not known here yet", 0)
+                return NakDelivery("the function exists but was missing from the cache", 0)
         except KubeError as error:
             return NakDelivery(
-                f"whether the function is there cannot be known: {error}",
+                f"the function lookup failed: {error}",
                 DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count),
             )
         await self.terminal_results.publish(
@@ -175,29 +178,29 @@ class Dispatcher:
         return AckDelivery()
 
     async def _mark_dispatched(self, accepted: AcceptedInvocation, now: datetime) -> RecordAtRevision:
-        """The record that says `dispatched`. Over where it says more than that."""
-        id_, known = accepted.invocation.invocation_id, accepted.header_record
+        """Update the record to `dispatched` and return it. Raise NotDispatchable if the record is in a later state."""
+        id_, stored = accepted.invocation.invocation_id, accepted.header_record
         while True:
-            if known is not None:
-                dispatched = advance_record(known.record, RecordState.DISPATCHED, now)
-                written = await self.records.update(id_, encode(dispatched), known.revision)
-                if written is not None:
-                    return RecordAtRevision(dispatched, written)
+            if stored is not None:
+                dispatched = advance_record(stored.record, RecordState.DISPATCHED, now)
+                revision = await self.records.update(id_, encode(dispatched), stored.revision)
+                if revision is not None:
+                    return RecordAtRevision(dispatched, revision)
             entry = await self.records.get(id_)
-            if entry is None:  # forgotten before its time was over, which only a short retention does
+            if entry is None:  # the record expired before the deadline: the retention of the bucket is too short
                 dispatched = advance_record(_initial_record(accepted), RecordState.DISPATCHED, now)
-                written = await self.records.create(id_, encode(dispatched))
-                if written is not None:
-                    return RecordAtRevision(dispatched, written)
+                revision = await self.records.create(id_, encode(dispatched))
+                if revision is not None:
+                    return RecordAtRevision(dispatched, revision)
                 continue
-            known = decode_record(entry.value, entry.revision)
-            record = known.record
+            stored = decode_record(entry.value, entry.revision)
+            record = stored.record
             if record.cancelled or record.state in (RecordState.RUNNING, RecordState.TERMINAL):
                 raise NotDispatchable(cancelled=record.cancelled and record.state is not RecordState.TERMINAL)
             if record.state is RecordState.DISPATCHED:
-                return known
+                return stored
 
-    async def _publish_dispatch(self, accepted: AcceptedInvocation, known: RecordAtRevision, now: datetime) -> None:
+    async def _publish_dispatch(self, accepted: AcceptedInvocation, record: RecordAtRevision, now: datetime) -> None:
         invocation = accepted.invocation
         request_id = invocation.serverless_request_id
         if request_id not in self._ensured_consumers:
@@ -209,7 +212,7 @@ class Dispatcher:
                 self.topology.subjects.dispatch(request_id),
                 encode(dispatch),
                 dispatch.message_id,
-                record_headers(known),
+                record_headers(record),
             )
         )
         self.metrics.dispatched.inc()
@@ -218,7 +221,7 @@ class Dispatcher:
 
 
 def read_invocation(delivery: Delivery, subjects: Subjects) -> AcceptedInvocation:
-    """What was delivered. Unreadable where it is no invocation, or none of this subject."""
+    """Decode a delivery. Raise MessageDecodeError if it is no invocation or its subject names another function."""
     invocation = decode(delivery.data, Invocation)
     check_subject(invocation, delivery.subject, subjects)
     deadline = invocation.deadline or delivery.published_at + timedelta(seconds=invocation.timeout_seconds)
@@ -226,15 +229,15 @@ def read_invocation(delivery: Delivery, subjects: Subjects) -> AcceptedInvocatio
 
 
 def _initial_record(accepted: AcceptedInvocation) -> InvocationRecord:
-    """The record as it was when the invocation was accepted."""
+    """Return the record as the runtime API wrote it when it accepted the invocation."""
     invocation = accepted.invocation
-    since = invocation.enqueued_at or accepted.deadline - timedelta(seconds=invocation.timeout_seconds)
+    accepted_at = invocation.enqueued_at or accepted.deadline - timedelta(seconds=invocation.timeout_seconds)
     return InvocationRecord(
         request_hash=invocation_hash(invocation),
         serverless_request_id=invocation.serverless_request_id,
-        enqueued_at=since,
+        enqueued_at=accepted_at,
         deadline=accepted.deadline,
-        updated_at=since,
+        updated_at=accepted_at,
     )
 
 

@@ -1,4 +1,4 @@
-"""Functions and their workers as the cache of units has them."""
+"""Looks up functions, their workers and the available stock in the informer cache of GPUUnits."""
 
 import asyncio
 from collections.abc import Iterable
@@ -14,15 +14,17 @@ from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 
 REQUEST_ID_INDEX = "request"
-"""Functions, enabled ones alone, by their requestID."""
+"""Enabled functions by requestID."""
 WORKERS_BY_FUNCTION_INDEX = "workers"
-"""Workers by the function they belong to."""
+"""Workers by the key of their function."""
 AVAILABLE_STOCK_INDEX = "stock"
-"""Stock that can be taken now, by its specName."""
-
+"""Stock units that are Ready and not claimed, by specName."""
 
 NOT_FOUND_CACHE_SECONDS = 1.0
-"""Seconds for which it stands that there is no such function: less than work waits for one that is not known."""
+"""Seconds for which a "function not found" response of the API server is cached.
+
+It is shorter than the default of dispatching.unknownFunctionGraceSeconds.
+"""
 
 
 class FunctionLister:
@@ -30,80 +32,91 @@ class FunctionLister:
         self.units: Informer[GPUUnit] = Informer(client, GPU_UNITS, metrics=metrics)
         self._client = client
         self._not_found_at: dict[str, float] = {}
-        """When it was last seen that there is no such function, by its requestID."""
+        """When the API server last reported that the function does not exist, by requestID."""
         self._stock_namespace = stock_namespace
         self.units.store.add_index(REQUEST_ID_INDEX, self._index_request_id)
         self.units.store.add_index(WORKERS_BY_FUNCTION_INDEX, self._index_function_of_worker)
         self.units.store.add_index(AVAILABLE_STOCK_INDEX, self._index_available_stock)
 
     def by_request_id(self, request_id: str) -> GPUUnit | None:
-        """The function that has this queue. Where several name it, the oldest: the others never take its work away."""
-        found = self.units.store.by_index(REQUEST_ID_INDEX, request_id)
-        return min(found, key=_creation_order) if found else None
+        """Return the function with this requestID. If several units have it, return the oldest.
+
+        The oldest wins so that a newer unit cannot take over the invocations of an existing function.
+        """
+        functions = self.units.store.by_index(REQUEST_ID_INDEX, request_id)
+        return min(functions, key=_creation_order) if functions else None
 
     def request_ids(self) -> set[str]:
-        """The queues that there are."""
+        """Return the requestIDs of all enabled functions."""
         return {each for unit in self.units.store.all() for each in self._index_request_id(unit)}
 
     def function_of(self, worker: GPUUnit) -> GPUUnit | None:
-        """The function that a worker serves; None where it is gone, or serves no more."""
-        said = worker.spec.serverless
-        function = self.units.store.get(ObjectKey(worker.metadata.namespace, said.worker_of)) if said else None
-        if function is None or said is None or not is_function(function):
+        """Return the function that a worker serves, or None if it was deleted, disabled or got another requestID."""
+        serverless = worker.spec.serverless
+        if serverless is None:
             return None
-        same = function.spec.serverless is not None and function.spec.serverless.request_id == said.request_id
-        return function if same else None
+        function = self.units.store.get(ObjectKey(worker.metadata.namespace, serverless.worker_of))
+        if function is None or not is_function(function):
+            return None
+        return function if serves_request_id(function, serverless.request_id) else None
 
     def workers(self, function: ObjectKey) -> list[GPUUnit]:
         return self.units.store.by_index(WORKERS_BY_FUNCTION_INDEX, str(function))
 
     def available_stock(self, spec_name: str) -> int:
-        """How much stock there is that can be taken now."""
+        """Return the number of stock units that can be claimed now."""
         return len(self.units.store.by_index(AVAILABLE_STOCK_INDEX, spec_name))
 
     def cache_is_fresh(self) -> bool:
-        """Whether what is not known here is really not there."""
+        """Return whether the cache is synced and its last watch or list succeeded.
+
+        If so, an object that is missing from the cache most likely does not exist.
+        """
         return self.units.has_synced and not self.units.last_error
 
     async def confirm_not_found(self, request_id: str) -> bool:
-        """Whether there is no such function, as Kubernetes says when it is asked: a watch that is behind does not know
-        that it is. Before work is failed that was accepted."""
+        """Ask the API server whether the function does not exist.
+
+        Call this before an accepted invocation fails: the cache may be stale without any error.
+        """
         now = asyncio.get_running_loop().time()
         self._not_found_at = {
-            each: seen for each, seen in self._not_found_at.items() if now - seen < NOT_FOUND_CACHE_SECONDS
+            each: time for each, time in self._not_found_at.items() if now - time < NOT_FOUND_CACHE_SECONDS
         }
         if request_id in self._not_found_at or not matches(REQUEST_ID_PATTERN, request_id):
             return True
-        found = await self._client.list(
+        units = await self._client.list(
             GPU_UNITS, ListOptions(field_selector=f"spec.serverless.requestID={request_id}")
         )
-        for unit in found.items:
+        for unit in units.items:
             self.units.record_write(unit)
-        if any(request_id in self._index_request_id(unit) for unit in found.items):
+        if any(request_id in self._index_request_id(unit) for unit in units.items):
             return False
         self._not_found_at[request_id] = now
         return True
 
     def related_keys(self, unit: GPUUnit) -> Iterable[ObjectKey]:
-        """Whom a change of this unit concerns besides itself: a worker its function, a function its workers."""
-        said, about = unit.spec.serverless, unit.metadata
-        if said is None or about.namespace == self._stock_namespace:
+        """Map a changed unit to other keys to reconcile: the function of a worker, or the workers of a function."""
+        serverless, metadata = unit.spec.serverless, unit.metadata
+        if serverless is None or metadata.namespace == self._stock_namespace:
             return ()
-        if said.worker_of:
-            return (ObjectKey(about.namespace, said.worker_of),)
-        return tuple(worker.metadata.key for worker in self.workers(about.key))
+        if serverless.worker_of:
+            return (ObjectKey(metadata.namespace, serverless.worker_of),)
+        return tuple(worker.metadata.key for worker in self.workers(metadata.key))
 
     def is_worker(self, unit: GPUUnit) -> bool:
-        active = unit.metadata.namespace != self._stock_namespace
-        return active and unit.spec.serverless is not None and bool(unit.spec.serverless.worker_of)
+        is_stock = unit.metadata.namespace == self._stock_namespace
+        return not is_stock and unit.spec.serverless is not None and bool(unit.spec.serverless.worker_of)
 
     def _index_request_id(self, unit: GPUUnit) -> Iterable[str]:
         serves = is_function(unit) and unit.metadata.namespace != self._stock_namespace
         return (unit.spec.serverless.request_id,) if serves and unit.spec.serverless else ()
 
     def _index_function_of_worker(self, unit: GPUUnit) -> Iterable[str]:
-        said = unit.spec.serverless
-        return (str(ObjectKey(unit.metadata.namespace, said.worker_of)),) if said and self.is_worker(unit) else ()
+        serverless = unit.spec.serverless
+        if serverless is None or not self.is_worker(unit):
+            return ()
+        return (str(ObjectKey(unit.metadata.namespace, serverless.worker_of)),)
 
     def _index_available_stock(self, unit: GPUUnit) -> Iterable[str]:
         free = unit.status.phase == UnitPhase.READY.value and Annotation.CLAIMED_BY not in unit.metadata.annotations
@@ -113,12 +126,12 @@ class FunctionLister:
 
 
 def is_function(unit: GPUUnit) -> bool:
-    """Whether invocations are taken for it: one that is being deleted takes none."""
+    """Return whether the unit is an enabled function. A function with a deletion timestamp accepts no invocations."""
     return unit.spec.is_function and unit.metadata.deletion_timestamp is None
 
 
 def serves_request_id(unit: GPUUnit, request_id: str) -> bool:
-    """Whether work of this queue is done in the unit, be it the function's own or a worker of it."""
+    """Return whether the unit serves this requestID: the function's own unit or one of its workers."""
     return unit.spec.serverless is not None and unit.spec.serverless.request_id == request_id
 
 

@@ -1,8 +1,10 @@
-"""Ends what waits for nobody: it is too late, or taken back, or its function is gone; and takes out what was done and
-is still there. The leader alone does this.
+"""Ends dispatched invocations that no worker will run, and deletes their messages from the DISPATCH stream.
 
-A worker that has work in hand ends it itself, also when its time is over: the reaper comes a little later. If both end
-it, the result that is stored first stands.
+The reaper ends an invocation if its deadline passed, if the caller cancelled it, or if its function was deleted. It
+also deletes messages that were acknowledged and are still in the stream. It runs only on the leader.
+
+A worker ends the invocation that it runs itself, also at the deadline. The reaper waits for a grace period after the
+deadline. If both end the invocation, the result store keeps the result that it stores first.
 """
 
 import asyncio
@@ -51,32 +53,36 @@ from gpu_runtime.kube.errors import KubeError
 logger = logging.getLogger(__name__)
 
 MIN_MESSAGE_AGE = timedelta(seconds=1)
-"""Work of a function with free workers is done before it is this old: it need not be looked at."""
+"""The reaper skips messages that are younger: a free worker finishes most invocations earlier."""
 REAP_BATCH_SIZE = 100
-"""How much work of one function is looked at before the others' has its turn again."""
+"""Maximum number of messages of one function that the reaper processes before it continues with other functions."""
 ACKNOWLEDGED_SCAN_INTERVAL = timedelta(seconds=10)
-"""How often it is looked for what was done and is still there: only a server that met a full disk leaves some."""
+"""Interval of the scan for acknowledged messages that are still in the stream.
+
+Only a NATS server whose disk was full leaves such messages.
+"""
 MAX_STALE_DEADLINES = 1000
-"""How much more than twice the work that waits may be remembered before it is read anew."""
+"""The reaper reads the stream again if it holds more deadlines than twice the number of messages plus this number."""
 NEVER = datetime.min.replace(tzinfo=UTC)
-_ZERO = timedelta()
 
 
 class ReapDecision(Enum):
-    """How an invocation stands against an ending that is thought of."""
+    """What the reaper does with an invocation, given the outcome with which it would end it."""
 
     ALREADY_TERMINAL = auto()
+    """The invocation has a result. Delete its message."""
     SKIP = auto()
-    """It is not for the reaper to end it, or not in this way."""
+    """A worker runs the invocation, or the record does not confirm the cancel. Do nothing."""
     TERMINATE = auto()
+    """Publish the result and delete the message."""
 
 
-def reap_decision(record: InvocationRecord, ending: TerminalOutcome) -> ReapDecision:
+def reap_decision(record: InvocationRecord, outcome: TerminalOutcome) -> ReapDecision:
     if record.state is RecordState.TERMINAL:
         return ReapDecision.ALREADY_TERMINAL
-    in_hand = record.state is RecordState.RUNNING and ending.state is not ResultState.EXPIRED
-    mistaken = ending.state is ResultState.CANCELLED and not record.cancelled
-    return ReapDecision.SKIP if in_hand or mistaken else ReapDecision.TERMINATE
+    running = record.state is RecordState.RUNNING and outcome.state is not ResultState.EXPIRED
+    not_cancelled = outcome.state is ResultState.CANCELLED and not record.cancelled
+    return ReapDecision.SKIP if running or not_cancelled else ReapDecision.TERMINATE
 
 
 @dataclass
@@ -91,21 +97,21 @@ class InvocationReaper:
     clock: Callable[[], datetime]
     _deadlines: DeadlineQueue = field(default_factory=DeadlineQueue)
     _next_sequence: int = 1
-    """The number from which on the stream has not been read yet."""
+    """The first stream sequence that has not been read yet."""
     _stream_created_at: str = ""
-    """When the stream was made that was read."""
+    """Creation time of the stream that was read. It changes if the stream is deleted and created again."""
     _cancelled: set[str] = field(default_factory=set)
     _observed_functions: set[str] = field(default_factory=set)
-    """Functions that were seen, whose consumers are there."""
+    """requestIDs of functions that existed and whose DISPATCH consumer may exist."""
     _missing_since: dict[str, datetime] = field(default_factory=dict)
-    """Since when a function that has work, or had a consumer, is not there."""
+    """Since when a function with messages or with a consumer is missing, by requestID."""
     _acknowledged_scan_at: datetime = NEVER
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
     _running: bool = False
 
     async def run(self) -> None:
-        """Reap until told to stop."""
+        """Reap until stop() is called."""
         await self.functions.units.wait_for_sync()
         self._deadlines.clear()
         self._next_sequence, self._running = 1, True
@@ -119,8 +125,8 @@ class InvocationReaper:
     async def _poll(self) -> None:
         try:
             await self.run_once()
-        except JetStreamError as error:  # the next pass comes soon
-            logger.warning("the reaper was interrupted", extra={"error": str(error)})
+        except JetStreamError as error:
+            logger.warning("reaper pass failed", extra={"error": str(error)})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.poll_interval_seconds):
                 await self._wake.wait()
@@ -131,20 +137,20 @@ class InvocationReaper:
         self._wake.set()
 
     def cancel(self, invocation_id: str) -> None:
-        """A caller took an invocation back."""
+        """Reap an invocation that a caller cancelled, in the next pass."""
         if self._running:
             self._cancelled.add(invocation_id)
             self._wake.set()
 
     async def run_once(self) -> None:
-        held = await stream_info(self.nats, self._stream_name, self.topology.subjects.all_in_stream(Stream.DISPATCH))
-        counts = {subject.rpartition(".")[2]: count for subject, count in held.messages_by_subject.items()}
+        info = await stream_info(self.nats, self._stream_name, self.topology.subjects.all_in_stream(Stream.DISPATCH))
+        counts = {subject.rpartition(".")[2]: count for subject, count in info.messages_by_subject.items()}
         if (
-            held.created_at != self._stream_created_at
+            info.created_at != self._stream_created_at
             or len(self._deadlines) > 2 * sum(counts.values()) + MAX_STALE_DEADLINES
         ):
             self._deadlines.clear()
-            self._next_sequence, self._stream_created_at = 1, held.created_at
+            self._next_sequence, self._stream_created_at = 1, info.created_at
         await self._read_stream(include_recent=bool(self._cancelled))
         await self._reap_cancelled()
         await self._reap_expired()
@@ -152,18 +158,18 @@ class InvocationReaper:
         await self._delete_all_acknowledged(counts)
 
     async def _read_stream(self, *, include_recent: bool) -> None:
-        """Learn what waits, up to what came just now; eagerly, that too."""
-        youngest = self.clock() - (_ZERO if include_recent else MIN_MESSAGE_AGE)
-        while (kept := await self._next_message(self._next_sequence)) and (
-            include_recent or kept.published_at <= youngest
+        """Add the deadlines of new messages. Messages younger than MIN_MESSAGE_AGE are read only on request."""
+        newest = self.clock() - MIN_MESSAGE_AGE
+        while (message := await self._next_message(self._next_sequence)) and (
+            include_recent or message.published_at <= newest
         ):
-            self._next_sequence = kept.sequence + 1
-            with contextlib.suppress(MessageDecodeError):  # whoever takes it gives it up
-                self._deadlines.add(kept.sequence, decode(kept.data, Dispatch))
+            self._next_sequence = message.sequence + 1
+            with contextlib.suppress(MessageDecodeError):  # the worker that receives it dead-letters it
+                self._deadlines.add(message.sequence, decode(message.data, Dispatch))
 
     async def _reap_expired(self) -> None:
-        over_by = self.clock() - timedelta(seconds=self.settings.deadline_grace_seconds)
-        while (sequence := self._deadlines.first_expired(over_by)) is not None:
+        latest_deadline = self.clock() - timedelta(seconds=self.settings.deadline_grace_seconds)
+        while (sequence := self._deadlines.first_expired(latest_deadline)) is not None:
             await self._reap_sequence(sequence, expired_outcome())
             self._deadlines.pop_first()
 
@@ -176,119 +182,125 @@ class InvocationReaper:
 
     async def _reap_deleted_functions(self, counts: dict[str, int]) -> None:
         self._observed_functions |= self.functions.request_ids()
-        there = {
-            each for each in self._observed_functions | counts.keys() if self.functions.by_request_id(each) is not None
-        }
+        candidates = self._observed_functions | counts.keys()
+        missing = {each for each in candidates if self.functions.by_request_id(each) is None}
         if not self.functions.cache_is_fresh():
             return
-        now, absent = self.clock(), (self._observed_functions | counts.keys()) - there
-        self._missing_since = {each: self._missing_since.get(each, now) for each in absent}
+        now, grace = self.clock(), timedelta(seconds=self.settings.deleted_function_grace_seconds)
+        self._missing_since = {each: self._missing_since.get(each, now) for each in missing}
         for request_id, since in self._missing_since.items():
-            if (
-                now - since
-            ).total_seconds() >= self.settings.deleted_function_grace_seconds and await self._confirm_not_found(
-                request_id
-            ):
+            if now - since >= grace and await self._confirm_not_found(request_id):
                 await self._reap_function(request_id)
 
     async def _confirm_not_found(self, request_id: str) -> bool:
         try:
             return await self.functions.confirm_not_found(request_id)
         except KubeError as error:
-            logger.warning("whether a function is there cannot be known", extra={"error": str(error)})
+            logger.warning("function lookup failed", extra={"function": request_id, "error": str(error)})
             return False
 
     async def _reap_function(self, request_id: str) -> None:
-        sequence, left, ended = 1, False, 0
+        """End a batch of invocations of a deleted function. Delete its consumer when no message remains."""
+        sequence, skipped, reaped = 1, False, 0
         subject = self.topology.subjects.all_in_stream(Stream.DISPATCH).removesuffix(WILDCARD) + request_id
-        while kept := await self._next_message(sequence, subject):
-            if ended == REAP_BATCH_SIZE:
-                self._wake.set()  # the rest at once, but after what is over or taken back elsewhere
+        while message := await self._next_message(sequence, subject):
+            if reaped == REAP_BATCH_SIZE:
+                self._wake.set()  # start the next pass now; it first handles expired and cancelled invocations
                 return
-            was_ended = await self._reap(kept, function_deleted_outcome())
-            sequence, left, ended = kept.sequence + 1, left or not was_ended, ended + was_ended
-        if not left:
-            with contextlib.suppress(BadSubject):  # of a queue that no function can have, somebody's message lay there
+            was_reaped = await self._reap(message, function_deleted_outcome())
+            sequence, skipped, reaped = message.sequence + 1, skipped or not was_reaped, reaped + was_reaped
+        if not skipped:
+            with contextlib.suppress(BadSubject):  # a foreign message on a subject that is no valid requestID
                 await delete_consumer(self.nats, self.topology.dispatch_consumer(request_id))
             self._observed_functions.discard(request_id)
 
     async def _delete_all_acknowledged(self, counts: dict[str, int]) -> None:
-        """Take out what was acknowledged and is still there. Nobody gets it again, and it would count as work."""
+        """Delete messages that were acknowledged and are still in the stream.
+
+        JetStream does not deliver them again, but the backlog would count them.
+        """
         if self.clock() - self._acknowledged_scan_at < ACKNOWLEDGED_SCAN_INTERVAL:
             return
         for request_id in counts:
-            with contextlib.suppress(BadSubject, NatsNotFound):  # no function's queue, or nobody has taken from it yet
+            # BadSubject: the subject is no valid requestID. NatsNotFound: the function has no consumer yet.
+            with contextlib.suppress(BadSubject, NatsNotFound):
                 await self._delete_acknowledged(request_id, self.topology.dispatch_consumer(request_id))
         self._acknowledged_scan_at = self.clock()
 
     async def _delete_acknowledged(self, request_id: str, consumer: ConsumerSpec) -> None:
         floor, sequence = await ack_floor(self.nats, consumer), 1
         for _ in range(REAP_BATCH_SIZE):
-            kept = await self._next_message(sequence, consumer.filter_subject)
-            if kept is None or kept.sequence > floor:
+            message = await self._next_message(sequence, consumer.filter_subject)
+            if message is None or message.sequence > floor:
                 return
-            if await self._is_terminal(kept) and await delete_message(self.nats, self._stream_name, kept.sequence):
-                logger.warning("it was done, and taken out", extra={"function": request_id, "sequence": kept.sequence})
-            sequence = kept.sequence + 1
+            if await self._is_terminal(message) and await delete_message(
+                self.nats, self._stream_name, message.sequence
+            ):
+                fields = {"function": request_id, "sequence": message.sequence}
+                logger.warning("deleted acknowledged message left in stream", extra=fields)
+            sequence = message.sequence + 1
 
-    async def _is_terminal(self, kept: StoredMessage) -> bool:
-        """Whether its record says so. Its result may still wait to be stored; and what the server takes for done and is
-        not has its deadline."""
+    async def _is_terminal(self, message: StoredMessage) -> bool:
+        """Return whether the record of the invocation is terminal.
+
+        If it is not, the result may not be stored yet, so the message must stay. If the server wrongly treats a message
+        as acknowledged, the reaper ends the invocation at its deadline.
+        """
         try:
-            known = await self._read_record(decode(kept.data, Dispatch))
-        except MessageDecodeError:  # whoever took it has given it up
+            stored = await self._read_record(decode(message.data, Dispatch))
+        except MessageDecodeError:  # the worker that received the message dead-lettered it
             return True
-        return known is not None and known.record.state is RecordState.TERMINAL
+        return stored is not None and stored.record.state is RecordState.TERMINAL
 
-    async def _reap_sequence(self, sequence: int, ending: TerminalOutcome) -> None:
-        kept = await self._next_message(sequence)
-        if kept is not None and kept.sequence == sequence:
-            await self._reap(kept, ending)
+    async def _reap_sequence(self, sequence: int, outcome: TerminalOutcome) -> None:
+        message = await self._next_message(sequence)
+        if message is not None and message.sequence == sequence:
+            await self._reap(message, outcome)
 
-    async def _reap(self, kept: StoredMessage, ending: TerminalOutcome) -> bool:
-        """End it and take it out. False where a worker has it in hand, and is to end it."""
+    async def _reap(self, message: StoredMessage, outcome: TerminalOutcome) -> bool:
+        """End the invocation and delete its message. Return False if the decision is to skip the invocation."""
         try:
-            dispatch = decode(kept.data, Dispatch)
-            check_subject(dispatch.invocation, kept.subject, self.topology.subjects)
+            dispatch = decode(message.data, Dispatch)
+            check_subject(dispatch.invocation, message.subject, self.topology.subjects)
         except MessageDecodeError as error:
-            await self._dead_letter(kept, str(error))
+            await self._dead_letter(message, str(error))
         else:
-            if not await self._terminate(dispatch, kept, ending):
+            if not await self._terminate(dispatch, message, outcome):
                 return False
-        await delete_message(self.nats, self._stream_name, kept.sequence)
-        self.metrics.reaped.labels(ending.state.value).inc()
+        await delete_message(self.nats, self._stream_name, message.sequence)
         return True
 
-    async def _terminate(self, dispatch: Dispatch, kept: StoredMessage, ending: TerminalOutcome) -> bool:
-        known = await self._read_record(dispatch)
-        if known is not None:
-            match reap_decision(known.record, ending):
+    async def _terminate(self, dispatch: Dispatch, message: StoredMessage, outcome: TerminalOutcome) -> bool:
+        stored = await self._read_record(dispatch)
+        if stored is not None:
+            match reap_decision(stored.record, outcome):
                 case ReapDecision.ALREADY_TERMINAL:
                     return True
                 case ReapDecision.SKIP:
                     return False
         await self.terminal_results.publish(
-            dispatch.invocation, ending, self.clock(), known or record_from_headers(kept.headers)
+            dispatch.invocation, outcome, self.clock(), stored or record_from_headers(message.headers)
         )
         return True
 
     async def _read_record(self, dispatch: Dispatch) -> RecordAtRevision | None:
-        """What the records have of it; None where that is nothing, or nothing that can be read."""
+        """Return the record of the invocation, or None if it does not exist or cannot be decoded."""
         entry = await self.records.get(dispatch.invocation.invocation_id)
         with contextlib.suppress(MessageDecodeError):
             return decode_record(entry.value, entry.revision) if entry is not None else None
         return None
 
-    async def _dead_letter(self, kept: StoredMessage, why: str) -> None:
-        """What nobody can read, and nobody will ever take, is kept as a dead letter."""
-        failure = Failure(failure_class=FailureClass.BAD_MESSAGE, message=why)
+    async def _dead_letter(self, message: StoredMessage, reason: str) -> None:
+        """Publish a dead letter for a message that cannot be decoded and that no worker will receive."""
+        failure = Failure(failure_class=FailureClass.BAD_MESSAGE, message=reason)
         delivery = Delivery(
-            kept.subject, kept.data, kept.headers, self._stream_name, kept.sequence, 0, kept.published_at
+            message.subject, message.data, message.headers, self._stream_name, message.sequence, 0, message.published_at
         )
         letters = DeadLetterBuilder(self.topology.subjects, Stream.DISPATCH)
         await self.terminal_results.publisher.publish(
             letters.to_outgoing(letters.build(delivery, failure, self.clock()))
         )
+        self.metrics.dead_letters.labels(Stream.DISPATCH.name).inc()
 
     async def _next_message(self, sequence: int, subject: str = "") -> StoredMessage | None:
         subject = subject or self.topology.subjects.all_in_stream(Stream.DISPATCH)

@@ -1,4 +1,7 @@
-"""The activator: dispatch on every replica; workers and waiting work in the care of the one that leads."""
+"""Assembles and runs the activator process.
+
+Every replica dispatches invocations. Only the leader scales workers and reaps invocations.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +23,7 @@ from gpu_runtime.activator.demand_publisher import DemandPublisher
 from gpu_runtime.activator.dispatcher import Dispatcher
 from gpu_runtime.activator.function_lister import FunctionLister, serves_request_id
 from gpu_runtime.activator.invocation_reaper import InvocationReaper
-from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.activator.reconcile import FunctionReconciler
 from gpu_runtime.activator.runtime_api_client import RuntimeAPIClient
 from gpu_runtime.activator.settings import ActivatorSettings
@@ -60,7 +63,7 @@ RECONCILE_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=10.0)
 
 
 async def run_activator(settings: ActivatorSettings, stopping: asyncio.Event) -> None:
-    """Dispatch until told to stop; scale and reap while leading."""
+    """Dispatch until `stopping` is set. Scale and reap while this replica is the leader."""
     metrics = KubeMetrics(new_registry(PROCESS_NAME))
     kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
     config = load_cluster_config(kubeconfig, settings.kubernetes.context or None)
@@ -77,7 +80,7 @@ async def run_activator(settings: ActivatorSettings, stopping: asyncio.Event) ->
 
 @dataclass(frozen=True)
 class Activator:
-    """The parts of this process."""
+    """The components of this process."""
 
     nats: NatsConnection
     topology: StreamTopology
@@ -88,7 +91,7 @@ class Activator:
 
     def readiness_checks(self) -> dict[str, HealthCheck]:
         def caches() -> str | None:
-            return None if self.functions.units.has_synced else "the caches are not complete yet"
+            return None if self.functions.units.has_synced else "caches not synced yet"
 
         return {"caches": caches, "nats": self.nats.problem, "dispatch": self.consumer.problem}
 
@@ -98,13 +101,13 @@ class Activator:
             await self.leader.manager.run(stopping)
 
     async def _run_consumer(self, stopping: asyncio.Event) -> None:
-        """Begin when streams and caches are there, or never, if the end comes first."""
+        """Start consuming after the streams exist and the caches are synced, unless `stopping` is set first."""
         async with asyncio.TaskGroup() as tasks:
-            preparing = tasks.create_task(self._prepare())
-            waiting = tasks.create_task(stopping.wait())
-            await asyncio.wait({preparing, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            preparing.cancel()
+            prepared = tasks.create_task(self._prepare())
+            stopped = tasks.create_task(stopping.wait())
+            await asyncio.wait({prepared, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            prepared.cancel()
         if not stopping.is_set():
             await self.consumer.run(stopping)
 
@@ -118,26 +121,31 @@ class Activator:
 
     @asynccontextmanager
     async def _subscribed(self) -> AsyncIterator[None]:
-        """Hear what workers, dispatchers and callers tell, whether this process leads or not."""
+        """Subscribe to worker events, demand and cancels. Every replica subscribes, so a new leader is up to date."""
         subjects = self.topology.subjects
-        heard: Sequence[tuple[str, MessageCallback]] = (
+        callbacks: Sequence[tuple[str, MessageCallback]] = (
             (subjects.all_events, self.leader.on_worker_event),
             (subjects.all_demand, self.leader.on_demand),
             (subjects.all_cancels, self.leader.on_cancel),
         )
-        unlisten = self.nats.add_listener(lambda there: self.liveness.mark_subscribed() if there else None)
-        subscriptions = [await self.nats.subscribe(subject, receive) for subject, receive in heard]
+        remove_listener = self.nats.add_listener(
+            lambda connected: self.liveness.mark_subscribed() if connected else None
+        )
+        subscriptions = [await self.nats.subscribe(subject, callback) for subject, callback in callbacks]
         try:
             yield
         finally:
-            unlisten()
+            remove_listener()
             for subscription in subscriptions:
                 await self.nats.unsubscribe(subscription)
 
 
 @dataclass(frozen=True)
 class LeaderComponents:
-    """What this process does while it leads, and what it hears of all the time."""
+    """The components that act only while this process is the leader, and the callbacks of its subscriptions.
+
+    The callbacks run on every replica.
+    """
 
     manager: Manager
     liveness: WorkerLiveness
@@ -155,7 +163,9 @@ class LeaderComponents:
             return
         unit = self.functions.units.store.get(ObjectKey(event.namespace, event.unit))
         if unit is None or not serves_request_id(unit, event.serverless_request_id):
-            return  # strangers have no end; and a worker that is not known here yet says it again with each heartbeat
+            # Storing events of unknown units would need unlimited memory. A worker that is not in the cache yet sends
+            # a heartbeat later.
+            return
         self.capacity.observe(event)
         first = self.liveness.observe(event)
         if first and self.functions.is_worker(unit) and self.is_leader():
@@ -176,33 +186,32 @@ def new_activator(
     settings: ActivatorSettings,
     metrics: KubeMetrics,
 ) -> Activator:
-    topology, own = stream_topology(settings.nats), ActivatorMetrics(metrics.registry)
+    topology, activator_metrics = stream_topology(settings.nats), ActivatorMetrics(metrics.registry)
     publisher, clock = Publisher(nats), asyncio.get_running_loop().time
     functions = FunctionLister(client, settings.namespaces.stock, metrics)
-    workers, room, records = (
-        WorkerLiveness(clock),
-        FunctionCapacity(clock),
-        KeyValueBucket(nats, publisher, topology.record_bucket),
+    liveness, capacity = WorkerLiveness(clock), FunctionCapacity(clock)
+    records = KeyValueBucket(nats, publisher, topology.record_bucket)
+    queued_results, dispatched_results = (
+        TerminalResultPublisher(topology.subjects, publisher, activator_metrics, stage)
+        for stage in (TerminationStage.QUEUED, TerminationStage.DISPATCHED)
     )
-    endings = TerminalResultPublisher(topology.subjects, publisher, own)
-    demand = DemandPublisher(nats, topology.subjects, clock)
     dispatcher = Dispatcher(
         topology=topology,
         publisher=publisher,
         records=records,
         functions=functions,
-        capacity=room,
-        demand=demand,
-        terminal_results=endings,
+        capacity=capacity,
+        demand=DemandPublisher(nats, topology.subjects, clock),
+        terminal_results=queued_results,
         settings=settings.dispatching,
-        metrics=own,
+        metrics=activator_metrics,
         clock=utcnow,
     )
-    policy = ConsumeOptions(
+    options = ConsumeOptions(
         max_in_flight=settings.dispatching.max_in_flight, max_deliveries=settings.dispatching.max_deliveries
     )
     elector = _new_elector(client, settings, metrics)
-    scaling, leads = settings.scaling, elector.leadership.is_leader if elector else _always_leader
+    scaling, is_leader = settings.scaling, elector.leadership.is_leader if elector else _always_leader
     writer = client.fenced(elector.leadership) if elector else client
     recorder = EventRecorder(writer, PROCESS_NAME, _identity(), metrics=metrics)
     lifecycle = WorkerLifecycle(
@@ -211,42 +220,46 @@ def new_activator(
         stock=RuntimeAPIClient(http, settings.runtime_api),
         nats=nats,
         subjects=topology.subjects,
-        is_leader=leads,
+        is_leader=is_leader,
         system_namespace=settings.namespaces.system,
         drain_request_timeout_seconds=scaling.drain_request_timeout_seconds,
     )
     backlog = Backlog(nats, topology, clock, cache_ttl_seconds=2 * scaling.poll_interval_seconds)
     reconciler = FunctionReconciler(
         functions=functions,
-        liveness=workers,
+        liveness=liveness,
         backlog=backlog,
         lifecycle=lifecycle,
         nats=nats,
         topology=topology,
         settings=scaling,
-        metrics=own,
+        metrics=activator_metrics,
         clock=clock,
         seconds_since=seconds_since,
         worker_backoff=WorkerBackoff(Backoff(scaling.initial_backoff_seconds, scaling.max_backoff_seconds)),
         recorder=recorder,
     )
     controller = _new_controller(functions, reconciler, settings, metrics)
-    reaper = InvocationReaper(nats, topology, records, functions, endings, settings.reaping, own, utcnow)
-    lookout = BacklogPoller(
+    reaper = InvocationReaper(
+        nats, topology, records, functions, dispatched_results, settings.reaping, activator_metrics, utcnow
+    )
+    backlog_poller = BacklogPoller(
         backlog, functions, controller.enqueue, scaling.poll_interval_seconds, reconciler.on_stopped_leading
     )
-    functions.units.add_event_handler(lambda change: _on_unit_deleted(change, workers, room, reconciler))
-    work = (controller, lookout, reaper)
-    ensemble = Manager((functions.units,), work, elector, recorder, settings.graceful_shutdown_timeout_seconds)
+    functions.units.add_event_handler(lambda change: _on_unit_change(change, liveness, capacity, reconciler))
+    runnables = (controller, backlog_poller, reaper)
+    manager = Manager((functions.units,), runnables, elector, recorder, settings.graceful_shutdown_timeout_seconds)
     return Activator(
         nats=nats,
         topology=topology,
         functions=functions,
-        liveness=workers,
+        liveness=liveness,
         consumer=PullConsumer(
-            publisher, topology.invoke_consumer, dispatcher.handle, dispatcher.on_dead_letter, policy
+            publisher, topology.invoke_consumer, dispatcher.handle, dispatcher.on_dead_letter, options
         ),
-        leader=LeaderComponents(ensemble, workers, room, functions, lookout, reaper, own, leads),
+        leader=LeaderComponents(
+            manager, liveness, capacity, functions, backlog_poller, reaper, activator_metrics, is_leader
+        ),
     )
 
 
@@ -263,14 +276,17 @@ def _new_controller(
     return controller
 
 
-def _on_unit_deleted(
-    change: ObjectChange[GPUUnit], workers: WorkerLiveness, room: FunctionCapacity, reconciler: FunctionReconciler
+def _on_unit_change(
+    change: ObjectChange[GPUUnit],
+    liveness: WorkerLiveness,
+    capacity: FunctionCapacity,
+    reconciler: FunctionReconciler,
 ) -> None:
-    """A unit that is gone says nothing more, and one that comes under its name is another one."""
+    """Remove the state of a deleted unit. A new unit with the same name has another UID and starts without state."""
     before, after = change.old, change.new
     if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
-        workers.mark_unit_deleted(before.metadata.key)
-        room.remove(before.metadata.key)
+        liveness.mark_unit_deleted(before.metadata.key)
+        capacity.remove(before.metadata.key)
         reconciler.on_unit_deleted(before.metadata.key)
 
 
@@ -296,6 +312,6 @@ def utcnow() -> datetime:
     return datetime.now(UTC)
 
 
-def seconds_since(moment: str | None) -> float:
-    """Seconds since a moment of the cluster's clock. It is written without fractions."""
-    return max(0.0, (utcnow() - datetime.fromisoformat(moment)).total_seconds()) if moment else 0.0
+def seconds_since(timestamp: str | None) -> float:
+    """Return the seconds since a Kubernetes timestamp, which has whole seconds. Return 0 without a timestamp."""
+    return max(0.0, (utcnow() - datetime.fromisoformat(timestamp)).total_seconds()) if timestamp else 0.0

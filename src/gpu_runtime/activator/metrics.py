@@ -1,31 +1,76 @@
-"""What the activator counts. Who counts `dispatched` of all replicas together sees the plane's throughput."""
+"""Prometheus metrics of the activator.
+
+The sum of `gpu_runtime_invocations_dispatched_total` over all replicas is the throughput of the serverless plane.
+"""
+
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gpu_runtime.contract.messages.subjects import Stream
+
 _LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
+
+
+class TerminationStage(StrEnum):
+    """From which stream the activator ended an invocation. Label `stage` of the terminated counter."""
+
+    QUEUED = "queued"
+    """The dispatcher ended it from the INVOKE stream."""
+    DISPATCHED = "dispatched"
+    """The reaper ended it from the DISPATCH stream."""
 
 
 class ActivatorMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self.dispatched = self._counter("dispatched", "Invocations that were handed to a function's queue")
-        self.terminated = self._counter(
-            "ended", "Invocations that ended before any worker had them", ["state", "class"]
+        self.dispatched = Counter(
+            "gpu_runtime_invocations_dispatched",
+            "Invocations published to the DISPATCH stream",
+            registry=self.registry,
         )
-        self.redeliveries = self._counter("redeliveries", "Deliveries of invocations that had been delivered before")
-        self.dead_letters = self._counter("dead_letters", "Invocations that were given up")
-        self.dispatch_latency = self._histogram("queue_age_seconds", "Time from acceptance to dispatch")
-        self.scaling_decisions = self._counter("decisions", "What the leader decided about workers", ["decision"])
-        self.worker_startup = self._histogram(
-            "time_to_worker_seconds", "Time from a worker's creation to its first word"
+        self.terminated = Counter(
+            "gpu_runtime_invocations_terminated",
+            "Invocations that the activator ended without a result of a worker",
+            ["state", "failure_class", "stage"],
+            registry=self.registry,
         )
-        self.reaped = self._counter("reaped", "Waiting work that the leader ended", ["why"])
+        self.redeliveries = Counter(
+            "gpu_runtime_message_redeliveries",
+            "Deliveries of messages that JetStream had delivered before",
+            ["stream"],
+            registry=self.registry,
+        )
+        self.redeliveries.labels(Stream.INVOKE.name)
+        self.dead_letters = Counter(
+            "gpu_runtime_dead_letters",
+            "Messages that were dead-lettered",
+            ["stream"],
+            registry=self.registry,
+        )
+        for stream in (Stream.INVOKE, Stream.DISPATCH):  # with value 0, so that increase() sees the first dead letter
+            self.dead_letters.labels(stream.name)
+        self.dispatch_latency = Histogram(
+            "gpu_runtime_dispatch_latency_seconds",
+            "Time from the acceptance of an invocation to its dispatch",
+            buckets=_LATENCY_BUCKETS_SECONDS,
+            registry=self.registry,
+        )
+        self.scaling_decisions = Counter(
+            "gpu_runtime_scaling_decisions",
+            "Scaling decisions of the leader",
+            ["decision"],
+            registry=self.registry,
+        )
+        self.worker_startup = Histogram(
+            "gpu_runtime_worker_startup_seconds",
+            "Time from the creation of a worker to its first event",
+            buckets=_LATENCY_BUCKETS_SECONDS,
+            registry=self.registry,
+        )
         self.workers = Gauge(
-            "activator_workers", "Workers by state, as the leader sees them", ["state"], registry=self.registry
+            "gpu_runtime_workers",
+            "Workers by state, as the leader observes them",
+            ["state"],
+            registry=self.registry,
         )
-
-    def _counter(self, name: str, about: str, labels: list[str] | None = None) -> Counter:
-        return Counter(f"activator_{name}", about, labels or [], registry=self.registry)
-
-    def _histogram(self, name: str, about: str) -> Histogram:
-        return Histogram(f"activator_{name}", about, buckets=_LATENCY_BUCKETS_SECONDS, registry=self.registry)

@@ -1,4 +1,4 @@
-"""Keeps the workers of one function true: look, decide, carry out. The leader alone does this."""
+"""Reconciles the workers of one function: observe, decide, apply. Runs only on the leader."""
 
 import asyncio
 import logging
@@ -41,13 +41,13 @@ from gpu_runtime.kube.meta import ObjectKey
 logger = logging.getLogger(__name__)
 
 IDLE_REQUEUE_SECONDS = 10.0
-"""Seconds between looks at a function that needs nothing."""
+"""Seconds until the next reconciliation of a function without backlog and without surplus workers."""
 
 MAX_SCALE_UP_STEP = 32
-"""How many workers of one function are asked for at a time. The next ones are asked for when these are there."""
+"""Maximum number of workers that one reconciliation of a function creates. The next reconciliation creates more."""
 
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
-"""Seconds within which every worker that lives says so."""
+"""Seconds within which every live worker sends at least one heartbeat."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class FunctionReconciler:
     metrics: ActivatorMetrics
     clock: Callable[[], float]
     seconds_since: Callable[[str | None], float]
-    """Seconds since a moment of the cluster's clock."""
+    """Returns the seconds since a Kubernetes timestamp."""
     worker_backoff: WorkerBackoff
     recorder: EventRecorder
     _ensured_consumers: set[str] = field(default_factory=set)
-    """Functions whose consumers were seen to be there."""
+    """requestIDs whose DISPATCH consumer this process has ensured."""
     _worker_states: dict[ObjectKey, Counter[WorkerState]] = field(default_factory=dict)
     _state_totals: Counter[WorkerState] = field(default_factory=Counter)
 
@@ -82,13 +82,16 @@ class FunctionReconciler:
         seen = await self.observe(function)
         decisions = decide(seen)
         for decision in decisions:
-            self.metrics.scaling_decisions.labels(type(decision).__name__).inc()
+            self.metrics.scaling_decisions.labels(decision.label).inc()
         self._record_states(function.metadata.key, Counter(worker.state for worker in seen.workers))
         await _gather_all(self._apply_decision(seen, decision) for decision in decisions)
         return RequeueAfter(self._requeue_seconds(seen, decisions))
 
     async def _reconcile_worker(self, unit: GPUUnit) -> ReconcileResult:
-        """A worker is looked at with its function. One whose function is gone goes when it has no work."""
+        """Remove a worker whose function does not exist, as soon as it runs no invocation.
+
+        All other workers are reconciled with their function.
+        """
         if (
             unit.metadata.deletion_timestamp
             or self.functions.function_of(unit) is not None
@@ -100,55 +103,59 @@ class FunctionReconciler:
             await self.lifecycle.retire(unit)
             return Done()
         if worker.state is WorkerState.STARTING and self._heartbeat_expected(unit):
-            await self.lifecycle.retire(unit)  # nobody has heard of it, so it has no work
+            await self.lifecycle.retire(unit)  # no event was received, so the worker runs no invocation
             return Done()
         return Done() if await self._drain_and_retire(worker) else RequeueAfter(self.settings.poll_interval_seconds)
 
     def on_unit_deleted(self, key: ObjectKey) -> None:
-        """The unit is gone."""
+        """Remove the state of a deleted unit."""
         self._record_states(key, Counter())
         self.worker_backoff.remove(key)
 
     def on_stopped_leading(self) -> None:
-        """Another process leads: what it sees counts."""
+        """Reset the worker metrics and backoffs. The new leader reports its own."""
         for key in tuple(self._worker_states):
             self.on_unit_deleted(key)
 
     async def observe(self, function: GPUUnit) -> ObservedFunction:
-        said, key = function.spec.serverless, function.metadata.key
-        request_id = said.request_id if said else ""
-        found = [self._observe_worker(unit, function) for unit in self.functions.workers(key)]
+        serverless, key = function.spec.serverless, function.metadata.key
+        request_id = serverless.request_id if serverless else ""
+        workers = [self._observe_worker(unit, function) for unit in self.functions.workers(key)]
         if function.spec.running:
-            found.append(self._observe_worker(function, function))
-        for worker in self.worker_backoff.observe(key, found, self.liveness, self.clock()):
+            workers.append(self._observe_worker(function, function))
+        for worker in self.worker_backoff.observe(key, workers, self.liveness, self.clock()):
             self.recorder.warning(
                 GPU_UNITS, function, "WorkerFailed", worker_failure_message(worker.unit), action="Scale"
             )
         return ObservedFunction(
             function=function,
-            workers=tuple(found),
+            workers=tuple(workers),
             outstanding=await self._outstanding(function, request_id),
             may_create=self.worker_backoff.allows_create(key, self.clock()),
         )
 
     def _observe_worker(self, unit: GPUUnit, function: GPUUnit) -> Worker:
-        heard, now, own = self.liveness.status_of(unit.metadata.key), self.clock(), unit is function
-        age = self.seconds_since(unit.metadata.creation_timestamp)
-        deaf = now - self.liveness.subscribed_at
-        waited = min(deaf, age if heard is None else now - heard.last_seen)
-        state = worker_state(unit, heard, waited, self.settings)
-        idle = now - heard.idle_since if heard and heard.idle_since is not None else None
-        outdated = not own and is_outdated(unit.spec, function.spec)
-        return Worker(unit, state, idle, outdated, own)
+        status, now, is_function_unit = self.liveness.status_of(unit.metadata.key), self.clock(), unit is function
+        age_seconds = self.seconds_since(unit.metadata.creation_timestamp)
+        subscribed_seconds = now - self.liveness.subscribed_at
+        silent_seconds = min(subscribed_seconds, age_seconds if status is None else now - status.last_seen)
+        state = worker_state(unit, status, silent_seconds, self.settings)
+        idle_seconds = now - status.idle_since if status and status.idle_since is not None else None
+        outdated = not is_function_unit and is_outdated(unit.spec, function.spec)
+        return Worker(unit, state, idle_seconds, outdated, is_function_unit)
 
     def _heartbeat_expected(self, unit: GPUUnit) -> bool:
-        """Whether a worker that speaks would have been heard: it began after us, or had the time to say it again."""
-        listened = self.clock() - self.liveness.subscribed_at
-        return listened > HEARTBEAT_TIMEOUT_SECONDS or self.seconds_since(unit.metadata.creation_timestamp) < listened
+        """Return whether this process would have received an event of the worker if the worker had sent any.
+
+        True if the worker was created after this process subscribed, or if a heartbeat interval has passed since then.
+        """
+        subscribed_seconds = self.clock() - self.liveness.subscribed_at
+        age_seconds = self.seconds_since(unit.metadata.creation_timestamp)
+        return subscribed_seconds > HEARTBEAT_TIMEOUT_SECONDS or age_seconds < subscribed_seconds
 
     async def _outstanding(self, function: GPUUnit, request_id: str) -> int | None:
         if self.functions.by_request_id(request_id) is not function:
-            return 0  # another function of the same requestID is older, and has the queue
+            return 0  # an older function with the same requestID gets the invocations
         if request_id not in self._ensured_consumers and not await self._ensure_consumer(request_id):
             return None
         return await self.backlog.count(request_id)
@@ -157,7 +164,7 @@ class FunctionReconciler:
         try:
             await ensure_consumer(self.nats, self.topology.dispatch_consumer(request_id))
         except JetStreamError as error:
-            logger.warning("a function has no consumer yet", extra={"requestID": request_id, "error": str(error)})
+            logger.warning("consumer of function not ensured", extra={"function": request_id, "error": str(error)})
             return False
         self._ensured_consumers.add(request_id)
         return True
@@ -166,8 +173,8 @@ class FunctionReconciler:
         match decision:
             case CreateWorkers(count):
                 await self._create_workers(seen, count)
-            case DrainWorker(worker, finishing):
-                await self._drain_and_retire(worker, force=finishing)
+            case DrainWorker(worker, force):
+                await self._drain_and_retire(worker, force=force)
             case RetireWorker(worker):
                 await self.lifecycle.retire(worker.unit)
             case StartFunctionUnit():
@@ -176,27 +183,29 @@ class FunctionReconciler:
                 await self._stop_function_unit(worker)
 
     async def _create_workers(self, seen: ObservedFunction, count: int) -> None:
-        key, most = seen.function.metadata.key, seen.serverless.max_workers
-        # As the cache has them now: those that came since the look would pass for strangers, and make room for more.
-        mine = {unit.metadata.name for unit in self.functions.workers(key)}
-        own = sum(worker.is_function_unit for worker in seen.workers)
-        count = max(0, min(count, MAX_SCALE_UP_STEP, most - own - len(mine)))
+        key, max_workers = seen.function.metadata.key, seen.serverless.max_workers
+        # Read the workers from the cache again. Workers that were cached after the observation would otherwise count as
+        # units of other owners, and the function would get more slots.
+        own_names = {unit.metadata.name for unit in self.functions.workers(key)}
+        function_units = sum(worker.is_function_unit for worker in seen.workers)
+        count = max(0, min(count, MAX_SCALE_UP_STEP, max_workers - function_units - len(own_names)))
 
-        def taken(name: str) -> bool:
+        def is_taken(name: str) -> bool:
             return self.functions.units.store.get(ObjectKey(key.namespace, name)) is not None
 
-        foreign = sum(taken(name) and name not in mine for name in (worker_name(key.name, n) for n in range(most)))
-        slots = free_slots(key.name, most - own, count, taken, foreign)
+        slot_names = [worker_name(key.name, slot) for slot in range(max_workers)]
+        foreign = sum(is_taken(name) and name not in own_names for name in slot_names)
+        slots = free_slots(key.name, max_workers - function_units, count, is_taken, foreign)
         stock = self.functions.available_stock(seen.function.spec.spec_name)
         names = [worker_name(key.name, slot) for slot in slots]
-        # Where there is none, the API is not even asked: every such question leaves an unfinished operation behind.
+        # Without stock, do not call the runtime API: every such call creates an Operation that does not finish.
         await _gather_all(
             self.lifecycle.create(seen.function, name, without_stock=number >= stock)
             for number, name in enumerate(names)
         )
 
     async def _drain_and_retire(self, worker: Worker, *, force: bool = False) -> bool:
-        """Whether the worker agreed to go, and went."""
+        """Drain and retire a worker. Return False if the worker did not accept the drain or still runs invocations."""
         if not await self._drain_confirmed(worker, force=force):
             return False
         await self.lifecycle.retire(worker.unit)
@@ -208,15 +217,15 @@ class FunctionReconciler:
             self.liveness.remove(worker.unit.metadata.key)
 
     async def _drain_confirmed(self, worker: Worker, *, force: bool = False) -> bool:
-        heard = self.liveness.status_of(worker.unit.metadata.key)
-        if heard is None or not heard.pod_uid:
+        status = self.liveness.status_of(worker.unit.metadata.key)
+        if status is None or not status.pod_uid:
             return False
-        answer = await self.lifecycle.drain(worker.unit, heard.pod_uid, force=force)
-        return answer is not None and answer.accepted and answer.in_flight == 0
+        response = await self.lifecycle.drain(worker.unit, status.pod_uid, force=force)
+        return response is not None and response.accepted and response.in_flight == 0
 
     def _requeue_seconds(self, seen: ObservedFunction, decisions: list[ScalingDecision]) -> float:
-        quiet = not decisions and seen.outstanding == 0 and len(seen.workers) <= seen.serverless.min_available_count
-        return IDLE_REQUEUE_SECONDS if quiet else self.settings.poll_interval_seconds
+        idle = not decisions and seen.outstanding == 0 and len(seen.workers) <= seen.serverless.min_available_count
+        return IDLE_REQUEUE_SECONDS if idle else self.settings.poll_interval_seconds
 
     def _record_states(self, key: ObjectKey, states: Counter[WorkerState]) -> None:
         before = self._worker_states.pop(key, Counter())
@@ -228,14 +237,14 @@ class FunctionReconciler:
 
 
 def worker_failure_message(unit: GPUUnit) -> str:
-    """Why a worker is given up, for whoever looks at the function."""
+    """Return the message of the Event that reports an unhealthy worker on its function."""
     ready = find_condition(unit.status.conditions, READY_CONDITION)
-    why = f"{ready.reason}: {ready.message}" if ready and ready.status != "True" else "it was not heard of"
-    return f"worker {unit.metadata.name} does not serve and is replaced, later each time; {why}"
+    reason = f"{ready.reason}: {ready.message}" if ready and ready.status != "True" else "no heartbeat was received"
+    return f"worker {unit.metadata.name} is unhealthy and will be replaced with backoff; {reason}"
 
 
 async def _gather_all(steps: Iterable[Awaitable[None]]) -> None:
-    """All at once, and each to its end whatever becomes of the others. The first failure is raised."""
+    """Await all steps concurrently. A failed step does not cancel the others; the first error is raised at the end."""
     outcomes = await asyncio.gather(*steps, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -1,4 +1,4 @@
-"""The runtime API as the activator uses it: a worker from stock, and stock back."""
+"""Client of the runtime API: creates workers from stock and returns their stock."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,11 @@ import msgspec
 
 from gpu_runtime.activator.settings import RuntimeAPIClientSettings
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.errors import Conflict, NoStock, OperationReused, Rejected, RuntimeFault, Unavailable
+from gpu_runtime.contract.errors import Rejected, RuntimeFault, Unavailable, conflict_from
 from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS
 
 GPU_UNITS_PATH = "/api/v1/gpu-units"
 STOCK_UNITS_PATH = "/api/v1/operator/stock-units"
-_FAULTS_BY_CODE: dict[str, type[RuntimeFault]] = {each.code: each for each in (NoStock, OperationReused, Conflict)}
 
 
 class _ErrorBody(msgspec.Struct):
@@ -32,7 +31,10 @@ class RuntimeAPIClient:
     settings: RuntimeAPIClientSettings
 
     async def create_unit(self, operation_id: str, worker: GPUUnit) -> None:
-        """Make a worker from stock. NoStock where there is none; asked again under the same ID it is made once."""
+        """Create a worker from stock. Raise NoStock if no stock unit is available.
+
+        The call is idempotent: the same operationID creates one worker.
+        """
         spec = worker.spec
         body = {
             "operationID": operation_id,
@@ -46,22 +48,25 @@ class RuntimeAPIClient:
         await self._post(GPU_UNITS_PATH, body | ({"access": msgspec.to_builtins(spec.access)} if spec.access else {}))
 
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None:
-        """Seed what the worker was made from. Asked again under the same ID it is seeded once."""
+        """Seed a stock unit like the one from which the worker was created.
+
+        The call is idempotent: the same operationID seeds one stock unit.
+        """
         spec = worker.spec
         body = {"operationID": operation_id, "specName": spec.spec_name, "gpu": spec.gpu, "replicas": 1}
         await self._post(STOCK_UNITS_PATH, body | ({"memory": spec.memory} if spec.memory else {}))
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
-        patience = aiohttp.ClientTimeout(total=self.settings.request_timeout_seconds)
+        timeout = aiohttp.ClientTimeout(total=self.settings.request_timeout_seconds)
         headers = {"Content-Type": "application/json", **self._authorization()}
         try:
             async with self.session.post(
-                self.settings.url.rstrip("/") + path, data=msgspec.json.encode(body), headers=headers, timeout=patience
+                self.settings.url.rstrip("/") + path, data=msgspec.json.encode(body), headers=headers, timeout=timeout
             ) as response:
                 if response.status >= 300:
                     raise fault_from_response(response.status, await response.read())
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"the runtime API does not answer: {error or type(error).__name__}") from error
+            raise Unavailable(f"the runtime API did not respond: {error or type(error).__name__}") from error
 
     def _authorization(self) -> dict[str, str]:
         if not self.settings.token_file:
@@ -74,12 +79,12 @@ class RuntimeAPIClient:
 
 
 def fault_from_response(status: int, body: bytes) -> RuntimeFault:
-    """The fault that the answer tells of."""
+    """Return the fault for an error response of the runtime API."""
     try:
         error = msgspec.json.decode(body, type=_ErrorEnvelope).error
     except JSON_DECODE_ERRORS:
         error = _ErrorBody(message=body[:200].decode(errors="replace"))
-    message = f"the runtime API answers {status}: {error.message}"
+    message = f"the runtime API responded with status {status}: {error.message}"
     if status in (429, 503, 504) or status >= 500:
         return Unavailable(message)
-    return _FAULTS_BY_CODE.get(error.code, Conflict if status == 409 else Rejected)(message)
+    return conflict_from(error.code, message) if status == 409 else Rejected(message)

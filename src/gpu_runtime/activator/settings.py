@@ -1,4 +1,4 @@
-"""The settings of the activator."""
+"""Settings of the activator."""
 
 from typing import Annotated
 
@@ -19,90 +19,101 @@ NamespaceName = Annotated[str, Meta(min_length=1, max_length=253)]
 
 class ActivatorNamespaceSettings(BaseSettings, frozen=True, kw_only=True):
     system: NamespaceName = SYSTEM_NAMESPACE
-    """Where the platform itself runs: the leader's lease and the Operations lie here."""
+    """Namespace of the platform. The leader election Lease and the Operations are in this namespace."""
 
     stock: NamespaceName = STOCK_NAMESPACE
-    """Where stock is: GPUUnits in this namespace are neither functions nor workers."""
+    """Namespace of the stock units. GPUUnits in this namespace are neither functions nor workers."""
 
 
 class RuntimeAPIClientSettings(BaseSettings, frozen=True, kw_only=True):
     url: Annotated[str, Meta(pattern="^https?://")] = "http://runtime-api.runtime-system:8080"
-    """The runtime API, which makes workers from stock and takes stock back."""
+    """Base URL of the runtime API. The activator creates workers from stock and returns stock through it."""
 
     token_file: str = ""
-    """A file with the token that says who this process is; it needs both scopes. It is read for every request. Empty:
-    none."""
+    """File with the bearer token for the runtime API. The token needs the scopes runtime and operator. The file is read
+    for every request, so the token can be rotated. Empty: requests have no token."""
 
     request_timeout_seconds: PositiveSeconds = 10
-    """How long one answer may take."""
+    """Timeout of one request to the runtime API, in seconds. After a timeout the request is retried with the same
+    operationID."""
 
 
 class DispatchSettings(BaseSettings, frozen=True, kw_only=True):
     max_in_flight: Annotated[int, Meta(ge=1, le=4096)] = 256
-    """How many invocations this replica has in hand at a time."""
+    """Maximum number of invocations that this replica dispatches concurrently. Further invocations wait in the INVOKE
+    stream."""
 
     max_deliveries: Annotated[int, Meta(ge=1, le=10_000)] = 50
-    """How often an invocation that cannot be dispatched is tried, within its time, before it is a dead letter."""
+    """Maximum number of deliveries of an invocation that cannot be dispatched. After the last delivery the invocation
+    is dead-lettered. An invocation whose deadline passes earlier expires instead."""
 
     unknown_function_grace_seconds: Annotated[float, Meta(ge=0, le=60)] = 2
-    """How long an invocation of a function that is not known here waits: the API may have heard of it before us."""
+    """How long an invocation of an unknown function waits for the function to appear in the cache, in seconds. The
+    cache of the runtime API may have received the function earlier. After this time the activator asks the Kubernetes
+    API server, and the invocation fails if the function does not exist."""
 
 
 class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     poll_interval_seconds: PositiveSeconds = 1
-    """How often backlogs are read, and functions with work looked at, although nothing was heard of them."""
+    """Interval, in seconds, at which the leader reads all backlogs and reconciles the functions with a backlog. Demand
+    messages trigger a reconciliation earlier."""
 
     max_concurrent_reconciles: Annotated[int, Meta(ge=1, le=256)] = 16
-    """How many functions are looked at at a time."""
+    """Maximum number of functions that the leader reconciles concurrently."""
 
     worker_liveness_timeout_seconds: PositiveSeconds = 600
-    """How long a worker that does not speak counts as one that is coming. After that it is replaced."""
+    """How long a worker may send no event, in seconds: before its first event, and after its last event. After this
+    time the worker is unhealthy and is replaced."""
 
     failed_worker_grace_seconds: PositiveSeconds = 60
-    """The same for a worker whose unit says that it failed."""
+    """How long a worker whose unit is in phase Failed may send no event, in seconds. It replaces
+    workerLivenessTimeoutSeconds for such a worker."""
 
     drain_request_timeout_seconds: PositiveSeconds = 2
-    """How long a worker may take to answer whether it can go."""
+    """Timeout of a drain request to a worker, in seconds. A worker that does not respond in time is not removed, and
+    the request is repeated."""
 
     initial_backoff_seconds: PositiveSeconds = 5
-    """How long no worker is made for a function after one of its workers failed. It doubles from failure to failure."""
+    """How long the activator creates no worker for a function after one of its workers failed, in seconds. The time
+    doubles with each failure. A worker that serves resets it."""
 
     max_backoff_seconds: PositiveSeconds = 300
-    """The longest such pause."""
+    """Maximum of that backoff, in seconds."""
 
 
 class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
     poll_interval_seconds: PositiveSeconds = 1
-    """How often waiting work is looked at."""
+    """Interval, in seconds, at which the reaper checks the DISPATCH stream. A cancel triggers a check earlier."""
 
     deadline_grace_seconds: PositiveSeconds = 2
-    """How long after its deadline work is left to the worker that may have it in hand."""
+    """How long after its deadline the reaper leaves an invocation to the worker that may run it, in seconds. After this
+    time the reaper ends the invocation as expired."""
 
     deleted_function_grace_seconds: PositiveSeconds = 3
-    """How long a function must be missing before the work that waits for it fails."""
+    """How long a function must be missing before its waiting invocations fail, in seconds."""
 
 
 class ActivatorSettings(ProcessSettings, frozen=True, kw_only=True):
     kubernetes: KubernetesSettings = KubernetesSettings()
-    """How Kubernetes is reached."""
+    """Connection to the Kubernetes API server."""
 
     nats: NatsSettings = NatsSettings()
-    """How NATS is reached, and what the streams keep."""
+    """Connection to NATS, and limits of the streams."""
 
     runtime_api: RuntimeAPIClientSettings = field(default=RuntimeAPIClientSettings(), name="runtimeAPI")
-    """How the runtime API is reached."""
+    """Connection to the runtime API."""
 
     namespaces: ActivatorNamespaceSettings = ActivatorNamespaceSettings()
-    """Which namespaces have a meaning."""
+    """Namespaces with a special meaning."""
 
     leader_election: LeaderElectionSettings = LeaderElectionSettings()
-    """One activator scales and reaps at a time. All of them dispatch."""
+    """Leader election. Only the leader scales workers and reaps invocations. Every replica dispatches."""
 
     dispatching: DispatchSettings = DispatchSettings()
-    """Handing invocations to their functions' queues."""
+    """Dispatch of invocations to the DISPATCH subjects of their functions."""
 
     scaling: ScalingSettings = ScalingSettings()
-    """Making and removing workers."""
+    """Creation and removal of workers."""
 
     reaping: ReaperSettings = ReaperSettings()
-    """Ending what waits for nobody."""
+    """Reaping of dispatched invocations that no worker will run."""

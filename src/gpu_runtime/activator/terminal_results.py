@@ -1,11 +1,14 @@
-"""Results of invocations that no worker ends: too late, taken back, or of a function that is gone."""
+"""Publishes results of invocations that the activator ends without a worker.
+
+The activator ends an invocation if its deadline passed, if the caller cancelled it, or if its function was deleted.
+"""
 
 import contextlib
 import logging
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, record_headers
@@ -26,41 +29,58 @@ class TerminalOutcome:
 
 
 def expired_outcome() -> TerminalOutcome:
-    text = "no worker had it before its time was over"
-    return TerminalOutcome(ResultState.EXPIRED, Failure(failure_class=FailureClass.TIMED_OUT, message=text))
+    message = "the deadline passed before a worker started the invocation"
+    return TerminalOutcome(ResultState.EXPIRED, Failure(failure_class=FailureClass.TIMED_OUT, message=message))
 
 
 def function_deleted_outcome() -> TerminalOutcome:
-    text = "the function was deleted, or takes no invocations any more"
-    return TerminalOutcome(ResultState.FAILED, Failure(failure_class=FailureClass.FUNCTION_GONE, message=text))
+    message = "the function was deleted or is disabled"
+    return TerminalOutcome(ResultState.FAILED, Failure(failure_class=FailureClass.FUNCTION_GONE, message=message))
 
 
 def cancelled_outcome() -> TerminalOutcome:
-    text = "the caller took it back before any worker had it"
-    return TerminalOutcome(ResultState.CANCELLED, Failure(failure_class=FailureClass.CANCELLED, message=text))
+    message = "the caller cancelled the invocation before a worker started it"
+    return TerminalOutcome(ResultState.CANCELLED, Failure(failure_class=FailureClass.CANCELLED, message=message))
 
 
 @dataclass(frozen=True)
 class TerminalResultPublisher:
+    """Publishes terminal results to the RESULT stream from one stage of an invocation's life."""
+
     subjects: Subjects
     publisher: Publisher
     metrics: ActivatorMetrics
+    stage: TerminationStage
+    """Label of the terminated counter."""
 
     async def publish(
-        self, invocation: Invocation, ending: TerminalOutcome, now: datetime, known: RecordAtRevision | None
+        self, invocation: Invocation, outcome: TerminalOutcome, now: datetime, record: RecordAtRevision | None
     ) -> None:
-        """Have the result stored, and tell a caller that waits for it."""
-        result = unsuccessful_result(invocation, ending.state, ending.failure, now)
-        await self.publisher.publish(self.outgoing(result, known))
-        self.metrics.terminated.labels(ending.state.value, ending.failure.failure_class.value).inc()
-        about = {"invocationID": invocation.invocation_id, "function": invocation.serverless_request_id}
-        logger.info("%s: %s", ending.state.value, ending.failure.message, extra=about)
+        """Publish the result to the RESULT stream and send it to a synchronous caller."""
+        result = unsuccessful_result(invocation, outcome.state, outcome.failure, now)
+        ack = await self.publisher.publish(self.outgoing(result, record))
+        if not ack.duplicate:  # a redelivered invocation publishes its result again under the same message ID
+            self._count_termination(outcome)
+        logger.info(
+            "invocation terminated without a worker",
+            extra={
+                "invocation_id": invocation.invocation_id,
+                "function": invocation.serverless_request_id,
+                "state": outcome.state.value,
+                "failure_class": outcome.failure.failure_class.value,
+                "reason": outcome.failure.message,
+            },
+        )
         if invocation.reply_to:
-            with contextlib.suppress(JetStreamError):  # it can still be fetched
+            with contextlib.suppress(JetStreamError):  # the caller can still fetch the stored result
                 await self.publisher.connection.publish(invocation.reply_to, encode(result))
 
-    def outgoing(self, result: Result, known: RecordAtRevision | None) -> OutgoingMessage:
-        headers = record_headers(known) if known else {}
+    def outgoing(self, result: Result, record: RecordAtRevision | None) -> OutgoingMessage:
+        headers = record_headers(record) if record else {}
         return OutgoingMessage(
             self.subjects.result(result.serverless_request_id), encode(result), result.message_id, headers
         )
+
+    def _count_termination(self, outcome: TerminalOutcome) -> None:
+        labels = (outcome.state.value, outcome.failure.failure_class.value, self.stage.value)
+        self.metrics.terminated.labels(*labels).inc()

@@ -1,4 +1,7 @@
-"""Functions whose workers fail: no more are made for a while, each time longer, until one of them has served."""
+"""Decides when the activator may create workers again for a function whose workers fail.
+
+Each failure doubles the delay, up to a maximum. A worker that serves after the last failure resets the delay.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ class _FunctionBackoff:
     last_failure_at: float = 0.0
     retry_at: float = 0.0
     failed_uids: set[str] = field(default_factory=set)
-    """The UIDs of the workers that failed."""
+    """UIDs of the failed workers that are already counted."""
 
 
 @dataclass
@@ -23,30 +26,32 @@ class WorkerBackoff:
     backoff: Backoff
     _by_function: dict[ObjectKey, _FunctionBackoff] = field(default_factory=dict)
 
-    def observe(self, function: ObjectKey, seen: Sequence[Worker], workers: WorkerLiveness, now: float) -> list[Worker]:
-        """Take note of what the function's workers have come to. Gives those that have failed since the last time."""
-        known = self._by_function.get(function)
-        counted = known.failed_uids if known else set()
-        broken = [worker for worker in seen if worker.state is WorkerState.UNHEALTHY and not worker.is_function_unit]
-        new = [worker for worker in broken if worker.unit.metadata.uid not in counted]
-        if new:
-            known = self._by_function.setdefault(function, _FunctionBackoff())
-            known.failures, known.last_failure_at = known.failures + 1, now
-            known.retry_at = now + self.backoff.delay(known.failures)
-            known.failed_uids = {worker.unit.metadata.uid for worker in broken}
-        elif known is not None and _served_since(known.last_failure_at, seen, workers):
+    def observe(
+        self, function: ObjectKey, workers: Sequence[Worker], liveness: WorkerLiveness, now: float
+    ) -> list[Worker]:
+        """Update the backoff of a function. Return the workers that failed since the last call."""
+        state = self._by_function.get(function)
+        counted_uids = state.failed_uids if state else set()
+        failed = [worker for worker in workers if worker.state is WorkerState.UNHEALTHY and not worker.is_function_unit]
+        newly_failed = [worker for worker in failed if worker.unit.metadata.uid not in counted_uids]
+        if newly_failed:
+            state = self._by_function.setdefault(function, _FunctionBackoff())
+            state.failures, state.last_failure_at = state.failures + 1, now
+            state.retry_at = now + self.backoff.delay(state.failures)
+            state.failed_uids = {worker.unit.metadata.uid for worker in failed}
+        elif state is not None and _served_since(state.last_failure_at, workers, liveness):
             del self._by_function[function]
-        return new
+        return newly_failed
 
     def remove(self, function: ObjectKey) -> None:
-        """The function is gone: one that comes under its name may be a better one."""
+        """Reset the backoff of a deleted function. A new function with the same name starts without backoff."""
         self._by_function.pop(function, None)
 
     def allows_create(self, function: ObjectKey, now: float) -> bool:
-        known = self._by_function.get(function)
-        return known is None or now >= known.retry_at
+        state = self._by_function.get(function)
+        return state is None or now >= state.retry_at
 
 
-def _served_since(moment: float, seen: Sequence[Worker], workers: WorkerLiveness) -> bool:
-    serving = (workers.status_of(worker.unit.metadata.key) for worker in seen if worker.state is WorkerState.SERVING)
-    return any(heard is not None and heard.first_seen > moment for heard in serving)
+def _served_since(since: float, workers: Sequence[Worker], liveness: WorkerLiveness) -> bool:
+    statuses = (liveness.status_of(each.unit.metadata.key) for each in workers if each.state is WorkerState.SERVING)
+    return any(status is not None and status.first_seen > since for status in statuses)

@@ -1,10 +1,15 @@
-"""Workers made and let go. Every step may be repeated by whoever leads next; a crash between any two loses nothing.
+"""Creates, drains and retires workers.
 
-make     over the runtime API from stock, under a name that only one worker can have; cold where there is no stock
-drain    the worker itself says that it takes no more work; one that has some in hand says no, or is to finish it
-mark     an annotation, if the unit is still as it was seen: its end is decided
-return   what came from stock is seeded again, under an operationID of the worker's UID: once, whoever asks
-delete   that very unit
+create   Create the worker through the runtime API from stock, under a name that only one worker can have. If there is
+         no stock, create the unit directly: a cold start.
+drain    Ask the worker to accept no more invocations. A busy worker refuses, unless the drain is forced: then it
+         finishes its invocations.
+mark     Annotate the unit as retiring, if its resourceVersion is unchanged. From now on the worker will be deleted.
+return   If the worker came from stock, seed a stock unit again. The operationID contains the worker's UID, so the stock
+         is seeded once, even if two leaders do it.
+delete   Delete the unit with this UID.
+
+The next leader can repeat every step. A crash between two steps loses nothing.
 """
 
 import logging
@@ -34,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class StockProvider(Protocol):
-    """Who makes units from stock and takes stock back."""
+    """Creates units from stock and returns stock."""
 
     async def create_unit(self, operation_id: str, worker: GPUUnit) -> None: ...
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None: ...
@@ -43,7 +48,7 @@ class StockProvider(Protocol):
 @dataclass(frozen=True)
 class WorkerLifecycle:
     client: KubeClient
-    """Whose writes end with the lead."""
+    """Client that refuses writes when this process is no longer the leader."""
     functions: FunctionLister
     stock: StockProvider
     nats: NatsConnection
@@ -52,91 +57,94 @@ class WorkerLifecycle:
     system_namespace: str
     drain_request_timeout_seconds: float
     _pending_creates: dict[ObjectKey, tuple[GPUUnit, str]] = field(default_factory=dict)
-    """Under which operationID a worker was asked for, until it was made: an answer may have been lost."""
+    """The operationID of each create request that has not succeeded yet. A retry must use the same operationID, because
+    the response of the first request may have been lost."""
 
     async def create(self, function: GPUUnit, name: str, *, without_stock: bool = False) -> None:
-        """Make a worker, from stock unless it is known that there is none."""
+        """Create a worker from stock. Create it without stock if `without_stock` is set or no stock is available."""
         worker = build_worker(function, name)
-        about = {"unit": str(worker.metadata.key), "function": function.metadata.name}
+        fields = _log_fields(worker.metadata.key) | {"function": _request_id(function)}
         if not without_stock and await self._create_from_stock(worker):
-            logger.info("a worker is made from stock", extra=about)
+            logger.info("worker created from stock", extra=fields)
         else:
             await self._create_without_stock(worker)
-            logger.info("a worker is made without stock", extra=about)
+            logger.info("worker created without stock", extra=fields)
 
-    async def drain(self, unit: GPUUnit, instance: str, *, force: bool) -> DrainStatus | None:
-        """What the worker answers; None where nobody does."""
-        question = encode(DrainRequest(force=force))
+    async def drain(self, unit: GPUUnit, pod_uid: str, *, force: bool) -> DrainStatus | None:
+        """Send a drain request to the worker's pod. Return None if it sends no valid response in time."""
+        request, subject = encode(DrainRequest(force=force)), self.subjects.control(pod_uid)
         try:
-            return decode(
-                await send_request(
-                    self.nats, self.subjects.control(instance), question, self.drain_request_timeout_seconds
-                ),
-                DrainStatus,
-            )
+            response = await send_request(self.nats, subject, request, self.drain_request_timeout_seconds)
+            return decode(response, DrainStatus)
         except (JetStreamError, MessageDecodeError) as error:
-            extra = {"unit": str(unit.metadata.key), "error": str(error)}
-            logger.info("a worker does not say whether it can go", extra=extra)
+            fields = _log_fields(unit.metadata.key) | {"error": str(error)}
+            logger.info("drain request unanswered", extra=fields)
             return None
 
     async def retire(self, unit: GPUUnit) -> None:
-        """Take a worker that has no work away, and give back what it was made from."""
+        """Delete a worker that runs no invocation, and return its stock."""
         unit = await self._mark_retiring(unit)
         await self._return_to_stock(unit)
         key, uid = unit.metadata.key, unit.metadata.uid
         try:
             await self.client.delete(GPU_UNITS, key, uid=uid)
         except (kube.KubeNotFound, kube.KubeConflict):
-            logger.debug("the worker is gone already", extra={"unit": str(key)})
+            logger.debug("worker already deleted", extra=_log_fields(key))
         else:
-            logger.info("a worker is let go", extra={"unit": str(key)})
+            logger.info("worker deleted", extra=_log_fields(key))
         self.functions.units.record_delete(key, uid)
 
     async def set_running(self, function: GPUUnit, *, running: bool) -> None:
-        """Let the function's own unit run, or stop it, if it is still as it was seen."""
-        about = function.metadata
-        patch = {"spec": {"running": running}}
-        written = await self.client.merge_patch(GPU_UNITS, about.key, patch, resource_version=about.resource_version)
-        self.functions.units.record_write(written)
+        """Start or stop the function's own unit. Raise KubeConflict if the unit changed since it was observed."""
+        metadata = function.metadata
+        updated = await self.client.merge_patch(
+            GPU_UNITS, metadata.key, {"spec": {"running": running}}, resource_version=metadata.resource_version
+        )
+        self.functions.units.record_write(updated)
 
     async def _create_from_stock(self, worker: GPUUnit) -> bool:
-        """Whether there was stock. Conflict where something else stands in the way."""
+        """Return False if no stock is available. Raise Conflict or Rejected if the API refuses for another reason."""
         self._require_leadership()
         try:
             await self.stock.create_unit(self._operation_id(worker), worker)
         except NoStock:
             return False
-        except (Conflict, Rejected):  # this operation ends here; the next try is another one
+        except (Conflict, Rejected):  # the operation has ended, so the next attempt needs a new operationID
             self._pending_creates.pop(worker.metadata.key, None)
             raise
         self._pending_creates.pop(worker.metadata.key, None)
         return True
 
     def _operation_id(self, worker: GPUUnit) -> str:
-        """One for every use of the name. The name alone is what keeps two of them from making two workers."""
-        asked, id_ = self._pending_creates.get(worker.metadata.key, (None, ""))
-        if asked != worker:
+        """Return the operationID for a create request. Every reuse of a worker name gets a new operationID.
+
+        The name of the unit, not the operationID, prevents two leaders from creating two workers.
+        """
+        pending, id_ = self._pending_creates.get(worker.metadata.key, (None, ""))
+        if pending != worker:
             id_ = f"worker-{worker.metadata.name}-{secrets.token_hex(8)}"
             self._pending_creates[worker.metadata.key] = (worker, id_)
         return id_
 
     async def _create_without_stock(self, worker: GPUUnit) -> None:
-        about = worker.metadata
+        metadata = worker.metadata
         manifest = {
-            "metadata": {"namespace": about.namespace, "name": about.name},
+            "metadata": {"namespace": metadata.namespace, "name": metadata.name},
             "spec": msgspec.to_builtins(worker.spec),
         }
         try:
             self.functions.units.record_write(await self.client.create(GPU_UNITS, manifest))
         except kube.KubeAlreadyExists:
-            logger.debug("the worker is there already", extra={"unit": str(about.key)})
+            logger.debug("worker already exists", extra=_log_fields(metadata.key))
 
     async def _mark_retiring(self, unit: GPUUnit) -> GPUUnit:
-        about = unit.metadata
-        if Annotation.RETIRING in about.annotations:
+        metadata = unit.metadata
+        if Annotation.RETIRING in metadata.annotations:
             return unit
         patch = {"metadata": {"annotations": {Annotation.RETIRING: "true"}}}
-        marked = await self.client.merge_patch(GPU_UNITS, about.key, patch, resource_version=about.resource_version)
+        marked = await self.client.merge_patch(
+            GPU_UNITS, metadata.key, patch, resource_version=metadata.resource_version
+        )
         self.functions.units.record_write(marked)
         return marked
 
@@ -149,30 +157,34 @@ class WorkerLifecycle:
         await self.stock.return_to_stock(f"return-{unit.metadata.uid}", unit)
 
     async def _handoff_committed(self, unit: GPUUnit) -> bool:
-        """Whether stock has become this very unit, and not another one of its operation: a late process makes it again.
+        """Return whether the operation converted stock to this unit, and not to another unit with the same operationID.
 
-        Unavailable while the handoff is under way: it would make the unit again from the same stock.
+        An API replica that was suspended can create the unit a second time, after the first one was retired.
+        Raise Unavailable while the handoff is in progress: the operation could create the unit again from the same
+        stock.
         """
         operation_id = unit.metadata.annotations.get(Annotation.OPERATION_ID, "")
         if not operation_id:
             return True
         try:
-            found = await self.client.get(OPERATIONS, ObjectKey(self.system_namespace, operation_name(operation_id)))
+            operation = await self.client.get(
+                OPERATIONS, ObjectKey(self.system_namespace, operation_name(operation_id))
+            )
         except kube.KubeNotFound:
-            return True  # forgotten, which only finished ones are
-        if not OperationState(found.status.state).finished:
-            raise Unavailable(f"the handoff of {unit.metadata.key} is not finished")
-        by_this_one = unit.metadata.annotations.get(Annotation.OPERATION_UID) == found.metadata.uid
-        return not by_this_one or found.status.has_created(unit.metadata.uid)
+            return True  # evicted: only finished operations are evicted
+        if not OperationState(operation.status.state).finished:
+            raise Unavailable(f"the handoff of unit {unit.metadata.key} is not finished")
+        same_operation = unit.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
+        return not same_operation or operation.status.has_created(unit.metadata.uid)
 
     def _require_leadership(self) -> None:
-        """The API does not know who leads."""
+        """Raise KubeNotLeader if this process is not the leader. The runtime API does not check this."""
         if not self.is_leader():
-            raise kube.KubeNotLeader("this activator no longer leads")
+            raise kube.KubeNotLeader("this activator is no longer the leader")
 
 
 def build_worker(function: GPUUnit, name: str) -> GPUUnit:
-    """A worker of the function: what the function's own unit runs, in its envelope, and serving the same queue."""
+    """Build a worker with the spec of the function's own unit: same image, template, reservation and requestID."""
     spec = function.spec
     serverless = msgspec.structs.replace(
         spec.serverless or Serverless(), worker_of=function.metadata.name, min_available_count=0
@@ -181,3 +193,11 @@ def build_worker(function: GPUUnit, name: str) -> GPUUnit:
         metadata=ObjectMeta(namespace=function.metadata.namespace, name=name),
         spec=msgspec.structs.replace(spec, serverless=serverless, storage_mounts=(), running=True),
     )
+
+
+def _request_id(function: GPUUnit) -> str:
+    return function.spec.serverless.request_id if function.spec.serverless else ""
+
+
+def _log_fields(key: ObjectKey) -> dict[str, str]:
+    return {"namespace": key.namespace, "object_name": key.name}

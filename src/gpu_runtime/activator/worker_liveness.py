@@ -1,4 +1,7 @@
-"""What workers say of themselves, kept by unit. Every replica listens, so that a new leader knows them at once."""
+"""Stores the last event of each worker and derives when the worker was last seen and since when it is idle.
+
+Every replica stores the events, so a new leader knows the workers immediately.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,48 +13,50 @@ from gpu_runtime.kube.meta import ObjectKey
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """The last word of a unit's worker. Times are of this process's own clock."""
+    """The state of a unit's worker after its last event. All floats are times of this process's monotonic clock."""
 
     pod_uid: str
     sequence: int
     event_time: datetime
     first_seen: float
-    """When it was first heard of."""
+    """When this process received the first event of this pod."""
     last_seen: float
-    """When it was last heard of."""
+    """When this process received the last event of this pod."""
     in_flight: int
     idle_since: float | None
-    """Since when it has had nothing in hand; None while it has."""
+    """Since when the worker runs no invocation. None while it runs one."""
     draining: bool = False
-    """Whether it takes no more work."""
+    """Whether the worker accepts no more invocations."""
 
 
-def apply_event(known: WorkerStatus | None, event: WorkerEvent, now: float) -> WorkerStatus:
-    """What is known of a worker once this event was heard. An older event that comes late changes nothing."""
+def apply_event(status: WorkerStatus | None, event: WorkerEvent, now: float) -> WorkerStatus:
+    """Return the status after an event. An event that is older than the status changes nothing."""
     draining = event.kind is WorkerEventKind.DRAINING
-    if known is None or known.pod_uid != event.pod_uid:
-        if known is not None and event.sent_at < known.event_time:
-            return known
-        idle = now if event.in_flight == 0 else None
-        return WorkerStatus(event.pod_uid, event.sequence, event.sent_at, now, now, event.in_flight, idle, draining)
-    if event.sequence < known.sequence:
-        return known
-    worked = event.in_flight > 0 or event.kind in (WorkerEventKind.STARTED, WorkerEventKind.FINISHED)
-    idle = None if event.in_flight else now if worked or known.idle_since is None else known.idle_since
+    if status is None or status.pod_uid != event.pod_uid:
+        if status is not None and event.sent_at < status.event_time:
+            return status
+        idle_since = now if event.in_flight == 0 else None
+        return WorkerStatus(
+            event.pod_uid, event.sequence, event.sent_at, now, now, event.in_flight, idle_since, draining
+        )
+    if event.sequence < status.sequence:
+        return status
+    was_busy = event.in_flight > 0 or event.kind in (WorkerEventKind.STARTED, WorkerEventKind.FINISHED)
+    idle_since = None if event.in_flight else now if was_busy or status.idle_since is None else status.idle_since
     return replace(
-        known,
+        status,
         sequence=event.sequence,
         event_time=event.sent_at,
         last_seen=now,
         in_flight=event.in_flight,
-        idle_since=idle,
-        # A sidecar that was started again in its pod is the same instance, and takes work once it says so.
-        draining=draining or (known.draining and event.kind is not WorkerEventKind.REGISTERED),
+        idle_since=idle_since,
+        # A restarted sidecar has the same pod UID. It accepts invocations again after it registers.
+        draining=draining or (status.draining and event.kind is not WorkerEventKind.REGISTERED),
     )
 
 
 DELETED_WORKER_TTL_SECONDS = 60.0
-"""Seconds for which the pod of a unit that is gone may still speak: it has no work in hand, so it ends soon."""
+"""Seconds for which events of a deleted unit's pod are ignored. The pod runs no invocation, so it ends soon."""
 
 
 class WorkerLiveness:
@@ -59,37 +64,38 @@ class WorkerLiveness:
         self._clock = clock
         self._statuses: dict[ObjectKey, WorkerStatus] = {}
         self._deleted_at: dict[str, float] = {}
-        """Instances whose unit is gone, and since when, the first ones first."""
+        """Pod UIDs of deleted units with the time of the deletion, oldest first."""
         self.subscribed_at = clock()
-        """What happened before is not known here: silence counts from this moment on."""
+        """Since when this process receives events. Missing heartbeats before this time prove nothing."""
 
     def observe(self, event: WorkerEvent) -> bool:
-        """Take note. Whether it is the first word of this instance."""
-        if (
-            self._clock() - self._deleted_at.get(event.pod_uid, -DELETED_WORKER_TTL_SECONDS)
-            < DELETED_WORKER_TTL_SECONDS
-        ):
+        """Store an event. Return whether it is the first event of this pod."""
+        now, deleted_at = self._clock(), self._deleted_at.get(event.pod_uid)
+        if deleted_at is not None and now - deleted_at < DELETED_WORKER_TTL_SECONDS:
             return False
         key = ObjectKey(event.namespace, event.unit)
         before = self._statuses.get(key)
-        self._statuses[key] = now = apply_event(before, event, self._clock())
-        return before is None or before.pod_uid != now.pod_uid
+        self._statuses[key] = after = apply_event(before, event, now)
+        return before is None or before.pod_uid != after.pod_uid
 
     def status_of(self, unit: ObjectKey) -> WorkerStatus | None:
         return self._statuses.get(unit)
 
     def remove(self, unit: ObjectKey) -> None:
-        """The unit's pod was taken away: one that comes under its name is another one."""
+        """Remove the status of a unit whose pod was stopped. The unit's next pod starts without a status."""
         self._statuses.pop(unit, None)
 
     def mark_unit_deleted(self, unit: ObjectKey) -> None:
-        """The unit is gone. What its pod says until it is gone, too, is not said for the next unit of that name."""
-        now, heard = self._clock(), self._statuses.pop(unit, None)
-        if heard is not None and heard.pod_uid:
-            self._deleted_at[heard.pod_uid] = now
+        """Remove the status of a deleted unit and ignore further events of its pod.
+
+        The pod may run for some seconds. Its events must not count for a new unit with the same name.
+        """
+        now, status = self._clock(), self._statuses.pop(unit, None)
+        if status is not None and status.pod_uid:
+            self._deleted_at[status.pod_uid] = now
         while self._deleted_at and now - next(iter(self._deleted_at.values())) > DELETED_WORKER_TTL_SECONDS:
             del self._deleted_at[next(iter(self._deleted_at))]
 
     def mark_subscribed(self) -> None:
-        """The connection is there again: what was said in between is lost."""
+        """Record that NATS is connected again. Events that were sent in between are lost."""
         self.subscribed_at = self._clock()

@@ -1,6 +1,7 @@
-"""Names of workers: so many slots as the function may have workers. Pure.
+"""Computes the names of workers. A function has as many slots as maxWorkers, and each slot has one name.
 
-Two leaders, of which one does not know yet that it leads no more, cannot make more workers than there are names.
+Two processes that both act as leader for a short time cannot create more workers than there are names. Nothing here
+awaits.
 """
 
 import hashlib
@@ -13,18 +14,23 @@ _MAX_PREFIX_LENGTH = MAX_NAME_LENGTH - MAX_SUFFIX_LENGTH - 9
 
 
 def worker_name(function: str, slot: int) -> str:
-    """The name of the worker in a slot. Of a function with a long name it begins with what fits, and a digest."""
+    """Return the name of the worker in a slot. A long function name is truncated and followed by its digest."""
     if len(function) + MAX_SUFFIX_LENGTH > MAX_NAME_LENGTH:
         function = f"{function[:_MAX_PREFIX_LENGTH].rstrip('-')}-{hashlib.sha256(function.encode()).hexdigest()[:8]}"
     return f"{function}-w{slot}"
 
 
-def free_slots(function: str, most: int, wanted: int, taken: Callable[[str], bool], foreign: int = 0) -> list[int]:
-    """The lowest slots whose names are free, at most so many. Where others' units have some, there are higher ones."""
-    found: list[int] = []
-    for slot in range(most + foreign):
-        if len(found) == wanted:
+def free_slots(
+    function: str, slot_count: int, max_slots: int, is_taken: Callable[[str], bool], foreign: int = 0
+) -> list[int]:
+    """Return the lowest slots whose names are free, at most `max_slots`.
+
+    `foreign` is the number of slot names that belong to units of other owners. As many higher slots replace them.
+    """
+    slots: list[int] = []
+    for slot in range(slot_count + foreign):
+        if len(slots) == max_slots:
             break
-        if not taken(worker_name(function, slot)):
-            found.append(slot)
-    return found
+        if not is_taken(worker_name(function, slot)):
+            slots.append(slot)
+    return slots

@@ -1,4 +1,4 @@
-"""The serverless plane around an activator: callers, results and workers, over real NATS and a real API server."""
+"""Test harness around an activator: callers, a result store and fake sidecars, on real NATS and a real API server."""
 
 import asyncio
 import subprocess
@@ -70,7 +70,7 @@ NO_LEADER_ELECTION = LeaderElectionSettings(enabled=False)
 
 
 def nats_settings(url: str) -> NatsSettings:
-    """Streams that reserve little, since every test has its own."""
+    """NATS settings with small streams, because every test has its own streams."""
     return NatsSettings(
         urls=(url,), streams=StreamSettings(max_stream_bytes=8 * 1024**2, max_dead_letter_bytes=1024**2)
     )
@@ -80,13 +80,23 @@ def now() -> datetime:
     return to_utc_milliseconds(datetime.now(UTC))
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 60) -> float:
-    """Wait until it holds, and tell how long that took."""
-    began = time.monotonic()
+async def until(condition: Callable[[], Awaitable[bool]], description: str, seconds: float = 60) -> float:
+    """Wait until the condition holds. Return the seconds that it took."""
+    start = time.monotonic()
     while not await condition():
-        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what}"
+        assert time.monotonic() - start < seconds, f"condition not met within {seconds:g} s: {description}"
         await asyncio.sleep(0.02)
-    return time.monotonic() - began
+    return time.monotonic() - start
+
+
+def terminated(activator: Activator) -> dict[tuple[str, str, str], float]:
+    """Return the counter of terminated invocations by state, failure class and stage."""
+    (family,) = activator.leader.metrics.terminated.collect()
+    return {
+        (each.labels["state"], each.labels["failure_class"], each.labels["stage"]): each.value
+        for each in family.samples
+        if each.name.endswith("_total")
+    }
 
 
 @dataclass
@@ -98,7 +108,7 @@ class ActivatorHarness:
     nats_url: str
     api_url: str
     results: dict[str, Result] = field(default_factory=dict)
-    """The first of each invocation: that one stands."""
+    """The first result of each invocation, which is final."""
     duplicate_results: list[Result] = field(default_factory=list)
 
     @property
@@ -110,7 +120,7 @@ class ActivatorHarness:
         return KeyValueBucket(self.nats, self.publisher, self.topology.record_bucket)
 
     def settings(self, **changes: Any) -> ActivatorSettings:
-        usual = ActivatorSettings(
+        defaults = ActivatorSettings(
             nats=nats_settings(self.nats_url),
             runtime_api=RuntimeAPIClientSettings(url=self.api_url),
             leader_election=NO_LEADER_ELECTION,
@@ -120,34 +130,34 @@ class ActivatorHarness:
                 poll_interval_seconds=0.2, deadline_grace_seconds=0.3, deleted_function_grace_seconds=0.5
             ),
         )
-        return msgspec.structs.replace(usual, **changes)
+        return msgspec.structs.replace(defaults, **changes)
 
     @asynccontextmanager
-    async def activator(self, connected: NatsConnection | None = None, **changes: Any) -> AsyncIterator[Activator]:
-        """One for the length of the block, under the identity that the RBAC manifests give it."""
+    async def activator(self, connection: NatsConnection | None = None, **changes: Any) -> AsyncIterator[Activator]:
+        """Run an activator for the duration of the block, with the permissions of the RBAC manifests."""
         config = load_cluster_config(self.control_plane.kubeconfig_for("activator", ACTIVATOR_USER))
         stopping, metrics = asyncio.Event(), KubeMetrics()
         async with open_kube_client(config, field_manager="activator") as client, aiohttp.ClientSession() as http:
-            made = new_activator(client, connected or self.nats, http, self.settings(**changes), metrics)
-            running = asyncio.create_task(made.run(stopping))
+            activator = new_activator(client, connection or self.nats, http, self.settings(**changes), metrics)
+            running = asyncio.create_task(activator.run(stopping))
             try:
-                await made.functions.units.wait_for_sync()
-                yield made
+                await activator.functions.units.wait_for_sync()
+                yield activator
             finally:
                 stopping.set()
                 await running
 
     async def accept_invocation(
-        self, request_id: str, *, seconds: float = 600, body: bytes = b"{}", **about: Any
+        self, request_id: str, *, seconds: float = 600, body: bytes = b"{}", **fields: Any
     ) -> Invocation:
-        """As the runtime API does it: the record first, then the message that carries it."""
+        """Accept an invocation like the runtime API: create the record, then publish the message with its headers."""
         invocation = Invocation(
-            invocation_id=about.pop("id", "") or f"inv-{uuid.uuid4().hex}",
+            invocation_id=fields.pop("id", "") or f"inv-{uuid.uuid4().hex}",
             serverless_request_id=request_id,
             body=body,
             enqueued_at=now(),
             timeout_seconds=seconds,
-            **about,
+            **fields,
         )
         record = InvocationRecord(
             request_hash=invocation_hash(invocation),
@@ -160,13 +170,13 @@ class ActivatorHarness:
         await self.publish_invocation(invocation, RecordAtRevision(record, revision) if revision else None)
         return invocation
 
-    async def publish_invocation(self, invocation: Invocation, known: RecordAtRevision | None) -> None:
-        headers = record_headers(known) if known else {}
+    async def publish_invocation(self, invocation: Invocation, record: RecordAtRevision | None) -> None:
+        headers = record_headers(record) if record else {}
         subject = self.topology.subjects.invoke(invocation.serverless_request_id)
         await self.publisher.publish(OutgoingMessage(subject, encode(invocation), headers=headers))
 
     async def cancel_invocation(self, invocation: Invocation) -> None:
-        """As the runtime API does it, up to the hint: it dies before it publishes the result."""
+        """Cancel an invocation like a runtime API that crashes after the hint, before it publishes the result."""
         entry = await self.records.get(invocation.invocation_id)
         assert entry
         record = cancel_record(decode(entry.value, InvocationRecord), now())
@@ -180,19 +190,19 @@ class ActivatorHarness:
         return decode(entry.value, InvocationRecord)
 
     async def wait_result(self, invocation: Invocation, seconds: float = 60) -> Result:
-        async def there() -> bool:
+        async def has_result() -> bool:
             return invocation.invocation_id in self.results
 
-        await until(there, f"{invocation.invocation_id} has its result", seconds)
+        await until(has_result, f"invocation {invocation.invocation_id} has a result", seconds)
         return self.results[invocation.invocation_id]
 
-    async def backlog(self, request_id: str, queue: Stream = Stream.DISPATCH) -> int:
-        subject = self.topology.subjects.stream_subject(queue, request_id)
-        return sum((await messages_by_subject(self.nats, self.topology.stream_name(queue), subject)).values())
+    async def backlog(self, request_id: str, stream: Stream = Stream.DISPATCH) -> int:
+        subject = self.topology.subjects.stream_subject(stream, request_id)
+        return sum((await messages_by_subject(self.nats, self.topology.stream_name(stream), subject)).values())
 
     @asynccontextmanager
     async def running_result_store(self) -> AsyncIterator[None]:
-        """Play the result store: the first result of an invocation stands, and its record becomes terminal."""
+        """Consume results like the result store and keep the first of each invocation. Records are not updated."""
         stopping = asyncio.Event()
 
         async def store(delivery: Delivery) -> DeliveryOutcome:
@@ -202,10 +212,8 @@ class ActivatorHarness:
             self.results.setdefault(result.invocation_id, result)
             return AckDelivery()
 
-        consumption = PullConsumer(
-            self.publisher, self.topology.result_consumer, store, lambda *_: (), ConsumeOptions()
-        )
-        running = asyncio.create_task(consumption.run(stopping))
+        consumer = PullConsumer(self.publisher, self.topology.result_consumer, store, lambda *_: (), ConsumeOptions())
+        running = asyncio.create_task(consumer.run(stopping))
         try:
             yield
         finally:
@@ -215,8 +223,8 @@ class ActivatorHarness:
     async def create_function(
         self, name: str, *, flavor: str = "", spec: Object | None = None, **serverless: Any
     ) -> Object:
-        """A function that is stopped, so that every worker of it is made by the activator."""
-        wanted = {
+        """Create a function whose own unit is stopped, so that the activator creates every worker."""
+        function_spec = {
             "specName": flavor or name,
             "image": "python:3.12",
             "memory": "1Gi",
@@ -224,14 +232,14 @@ class ActivatorHarness:
             "running": False,
             "serverless": {"enabled": True, "requestID": name, "idleTimeoutSeconds": 1, **serverless},
         }
-        return await self.create_unit(UNIT_NAMESPACE, name, wanted | (spec or {}))
+        return await self.create_unit(UNIT_NAMESPACE, name, function_spec | (spec or {}))
 
     async def create_unit(self, namespace: str, name: str, spec: Object) -> Object:
         metadata = ObjectMeta(name=name, namespace=namespace)
         return as_dict(await self.kube.create(UNIT(metadata=metadata, spec=spec)))
 
     async def create_stock(self, flavor: str, count: int) -> None:
-        """Stock that is Ready, as the controller manager would say."""
+        """Create stock units and set their phase to Ready, like the controller manager."""
         for number in range(count):
             name = f"stock-{flavor}-{number}"
             await self.create_unit(STOCK_NAMESPACE, name, {"specName": flavor, "memory": "2Gi", "gpu": 1})
@@ -242,12 +250,12 @@ class ActivatorHarness:
         await self.kube.patch(UNIT.Status, stock, status, namespace=STOCK_NAMESPACE, patch_type=PatchType.MERGE)
 
     async def list_units(self, namespace: str, flavor: str) -> list[Object]:
-        found = [as_dict(each) async for each in self.kube.list(UNIT, namespace=namespace)]
-        return [each for each in found if each["spec"]["specName"] == flavor]
+        units = [as_dict(each) async for each in self.kube.list(UNIT, namespace=namespace)]
+        return [each for each in units if each["spec"]["specName"] == flavor]
 
     async def list_workers(self, function: str) -> list[Object]:
-        found = [as_dict(each) async for each in self.kube.list(UNIT, namespace=UNIT_NAMESPACE)]
-        return [each for each in found if each["spec"].get("serverless", {}).get("workerOf") == function]
+        units = [as_dict(each) async for each in self.kube.list(UNIT, namespace=UNIT_NAMESPACE)]
+        return [each for each in units if each["spec"].get("serverless", {}).get("workerOf") == function]
 
     async def patch_unit(self, name: str, patch: Object, namespace: str = UNIT_NAMESPACE) -> None:
         await self.kube.patch(UNIT, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
@@ -267,7 +275,7 @@ class ActivatorHarness:
 
 
 class ActivatorProcess(ControllerManagerProcess):
-    """An activator as a process of its own, which can be killed."""
+    """An activator in its own process, which a test can kill."""
 
     def start(self) -> "ActivatorProcess":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -288,14 +296,14 @@ class ActivatorProcess(ControllerManagerProcess):
 
 @dataclass
 class FakeSidecar:
-    """A worker as the plane sees it: it says how it is, pulls, and takes no more when it is asked."""
+    """A fake worker sidecar: it publishes events, pulls invocations and answers drain requests."""
 
     harness: ActivatorHarness
     request_id: str
     unit: str
     concurrency: int = 1
     may_finish: asyncio.Event = field(default_factory=asyncio.Event)
-    """While it is not set, work in hand does not end."""
+    """Running invocations finish only while this event is set."""
     pod_uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     in_flight_ids: list[str] = field(default_factory=list)
     finished_ids: list[str] = field(default_factory=list)
@@ -310,14 +318,14 @@ class FakeSidecar:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FakeSidecar"]:
-        topology, plane = self.harness.topology, self.harness
-        policy = ConsumeOptions(max_in_flight=self.concurrency)
-        consumption = PullConsumer(
-            plane.publisher, topology.dispatch_consumer(self.request_id), self._handle, _no_dead_letter, policy
+        topology, harness = self.harness.topology, self.harness
+        options = ConsumeOptions(max_in_flight=self.concurrency)
+        consumer = PullConsumer(
+            harness.publisher, topology.dispatch_consumer(self.request_id), self._handle, _no_dead_letter, options
         )
-        async with serve_requests(plane.nats, topology.subjects.control(self.pod_uid), self._answer_drain):
+        async with serve_requests(harness.nats, topology.subjects.control(self.pod_uid), self._answer_drain):
             await self.publish_event(WorkerEventKind.REGISTERED)
-            tasks = [asyncio.create_task(consumption.run(self._stopping)), asyncio.create_task(self._send_heartbeats())]
+            tasks = [asyncio.create_task(consumer.run(self._stopping)), asyncio.create_task(self._send_heartbeats())]
             try:
                 yield self
             finally:
@@ -371,8 +379,8 @@ class FakeSidecar:
         record = advance_record(await self.harness.record(id_), RecordState.RUNNING, now(), self.unit)
         await self.harness.records.update(id_, encode(record), revision)
 
-    async def _answer_drain(self, question: bytes) -> bytes:
-        if (self.in_flight == 0 or decode(question, DrainRequest).force) and not self.draining:
+    async def _answer_drain(self, request: bytes) -> bytes:
+        if (self.in_flight == 0 or decode(request, DrainRequest).force) and not self.draining:
             self.draining = True
             self._stopping.set()
             await self.publish_event(WorkerEventKind.DRAINING)
@@ -381,69 +389,69 @@ class FakeSidecar:
 
 @dataclass
 class SidecarFleet:
-    """Gives every worker unit of a function its sidecar, as the kubelet would."""
+    """Starts a fake sidecar for every worker unit of a function, like the kubelet."""
 
     harness: ActivatorHarness
     function: str
     concurrency: int = 1
     may_finish: asyncio.Event = field(default_factory=asyncio.Event)
     sidecars: dict[str, FakeSidecar] = field(default_factory=dict)
-    """By the UIDs of their units, also those that are gone."""
+    """All sidecars by the UID of their unit, including those of deleted units."""
     max_units: int = 0
-    """The most units there were at a time."""
-    uses_template_unit: bool = False
-    """Whether the function's own unit runs as a worker."""
+    """Maximum number of units that existed at the same time."""
+    uses_function_unit: bool = False
+    """Whether the function's own unit is the worker."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["SidecarFleet"]:
         self.may_finish.set()
-        ended = asyncio.Event()
-        following = asyncio.create_task(self._sync_sidecars(ended))
+        stopping = asyncio.Event()
+        syncing = asyncio.create_task(self._sync_sidecars(stopping))
         try:
             yield self
         finally:
             self.may_finish.set()
-            ended.set()
-            await following
+            stopping.set()
+            await syncing
 
     @property
     def finished_ids(self) -> list[str]:
         return [each for sidecar in self.sidecars.values() for each in sidecar.finished_ids]
 
-    async def _sync_sidecars(self, ended: asyncio.Event) -> None:
-        living: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = {}
-        while not ended.is_set():
+    async def _sync_sidecars(self, stopping: asyncio.Event) -> None:
+        running: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = {}
+        while not stopping.is_set():
             units = {each["metadata"]["uid"]: each for each in await self._units()}
             self.max_units = max(self.max_units, len(units))
             for uid, unit in units.items():
-                if uid not in living:
-                    over = asyncio.Event()
-                    living[uid] = (over, asyncio.create_task(self._run_sidecar(unit, over)))
-            for uid in living.keys() - units.keys():
-                living[uid][0].set()
-                await living.pop(uid)[1]
+                if uid not in running:
+                    deleted = asyncio.Event()
+                    running[uid] = (deleted, asyncio.create_task(self._run_sidecar(unit, deleted)))
+            for uid in running.keys() - units.keys():
+                running[uid][0].set()
+                await running.pop(uid)[1]
             await asyncio.sleep(0.05)
-        for over, life in living.values():
-            over.set()
-            await life
+        for deleted, task in running.values():
+            deleted.set()
+            await task
 
     async def _units(self) -> list[Object]:
-        if not self.uses_template_unit:
+        if not self.uses_function_unit:
             return await self.harness.list_workers(self.function)
-        found = as_dict(await self.harness.kube.get(UNIT, self.function, namespace=UNIT_NAMESPACE))
-        return [found] if found["spec"]["running"] else []
+        unit = as_dict(await self.harness.kube.get(UNIT, self.function, namespace=UNIT_NAMESPACE))
+        return [unit] if unit["spec"]["running"] else []
 
-    async def _run_sidecar(self, unit: Object, over: asyncio.Event) -> None:
+    async def _run_sidecar(self, unit: Object, deleted: asyncio.Event) -> None:
         sidecar = FakeSidecar(self.harness, self.function, unit["metadata"]["name"], self.concurrency, self.may_finish)
         self.sidecars[unit["metadata"]["uid"]] = sidecar
-        await self._report(unit, "Ready")
+        await self._set_phase(unit, "Ready")
         async with sidecar.running():
-            await over.wait()
-        await self._report(unit, "Empty")
+            await deleted.wait()
+        await self._set_phase(unit, "Empty")
 
-    async def _report(self, unit: Object, phase: str) -> None:
-        """What the controller manager would say of a function's own unit."""
-        if self.uses_template_unit:
+    async def _set_phase(self, unit: Object, phase: str) -> None:
+        """Set the phase of the function's own unit, like the controller manager."""
+        if self.uses_function_unit:
             name, status = unit["metadata"]["name"], {"status": {"phase": phase}}
             await self.harness.kube.patch(
                 UNIT.Status, name, status, namespace=UNIT_NAMESPACE, patch_type=PatchType.MERGE

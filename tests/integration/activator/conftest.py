@@ -1,4 +1,4 @@
-"""A control plane with the platform's kinds and roles, one runtime API on it, and NATS: what an activator needs."""
+"""Fixtures: a control plane with the CRDs and roles of the platform, a runtime API process, and NATS."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -16,16 +16,16 @@ from localcluster.nats_server import NatsAccount, NatsServer, temporary_nats_ser
 from tests.conftest import enter_or_skip
 from tests.integration.activator.activator_harness import ActivatorHarness, nats_settings
 from tests.integration.controller_manager.conftest import install_manifests
-from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER as API
+from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER
 from tests.integration.runtime_api.live_platform import LiveApiProcess
 
 
 @pytest.fixture(scope="package")
 def runtime_api(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApiProcess]:
-    """A runtime API as it runs. There is no controller manager: tests say themselves which stock is Ready."""
+    """A runtime API process. No controller manager runs, so the tests set the phase of stock units themselves."""
     install_manifests(control_plane)
-    folder, identity = tmp_path_factory.mktemp("runtime-api"), control_plane.kubeconfig_for("runtime-api", API)
-    replica = LiveApiProcess(folder, identity)
+    folder = tmp_path_factory.mktemp("runtime-api")
+    replica = LiveApiProcess(folder, control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER))
     replica.start()
     try:
         replica.wait_ready()
@@ -40,10 +40,10 @@ async def activator_harness(control: ControlPlane, api: LiveApiProcess, url: str
     kube = AsyncClient(config=KubeConfig.from_file(control.kubeconfig))
     async with connect_nats(ConnectionOptions((url,), backoff=Backoff(initial_seconds=0.05, max_seconds=0.2))) as nats:
         await ensure_with_retry(nats, topology.streams, [topology.record_bucket], topology.shared_consumers())
-        made = ActivatorHarness(control, kube, nats, topology, url, api.url(""))
-        async with made.running_result_store():
-            yield made
-        await made.delete_all_units()
+        harness = ActivatorHarness(control, kube, nats, topology, url, api.url(""))
+        async with harness.running_result_store():
+            yield harness
+        await harness.delete_all_units()
     await kube.close()
 
 
@@ -51,13 +51,13 @@ async def activator_harness(control: ControlPlane, api: LiveApiProcess, url: str
 async def harness(
     control_plane: ControlPlane, runtime_api: LiveApiProcess, nats_account: NatsAccount
 ) -> AsyncIterator[ActivatorHarness]:
-    async with activator_harness(control_plane, runtime_api, nats_account.url) as made:
-        yield made
+    async with activator_harness(control_plane, runtime_api, nats_account.url) as harness:
+        yield harness
 
 
 @pytest.fixture
 def own_nats_server() -> Iterator[NatsServer]:
-    """A server that nobody else uses."""
+    """A NATS server that only this test uses, so the test can restart it."""
     with enter_or_skip(temporary_nats_server()) as server:
         yield server
 
@@ -66,5 +66,5 @@ def own_nats_server() -> Iterator[NatsServer]:
 async def restartable_harness(
     control_plane: ControlPlane, runtime_api: LiveApiProcess, own_nats_server: NatsServer
 ) -> AsyncIterator[ActivatorHarness]:
-    async with activator_harness(control_plane, runtime_api, own_nats_server.create_account().url) as made:
-        yield made
+    async with activator_harness(control_plane, runtime_api, own_nats_server.create_account().url) as harness:
+        yield harness

@@ -1,4 +1,4 @@
-"""Functions as a reaper or a dispatcher knows them, where no Kubernetes is needed to know them."""
+"""Stubs of FunctionLister for tests of the reaper and the dispatcher without Kubernetes."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -12,11 +12,17 @@ async def _confirm_not_found(_request_id: str) -> bool:
 
 NO_FUNCTIONS = cast(
     FunctionLister,
-    SimpleNamespace(request_ids=set, serving=lambda _: None, certain=lambda: True, is_gone=_confirm_not_found),
+    SimpleNamespace(
+        request_ids=set,
+        by_request_id=lambda _: None,
+        cache_is_fresh=lambda: True,
+        confirm_not_found=_confirm_not_found,
+    ),
 )
-"""There are no functions."""
+"""A lister without functions."""
 
 ONE_FUNCTION = cast(
-    FunctionLister, SimpleNamespace(request_ids=lambda: {"f"}, serving=lambda _: object(), certain=lambda: True)
+    FunctionLister,
+    SimpleNamespace(request_ids=lambda: {"f"}, by_request_id=lambda _: object(), cache_is_fresh=lambda: True),
 )
-"""There is `f`."""
+"""A lister with the function `f`."""

@@ -1,5 +1,8 @@
-"""Work that was acknowledged and still lies in its queue, as a NATS server may leave it that is killed with its disk
-full. Here the stream keeps what is acknowledged."""
+"""The reaper deletes acknowledged messages that are still in the DISPATCH stream.
+
+A NATS server that is killed while its disk is full can leave such messages. The tests create them with a stream that
+retains acknowledged messages.
+"""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -8,7 +11,7 @@ from nats.aio.client import Client as Nats
 
 from gpu_runtime.activator.invocation_reaper import ACKNOWLEDGED_SCAN_INTERVAL, InvocationReaper
 from gpu_runtime.activator.main import utcnow
-from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.activator.settings import ReaperSettings
 from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.dispatch import Dispatch
@@ -34,73 +37,68 @@ from tests.integration.activator.function_lister_stubs import ONE_FUNCTION
 async def test_acknowledged_messages_that_remain_in_the_stream_are_deleted(nats_account: NatsAccount) -> None:
     topology, metrics = stream_topology(nats_settings(nats_account.url)), ActivatorMetrics()
     now = [utcnow()]
-    keeping = [replace(each, retention="limits") for each in topology.streams]
+    retaining_streams = [replace(each, retention="limits") for each in topology.streams]
     async with connect_nats(ConnectionOptions((nats_account.url,))) as nats:
-        await ensure_with_retry(nats, keeping, [topology.record_bucket], topology.shared_consumers())
-        publisher, stream, work = (
-            Publisher(nats),
-            topology.stream_name(Stream.DISPATCH),
-            topology.dispatch_consumer("f"),
-        )
-        records, endings = (
-            KeyValueBucket(nats, publisher, topology.record_bucket),
-            TerminalResultPublisher(topology.subjects, publisher, metrics),
-        )
+        await ensure_with_retry(nats, retaining_streams, [topology.record_bucket], topology.shared_consumers())
+        publisher, stream = Publisher(nats), topology.stream_name(Stream.DISPATCH)
+        consumer = topology.dispatch_consumer("f")
+        records = KeyValueBucket(nats, publisher, topology.record_bucket)
+        results = TerminalResultPublisher(topology.subjects, publisher, metrics, TerminationStage.DISPATCHED)
         reaper = InvocationReaper(
-            nats, topology, records, ONE_FUNCTION, endings, ReaperSettings(), metrics, lambda: now[0]
+            nats, topology, records, ONE_FUNCTION, results, ReaperSettings(), metrics, lambda: now[0]
         )
-        for id_, stage in (
+        for id_, state in (
             ("done", RecordState.TERMINAL),
-            ("odd", RecordState.RUNNING),
-            ("waits", RecordState.TERMINAL),
+            ("running", RecordState.RUNNING),
+            ("not-acknowledged", RecordState.TERMINAL),
         ):
-            await records.create(id_, encode(record(stage)))
-        for id_ in ("done", "odd", "waits"):
+            await records.create(id_, encode(record(state)))
+        for id_ in ("done", "running", "not-acknowledged"):
             await publisher.publish(dispatch_message(topology.subjects.dispatch("f"), id_))
-        await publisher.publish(OutgoingMessage(topology.subjects.dispatch("f"), b"nobody can read it"))
+        await publisher.publish(OutgoingMessage(topology.subjects.dispatch("f"), b"not JSON"))
 
-        async def left() -> list[int]:
+        async def remaining() -> list[int]:
             return [each.sequence async for each in iter_messages(nats, stream, topology.subjects.dispatch("f"))]
 
         await reaper.run_once()
-        assert await left() == [1, 2, 3, 4], "nobody has taken any yet"
-        await ensure_consumer(nats, work)
-        await acknowledge(nats_account, work, 2)
+        assert await remaining() == [1, 2, 3, 4], "no message was delivered yet"
+        await ensure_consumer(nats, consumer)
+        await acknowledge(nats_account, consumer, 2)
         await reaper.run_once()
-        assert await left() == [1, 2, 3, 4], "it has looked just now"
+        assert await remaining() == [1, 2, 3, 4], "the scan interval has not passed"
         now[0] += ACKNOWLEDGED_SCAN_INTERVAL
         await reaper.run_once()
-        assert await left() == [2, 3, 4], "what is not acknowledged, or has not ended, stays"
-        await acknowledge(nats_account, work, 2)
+        assert await remaining() == [2, 3, 4], "messages that are not acknowledged or not terminal stay"
+        await acknowledge(nats_account, consumer, 2)
         now[0] += ACKNOWLEDGED_SCAN_INTERVAL
         await reaper.run_once()
-        assert await left() == [2], "what nobody can read was given up when it was acknowledged"
+        assert await remaining() == [2], "an acknowledged message that cannot be decoded is deleted"
 
 
-def record(stage: RecordState) -> InvocationRecord:
-    ended, now = ResultState.SUCCEEDED if stage is RecordState.TERMINAL else None, utcnow()
+def record(state: RecordState) -> InvocationRecord:
+    result_state, now = ResultState.SUCCEEDED if state is RecordState.TERMINAL else None, utcnow()
     return InvocationRecord(
         request_hash="",
         serverless_request_id="f",
-        state=stage,
+        state=state,
         enqueued_at=now,
         deadline=now,
         updated_at=now,
-        result_state=ended,
+        result_state=result_state,
     )
 
 
 def dispatch_message(subject: str, id_: str) -> OutgoingMessage:
-    call = Invocation(invocation_id=id_, serverless_request_id="f", timeout_seconds=60)
+    invocation = Invocation(invocation_id=id_, serverless_request_id="f", timeout_seconds=60)
     deadline = utcnow() + timedelta(hours=1)
-    return OutgoingMessage(subject, encode(Dispatch(invocation=call, deadline=deadline, dispatched_at=utcnow())))
+    return OutgoingMessage(subject, encode(Dispatch(invocation=invocation, deadline=deadline, dispatched_at=utcnow())))
 
 
 async def acknowledge(account: NatsAccount, consumer: ConsumerSpec, count: int) -> None:
-    """Take the next ones, and acknowledge them so that the server confirms it."""
+    """Pull the next messages and acknowledge them. Wait until the server confirms."""
     client = Nats()
     await client.connect(account.url)
-    taken = await client.jetstream().pull_subscribe_bind(consumer.name, stream=consumer.stream)
-    for message in await taken.fetch(count, timeout=60):
+    subscription = await client.jetstream().pull_subscribe_bind(consumer.name, stream=consumer.stream)
+    for message in await subscription.fetch(count, timeout=60):
         await message.ack_sync(timeout=60)
     await client.close()

@@ -1,4 +1,4 @@
-"""Invocations on their way into their functions' queues."""
+"""The dispatcher with real NATS and a real API server: dispatch, cancel, expiry, dead letters and redelivery."""
 
 import asyncio
 import logging
@@ -28,6 +28,7 @@ from tests.integration.activator.activator_harness import (
     ActivatorHarness,
     FakeSidecar,
     nats_settings,
+    terminated,
     until,
 )
 
@@ -36,40 +37,46 @@ async def test_invocation_is_dispatched_and_its_record_is_updated(harness: Activ
     await harness.create_function("echo", maxWorkers=1)
     async with harness.activator():
         sent = await harness.accept_invocation("echo", body=b'{"n": 1.10}')
-        await until(lambda: _has_backlog(harness, "echo", 1), "it was dispatched")
-        kept = await next_message(
+        await until(lambda: _has_backlog(harness, "echo", 1), "the invocation was dispatched")
+        message = await next_message(
             harness.nats, harness.topology.stream_name(Stream.DISPATCH), "runtime.serverless.dispatch.*", 1
         )
-        assert kept
-        dispatch = decode(kept.data, Dispatch)
+        assert message
+        dispatch = decode(message.data, Dispatch)
         assert dispatch.invocation == sent
         assert dispatch.deadline == sent.deadline
         entry = await harness.records.get(sent.invocation_id)
         assert entry
-        assert kept.headers[REVISION_HEADER] == str(entry.revision)
+        assert message.headers[REVISION_HEADER] == str(entry.revision)
         assert (await harness.record(sent.invocation_id)).state is RecordState.DISPATCHED
         assert (await consumer_info(harness.nats, harness.topology.dispatch_consumer("echo"))).num_pending == 1
-        await until(lambda: _is_invoke_stream_empty(harness, "echo"), "it left its first queue")
+        await until(lambda: _is_invoke_stream_empty(harness, "echo"), "the INVOKE stream is empty")
 
 
 async def test_dispatch_to_a_free_worker_skips_the_record_update(harness: ActivatorHarness) -> None:
     await harness.create_function("warm", maxWorkers=1)
     async with harness.activator() as activator:
         await FakeSidecar(harness, "warm", "warm").publish_event(WorkerEventKind.REGISTERED)
-        await until(lambda: _is_observed(activator, ObjectKey(UNIT_NAMESPACE, "warm")), "the worker was heard")
+        await until(
+            lambda: _is_observed(activator, ObjectKey(UNIT_NAMESPACE, "warm")), "an event of the worker was received"
+        )
         sent = [await harness.accept_invocation("warm") for _ in range(2)]
-        await until(lambda: _has_backlog(harness, "warm", 2), "both were dispatched")
-        stages = [(await harness.record(each.invocation_id)).state for each in sent]
-        assert sorted(stages) == [RecordState.DISPATCHED, RecordState.QUEUED], "the one place was given away once"
+        await until(lambda: _has_backlog(harness, "warm", 2), "both invocations were dispatched")
+        states = [(await harness.record(each.invocation_id)).state for each in sent]
+        assert sorted(states) == [RecordState.DISPATCHED, RecordState.QUEUED], (
+            "the only free slot must be acquired once"
+        )
 
 
 async def test_cancel_after_a_dispatch_without_record_update_ends_as_cancelled(harness: ActivatorHarness) -> None:
     await harness.create_function("warm", maxWorkers=1)
     async with harness.activator() as activator:
         await FakeSidecar(harness, "warm", "warm").publish_event(WorkerEventKind.REGISTERED)
-        await until(lambda: _is_observed(activator, ObjectKey(UNIT_NAMESPACE, "warm")), "the worker was heard")
+        await until(
+            lambda: _is_observed(activator, ObjectKey(UNIT_NAMESPACE, "warm")), "an event of the worker was received"
+        )
         sent = await harness.accept_invocation("warm")
-        await until(lambda: _has_backlog(harness, "warm", 1), "it was dispatched")
+        await until(lambda: _has_backlog(harness, "warm", 1), "the invocation was dispatched")
         await harness.cancel_invocation(sent)
         assert (await harness.wait_result(sent)).state is ResultState.CANCELLED
 
@@ -78,10 +85,10 @@ async def test_redelivery_of_a_dispatched_invocation_dispatches_once(harness: Ac
     await harness.create_function("twice", maxWorkers=1)
     async with harness.activator():
         sent = await harness.accept_invocation("twice")
-        await until(lambda: _has_backlog(harness, "twice", 1), "it was dispatched")
+        await until(lambda: _has_backlog(harness, "twice", 1), "the invocation was dispatched")
         await harness.publish_invocation(sent, RecordAtRevision(await harness.record(sent.invocation_id), revision=1))
         await harness.publish_invocation(sent, None)
-        await until(lambda: _is_invoke_stream_empty(harness, "twice"), "all of them are handled")
+        await until(lambda: _is_invoke_stream_empty(harness, "twice"), "all INVOKE messages are acknowledged")
         assert await harness.backlog("twice") == 1
 
 
@@ -100,77 +107,78 @@ async def test_invocation_past_its_deadline_expires(
     caplog.set_level(logging.INFO)
     await harness.create_function("late", maxWorkers=1)
     sent = await harness.accept_invocation("late", seconds=0.001)
-    async with harness.activator():
+    async with harness.activator() as activator:
         result = await harness.wait_result(sent)
         assert (result.state, result.failure and result.failure.failure_class) == (
             ResultState.EXPIRED,
             FailureClass.TIMED_OUT,
         )
-    said = [vars(each) for each in caplog.records if each.name == "gpu_runtime.activator.terminal_results"]
-    assert [(each["invocationID"], each["function"]) for each in said] == [(sent.invocation_id, "late")]
+    lines = [vars(each) for each in caplog.records if each.name == "gpu_runtime.activator.terminal_results"]
+    assert [(each["invocation_id"], each["function"]) for each in lines] == [(sent.invocation_id, "late")]
+    assert terminated(activator) == {("expired", "timed_out", "queued"): 1}
 
 
 async def test_invocation_of_a_missing_function_fails_and_replies_to_the_sync_caller(harness: ActivatorHarness) -> None:
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
-    await harness.nats.subscribe("caller.inbox", lambda message: heard.put_nowait(message.data))
+    replies: asyncio.Queue[bytes] = asyncio.Queue()
+    await harness.nats.subscribe("caller.inbox", lambda message: replies.put_nowait(message.data))
     async with harness.activator():
-        sent = await harness.accept_invocation("nobody", mode="sync", reply_to="caller.inbox")
+        sent = await harness.accept_invocation("missing", mode="sync", reply_to="caller.inbox")
         result = await harness.wait_result(sent)
         assert result.failure
         assert result.failure.failure_class is FailureClass.FUNCTION_GONE
-        assert msgspec.json.decode(await asyncio.wait_for(heard.get(), 60))["state"] == "failed"
+        assert msgspec.json.decode(await asyncio.wait_for(replies.get(), 60))["state"] == "failed"
 
 
 async def test_dispatcher_waits_for_a_function_that_is_not_cached_yet(harness: ActivatorHarness) -> None:
     async with harness.activator(dispatching=DispatchSettings(unknown_function_grace_seconds=600)):
         sent = await harness.accept_invocation("soon")
         await harness.create_function("soon", maxWorkers=1)
-        await until(lambda: _has_backlog(harness, "soon", 1), "it was dispatched")
+        await until(lambda: _has_backlog(harness, "soon", 1), "the invocation was dispatched")
         assert sent.invocation_id not in harness.results
 
 
-async def test_a_message_that_cannot_be_read_is_a_dead_letter(harness: ActivatorHarness) -> None:
+async def test_undecodable_message_is_dead_lettered(harness: ActivatorHarness) -> None:
     async with harness.activator():
         await harness.publisher.publish(OutgoingMessage(harness.topology.subjects.invoke("odd"), b"not JSON"))
         stream = harness.topology.dead_letter_stream.name
 
-        async def buried() -> bool:
+        async def has_dead_letter() -> bool:
             return await next_message(harness.nats, stream, harness.topology.subjects.all_dead_letters, 1) is not None
 
-        await until(buried, "there is a dead letter")
-        kept = await next_message(harness.nats, stream, harness.topology.subjects.all_dead_letters, 1)
-        assert kept
-        letter = decode(kept.data, DeadLetter)
+        await until(has_dead_letter, "a dead letter exists")
+        message = await next_message(harness.nats, stream, harness.topology.subjects.all_dead_letters, 1)
+        assert message
+        letter = decode(message.data, DeadLetter)
         assert (letter.data, letter.failure_class) == (b"not JSON", FailureClass.BAD_MESSAGE)
-        await until(lambda: _is_invoke_stream_empty(harness, "odd"), "it left its queue")
+        await until(lambda: _is_invoke_stream_empty(harness, "odd"), "the INVOKE stream is empty")
 
 
 async def test_full_dispatch_subject_blocks_only_its_own_function(harness: ActivatorHarness) -> None:
     await harness.create_function("full", maxWorkers=1)
     await harness.create_function("free", maxWorkers=1)
-    usual = nats_settings(harness.nats_url)
-    narrow = structs.replace(usual, streams=structs.replace(usual.streams, max_messages_per_subject=1))
-    async with harness.activator(nats=narrow):
+    settings = nats_settings(harness.nats_url)
+    limited = structs.replace(settings, streams=structs.replace(settings.streams, max_messages_per_subject=1))
+    async with harness.activator(nats=limited):
         await harness.accept_invocation("full")
-        await until(lambda: _has_backlog(harness, "full", 1), "one was dispatched")
+        await until(lambda: _has_backlog(harness, "full", 1), "the first invocation was dispatched")
         second = await harness.accept_invocation("full")
         await harness.accept_invocation("free")
-        await until(lambda: _has_backlog(harness, "free", 1), "the other function's was dispatched")
+        await until(lambda: _has_backlog(harness, "free", 1), "the invocation of the other function was dispatched")
         assert await harness.backlog("full", Stream.INVOKE) == 1
         assert second.invocation_id not in harness.results
 
 
 async def test_undispatchable_invocation_is_dead_lettered_after_max_deliveries(harness: ActivatorHarness) -> None:
     await harness.create_function("stuck", maxWorkers=1)
-    usual = nats_settings(harness.nats_url)
-    narrow = structs.replace(usual, streams=structs.replace(usual.streams, max_messages_per_subject=1))
-    async with harness.activator(nats=narrow, dispatching=DispatchSettings(max_deliveries=2)):
+    settings = nats_settings(harness.nats_url)
+    limited = structs.replace(settings, streams=structs.replace(settings.streams, max_messages_per_subject=1))
+    async with harness.activator(nats=limited, dispatching=DispatchSettings(max_deliveries=2)):
         await harness.accept_invocation("stuck", seconds=600)
-        await until(lambda: _has_backlog(harness, "stuck", 1), "one was dispatched")
+        await until(lambda: _has_backlog(harness, "stuck", 1), "the first invocation was dispatched")
         second = await harness.accept_invocation("stuck", seconds=600)
         result = await harness.wait_result(second)
         assert result.state is ResultState.DEAD_LETTERED
-        await until(lambda: _is_invoke_stream_empty(harness, "stuck"), "it left its first queue")
+        await until(lambda: _is_invoke_stream_empty(harness, "stuck"), "the INVOKE stream is empty")
 
 
 async def test_two_replicas_dispatch_each_invocation_once(harness: ActivatorHarness) -> None:
@@ -181,17 +189,17 @@ async def test_two_replicas_dispatch_each_invocation_once(harness: ActivatorHarn
         harness.activator(other),
     ):
         sent = [await harness.accept_invocation("many") for _ in range(40)]
-        await until(lambda: _has_backlog(harness, "many", len(sent)), "all were dispatched")
-        await until(lambda: _is_invoke_stream_empty(harness, "many"), "they left their first queue")
+        await until(lambda: _has_backlog(harness, "many", len(sent)), "all invocations were dispatched")
+        await until(lambda: _is_invoke_stream_empty(harness, "many"), "the INVOKE stream is empty")
         assert await harness.backlog("many") == len(sent)
 
 
-async def _has_backlog(plane: ActivatorHarness, request_id: str, count: int) -> bool:
-    return await plane.backlog(request_id) == count
+async def _has_backlog(harness: ActivatorHarness, request_id: str, count: int) -> bool:
+    return await harness.backlog(request_id) == count
 
 
-async def _is_invoke_stream_empty(plane: ActivatorHarness, request_id: str) -> bool:
-    return await plane.backlog(request_id, Stream.INVOKE) == 0
+async def _is_invoke_stream_empty(harness: ActivatorHarness, request_id: str) -> bool:
+    return await harness.backlog(request_id, Stream.INVOKE) == 0
 
 
 async def _is_observed(activator: Activator, worker: ObjectKey) -> bool:

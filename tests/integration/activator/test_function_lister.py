@@ -1,4 +1,4 @@
-"""A cache of functions that is behind, and does not know it."""
+"""The function lister with a stale cache that has no error."""
 
 import asyncio
 
@@ -18,10 +18,10 @@ async def test_function_missing_in_a_stale_cache_is_checked_live_before_it_is_de
         await functions.units.wait_for_sync()
         watching.cancel()
         await asyncio.wait({watching})
-        await harness.create_function("unheard")
-        assert functions.by_request_id("unheard") is None
+        await harness.create_function("uncached")
+        assert functions.by_request_id("uncached") is None
         assert functions.cache_is_fresh()
-        assert not await functions.confirm_not_found("unheard")
-        assert functions.by_request_id("unheard") is not None
-        assert await functions.confirm_not_found("never-made")
+        assert not await functions.confirm_not_found("uncached")
+        assert functions.by_request_id("uncached") is not None
+        assert await functions.confirm_not_found("not-created")
         assert await functions.confirm_not_found("Not.A.Name")

@@ -1,8 +1,8 @@
-"""A function that leaves much work behind, and the others."""
+"""The reaper processes a deleted function with a large backlog in batches, so other functions are not delayed."""
 
 from gpu_runtime.activator.invocation_reaper import REAP_BATCH_SIZE, InvocationReaper
 from gpu_runtime.activator.main import utcnow
-from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.activator.settings import ReaperSettings
 from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.dispatch import Dispatch
@@ -27,27 +27,25 @@ async def test_reaping_of_a_large_backlog_does_not_starve_other_functions(nats_a
         await ensure_with_retry(nats, topology.streams, [topology.record_bucket], topology.shared_consumers())
         publisher = Publisher(nats)
 
-        def waiting(request_id: str, number: int) -> OutgoingMessage:
-            call = Invocation(invocation_id=f"{number}", serverless_request_id=request_id, timeout_seconds=60)
-            dispatch = Dispatch(invocation=call, deadline=now.replace(year=2100), dispatched_at=now)
+        def dispatch_message(request_id: str, number: int) -> OutgoingMessage:
+            invocation = Invocation(invocation_id=f"{number}", serverless_request_id=request_id, timeout_seconds=60)
+            dispatch = Dispatch(invocation=invocation, deadline=now.replace(year=2100), dispatched_at=now)
             return OutgoingMessage(topology.subjects.dispatch(request_id), encode(dispatch))
 
-        many = [waiting("many", number) for number in range(2 * REAP_BATCH_SIZE)]
-        await publisher.publish_many([*many, waiting("few", 10_000)])
-        endings, records = (
-            TerminalResultPublisher(topology.subjects, publisher, metrics),
-            KeyValueBucket(nats, publisher, topology.record_bucket),
-        )
-        reaping = ReaperSettings(deleted_function_grace_seconds=0.001)
-        reaper = InvocationReaper(nats, topology, records, NO_FUNCTIONS, endings, reaping, metrics, utcnow)
+        many = [dispatch_message("many", number) for number in range(2 * REAP_BATCH_SIZE)]
+        await publisher.publish_many([*many, dispatch_message("few", 10_000)])
+        results = TerminalResultPublisher(topology.subjects, publisher, metrics, TerminationStage.DISPATCHED)
+        records = KeyValueBucket(nats, publisher, topology.record_bucket)
+        settings = ReaperSettings(deleted_function_grace_seconds=0.001)
+        reaper = InvocationReaper(nats, topology, records, NO_FUNCTIONS, results, settings, metrics, utcnow)
 
-        async def left() -> dict[str, int]:
+        async def backlogs() -> dict[str, int]:
             counts = await messages_by_subject(nats, topology.stream_name(Stream.DISPATCH), ">")
             return {subject.rpartition(".")[2]: count for subject, count in counts.items()}
 
-        await reaper.run_once()  # from now on they are missing
-        while len(await left()) == 2:
+        await reaper.run_once()  # records since when the functions are missing
+        while len(await backlogs()) == 2:
             await reaper.run_once()
-        assert await left() == {"many": REAP_BATCH_SIZE}
-        while await left():
+        assert await backlogs() == {"many": REAP_BATCH_SIZE}
+        while await backlogs():
             await reaper.run_once()

@@ -1,10 +1,10 @@
-"""Queues that were lost and made anew, with the numbers of their messages beginning at one again."""
+"""The reaper after the DISPATCH stream was deleted and created again, so that sequences start at 1 again."""
 
 from datetime import datetime, timedelta
 
 from gpu_runtime.activator.invocation_reaper import InvocationReaper
 from gpu_runtime.activator.main import utcnow
-from gpu_runtime.activator.metrics import ActivatorMetrics
+from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.activator.settings import ReaperSettings
 from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.dispatch import Dispatch
@@ -26,39 +26,39 @@ from tests.integration.activator.function_lister_stubs import ONE_FUNCTION
 
 
 async def test_invocations_in_a_recreated_stream_expire_at_their_own_deadline(nats_account: NatsAccount) -> None:
-    topology, metrics, begin = stream_topology(nats_settings(nats_account.url)), ActivatorMetrics(), utcnow()
-    now = [begin]
+    topology, metrics, start = stream_topology(nats_settings(nats_account.url)), ActivatorMetrics(), utcnow()
+    now = [start]
     async with connect_nats(ConnectionOptions((nats_account.url,))) as nats:
         publisher, stream = Publisher(nats), topology.stream_name(Stream.DISPATCH)
-        records, endings = (
-            KeyValueBucket(nats, publisher, topology.record_bucket),
-            TerminalResultPublisher(topology.subjects, publisher, metrics),
-        )
+        records = KeyValueBucket(nats, publisher, topology.record_bucket)
+        results = TerminalResultPublisher(topology.subjects, publisher, metrics, TerminationStage.DISPATCHED)
         reaper = InvocationReaper(
-            nats, topology, records, ONE_FUNCTION, endings, ReaperSettings(), metrics, lambda: now[0]
+            nats, topology, records, ONE_FUNCTION, results, ReaperSettings(), metrics, lambda: now[0]
         )
 
-        async def wait(id_: str, until: datetime) -> None:
-            asked = Invocation(invocation_id=id_, serverless_request_id="f", timeout_seconds=60)
-            dispatch = Dispatch(invocation=asked, deadline=until, dispatched_at=begin)
+        async def publish_dispatch(id_: str, deadline: datetime) -> None:
+            invocation = Invocation(invocation_id=id_, serverless_request_id="f", timeout_seconds=60)
+            dispatch = Dispatch(invocation=invocation, deadline=deadline, dispatched_at=start)
             await publisher.publish(OutgoingMessage(topology.subjects.dispatch("f"), encode(dispatch)))
 
-        async def left() -> list[str]:
-            found = iter_messages(nats, stream, topology.subjects.dispatch("f"))
-            return [decode(each.data, Dispatch).invocation.invocation_id async for each in found]
+        async def remaining() -> list[str]:
+            messages = iter_messages(nats, stream, topology.subjects.dispatch("f"))
+            return [decode(each.data, Dispatch).invocation.invocation_id async for each in messages]
 
         await ensure_with_retry(nats, topology.streams, [topology.record_bucket], topology.shared_consumers())
         for id_ in ("a", "b", "c"):
-            await wait(id_, begin + timedelta(minutes=1))
-        now[0] = begin + timedelta(seconds=30)
+            await publish_dispatch(id_, start + timedelta(minutes=1))
+        now[0] = start + timedelta(seconds=30)
         await reaper.run_once()
         await api_request(nats, f"STREAM.DELETE.{stream}")
         await ensure_with_retry(nats, topology.streams)
-        await wait("long", begin + timedelta(hours=1))
-        await wait("short", begin + timedelta(minutes=2))
-        now[0] = begin + timedelta(minutes=1.5)
+        await publish_dispatch("long", start + timedelta(hours=1))
+        await publish_dispatch("short", start + timedelta(minutes=2))
+        now[0] = start + timedelta(minutes=1.5)
         await reaper.run_once()
-        assert await left() == ["long", "short"], "those that had their numbers are over, and they are not"
-        now[0] = begin + timedelta(minutes=3)
+        assert await remaining() == ["long", "short"], (
+            "only the deadlines of earlier messages with the same sequences have passed"
+        )
+        now[0] = start + timedelta(minutes=3)
         await reaper.run_once()
-        assert await left() == ["long"]
+        assert await remaining() == ["long"]

@@ -1,4 +1,4 @@
-"""The end of a worker, cut short after each of its writes."""
+"""Retiring a worker is safe if the leader is killed after any of its writes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,57 +26,61 @@ from tests.integration.activator.activator_harness import (
     until,
 )
 
-WRITES = ("merge_patch", "create", "delete", "give_back")
+WRITES = ("merge_patch", "create", "delete", "return_to_stock")
 
 
 class SimulatedKill(Exception):
-    """The process did not live to see the answer."""
+    """The process was killed before it received the response."""
 
 
 @dataclass
 class WriteBudget:
-    """Dies after so many writes, which are carried out."""
+    """Simulates a kill after a number of writes. The last write is executed, but its response is lost."""
 
-    lives: int
+    remaining: int
+    """Number of writes until the kill. Negative: no kill."""
 
-    def is_exhausted(self, inner: Any) -> Any:
-        return _CountedClient(inner, self)
+    def wrap(self, client: Any) -> Any:
+        return _CountedClient(client, self)
+
+
+NO_KILL = WriteBudget(-1)
 
 
 class _CountedClient:
-    def __init__(self, inner: Any, mortal: WriteBudget) -> None:
-        self._inner, self._mortal = inner, mortal
+    def __init__(self, client: Any, budget: WriteBudget) -> None:
+        self._client, self._budget = client, budget
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        method = getattr(self._client, name)
         if name not in WRITES:
-            return found
+            return method
 
-        async def written(*arguments: Any, **options: Any) -> Any:
-            answer = await found(*arguments, **options)
-            self._mortal.lives -= 1
-            if self._mortal.lives == 0:
+        async def write(*arguments: Any, **options: Any) -> Any:
+            response = await method(*arguments, **options)
+            self._budget.remaining -= 1
+            if self._budget.remaining == 0:
                 raise SimulatedKill
-            return answer
+            return response
 
-        return written
+        return write
 
 
 @asynccontextmanager
-async def running_lifecycle(plane: ActivatorHarness, mortal: WriteBudget) -> AsyncIterator[WorkerLifecycle]:
-    config = load_cluster_config(plane.control_plane.kubeconfig_for("activator", ACTIVATOR_USER))
+async def running_lifecycle(harness: ActivatorHarness, budget: WriteBudget) -> AsyncIterator[WorkerLifecycle]:
+    config = load_cluster_config(harness.control_plane.kubeconfig_for("activator", ACTIVATOR_USER))
     async with open_kube_client(config, field_manager="activator") as client, aiohttp.ClientSession() as http:
         functions = FunctionLister(client, STOCK_NAMESPACE)
         watching = asyncio.create_task(functions.units.run())
         await functions.units.wait_for_sync()
-        api = RuntimeAPIClient(http, RuntimeAPIClientSettings(url=plane.api_url))
-        watched: KubeClient = mortal.is_exhausted(client)
+        api = RuntimeAPIClient(http, RuntimeAPIClientSettings(url=harness.api_url))
+        counted_client: KubeClient = budget.wrap(client)
         yield WorkerLifecycle(
-            client=watched,
+            client=counted_client,
             functions=functions,
-            stock=mortal.is_exhausted(api),
-            nats=plane.nats,
-            subjects=plane.topology.subjects,
+            stock=budget.wrap(api),
+            nats=harness.nats,
+            subjects=harness.topology.subjects,
             is_leader=lambda: True,
             system_namespace="runtime-system",
             drain_request_timeout_seconds=1,
@@ -84,88 +88,88 @@ async def running_lifecycle(plane: ActivatorHarness, mortal: WriteBudget) -> Asy
         watching.cancel()
 
 
-async def worker_from_stock(plane: ActivatorHarness, name: str) -> GPUUnit:
-    await plane.create_stock(name, 1)
-    await plane.create_function(name, maxWorkers=1)
-    async with running_lifecycle(plane, WriteBudget(lives=-1)) as living:
-        function = living.functions.by_request_id(name)
+async def worker_from_stock(harness: ActivatorHarness, name: str) -> GPUUnit:
+    await harness.create_stock(name, 1)
+    await harness.create_function(name, maxWorkers=1)
+    async with running_lifecycle(harness, NO_KILL) as lifecycle:
+        function = lifecycle.functions.by_request_id(name)
         assert function
-        await until(lambda: _sees_stock(living, name), "the stock is known")
-        await living.create(function, f"{name}-w0")
-        await until(lambda: _knows(living, f"{name}-w0"), "the worker is known")
-        made = living.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, f"{name}-w0"))
-        assert made
-        return made
+        await until(lambda: _sees_stock(lifecycle, name), "the stock unit is cached")
+        await lifecycle.create(function, f"{name}-w0")
+        await until(lambda: _is_cached(lifecycle, f"{name}-w0"), "the worker is cached")
+        worker = lifecycle.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, f"{name}-w0"))
+        assert worker
+        return worker
 
 
-@pytest.mark.parametrize("lives", [1, 2, 3])
-@pytest.mark.parametrize("taken_meanwhile", [False, True], ids=["stock stays", "stock is taken"])
+@pytest.mark.parametrize("writes", [1, 2, 3])
+@pytest.mark.parametrize("stock_claimed", [False, True], ids=["stock stays", "stock is claimed"])
 async def test_stock_is_returned_once_wherever_the_leader_is_killed(
-    harness: ActivatorHarness, lives: int, taken_meanwhile: bool
+    harness: ActivatorHarness, writes: int, stock_claimed: bool
 ) -> None:
-    name = f"end-{lives}-{'taken' if taken_meanwhile else 'left'}"
+    name = f"retire-{writes}-{'claimed' if stock_claimed else 'free'}"
     await worker_from_stock(harness, name)
-    async with running_lifecycle(harness, WriteBudget(lives)) as dying:
+    async with running_lifecycle(harness, WriteBudget(writes)) as killed:
         with pytest.raises(SimulatedKill):
-            await dying.retire(_cached_worker(dying, name))
-    returned = lives >= 2
+            await killed.retire(_cached_worker(killed, name))
+    returned = writes >= 2
     if returned:
-        await until(lambda: _has_stock(harness, name, 1), "the stock is back")
-    if returned and taken_meanwhile:
+        await until(lambda: _has_stock(harness, name, 1), "the stock is returned")
+    if returned and stock_claimed:
         (stock,) = await harness.list_units(STOCK_NAMESPACE, name)
         await harness.delete_unit(stock["metadata"]["name"], STOCK_NAMESPACE)
-    async with running_lifecycle(harness, WriteBudget(lives=-1)) as next_one:
-        if lives < 3:
-            await next_one.retire(_cached_worker(next_one, name))
+    async with running_lifecycle(harness, NO_KILL) as next_leader:
+        if writes < 3:
+            await next_leader.retire(_cached_worker(next_leader, name))
         await until(
-            lambda: _has_stock(harness, name, 0 if returned and taken_meanwhile else 1), "the stock is as it was"
+            lambda: _has_stock(harness, name, 0 if returned and stock_claimed else 1), "the stock is returned once"
         )
-        assert next_one.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, f"{name}-w0")) is None
+        assert next_leader.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, f"{name}-w0")) is None
     assert await harness.list_workers(name) == []
 
 
 async def test_reused_worker_name_has_another_operation_id(harness: ActivatorHarness) -> None:
     first = await worker_from_stock(harness, "again")
-    async with running_lifecycle(harness, WriteBudget(lives=-1)) as living:
-        await living.retire(_cached_worker(living, "again"))
-        await until(lambda: _has_stock(harness, "again", 1), "the stock is back")
+    async with running_lifecycle(harness, NO_KILL) as lifecycle:
+        await lifecycle.retire(_cached_worker(lifecycle, "again"))
+        await until(lambda: _has_stock(harness, "again", 1), "the stock is returned")
         (stock,) = await harness.list_units(STOCK_NAMESPACE, "again")
         await harness.mark_stock_ready(stock["metadata"]["name"])
-        await until(lambda: _sees_stock(living, "again"), "the stock is known")
-        function = living.functions.by_request_id("again")
+        await until(lambda: _sees_stock(lifecycle, "again"), "the stock unit is cached")
+        function = lifecycle.functions.by_request_id("again")
         assert function
-        await living.create(function, "again-w0")
-        await until(lambda: _knows(living, "again-w0"), "the worker is known")
-        assert _cached_worker(living, "again").metadata.uid != first.metadata.uid
+        await lifecycle.create(function, "again-w0")
+        await until(lambda: _is_cached(lifecycle, "again-w0"), "the worker is cached")
+        assert _cached_worker(lifecycle, "again").metadata.uid != first.metadata.uid
         assert await harness.list_units(STOCK_NAMESPACE, "again") == []
 
 
 async def test_no_stock_is_returned_for_a_unit_that_its_operation_did_not_create(harness: ActivatorHarness) -> None:
-    """A process that slept made the unit once more, after the first one was retired."""
+    """A suspended API replica creates the unit a second time, after the first unit was retired."""
     first = await worker_from_stock(harness, "twice")
-    async with running_lifecycle(harness, WriteBudget(lives=-1)) as living:
-        await living.retire(_cached_worker(living, "twice"))
-        await until(lambda: _has_stock(harness, "twice", 1), "the stock is back")
+    async with running_lifecycle(harness, NO_KILL) as lifecycle:
+        await lifecycle.retire(_cached_worker(lifecycle, "twice"))
+        await until(lambda: _has_stock(harness, "twice", 1), "the stock is returned")
         again = {"name": "twice-w0", "namespace": UNIT_NAMESPACE, "annotations": first.metadata.annotations}
-        late = await living.client.create(GPU_UNITS, {"metadata": again, "spec": msgspec.to_builtins(first.spec)})
-        await living.retire(late)
+        late = await lifecycle.client.create(GPU_UNITS, {"metadata": again, "spec": msgspec.to_builtins(first.spec)})
+        await lifecycle.retire(late)
         assert await _has_stock(harness, "twice", 1)
     assert await harness.list_workers("twice") == []
 
 
-def _cached_worker(living: WorkerLifecycle, name: str) -> GPUUnit:
-    found = living.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, f"{name}-w0"))
-    assert found
-    return found
+def _cached_worker(lifecycle: WorkerLifecycle, name: str) -> GPUUnit:
+    worker = lifecycle.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, f"{name}-w0"))
+    assert worker
+    return worker
 
 
-async def _sees_stock(living: WorkerLifecycle, flavor: str) -> bool:
-    return living.functions.available_stock(flavor) > 0
+async def _sees_stock(lifecycle: WorkerLifecycle, flavor: str) -> bool:
+    return lifecycle.functions.available_stock(flavor) > 0
 
 
-async def _knows(living: WorkerLifecycle, name: str) -> bool:
-    return living.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, name)) is not None
+async def _is_cached(lifecycle: WorkerLifecycle, name: str) -> bool:
+    return lifecycle.functions.units.store.get(ObjectKey(UNIT_NAMESPACE, name)) is not None
 
 
-async def _has_stock(plane: ActivatorHarness, flavor: str, count: int) -> bool:
-    return len(await plane.list_units(STOCK_NAMESPACE, flavor)) == count
+async def _has_stock(harness: ActivatorHarness, flavor: str, count: int) -> bool:
+    return len(await harness.list_units(STOCK_NAMESPACE, flavor)) == count

@@ -1,4 +1,4 @@
-"""Functions and workers as tests build them."""
+"""Builders of functions and workers for the unit tests of the activator."""
 
 from typing import Any
 
@@ -9,18 +9,20 @@ from gpu_runtime.kube.meta import ObjectMeta
 MOUNT = StorageMount(name="models", mount_path="/models")
 
 
-def unit(name: str, *, worker_of: str = "", phase: str | None = None, mounts: bool = False, **about: Any) -> GPUUnit:
-    serverless = Serverless(enabled=True, request_id="f", worker_of=worker_of, **about.pop("serverless", {}))
-    annotations = about.pop("annotations", {})
-    metadata = ObjectMeta(name=name, namespace="units", uid=f"uid-{name}", annotations=annotations, **about)
+def unit(name: str, *, worker_of: str = "", phase: str | None = None, mounts: bool = False, **options: Any) -> GPUUnit:
+    """Build a unit. `serverless` has fields of spec.serverless; all other options are fields of the metadata."""
+    serverless = Serverless(enabled=True, request_id="f", worker_of=worker_of, **options.pop("serverless", {}))
+    annotations = options.pop("annotations", {})
+    metadata = ObjectMeta(name=name, namespace="units", uid=f"uid-{name}", annotations=annotations, **options)
     spec = GPUUnitSpec(spec_name="g1.1", serverless=serverless, storage_mounts=(MOUNT,) if mounts else ())
     return GPUUnit(metadata=metadata, spec=spec, status=GPUUnitStatus(phase=phase))
 
 
-def worker(slot: int, state: WorkerState = WorkerState.SERVING, idle: float | None = None, **about: Any) -> Worker:
-    return Worker(unit(f"f-w{slot}", worker_of="f"), state, idle, **about)
+def worker(slot: int, state: WorkerState = WorkerState.SERVING, idle: float | None = None, **fields: Any) -> Worker:
+    return Worker(unit(f"f-w{slot}", worker_of="f"), state, idle, **fields)
 
 
-def observed(outstanding: int | None, *workers: Worker, mounts: bool = False, **wants: Any) -> ObservedFunction:
-    may_create, phase = wants.pop("may_create", True), wants.pop("phase", None)
-    return ObservedFunction(unit("f", mounts=mounts, phase=phase, serverless=wants), workers, outstanding, may_create)
+def observed(outstanding: int | None, *workers: Worker, mounts: bool = False, **options: Any) -> ObservedFunction:
+    """Build an observed function. Options other than `may_create` and `phase` are fields of spec.serverless."""
+    may_create, phase = options.pop("may_create", True), options.pop("phase", None)
+    return ObservedFunction(unit("f", mounts=mounts, phase=phase, serverless=options), workers, outstanding, may_create)

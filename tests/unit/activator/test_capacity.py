@@ -1,4 +1,4 @@
-"""Whether a function's workers have room, as far as they said."""
+"""The free concurrency of a function's workers follows their events and expires."""
 
 from gpu_runtime.activator.capacity import CAPACITY_TTL_SECONDS, FunctionCapacity
 from gpu_runtime.kube.meta import ObjectKey
@@ -7,10 +7,10 @@ from tests.unit.activator.test_worker_liveness import KEY, Clock, event
 
 def capacity_after(*events: tuple[str, int]) -> tuple[FunctionCapacity, Clock]:
     clock = Clock()
-    room = FunctionCapacity(clock)
+    capacity = FunctionCapacity(clock)
     for sequence, (kind, in_flight) in enumerate(events):
-        room.observe(event(kind, sequence, in_flight))
-    return room, clock
+        capacity.observe(event(kind, sequence, in_flight))
+    return capacity, clock
 
 
 def test_capacity_is_zero_without_worker_events() -> None:
@@ -18,12 +18,12 @@ def test_capacity_is_zero_without_worker_events() -> None:
 
 
 def test_free_slot_is_reserved_once_until_the_next_worker_event() -> None:
-    room, _ = capacity_after(("registered", 0))
-    assert not room.try_acquire("another")
-    assert room.try_acquire("f")
-    assert not room.try_acquire("f")
-    room.observe(event("finished", 9))
-    assert room.try_acquire("f")
+    capacity, _ = capacity_after(("registered", 0))
+    assert not capacity.try_acquire("another")
+    assert capacity.try_acquire("f")
+    assert not capacity.try_acquire("f")
+    capacity.observe(event("finished", 9))
+    assert capacity.try_acquire("f")
 
 
 def test_busy_or_draining_worker_has_no_capacity() -> None:
@@ -32,12 +32,12 @@ def test_busy_or_draining_worker_has_no_capacity() -> None:
 
 
 def test_capacity_expires_for_removed_and_silent_workers() -> None:
-    room, clock = capacity_after(("registered", 0))
+    capacity, clock = capacity_after(("registered", 0))
     clock.now = CAPACITY_TTL_SECONDS
-    assert not room.try_acquire("f")
-    room.observe(event("heartbeat", 2))
-    room.remove(ObjectKey("units", "another"))
-    assert room.try_acquire("f")
-    room.observe(event("heartbeat", 3))
-    room.remove(KEY)
-    assert not room.try_acquire("f")
+    assert not capacity.try_acquire("f")
+    capacity.observe(event("heartbeat", 2))
+    capacity.remove(ObjectKey("units", "another"))
+    assert capacity.try_acquire("f")
+    capacity.observe(event("heartbeat", 3))
+    capacity.remove(KEY)
+    assert not capacity.try_acquire("f")

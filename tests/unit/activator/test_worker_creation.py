@@ -1,4 +1,4 @@
-"""Which workers are made, when others have come since the function was looked at."""
+"""The reconciler respects workers that entered the cache after it observed the function."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,41 +15,41 @@ from tests.unit.activator.activator_objects import observed, unit, worker
 
 
 class RecordingLifecycle:
-    """Takes down which workers are asked for."""
+    """Records the names of the workers that the reconciler creates."""
 
     def __init__(self) -> None:
         self.created: list[str] = []
 
-    async def make(self, _function: GPUUnit, name: str, *, cold: bool) -> None:
-        assert cold
+    async def create(self, _function: GPUUnit, name: str, *, without_stock: bool) -> None:
+        assert without_stock
         self.created.append(name)
 
 
-def reconciler_with(lifecycle: RecordingLifecycle, *there: GPUUnit) -> FunctionReconciler:
-    functions = FunctionLister(cast(KubeClient, SimpleNamespace(patient=lambda **_: None)), "stock")
-    for each in there:
+def reconciler_with(lifecycle: RecordingLifecycle, *cached: GPUUnit) -> FunctionReconciler:
+    functions = FunctionLister(cast(KubeClient, SimpleNamespace(with_options=lambda **_: None)), "stock")
+    for each in cached:
         functions.units.store.put(each)
-    anything: Any = None
+    unused: Any = None
     return FunctionReconciler(
         functions=functions,
-        liveness=anything,
-        backlog=anything,
+        liveness=unused,
+        backlog=unused,
         lifecycle=cast(Any, lifecycle),
-        nats=anything,
-        topology=anything,
-        settings=anything,
-        metrics=anything,
-        clock=anything,
-        seconds_since=anything,
+        nats=unused,
+        topology=unused,
+        settings=unused,
+        metrics=unused,
+        clock=unused,
+        seconds_since=unused,
         worker_backoff=WorkerBackoff(Backoff(initial_seconds=10, max_seconds=100)),
-        recorder=anything,
+        recorder=unused,
     )
 
 
-async def created_workers(seen: ObservedFunction, count: int, *there: GPUUnit) -> list[str]:
-    """The workers that are made once those units are in the cache."""
+async def created_workers(seen: ObservedFunction, count: int, *cached: GPUUnit) -> list[str]:
+    """Return the names of the workers that are created while the given units are in the cache."""
     lifecycle = RecordingLifecycle()
-    await reconciler_with(lifecycle, *there)._apply_decision(seen, CreateWorkers(count))
+    await reconciler_with(lifecycle, *cached)._apply_decision(seen, CreateWorkers(count))
     return lifecycle.created
 
 

@@ -1,4 +1,4 @@
-"""Who is listened to: anybody may say anything on the subject of events."""
+"""The activator ignores events of unknown workers, because any NATS client can publish on the events subject."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,26 +19,28 @@ from tests.unit.activator.test_worker_liveness import KEY, Clock, event
 UNUSED: Any = None
 
 
-def observe_events(*words: WorkerEvent) -> tuple[WorkerLiveness, FunctionCapacity]:
-    """By an activator that knows of one worker."""
-    client: Any = SimpleNamespace(patient=lambda **_: None)
-    functions, workers, room = FunctionLister(client, "stock"), WorkerLiveness(Clock()), FunctionCapacity(Clock())
+def observe_events(*events: WorkerEvent) -> tuple[WorkerLiveness, FunctionCapacity]:
+    """Send events to an activator whose cache has one worker. Return its state."""
+    client: Any = SimpleNamespace(with_options=lambda **_: None)
+    functions, liveness, capacity = FunctionLister(client, "stock"), WorkerLiveness(Clock()), FunctionCapacity(Clock())
     functions.units.store.put(unit(KEY.name, worker_of="f"))
-    leading = LeaderComponents(UNUSED, workers, room, functions, UNUSED, UNUSED, UNUSED, lambda: False)
-    for word in words:
-        leading.on_worker_event(Msg(UNUSED, "events", data=encode(word)))
-    return workers, room
+    leader = LeaderComponents(UNUSED, liveness, capacity, functions, UNUSED, UNUSED, UNUSED, lambda: False)
+    for each in events:
+        leader.on_worker_event(Msg(UNUSED, "events", data=encode(each)))
+    return liveness, capacity
 
 
 def test_event_of_an_existing_worker_is_recorded() -> None:
-    workers, room = observe_events(event("registered", 1))
-    assert workers.status_of(KEY)
-    assert room.try_acquire("f")
+    liveness, capacity = observe_events(event("registered", 1))
+    assert liveness.status_of(KEY)
+    assert capacity.try_acquire("f")
 
 
-@pytest.mark.parametrize("forged", ["worker", "namespace", "serverless_request_id"])
-def test_events_of_unknown_workers_are_not_recorded(forged: str) -> None:
-    word = event("registered", 1)
-    workers, room = observe_events(*(msgspec.structs.replace(word, **{forged: f"x{number}"}) for number in range(1000)))
-    assert not workers._statuses
-    assert not room._capacities
+@pytest.mark.parametrize("field", ["unit", "namespace", "serverless_request_id"])
+def test_events_of_unknown_workers_are_not_recorded(field: str) -> None:
+    forged_event = event("registered", 1)
+    liveness, capacity = observe_events(
+        *(msgspec.structs.replace(forged_event, **{field: f"x{number}"}) for number in range(1000))
+    )
+    assert not liveness._statuses
+    assert not capacity._capacities

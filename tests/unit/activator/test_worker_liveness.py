@@ -1,4 +1,4 @@
-"""What is known of workers from what they say, and of functions whose workers fail."""
+"""Worker liveness follows the events of workers. The backoff of a function follows the failures of its workers."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -22,13 +22,13 @@ class Clock:
         return self.now
 
 
-def event(kind: str, sequence: int, in_flight: int = 0, instance: str = "one", at: float = 0) -> WorkerEvent:
+def event(kind: str, sequence: int, in_flight: int = 0, pod_uid: str = "one", at: float = 0) -> WorkerEvent:
     return WorkerEvent(
         kind=WorkerEventKind(kind),
         serverless_request_id="f",
         unit=KEY.name,
         namespace=KEY.namespace,
-        pod_uid=instance,
+        pod_uid=pod_uid,
         sequence=sequence,
         sent_at=BEGIN + timedelta(seconds=at),
         in_flight=in_flight,
@@ -37,106 +37,106 @@ def event(kind: str, sequence: int, in_flight: int = 0, instance: str = "one", a
 
 def liveness_after(*events: tuple[float, WorkerEvent]) -> WorkerLiveness:
     clock = Clock()
-    workers = WorkerLiveness(clock)
-    for moment, each in events:
-        clock.now = moment
-        workers.observe(each)
-    return workers
+    liveness = WorkerLiveness(clock)
+    for time, each in events:
+        clock.now = time
+        liveness.observe(each)
+    return liveness
 
 
 def test_worker_is_idle_from_its_first_event_until_an_invocation_starts() -> None:
-    known = liveness_after((1, event("registered", 1)), (5, event("heartbeat", 2))).status_of(KEY)
-    assert known
-    assert (known.first_seen, known.last_seen, known.idle_since) == (1, 5, 1)
+    status = liveness_after((1, event("registered", 1)), (5, event("heartbeat", 2))).status_of(KEY)
+    assert status
+    assert (status.first_seen, status.last_seen, status.idle_since) == (1, 5, 1)
     busy = liveness_after((1, event("registered", 1)), (5, event("started", 2, in_flight=1))).status_of(KEY)
     assert busy
     assert busy.idle_since is None
 
 
 def test_worker_is_idle_again_after_its_last_invocation() -> None:
-    words = (
+    events = (
         (1, event("registered", 1)),
         (2, event("started", 2, 1)),
         (9, event("finished", 3)),
         (12, event("heartbeat", 4)),
     )
-    known = liveness_after(*words).status_of(KEY)
-    assert known
-    assert known.idle_since == 9
+    status = liveness_after(*events).status_of(KEY)
+    assert status
+    assert status.idle_since == 9
 
 
 def test_finished_event_without_started_event_resets_idle_time() -> None:
-    known = liveness_after((1, event("registered", 1)), (9, event("finished", 3))).status_of(KEY)
-    assert known
-    assert known.idle_since == 9
+    status = liveness_after((1, event("registered", 1)), (9, event("finished", 3))).status_of(KEY)
+    assert status
+    assert status.idle_since == 9
 
 
 def test_late_event_with_lower_sequence_is_ignored() -> None:
-    known = liveness_after((1, event("started", 5, in_flight=1)), (2, event("heartbeat", 4))).status_of(KEY)
-    assert known
-    assert known.in_flight == 1
+    status = liveness_after((1, event("started", 5, in_flight=1)), (2, event("heartbeat", 4))).status_of(KEY)
+    assert status
+    assert status.in_flight == 1
 
 
 def test_draining_lasts_until_the_next_pod_registers() -> None:
-    words = [(1.0, event("draining", 1)), (2.0, event("heartbeat", 2))]
-    known = liveness_after(*words).status_of(KEY)
-    assert known
-    assert known.draining
-    successor = liveness_after(*words, (3, event("registered", 1, instance="two", at=5))).status_of(KEY)
+    events = [(1.0, event("draining", 1)), (2.0, event("heartbeat", 2))]
+    status = liveness_after(*events).status_of(KEY)
+    assert status
+    assert status.draining
+    successor = liveness_after(*events, (3, event("registered", 1, pod_uid="two", at=5))).status_of(KEY)
     assert successor
     assert (successor.pod_uid, successor.draining) == ("two", False)
 
 
 def test_restarted_sidecar_in_the_same_pod_is_no_longer_draining() -> None:
-    known = liveness_after((1, event("draining", 1)), (2, event("registered", 9))).status_of(KEY)
-    assert known
-    assert not known.draining
+    status = liveness_after((1, event("draining", 1)), (2, event("registered", 9))).status_of(KEY)
+    assert status
+    assert not status.draining
 
 
 def test_late_event_of_the_previous_pod_does_not_change_the_new_pod() -> None:
-    known = liveness_after(
-        (1, event("registered", 1, instance="two", at=5)), (2, event("draining", 9, instance="one", at=4))
+    status = liveness_after(
+        (1, event("registered", 1, pod_uid="two", at=5)), (2, event("draining", 9, pod_uid="one", at=4))
     ).status_of(KEY)
-    assert known
-    assert (known.pod_uid, known.draining) == ("two", False)
+    assert status
+    assert (status.pod_uid, status.draining) == ("two", False)
 
 
 def test_events_of_a_deleted_units_pod_do_not_count_for_the_next_unit() -> None:
-    workers = liveness_after((1, event("draining", 1)))
-    workers.mark_unit_deleted(KEY)
-    assert not workers.observe(event("draining", 2, at=5))
-    assert workers.status_of(KEY) is None
-    assert workers.observe(event("registered", 1, instance="two", at=3))  # by another clock
-    known = workers.status_of(KEY)
-    assert known
-    assert (known.pod_uid, known.draining) == ("two", False)
+    liveness = liveness_after((1, event("draining", 1)))
+    liveness.mark_unit_deleted(KEY)
+    assert not liveness.observe(event("draining", 2, at=5))
+    assert liveness.status_of(KEY) is None
+    assert liveness.observe(event("registered", 1, pod_uid="two", at=3))  # the clock of its node is behind
+    status = liveness.status_of(KEY)
+    assert status
+    assert (status.pod_uid, status.draining) == ("two", False)
 
 
 def test_deleted_workers_are_evicted_after_the_ttl() -> None:
     clock = Clock()
-    workers = WorkerLiveness(clock)
+    liveness = WorkerLiveness(clock)
     for number in range(3):
         clock.now = number * 1.1 * DELETED_WORKER_TTL_SECONDS
-        workers.observe(event("registered", 1, instance=f"pod-{number}", at=clock.now))
-        workers.mark_unit_deleted(KEY)
-    assert list(workers._deleted_at) == ["pod-2"]
+        liveness.observe(event("registered", 1, pod_uid=f"pod-{number}", at=clock.now))
+        liveness.mark_unit_deleted(KEY)
+    assert list(liveness._deleted_at) == ["pod-2"]
 
 
 def test_backoff_grows_with_worker_failures_and_resets_on_success() -> None:
     clock = Clock()
-    workers, setbacks, function = (
+    liveness, backoff, function = (
         WorkerLiveness(clock),
         WorkerBackoff(Backoff(initial_seconds=10, max_seconds=100, jitter=0)),
         ObjectKey("units", "f"),
     )
     first, second = worker(0, WorkerState.UNHEALTHY), worker(1, WorkerState.UNHEALTHY)
-    setbacks.observe(function, [first], workers, 0)
-    assert (setbacks.allows_create(function, 9), setbacks.allows_create(function, 10)) == (False, True)
-    setbacks.observe(function, [first], workers, 9)  # the same one is not counted twice
-    assert setbacks.allows_create(function, 10)
-    setbacks.observe(function, [second], workers, 12)
-    assert (setbacks.allows_create(function, 31), setbacks.allows_create(function, 32)) == (False, True)
+    backoff.observe(function, [first], liveness, 0)
+    assert (backoff.allows_create(function, 9), backoff.allows_create(function, 10)) == (False, True)
+    backoff.observe(function, [first], liveness, 9)  # the same worker is not counted twice
+    assert backoff.allows_create(function, 10)
+    backoff.observe(function, [second], liveness, 12)
+    assert (backoff.allows_create(function, 31), backoff.allows_create(function, 32)) == (False, True)
     clock.now = 13
-    workers.observe(event("registered", 1))
-    setbacks.observe(function, [worker(0)], workers, 14)
-    assert setbacks.allows_create(function, 14)
+    liveness.observe(event("registered", 1))
+    backoff.observe(function, [worker(0)], liveness, 14)
+    assert backoff.allows_create(function, 14)

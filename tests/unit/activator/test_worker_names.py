@@ -1,4 +1,4 @@
-"""Names of workers, and which of them are free."""
+"""Worker names are valid and unique, and free slots are found in ascending order."""
 
 from gpu_runtime.activator.worker_names import free_slots, worker_name
 from gpu_runtime.contract.validation import name_errors
@@ -8,7 +8,7 @@ def test_worker_names_are_valid_and_unique_for_long_function_names() -> None:
     functions = ["f", "a" * 57, "a" * 58, "a" * 63, "a" * 62 + "b", "a-" * 31 + "a"]
     names = [worker_name(function, slot) for function in functions for slot in (0, 9999)]
     assert len(set(names)) == len(names)
-    assert [problem for name in names for problem in name_errors(name)] == []
+    assert [error for name in names for error in name_errors(name)] == []
     assert worker_name("f", 3) == "f-w3"
 
 
