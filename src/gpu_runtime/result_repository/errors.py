@@ -1,18 +1,18 @@
-"""What can go wrong with the repository, as one tree.
+"""Errors of the result repository.
 
-ResultsError
-├─ Unusable   not now: the disk is full, the file is locked, the disk errs. Nothing was written; another try may succeed
-└─ Unfit      never: no file of results, or one of a newer version. For the operator
+RepositoryError
+├─ RepositoryUnavailable    Temporary: the disk is full, the file is locked, or an I/O error occurred. Retry.
+└─ RepositoryIncompatible   Permanent: the file is no result database or has a newer version. The operator must act.
 """
 
 
 class RepositoryError(Exception):
-    """Something went wrong between this process and its results."""
+    """Base class of the errors of the result repository."""
 
 
 class RepositoryUnavailable(RepositoryError):
-    """Nothing was written or read, and another try may succeed."""
+    """Nothing was written or read. A retry may succeed."""
 
 
 class RepositoryIncompatible(RepositoryError):
-    """This is not a repository that this process can use."""
+    """This process cannot use the database file. A retry does not help."""

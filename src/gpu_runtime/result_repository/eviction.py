@@ -1,4 +1,4 @@
-"""Which of the oldest results go next. Pure."""
+"""Decides which of the oldest results to evict next. Nothing here awaits or reads a clock."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,8 +7,12 @@ from datetime import datetime
 from gpu_runtime.result_repository.repository import EvictedCounts, RetentionLimits
 
 EVICTION_BATCH_SIZE = 200
+"""Maximum number of results that one transaction deletes."""
 EVICTION_BATCH_BYTES = 8 * 1024 * 1024
-"""How much is deleted in one transaction: milliseconds' worth, which is how long an insert waits for it."""
+"""Number of bytes after which a batch is full.
+
+The deletion of a batch takes some milliseconds, which is how long an insert waits for it.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,24 +25,25 @@ class EvictionCandidate:
 @dataclass(frozen=True)
 class Eviction:
     last_number: int
-    """The last one that goes. All before it go, too."""
+    """Number of the newest row to delete. All older rows are deleted as well."""
     evicted: EvictedCounts
 
 
 def plan_eviction(
     oldest: Iterable[EvictionCandidate], used_bytes: int, limits: RetentionLimits, now: datetime
 ) -> Eviction | None:
-    """Those that go now, of the oldest in their order; None where none do.
+    """Return the next batch to evict, given the oldest results in ascending order, or None if all can stay.
 
-    It ends at the first that may stay, also where a later one seems older: only a clock that jumped can do that, and
-    with gaps nobody could tell how many there are without counting.
+    The batch ends at the first result that can stay, even if a later result has an older timestamp. That happens only
+    if the clock was changed. Eviction must leave no gaps in the row numbers, because the repository computes the number
+    of results from the first and the last row number.
     """
-    upto, expired, crowded_out, freed = None, 0, 0, 0
+    last_number, by_ttl, by_size, freed_bytes = None, 0, 0, 0
     for each in oldest:
         is_expired = each.stored_at < now - limits.max_age
-        is_in_excess = used_bytes - freed > limits.max_bytes
-        if not (is_expired or is_in_excess) or freed >= EVICTION_BATCH_BYTES:
+        is_oversized = used_bytes - freed_bytes > limits.max_bytes
+        if not (is_expired or is_oversized) or freed_bytes >= EVICTION_BATCH_BYTES:
             break
-        upto, freed = each.number, freed + each.size_bytes
-        expired, crowded_out = expired + is_expired, crowded_out + (not is_expired)
-    return Eviction(upto, EvictedCounts(expired, crowded_out)) if upto is not None else None
+        last_number, freed_bytes = each.number, freed_bytes + each.size_bytes
+        by_ttl, by_size = by_ttl + is_expired, by_size + (not is_expired)
+    return Eviction(last_number, EvictedCounts(by_ttl, by_size)) if last_number is not None else None

@@ -1,7 +1,7 @@
-"""What a result repository does, whichever database is behind it.
+"""The interface of a result repository, independent of the database.
 
-The first result of an invocation stands: whatever comes later under its ID changes nothing. The order of results is the
-order in which they were stored, which no clock can confuse.
+The first stored result of an invocation is final: later results with the same invocationID change nothing. Results are
+ordered by insertion, not by timestamp, so a wrong clock does not change the order.
 """
 
 from collections.abc import Sequence
@@ -12,39 +12,40 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class ResultRow:
-    """A result as it is kept."""
+    """A stored result."""
 
     invocation_id: str
     request_id: str
     state: str
     head: bytes
-    """All of the result but its body, as its reader wants it."""
+    """The encoded result without its body."""
     body: bytes
 
 
 @dataclass(frozen=True)
 class InsertOutcome:
-    """What stands for an invocation after an insert."""
+    """The result that an invocation has after an insert."""
 
     state: str
+    """State of the stored result."""
     inserted: bool
-    """Whether this insert put it there."""
+    """Whether this insert stored it. False if the invocation already had a result."""
 
 
 @dataclass(frozen=True)
 class ResultPage:
     heads: tuple[tuple[int, bytes], ...]
-    """The newest first, each with its place in the order: a page can be continued after any of them."""
+    """Row number and head of each result, newest first. The next page can start before any of these row numbers."""
     has_more: bool
-    """Whether there are older ones."""
+    """Whether older results exist."""
 
 
 @dataclass(frozen=True)
 class EvictedCounts:
     by_ttl: int = 0
-    """After their time."""
+    """Evicted because the maximum age passed."""
     by_size: int = 0
-    """Before it, because there was no room for them."""
+    """Evicted before the maximum age because the database exceeded its maximum size."""
 
     @property
     def nonzero(self) -> bool:
@@ -55,32 +56,32 @@ class EvictedCounts:
 class RepositorySize:
     result_count: int
     used_bytes: int
-    """What the results need, indexes included, and free space not."""
+    """Size of the results, with indexes and without free pages."""
 
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """How long results are kept, and how many bytes of them at most: beyond that the oldest go before their time."""
+    """Maximum age of results, and maximum total size. Above the size, the oldest results are evicted early."""
 
     max_age: timedelta
     max_bytes: int
 
 
 class ResultRepository(Protocol):
-    """Every operation may fail with Unusable, and then has changed nothing."""
+    """Stores results. Every method can raise RepositoryUnavailable, and has then changed nothing."""
 
     async def insert(self, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
-        """Store them in one transaction, and give what stands for each. They survive a loss of power from then on."""
+        """Store results in one transaction, and return the outcome of each. On return they are durable on disk."""
         ...
 
     async def get(self, invocation_id: str) -> ResultRow | None: ...
 
     async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> ResultPage:
-        """The newest results of a function, of those before that place in the order."""
+        """Return the newest results of a function, starting before the row number `before` if it is given."""
         ...
 
-    async def evict(self, keeping: RetentionLimits, now: datetime) -> EvictedCounts:
-        """Delete a few of those that are not to be kept, the oldest first: so few that an insert need not wait long."""
+    async def evict(self, limits: RetentionLimits, now: datetime) -> EvictedCounts:
+        """Delete one batch of results beyond the limits, oldest first. The batch is small: inserts wait for it."""
         ...
 
     async def size(self) -> RepositorySize: ...

@@ -1,10 +1,10 @@
-"""Results in a file of SQLite: one connection that writes and one that reads, each in a thread of its own.
+"""Stores results in a SQLite file, with one connection for writes and one for reads, each in its own thread.
 
-- Write-ahead log: reads wait for no write, and a commit is one sequential write.
-- `synchronous=FULL`: a commit returns when the log is on the disk. That costs one fsync per transaction, which is why
-  callers insert many results at once. Without it, a loss of power could take results that were acknowledged.
-- Room that deleted results had is used again; the file itself does not shrink.
-- Another process may use the same file at the same time: what it locks is waited for.
+- Write-ahead log: reads do not wait for writes, and a commit is one sequential write.
+- `synchronous=FULL`: a commit returns after the log is on disk. This costs one fsync per transaction, so callers insert
+  many results per transaction. Without it, a power failure could lose acknowledged results.
+- SQLite reuses the pages of deleted results. The file does not shrink.
+- Another process may use the file at the same time. A connection waits for its locks, up to the lock timeout.
 """
 
 import sqlite3
@@ -36,17 +36,17 @@ _SELECT_PAGE = """
     ORDER BY number DESC LIMIT :limit"""
 _SELECT_OLDEST = "SELECT number, stored_at, length(head) + length(body) FROM results ORDER BY number LIMIT ?"
 _DELETE_UP_TO = "DELETE FROM results WHERE number <= ?"
-# Results go from the old end only, so there are no gaps between the first and the last.
+# Only the oldest results are deleted, so there are no gaps between the first and the last row number.
 _SELECT_COUNT = "SELECT coalesce((SELECT max(number) FROM results) - (SELECT min(number) FROM results) + 1, 0)"
 
 _MAX_ROW_NUMBER = 2**63 - 1
 
 
 class SQLiteResultRepository:
-    """The port, on a file. See `opened`."""
+    """ResultRepository in a SQLite file. Create it with open_repository()."""
 
-    def __init__(self, writing: SQLiteThread, reading: SQLiteThread) -> None:
-        self._writer, self._reader = writing, reading
+    def __init__(self, writer: SQLiteThread, reader: SQLiteThread) -> None:
+        self._writer, self._reader = writer, reader
 
     async def insert(self, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
         return await self._writer.run(lambda database: _insert_rows(database, rows, now))
@@ -55,16 +55,16 @@ class SQLiteResultRepository:
         return await self._reader.run(lambda database: _get_row(database, invocation_id))
 
     async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> ResultPage:
-        asked: dict[str, int | str | None] = {
+        parameters: dict[str, int | str | None] = {
             "request_id": request_id,
             "state": state,
             "before": _MAX_ROW_NUMBER if before is None else before,
             "limit": limit + 1,
         }
-        return await self._reader.run(lambda database: _get_page(database, asked, limit))
+        return await self._reader.run(lambda database: _get_page(database, parameters, limit))
 
-    async def evict(self, keeping: RetentionLimits, now: datetime) -> EvictedCounts:
-        return await self._writer.run(lambda database: _evict(database, keeping, now))
+    async def evict(self, limits: RetentionLimits, now: datetime) -> EvictedCounts:
+        return await self._writer.run(lambda database: _evict(database, limits, now))
 
     async def size(self) -> RepositorySize:
         return await self._reader.run(
@@ -74,12 +74,15 @@ class SQLiteResultRepository:
 
 @asynccontextmanager
 async def open_repository(path: Path) -> AsyncIterator[SQLiteResultRepository]:
-    """The results in a file, which is made where there is none. Unfit where it cannot be what is wanted."""
+    """Open the repository in a file, and create the file if it does not exist.
+
+    Raise RepositoryIncompatible if the file cannot be used, and RepositoryUnavailable if a retry may succeed.
+    """
     async with (
-        SQLiteThread.start("results-writer", lambda: open_database(path)) as writing,
-        SQLiteThread.start("results-reader", lambda: open_database(path)) as reading,
+        SQLiteThread.start("results-writer", lambda: open_database(path)) as writer,
+        SQLiteThread.start("results-reader", lambda: open_database(path)) as reader,
     ):
-        yield SQLiteResultRepository(writing, reading)
+        yield SQLiteResultRepository(writer, reader)
 
 
 def _insert_rows(database: sqlite3.Connection, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
@@ -96,31 +99,31 @@ def _insert_row(database: sqlite3.Connection, row: ResultRow, stored_at: int) ->
 
 
 def _get_row(database: sqlite3.Connection, invocation_id: str) -> ResultRow | None:
-    found = database.execute(_SELECT_RESULT, (invocation_id,)).fetchone()
-    return ResultRow(*found) if found else None
+    values = database.execute(_SELECT_RESULT, (invocation_id,)).fetchone()
+    return ResultRow(*values) if values else None
 
 
-def _get_page(database: sqlite3.Connection, asked: dict[str, int | str | None], limit: int) -> ResultPage:
-    found = database.execute(_SELECT_PAGE, asked).fetchall()
-    return ResultPage(tuple(found[:limit]), has_more=len(found) > limit)
+def _get_page(database: sqlite3.Connection, parameters: dict[str, int | str | None], limit: int) -> ResultPage:
+    heads = database.execute(_SELECT_PAGE, parameters).fetchall()
+    return ResultPage(tuple(heads[:limit]), has_more=len(heads) > limit)
 
 
-def _evict(database: sqlite3.Connection, keeping: RetentionLimits, now: datetime) -> EvictedCounts:
+def _evict(database: sqlite3.Connection, limits: RetentionLimits, now: datetime) -> EvictedCounts:
     oldest = (
         EvictionCandidate(number, datetime.fromtimestamp(stored_at / 1000, UTC), size)
         for number, stored_at, size in database.execute(_SELECT_OLDEST, (EVICTION_BATCH_SIZE,)).fetchall()
     )
-    going = plan_eviction(oldest, _used_bytes(database), keeping, now)
-    if going is None:
+    eviction = plan_eviction(oldest, _used_bytes(database), limits, now)
+    if eviction is None:
         return EvictedCounts()
     with _transaction(database):
-        database.execute(_DELETE_UP_TO, (going.last_number,))
-    return going.evicted
+        database.execute(_DELETE_UP_TO, (eviction.last_number,))
+    return eviction.evicted
 
 
 @contextmanager
 def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    _roll_back(database)  # what could not be rolled back when it failed
+    _roll_back(database)  # a transaction whose rollback failed earlier
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -131,7 +134,7 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def _roll_back(database: sqlite3.Connection) -> None:
-    if database.in_transaction:  # some errors, a full disk among them, end it themselves
+    if database.in_transaction:  # some errors, for example a full disk, roll back automatically
         database.execute("ROLLBACK")
 
 
@@ -140,10 +143,10 @@ def _used_bytes(database: sqlite3.Connection) -> int:
     return pages * _scalar(database, "PRAGMA page_size")
 
 
-def _scalar(database: sqlite3.Connection, question: str) -> int:
-    number: int = database.execute(question).fetchone()[0]
+def _scalar(database: sqlite3.Connection, statement: str) -> int:
+    number: int = database.execute(statement).fetchone()[0]
     return number
 
 
-def _milliseconds(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)
+def _milliseconds(time: datetime) -> int:
+    return int(time.timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""The tables of the results, their version, and a connection that has them."""
+"""The SQLite schema of the results and its version. Opens a connection and creates the tables if needed."""
 
 import sqlite3
 from errno import EDQUOT, EIO, ENOSPC
@@ -8,14 +8,15 @@ from gpu_runtime.result_repository.errors import RepositoryIncompatible, Reposit
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x47525253
-"""Marks the file as one of results."""
+"""SQLite application_id that marks the file as a result database."""
 
 LOCK_TIMEOUT_SECONDS = 5.0
+"""How long a connection waits for a lock of another connection or process."""
 MAX_WAL_BYTES = 64 * 1024 * 1024
-"""What the write-ahead log is cut to after it grew larger."""
+"""Size to which SQLite truncates the write-ahead log after it grew larger."""
 
-# The body comes last: whoever reads what stands before it does not read through it. The index has the state, so that a
-# page of the failed ones of a function with many results reads the index alone until it meets them.
+# `body` is the last column, so a query for the other columns does not read the body. The index contains the state, so a
+# query for the failed results of a function with many results reads only the index until it finds them.
 SCHEMA_STATEMENTS = (
     """
     CREATE TABLE results (
@@ -36,19 +37,21 @@ _TRANSIENT_ERROR_CODES = frozenset(
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """A connection to a file that has the tables. Unfit where it never will, Unusable where it may later."""
+    """Open a connection to a database with the result tables.
+
+    Raise RepositoryIncompatible if the file cannot be used, and RepositoryUnavailable if a retry may succeed.
+    """
     _touch(path)
     database = sqlite3.connect(path, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None)
     try:
-        _checked_version(database, path)  # before anything is changed in a file that may be somebody else's
+        _checked_version(database, path)  # first, so that a database of another program is not changed
         _configure(database, path)
         _create_tables(database, path)
     except sqlite3.Error as error:
         database.close()
-        kind = (
-            RepositoryUnavailable if error.sqlite_errorcode & 0xFF in _TRANSIENT_ERROR_CODES else RepositoryIncompatible
-        )
-        raise kind(f"{path}: {error} ({error.sqlite_errorname})") from error
+        transient = error.sqlite_errorcode & 0xFF in _TRANSIENT_ERROR_CODES
+        error_class = RepositoryUnavailable if transient else RepositoryIncompatible
+        raise error_class(f"{path}: {error} ({error.sqlite_errorname})") from error
     except BaseException:
         database.close()
         raise
@@ -57,16 +60,19 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 def _touch(path: Path) -> None:
     try:
-        path.touch(mode=0o600)  # what functions answered is nobody else's; the log gets the same mode
+        path.touch(mode=0o600)  # results are private; SQLite gives the log the same mode
     except OSError as error:
-        kind = RepositoryUnavailable if error.errno in (ENOSPC, EDQUOT, EIO) else RepositoryIncompatible
-        raise kind(f"cannot open {path}: {error.strerror}") from error
+        transient = error.errno in (ENOSPC, EDQUOT, EIO)
+        error_class = RepositoryUnavailable if transient else RepositoryIncompatible
+        raise error_class(f"cannot open {path}: {error.strerror}") from error
 
 
 def _configure(database: sqlite3.Connection, path: Path) -> None:
     (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
-        raise RepositoryIncompatible(f"{path}: its file system allows no write-ahead log; use a volume of one machine")
+        raise RepositoryIncompatible(
+            f"{path}: the file system does not support a write-ahead log; use a local file system"
+        )
     database.execute("PRAGMA synchronous = FULL")
     database.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
 
@@ -74,8 +80,7 @@ def _configure(database: sqlite3.Connection, path: Path) -> None:
 def _create_tables(database: sqlite3.Connection, path: Path) -> None:
     database.execute("BEGIN IMMEDIATE")
     try:
-        found = _checked_version(database, path)
-        if found == 0:
+        if _checked_version(database, path) == 0:
             for statement in SCHEMA_STATEMENTS:
                 database.execute(statement)
             database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -91,10 +96,12 @@ def _checked_version(database: sqlite3.Connection, path: Path) -> int:
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (tables,) = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if tables and application != APPLICATION_ID:
-        raise RepositoryIncompatible(f"{path} is a database, but not one of results")
+        raise RepositoryIncompatible(
+            f"{path} is a SQLite database, but not a result database; set database.path to another file"
+        )
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise RepositoryIncompatible(
-            f"{path} has version {version}; this process knows up to version {SCHEMA_VERSION}: upgrade it"
+            f"{path} has schema version {version}; this process supports up to version {SCHEMA_VERSION}: upgrade it"
         )
     return version

@@ -1,4 +1,4 @@
-"""One connection to SQLite in a thread of its own, which does one thing after another while the event loop goes on."""
+"""Runs the work of one SQLite connection in its own thread, one call at a time, without blocking the event loop."""
 
 import asyncio
 import sqlite3
@@ -21,20 +21,20 @@ class SQLiteThread:
     async def start(cls, name: str, connect: Callable[[], sqlite3.Connection]) -> AsyncIterator["SQLiteThread"]:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix=name) as thread:
-            opening = thread.submit(connect)
+            connection = thread.submit(connect)
             try:
-                database = await asyncio.wrap_future(opening)
+                database = await asyncio.wrap_future(connection)
             except BaseException:
-                opening.add_done_callback(_close_unclaimed)
+                connection.add_done_callback(_close_unclaimed)
                 raise
             try:
                 yield cls(thread, database)
             finally:
-                # Queued behind whatever is being written, which is ended and not torn.
+                # Queued after a write that is still running, so the write completes.
                 await asyncio.shield(loop.run_in_executor(thread, database.close))
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Have it done. A caller that is cancelled no longer hears how it went; it is done all the same."""
+        """Run the work in the thread. If the caller is cancelled, the work still completes."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -46,7 +46,7 @@ class SQLiteThread:
             ) from error
 
 
-def _close_unclaimed(opening: "Future[sqlite3.Connection]") -> None:
-    """Of a connection that came when nobody waited for it any more."""
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+def _close_unclaimed(connection: "Future[sqlite3.Connection]") -> None:
+    """Close a connection that was opened after its caller was cancelled."""
+    if not connection.cancelled() and connection.exception() is None:
+        connection.result().close()

@@ -1,4 +1,5 @@
-"""The result store: results from the queue into the database, the end of each invocation's record, and look-ups.
+"""The result store process.
 
-It knows nothing of Kubernetes.
+It stores results from the RESULT stream in a database, updates the invocation records to terminal, answers result
+queries over NATS, and evicts old results. It does not use Kubernetes.
 """

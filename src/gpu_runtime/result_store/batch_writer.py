@@ -1,7 +1,7 @@
-"""Group commit: results that arrive while a transaction is written share the next one.
+"""Writes results in batches (group commit): results that arrive during a transaction share the next transaction.
 
-One result alone is written at once. While the database cannot be used, the batch in hand is tried again: nothing is
-acknowledged, and nothing more is taken from the queue.
+A single result is written immediately. While the database is unavailable, the writer retries the current batch. In that
+time no message is acknowledged, so the consumer reaches its in-flight limit and pulls no more results.
 """
 
 import asyncio
@@ -27,21 +27,28 @@ class _PendingRow:
 
 class BatchWriter:
     def __init__(
-        self, results: ResultRepository, most: int, metrics: ResultStoreMetrics, backoff: Backoff | None = None
+        self,
+        results: ResultRepository,
+        max_batch_size: int,
+        metrics: ResultStoreMetrics,
+        backoff: Backoff | None = None,
     ) -> None:
         self.problem: str | None = None
-        """Why nothing is stored, for readiness; None where all is well."""
-        self._results, self._max_batch_size, self._metrics = results, most, metrics
+        """Why results cannot be stored, for the readiness check. None if the last write succeeded."""
+        self._results, self._max_batch_size, self._metrics = results, max_batch_size, metrics
         self._backoff = backoff or Backoff(initial_seconds=0.1, max_seconds=2.0)
         self._pending: deque[_PendingRow] = deque()
         self._arrived = asyncio.Event()
 
     async def store(self, row: ResultRow) -> InsertOutcome:
-        """Have a result stored, and give what stands for its invocation then. Unusable if the process stops before."""
-        waiting = _PendingRow(row, asyncio.get_running_loop().create_future())
-        self._pending.append(waiting)
+        """Store a result and return which result the invocation has now.
+
+        Raise RepositoryUnavailable if the process stops before the database is available.
+        """
+        pending = _PendingRow(row, asyncio.get_running_loop().create_future())
+        self._pending.append(pending)
         self._arrived.set()
-        return await waiting.outcome
+        return await pending.outcome
 
     async def run(self, stopping: asyncio.Event) -> NoReturn:
         while True:
@@ -55,7 +62,7 @@ class BatchWriter:
         failures = 0
         while True:
             try:
-                standings = await self._insert([each.row for each in batch])
+                outcomes = await self._insert([each.row for each in batch])
             except RepositoryUnavailable as error:
                 failures += 1
                 self._record_failure(error)
@@ -63,24 +70,24 @@ class BatchWriter:
                     return _reject(batch, error)
             else:
                 self.problem = None
-                return _resolve(batch, standings)
+                return _resolve(batch, outcomes)
 
     async def _insert(self, rows: list[ResultRow]) -> list[InsertOutcome]:
         with self._metrics.batch_duration.time():
-            standings = await self._results.insert(rows, now())
+            outcomes = await self._results.insert(rows, now())
         self._metrics.batch_results.observe(len(rows))
-        for standing in standings:
-            if standing.inserted:
-                self._metrics.stored.labels(standing.state).inc()
+        for outcome in outcomes:
+            if outcome.inserted:
+                self._metrics.stored.labels(outcome.state).inc()
             else:
                 self._metrics.duplicates.inc()
-        return standings
+        return outcomes
 
     def _record_failure(self, error: RepositoryUnavailable) -> None:
         self._metrics.batch_failures.inc()
-        problem = f"results cannot be stored, and wait in their queue: {error}"
-        if problem != self.problem:
-            logger.error("%s", problem)
+        problem = f"results cannot be stored and stay in the RESULT stream: {error}"
+        if problem != self.problem:  # log each problem once, not with every retry
+            logger.error("result batch write failed", extra={"error": str(error)})
         self.problem = problem
 
 
@@ -93,13 +100,13 @@ async def _is_set_within(stopping: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def _resolve(batch: list[_PendingRow], standings: list[InsertOutcome]) -> None:
-    for waiting, standing in zip(batch, standings, strict=True):
-        if not waiting.outcome.done():  # whoever waited was cancelled
-            waiting.outcome.set_result(standing)
+def _resolve(batch: list[_PendingRow], outcomes: list[InsertOutcome]) -> None:
+    for pending, outcome in zip(batch, outcomes, strict=True):
+        if not pending.outcome.done():  # done if the caller of store() was cancelled
+            pending.outcome.set_result(outcome)
 
 
 def _reject(batch: list[_PendingRow], error: RepositoryUnavailable) -> None:
-    for waiting in batch:
-        if not waiting.outcome.done():
-            waiting.outcome.set_exception(error)
+    for pending in batch:
+        if not pending.outcome.done():
+            pending.outcome.set_exception(error)

@@ -1,6 +1,7 @@
-"""The result store: connect, open the database, store what comes, answer look-ups, and end with nothing in hand.
+"""Assembles and runs the result store: opens the database, stores results, answers queries, evicts old results.
 
-Health answers at once; it is ready while the queue is consumed and the database takes what comes.
+The health endpoint answers from the start. The process is ready while it consumes the RESULT stream and the database
+accepts writes. On shutdown it finishes or returns every message that it has pulled.
 """
 
 import asyncio
@@ -28,11 +29,11 @@ from gpu_runtime.result_repository.errors import RepositoryIncompatible, Reposit
 from gpu_runtime.result_repository.repository import ResultRepository
 from gpu_runtime.result_repository.sqlite_repository import open_repository
 from gpu_runtime.result_store.batch_writer import BatchWriter
+from gpu_runtime.result_store.eviction_loop import ResultEvictor
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
 from gpu_runtime.result_store.query_handler import ResultQueryHandler
 from gpu_runtime.result_store.record_finisher import RecordFinisher
 from gpu_runtime.result_store.result_consumer import ResultConsumer
-from gpu_runtime.result_store.result_retention import ResultEvictor
 from gpu_runtime.result_store.settings import ResultStoreSettings
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 
 class ResultStore:
-    """The parts of this process: what stores, what answers, and what forgets."""
+    """The components of this process: consumer, query handler and evictor."""
 
     def __init__(
         self,
@@ -57,17 +58,17 @@ class ResultStore:
         self._nats, self._topology = nats, stream_topology(settings.nats)
         publisher = Publisher(nats)
         self.batch_writer = BatchWriter(results, settings.batch_size, metrics)
-        storing = ResultConsumer(
+        consumer = ResultConsumer(
             self.batch_writer,
             RecordFinisher(KeyValueBucket(nats, publisher, self._topology.record_bucket)),
             self._topology.subjects,
             settings.nats.streams.max_payload_bytes,
             metrics,
         )
-        # For ever: a result that is given up because a disk was full for long would be a promise broken.
-        policy = ConsumeOptions(max_in_flight=settings.batch_size, max_deliveries=None)
+        # No delivery limit: a result must not be dead-lettered because the disk was full for a long time.
+        options = ConsumeOptions(max_in_flight=settings.batch_size, max_deliveries=None)
         self.consumer = PullConsumer(
-            publisher, self._topology.result_consumer, storing.handle, storing.on_dead_letter, policy
+            publisher, self._topology.result_consumer, consumer.handle, consumer.on_dead_letter, options
         )
         self._query_handler = ResultQueryHandler(results, metrics)
         self._evictor = ResultEvictor(results, settings.retention.limits, metrics)
@@ -83,36 +84,36 @@ class ResultStore:
             ),
             asyncio.TaskGroup() as tasks,
         ):
-            beside = [tasks.create_task(self.batch_writer.run(stopping)), tasks.create_task(self._evictor.run())]
+            background = [tasks.create_task(self.batch_writer.run(stopping)), tasks.create_task(self._evictor.run())]
             await self.consumer.run(stopping)
-            for task in beside:
+            for task in background:
                 task.cancel()
 
 
 class ResultStoreReadiness:
-    """What is not well, as far as the process has come."""
+    """Readiness checks. Before the components exist, they report which startup step is not done."""
 
     def __init__(self, nats: NatsConnection) -> None:
-        self.open_problem: str | None = "the database is not open yet"
+        self.open_problem: str | None = "database not open yet"
         self.store: ResultStore | None = None
         self.checks: Mapping[str, HealthCheck] = {
             "nats": nats.problem,
             "database": self._database_problem,
-            "queue": self._consumer_problem,
+            "consumer": self._consumer_problem,
         }
 
     def _database_problem(self) -> str | None:
         return self.store.batch_writer.problem if self.store else self.open_problem
 
     def _consumer_problem(self) -> str | None:
-        return self.store.consumer.problem() if self.store else "the streams are not made yet"
+        return self.store.consumer.problem() if self.store else "streams not created yet"
 
 
 async def run_result_store(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
-    """Store results and answer look-ups until told to stop."""
+    """Store results and answer queries until `stopping` is set."""
     try:
         await _run(settings, stopping)
-    except JetStreamError as error:  # what waiting does not mend: the settings, or streams that do not fit them
+    except JetStreamError as error:  # not retryable: wrong settings, or streams with other settings
         raise fault_from_nats_error(error) from error
 
 
@@ -130,7 +131,10 @@ async def _run(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
 
 
 async def _open_with_retry(stack: AsyncExitStack, path: Path, readiness: ResultStoreReadiness) -> ResultRepository:
-    """Open the database, waiting for a disk that has no room. What waiting does not mend is for the operator."""
+    """Open the database. Retry while it is unavailable, for example because the disk is full.
+
+    Raise Rejected if the file is incompatible: a retry does not help.
+    """
     failures = 0
     while True:
         try:
@@ -139,7 +143,7 @@ async def _open_with_retry(stack: AsyncExitStack, path: Path, readiness: ResultS
             raise Rejected(str(error)) from error
         except RepositoryUnavailable as error:
             readiness.open_problem = f"the database cannot be opened: {error}"
-            logger.warning("%s", readiness.open_problem)
+            logger.warning("database open failed", extra={"error": str(error)})
         else:
             readiness.open_problem = None
             return results
@@ -153,12 +157,12 @@ async def _ensure_streams(nats: NatsConnection, topology: StreamTopology) -> boo
 
 
 async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What the work gives; None where the process is told to stop before it has ended."""
-    working, told = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    """Return the result of the coroutine. Cancel it and return None if `stopping` is set first."""
+    work_task, stop_task = asyncio.create_task(work), asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (working, told):
+        for task in (work_task, stop_task):
             task.cancel()
-        await asyncio.wait({working, told})
-    return None if working.cancelled() else working.result()
+        await asyncio.wait({work_task, stop_task})
+    return None if work_task.cancelled() else work_task.result()

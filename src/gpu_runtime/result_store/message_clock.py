@@ -1,4 +1,4 @@
-"""What time it is, as messages say it."""
+"""The current time with the precision of message timestamps: UTC, in milliseconds."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What the result store counts."""
+"""Prometheus metrics of the result store."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -9,37 +9,55 @@ _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class ResultStoreMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.stored = Counter(
-            "result_store_results_stored", "Results stored, by how they ended", ["state"], registry=registry
+            "gpu_runtime_results_stored", "Results stored, by state of the invocation", ["state"], registry=registry
         )
         self.duplicates = Counter(
-            "result_store_duplicates", "Results whose invocation had one already", registry=registry
+            "gpu_runtime_results_duplicate",
+            "Results not stored because their invocation already has a result",
+            registry=registry,
         )
         self.invalid_messages = Counter(
-            "result_store_unreadable", "Messages that are no result, now dead letters", registry=registry
+            "gpu_runtime_results_invalid",
+            "Messages of the RESULT stream that were dead-lettered because they are no valid result",
+            registry=registry,
         )
         self.batch_results = Histogram(
-            "result_store_batch_results", "Results in one transaction", buckets=_BATCH_SIZE_BUCKETS, registry=registry
+            "gpu_runtime_result_batch_size",
+            "Results in one database transaction",
+            buckets=_BATCH_SIZE_BUCKETS,
+            registry=registry,
         )
         self.batch_duration = Histogram(
-            "result_store_batch_seconds",
-            "Time of one transaction, to the disk",
+            "gpu_runtime_result_batch_duration_seconds",
+            "Duration of one database transaction, including the fsync",
             buckets=_DURATION_BUCKETS_SECONDS,
             registry=registry,
         )
         self.batch_failures = Counter(
-            "result_store_batch_failures", "Transactions that failed and are tried again", registry=registry
+            "gpu_runtime_result_batch_failures", "Failed database transactions, which are retried", registry=registry
         )
-        self.results = Gauge("result_store_results", "Results in the database", registry=registry)
+        self.results = Gauge("gpu_runtime_results", "Results in the database", registry=registry)
         self.database_bytes = Gauge(
-            "result_store_database_bytes", "What the results need in the database", registry=registry
-        )
-        self.database_limit = Gauge(
-            "result_store_database_limit_bytes", "What they may need: retention.bytes", registry=registry
-        )
-        self.evicted = Counter(
-            "result_store_forgotten",
-            "Results forgotten: after their time (expired), or before it for want of room (crowded_out)",
-            ["why"],
+            "gpu_runtime_result_database_bytes",
+            "Size of the results in the database, with indexes and without free pages",
             registry=registry,
         )
-        self.queries = Counter("result_store_look_ups", "Questions answered", ["question", "answer"], registry=registry)
+        self.database_limit = Gauge(
+            "gpu_runtime_result_database_limit_bytes",
+            "Maximum size of the results: setting retention.maxBytes",
+            registry=registry,
+        )
+        self.evicted = Counter(
+            "gpu_runtime_results_evicted",
+            "Results deleted because their maximum age passed (ttl) or the database exceeded its limit (size)",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in ("ttl", "size"):  # with value 0, so that increase() sees the first eviction
+            self.evicted.labels(reason)
+        self.queries = Counter(
+            "gpu_runtime_result_queries",
+            "Result queries answered, by query and result",
+            ["query", "result"],
+            registry=registry,
+        )

@@ -1,4 +1,4 @@
-"""Answers to questions about stored results. A bad question is answered with what is wrong with it."""
+"""Answers queries for stored results over NATS. An invalid query is answered with an error message."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ from gpu_runtime.result_store.metrics import ResultStoreMetrics
 from gpu_runtime.result_store.result_codec import result_from_head, result_from_row
 
 MAX_PAGE_BYTES = MAX_PAYLOAD_BYTES
-"""How much one page may hold: results without bodies are small, but 500 long failures would fit into no message."""
+"""Maximum size of the results in one page.
+
+Results without bodies are small, but a page of 500 results with long failure messages would not fit into a message.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,51 +29,53 @@ class ResultQueryHandler:
     results: ResultRepository
     metrics: ResultStoreMetrics
 
-    async def find_result(self, question: bytes) -> bytes:
+    async def find_result(self, query: bytes) -> bytes:
         try:
-            asked = decode(question, GetResultRequest)
-        except MessageDecodeError as bad:
-            return self._reply(RESULT_QUERY, "problem", GetResultResponse(error=bad.message))
-        row = await self.results.get(asked.invocation_id)
+            request = decode(query, GetResultRequest)
+        except MessageDecodeError as error:
+            return self._reply(RESULT_QUERY, "invalid", GetResultResponse(error=error.message))
+        row = await self.results.get(request.invocation_id)
         if row is None:
-            return self._reply(RESULT_QUERY, "none", GetResultResponse())
+            return self._reply(RESULT_QUERY, "not_found", GetResultResponse())
         return self._reply(RESULT_QUERY, "found", GetResultResponse(result=result_from_row(row)))
 
-    async def list_results(self, question: bytes) -> bytes:
+    async def list_results(self, query: bytes) -> bytes:
         try:
-            asked = decode(question, ListResultsRequest)
-            before = parse_cursor(asked.continue_token)
-        except MessageDecodeError as bad:
-            return self._reply(RESULTS_QUERY, "problem", ListResultsResponse(error=bad.message))
-        state = asked.state.value if asked.state else None
-        page = await self.results.page(asked.serverless_request_id, state, before, asked.limit)
-        listed = list_reply(page)
-        return self._reply(RESULTS_QUERY, "found" if listed.results else "none", listed)
+            request = decode(query, ListResultsRequest)
+            before = parse_cursor(request.continue_token)
+        except MessageDecodeError as error:
+            return self._reply(RESULTS_QUERY, "invalid", ListResultsResponse(error=error.message))
+        state = request.state.value if request.state else None
+        page = await self.results.page(request.serverless_request_id, state, before, request.limit)
+        response = list_reply(page)
+        return self._reply(RESULTS_QUERY, "found" if response.results else "not_found", response)
 
-    def _reply(self, question: str, answer: str, message: GetResultResponse | ListResultsResponse) -> bytes:
-        self.metrics.queries.labels(question, answer).inc()
-        return encode(message)
+    def _reply(self, query: str, result: str, response: GetResultResponse | ListResultsResponse) -> bytes:
+        self.metrics.queries.labels(query, result).inc()
+        return encode(response)
 
 
-def parse_cursor(after: str) -> int | None:
-    """Where a page ended, as the repository knows it. None: nowhere yet."""
-    if not after:
+def parse_cursor(continue_token: str) -> int | None:
+    """Return the row number before which the page starts, or None for the first page."""
+    if not continue_token:
         return None
-    if not (after.isascii() and after.isdecimal() and len(after) < 19):
-        raise MessageDecodeError(f"after: {after!r} is not where a page ended; leave it out to begin with the newest")
-    return int(after)
+    if not (continue_token.isascii() and continue_token.isdecimal() and len(continue_token) < 19):
+        raise MessageDecodeError(
+            f"continueToken: {continue_token!r} is not a token of this server; omit it to start with the newest result"
+        )
+    return int(continue_token)
 
 
 def list_reply(page: ResultPage) -> ListResultsResponse:
-    """As much of the page as fits into a message, and where the next one begins."""
-    shown = tuple(_heads_within_limit(page.heads))
-    more = page.has_more or len(shown) < len(page.heads)
-    after = str(shown[-1][0]) if shown and more else ""
-    return ListResultsResponse(results=tuple(result_from_head(head) for _, head in shown), continue_token=after)
+    """Return the results of the page that fit into one message, and the token of the next page."""
+    heads = tuple(_heads_within_limit(page.heads))
+    has_more = page.has_more or len(heads) < len(page.heads)
+    token = str(heads[-1][0]) if heads and has_more else ""
+    return ListResultsResponse(results=tuple(result_from_head(head) for _, head in heads), continue_token=token)
 
 
 def _heads_within_limit(heads: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """At least one: a page that never moves on would be asked for for ever."""
+    """Yield heads up to MAX_PAGE_BYTES, but at least one. With an empty page the client would never advance."""
     size = 0
     for number, head in heads:
         size += len(head)

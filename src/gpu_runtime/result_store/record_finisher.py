@@ -1,4 +1,7 @@
-"""The end of an invocation's record: written after its result is stored, so whoever sees it finds the result."""
+"""Updates invocation records to terminal.
+
+The update happens after the result is stored. So a reader of a terminal record always finds the result.
+"""
 
 from dataclasses import dataclass
 
@@ -10,27 +13,31 @@ from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.result_store.message_clock import now
 
 MAX_WRITE_ATTEMPTS = 5
-"""An invocation has a handful of writers, and each writes once."""
+"""Maximum number of attempts to update a record. An invocation has few writers, and each writes once."""
 
 
 @dataclass(frozen=True)
 class RecordFinisher:
     bucket: KeyValueBucket
 
-    async def finish(self, invocation_id: str, state: ResultState, known: RecordAtRevision | None) -> None:
-        """Write that it ended so. Nothing is to be done for a record that has ended, or whose time is over."""
+    async def finish(self, invocation_id: str, state: ResultState, stored: RecordAtRevision | None) -> None:
+        """Set the record to terminal with this result state.
+
+        Do nothing if the record is already terminal or has expired. `stored` is the record as the sender of the result
+        knew it. If it is None or stale, the current record is read.
+        """
         for _ in range(MAX_WRITE_ATTEMPTS):
-            known = known or await self._read(invocation_id)
-            if known is None:
+            stored = stored or await self._read(invocation_id)
+            if stored is None:
                 return
-            record = finish_record(known.record, state, now())
-            if record is known.record:
+            record = finish_record(stored.record, state, now())
+            if record is stored.record:
                 return
-            if await self.bucket.update(invocation_id, encode(record), known.revision) is not None:
+            if await self.bucket.update(invocation_id, encode(record), stored.revision) is not None:
                 return
-            known = None
+            stored = None
         raise WrongLastSequence(
-            f"the record of {invocation_id} was changed {MAX_WRITE_ATTEMPTS} times while it was to be ended"
+            f"the record of invocation {invocation_id} changed during each of {MAX_WRITE_ATTEMPTS} update attempts"
         )
 
     async def _read(self, invocation_id: str) -> RecordAtRevision | None:

@@ -1,4 +1,4 @@
-"""A delivery from the queue as a result, and a result as what is kept of it. Pure."""
+"""Decodes deliveries of the RESULT stream, and converts results to and from database rows. Nothing here awaits."""
 
 from datetime import datetime
 
@@ -16,28 +16,28 @@ from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery, Outgoin
 from gpu_runtime.result_repository.repository import ResultRow
 
 
-def read_result(delivery: Delivery, subjects: Subjects, body_limit: int) -> Result:
-    """The result, with no more of its body than is kept. Rejected where it is none, or says two things."""
+def read_result(delivery: Delivery, subjects: Subjects, max_body_bytes: int) -> Result:
+    """Decode a result and truncate its body. Raise Rejected if it is no result, or if its subject contradicts it."""
     result = decode(delivery.data, Result)
-    if problems := tuple(_problems(result, subjects.parse(delivery.subject).request_id)):
-        raise Invalid(problems)
-    return truncate_body(result, body_limit)
+    if errors := tuple(_field_errors(result, subjects.parse(delivery.subject).request_id)):
+        raise Invalid(errors)
+    return truncate_body(result, max_body_bytes)
 
 
-def _problems(result: Result, request_id: str) -> FieldErrors:
+def _field_errors(result: Result, request_id: str) -> FieldErrors:
     yield from invocation_id_errors(result.invocation_id)
     if result.serverless_request_id != request_id:
         yield FieldError(
-            "serverlessRequestID", f"is {result.serverless_request_id!r}, but the subject says {request_id!r}"
+            "serverlessRequestID", f"is {result.serverless_request_id!r}, but the subject has {request_id!r}"
         )
 
 
-def truncate_body(result: Result, limit: int) -> Result:
-    """The result with at most so much of its body. What its sender said of a body that it cut already stays true."""
-    if len(result.body) <= limit:
+def truncate_body(result: Result, max_bytes: int) -> Result:
+    """Truncate the body to `max_bytes`. If the sender truncated it already, body_bytes keeps the original size."""
+    if len(result.body) <= max_bytes:
         return result
-    shorter = with_body(result, result.content_type, result.body, limit)
-    return msgspec.structs.replace(shorter, body_bytes=max(result.body_bytes, shorter.body_bytes))
+    truncated = with_body(result, result.content_type, result.body, max_bytes)
+    return msgspec.structs.replace(truncated, body_bytes=max(result.body_bytes, truncated.body_bytes))
 
 
 def row_from_result(result: Result) -> ResultRow:
@@ -51,7 +51,7 @@ def row_from_result(result: Result) -> ResultRow:
 
 
 def result_from_head(head: bytes) -> Result:
-    """The result without its body."""
+    """Decode the head of a row: the result without its body."""
     return decode(head, Result)
 
 
@@ -62,7 +62,7 @@ def result_from_row(row: ResultRow) -> Result:
 def dead_letter_message(
     letters: DeadLetterBuilder, delivery: Delivery, outcome: DeadLetterDelivery, now: datetime
 ) -> OutgoingMessage:
-    """The dead letter of what is no result."""
+    """Build the dead letter of a message that is no valid result."""
     failure_class = FailureClass(outcome.failure_class) if outcome.failure_class else FailureClass.INTERNAL
     failure = Failure(failure_class=failure_class, message=outcome.reason)
     return letters.to_outgoing(letters.build(delivery, failure, now))

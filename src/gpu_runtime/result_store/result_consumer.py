@@ -1,6 +1,7 @@
-"""What becomes of a delivery: stored and on the disk, then its invocation's record ended, then acknowledged.
+"""Handles one delivery of the RESULT stream: store the result durably, finish the invocation record, acknowledge.
 
-A crash in between means that it comes again: the stored result stands, and the rest is done then.
+After a crash between two steps JetStream redelivers the message. The stored result does not change, and the remaining
+steps are done then.
 """
 
 from collections.abc import Sequence
@@ -41,22 +42,22 @@ class ResultConsumer:
     async def handle(self, delivery: Delivery) -> DeliveryOutcome:
         try:
             row = row_from_result(read_result(delivery, self.subjects, self.max_body_bytes))
-        except Rejected as bad:
+        except Rejected as error:
             self.metrics.invalid_messages.inc()
-            return DeadLetterDelivery(bad.message, FailureClass.BAD_MESSAGE)
+            return DeadLetterDelivery(error.message, FailureClass.BAD_MESSAGE)
         try:
-            standing = await self.batch_writer.store(row)
+            outcome = await self.batch_writer.store(row)
             await self.record_finisher.finish(
-                row.invocation_id, ResultState(standing.state), record_from_headers(delivery.headers)
+                row.invocation_id, ResultState(outcome.state), record_from_headers(delivery.headers)
             )
         except RepositoryUnavailable as error:
-            return NakDelivery(f"not stored: {error}", delay=0)  # the process stops; another one may have it at once
+            # This process is stopping, so another replica may get the message immediately.
+            return NakDelivery(f"result not stored: {error}", delay=0)
         except JetStreamError as error:
-            return NakDelivery(f"stored, but its invocation's record is not ended: {error}")
-        except (
-            MessageDecodeError
-        ) as error:  # of a newer version, until this process is upgraded or the record's time is over
-            return NakDelivery(f"stored, but its invocation's record cannot be read: {error}")
+            return NakDelivery(f"result stored, but the invocation record was not updated: {error}")
+        except MessageDecodeError as error:
+            # A newer version wrote the record. Retry until this process is upgraded or the record expires.
+            return NakDelivery(f"result stored, but the invocation record cannot be decoded: {error}")
         return AckDelivery()
 
     def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:

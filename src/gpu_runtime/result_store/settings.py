@@ -1,4 +1,4 @@
-"""The settings of the result store."""
+"""Settings of the result store."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -14,18 +14,18 @@ MIB = 1024**2
 
 class DatabaseSettings(BaseSettings, frozen=True, kw_only=True):
     path: Annotated[str, Meta(min_length=1)] = "/var/lib/gpu-runtime/results.db"
-    """The file with the results, on a volume of one machine. It is made where there is none; its folder must be there.
-    A log of up to some dozen MiB lies beside it. One file per installation: two processes with a file each would each
-    have some of the results."""
+    """Path of the database file, on a file system of one machine. The file is created if it does not exist; its
+    directory must exist. A write-ahead log of up to 64 MiB is next to it. An installation must have only one database
+    file: with two files, each would have a part of the results."""
 
 
 class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):
     max_age_seconds: Annotated[float, Meta(ge=60, le=10 * 365 * 86400)] = 7 * 86400
-    """How long a result is kept after it was stored."""
+    """How long a result is retained after it was stored, in seconds. Older results are evicted."""
 
     max_bytes: Annotated[int, Meta(ge=MIB)] = 8 * 1024**3
-    """How much the results may need, indexes included. Beyond that the oldest are forgotten before their time. Keep it
-    some hundred MiB below the size of the volume."""
+    """Maximum size of the results in the database in bytes, including indexes. Above it, the oldest results are evicted
+    before their maximum age. Set it at least 512 MiB below the size of the volume."""
 
     @property
     def limits(self) -> RetentionLimits:
@@ -34,13 +34,14 @@ class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):
 
 class ResultStoreSettings(ProcessSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
-    """How NATS is reached, and what its streams keep. A result's body that is larger than streams.bodyBytes is cut."""
+    """Connection to NATS, and limits of the streams. The body of a result is truncated to streams.maxPayloadBytes."""
 
     database: DatabaseSettings = DatabaseSettings()
-    """Where results are stored."""
+    """Database in which the results are stored."""
 
     retention: ResultRetentionSettings = ResultRetentionSettings()
-    """How long they are kept."""
+    """Limits on the age and the total size of stored results."""
 
     batch_size: Annotated[int, Meta(ge=1, le=1024)] = 128
-    """How many results are in hand at once, and stored in one transaction. Each may need twice the largest body."""
+    """Maximum number of results that are processed concurrently and stored in one transaction. Each may need twice
+    streams.maxPayloadBytes of memory."""

@@ -1,4 +1,4 @@
-"""A result store with a file and a NATS account of the test's own, and what stands around it."""
+"""Fixtures: a result store with its own database file and NATS account, and a harness that publishes and queries."""
 
 import asyncio
 import re
@@ -47,7 +47,7 @@ GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 NOW = to_utc_milliseconds(datetime.now(UTC))
 MIB = 1024**2
 STREAMS: dict[str, int | str] = {"resultAckWaitSeconds": 3, "maxStreamBytes": 256 * MIB, "maxDeadLetterBytes": 64 * MIB}
-"""Small: what a stream may hold, its server sets aside."""
+"""Small streams, because the server reserves the maximum size of every stream."""
 TOPOLOGY = StreamTopology(
     limits=StreamLimits(result_ack_wait_seconds=3, max_bytes=256 * MIB, dead_letter_max_bytes=64 * MIB)
 )
@@ -57,7 +57,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass
 class InProcessResultStore:
-    """A result store in the test's own process, which is quickly there."""
+    """A result store in the process of the test, which starts quickly."""
 
     folder: Path
     url: str
@@ -92,17 +92,17 @@ class InProcessResultStore:
         await self.wait_stopped()
 
     async def wait_stopped(self) -> None:
-        """Wait for its end, and raise what it ended with."""
+        """Wait until it has stopped, and raise its error."""
         if self._running is not None:
             running, self._running = self._running, None
             async with asyncio.timeout(60):
                 await running
 
     async def request(self, path: str) -> tuple[int, str]:
-        """The answer of an endpoint; 0 where none comes."""
+        """Return status and body of an endpoint. The status is 0 if there is no response."""
         try:
-            async with ClientSession() as client, client.get(f"http://127.0.0.1:{self.port}{path}") as answer:
-                return answer.status, await answer.text()
+            async with ClientSession() as client, client.get(f"http://127.0.0.1:{self.port}{path}") as response:
+                return response.status, await response.text()
         except ClientError:
             return 0, ""
 
@@ -116,7 +116,7 @@ class InProcessResultStore:
 
 @dataclass
 class ResultStoreProcess(InProcessResultStore):
-    """A result store as a process of its own, which can be killed and started again on the same file."""
+    """A result store in its own process, which a test can kill and start again with the same file."""
 
     process: "subprocess.Popen[bytes] | None" = None
 
@@ -138,7 +138,7 @@ class ResultStoreProcess(InProcessResultStore):
 
     @contextmanager
     def unwritable_disk(self) -> Iterator[None]:
-        """No write to any file succeeds, for the length of the block or of the process."""
+        """Make all file writes of the process fail for the duration of the block."""
         assert self.process is not None
         limits = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, limits[1]))
@@ -149,33 +149,33 @@ class ResultStoreProcess(InProcessResultStore):
 
 @pytest.fixture
 async def store(tmp_path: Path, nats_account: NatsAccount) -> AsyncIterator[InProcessResultStore]:
-    """Not started yet."""
-    made = InProcessResultStore(tmp_path, nats_account.url)
-    yield made
-    await made.stop()
+    """A result store that is not started."""
+    store = InProcessResultStore(tmp_path, nats_account.url)
+    yield store
+    await store.stop()
 
 
 @pytest.fixture
 async def store_process(tmp_path: Path, nats_account: NatsAccount) -> AsyncIterator[ResultStoreProcess]:
-    """Not started yet."""
-    made = ResultStoreProcess(tmp_path, nats_account.url)
-    yield made
-    if made.process is not None:
-        await made.stop_with(signal.SIGKILL)
+    """A result store that is not started."""
+    store = ResultStoreProcess(tmp_path, nats_account.url)
+    yield store
+    if store.process is not None:
+        await store.stop_with(signal.SIGKILL)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, within: float = 60) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], description: str, within: float = 60) -> None:
     try:
         async with asyncio.timeout(within):
-            while not await condition():  # noqa: ASYNC110 - the world outside sends no events
+            while not await condition():  # noqa: ASYNC110 - the condition depends on another process
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"not within {within:g} s: {what}") from None
+        raise AssertionError(f"condition not met within {within:g} s: {description}") from None
 
 
 @dataclass(frozen=True)
 class ResultStoreHarness:
-    """What stands around the result store: whoever sends results, keeps records, and looks results up."""
+    """Clients of the result store: publishes results, creates records, and queries results."""
 
     nats: NatsConnection
     topology: StreamTopology = TOPOLOGY
@@ -189,7 +189,7 @@ class ResultStoreHarness:
         return KeyValueBucket(self.nats, self.publisher, self.topology.record_bucket)
 
     async def create_record(self, invocation_id: str) -> RecordAtRevision:
-        """The record of an invocation that a worker runs."""
+        """Create the record of an invocation."""
         record = InvocationRecord(
             request_hash="hash",
             serverless_request_id="thumbs",
@@ -205,16 +205,16 @@ class ResultStoreHarness:
         entry = await self.records.get(invocation_id)
         return decode(entry.value, InvocationRecord) if entry else None
 
-    async def publish_results(self, results: Iterable[Result], known: RecordAtRevision | None = None) -> None:
+    async def publish_results(self, results: Iterable[Result], record: RecordAtRevision | None = None) -> None:
         subject = self.topology.subjects.result("thumbs")
-        headers = record_headers(known) if known else {}
+        headers = record_headers(record) if record else {}
         outcomes = await self.publisher.publish_many(
             OutgoingMessage(subject, encode(each), "", headers) for each in results
         )
         assert all(isinstance(each, PubAck) for each in outcomes)
 
     async def backlog(self) -> int:
-        """How many results are not acknowledged yet."""
+        """Return the number of results that are not acknowledged."""
         info = await api_request(self.nats, f"STREAM.INFO.{self.topology.result_consumer.stream}")
         count: int = info["state"]["messages"]
         return count
@@ -226,41 +226,40 @@ class ResultStoreHarness:
         await until(is_empty, "every result is acknowledged", within)
 
     async def get_result(self, invocation_id: str) -> Result | None:
-        found = await self._ask(RESULT_QUERY, GetResultRequest(invocation_id=invocation_id), GetResultResponse)
-        assert not found.error
-        return found.result
+        response = await self._query(RESULT_QUERY, GetResultRequest(invocation_id=invocation_id), GetResultResponse)
+        assert not response.error
+        return response.result
 
-    async def list_page(self, **asked: Any) -> ListResultsResponse:
-        return await self._ask(
-            RESULTS_QUERY, ListResultsRequest(serverless_request_id="thumbs", **asked), ListResultsResponse
-        )
+    async def list_page(self, **fields: Any) -> ListResultsResponse:
+        request = ListResultsRequest(serverless_request_id="thumbs", **fields)
+        return await self._query(RESULTS_QUERY, request, ListResultsResponse)
 
     async def list_all(self) -> list[Result]:
-        """Page by page."""
+        """Return the results of all pages."""
         page = await self.list_page(limit=500)
-        found = list(page.results)
+        results = list(page.results)
         while page.continue_token:
-            page = await self.list_page(limit=500, after=page.continue_token)
-            found += page.results
-        return found
+            page = await self.list_page(limit=500, continue_token=page.continue_token)
+            results += page.results
+        return results
 
-    async def _ask(self, what: str, question: Message, model: type[M]) -> M:
-        answer = await send_request(self.nats, self.topology.subjects.query(what), encode(question), timeout_seconds=60)
-        return decode(answer, model)
+    async def _query(self, query: str, request: Message, model: type[M]) -> M:
+        subject = self.topology.subjects.query(query)
+        return decode(await send_request(self.nats, subject, encode(request), timeout_seconds=60), model)
 
 
 @pytest.fixture
 async def harness(nats_account: NatsAccount) -> AsyncIterator[ResultStoreHarness]:
     async with connect_nats(ConnectionOptions((nats_account.url,), request_timeout=30)) as nats:
         await nats.wait_connected(60)
-        plane = ResultStoreHarness(nats)
-        topology = plane.topology
+        harness = ResultStoreHarness(nats)
+        topology = harness.topology
         await ensure_with_retry(nats, topology.streams, [topology.record_bucket], tuple(topology.shared_consumers()))
-        yield plane
+        yield harness
 
 
 def result(invocation_id: str, state: ResultState = ResultState.SUCCEEDED, body: bytes = b"answer") -> Result:
-    ended = Result(
+    without_body = Result(
         invocation_id=invocation_id,
         serverless_request_id="thumbs",
         state=state,
@@ -268,4 +267,4 @@ def result(invocation_id: str, state: ResultState = ResultState.SUCCEEDED, body:
         worker="thumbs-1",
         attempts=1,
     )
-    return with_body(ended, "text/plain", body)
+    return with_body(without_body, "text/plain", body)

@@ -1,4 +1,4 @@
-"""Every result is stored once, its invocation's record ends after that, and only then is it gone from the queue."""
+"""Every result is stored once. Then its record becomes terminal, and only then the message is acknowledged."""
 
 import asyncio
 import signal
@@ -40,9 +40,9 @@ RESULT_COUNT = 3000
 async def test_record_ends_with_the_state_of_the_first_result(
     store: InProcessResultStore, harness: ResultStoreHarness
 ) -> None:
-    known = await harness.create_record("one")
+    created = await harness.create_record("one")
     store.start()
-    await harness.publish_results([result("one", ResultState.FAILED)], known)
+    await harness.publish_results([result("one", ResultState.FAILED)], created)
     await harness.wait_empty()
     record = await harness.record("one")
     assert record is not None
@@ -54,49 +54,48 @@ async def test_record_ends_with_the_state_of_the_first_result(
 
     await harness.publish_results([result("one"), result("one", ResultState.CANCELLED)])
     await harness.wait_empty()
-    found = await harness.get_result("one")
-    assert found is not None
-    assert found.state is ResultState.FAILED
+    stored = await harness.get_result("one")
+    assert stored is not None
+    assert stored.state is ResultState.FAILED
     assert (await harness.record("one")) == record
-    assert await store.metric_value("result_store_duplicates_total") == 2
+    assert await store.metric_value("gpu_runtime_results_duplicate_total") == 2
 
 
 async def test_record_changed_since_the_headers_is_read_and_finished(
     store: InProcessResultStore, harness: ResultStoreHarness
 ) -> None:
-    """It was cancelled after the worker had looked; or the sender says nothing of it; or its time is over."""
-    outrun, unsaid = await harness.create_record("outrun"), await harness.create_record("unsaid")
-    moved = await harness.records.update("outrun", encode(cancel_record(outrun.record, NOW)), outrun.revision)
-    assert moved is not None
+    """The record was cancelled after the worker read it, or the headers have no record, or the record has expired."""
+    changed, no_headers = await harness.create_record("changed"), await harness.create_record("no-headers")
+    revision = await harness.records.update("changed", encode(cancel_record(changed.record, NOW)), changed.revision)
+    assert revision is not None
     store.start()
-    await harness.publish_results([result("outrun")], outrun)
-    await harness.publish_results([result("unsaid"), result("forgotten")])
-    await harness.publish_results([result("forgotten-too")], RecordAtRevision(unsaid.record, 4711))
+    await harness.publish_results([result("changed")], changed)
+    await harness.publish_results([result("no-headers"), result("expired")])
+    await harness.publish_results([result("expired-too")], RecordAtRevision(no_headers.record, 4711))
     await harness.wait_empty()
-    for name, cancelled in (("outrun", True), ("unsaid", False)):
+    for name, cancelled in (("changed", True), ("no-headers", False)):
         record = await harness.record(name)
         assert record is not None
         assert (record.state, record.cancelled) == (RecordState.TERMINAL, cancelled)
-    assert await harness.record("forgotten") is None
-    assert await harness.record("forgotten-too") is None
-    assert await harness.get_result("forgotten-too") is not None
+    assert await harness.record("expired") is None
+    assert await harness.record("expired-too") is None
+    assert await harness.get_result("expired-too") is not None
 
 
 async def test_stored_result_with_open_record_is_finished_by_the_redelivery(
     store: InProcessResultStore, harness: ResultStoreHarness
 ) -> None:
-    """A crash between the two: here the first store wrote its file and nothing else."""
-    known = await harness.create_record("one")
+    """Simulates a crash between the two writes: the result is stored, and the record is reset to its first state."""
+    created = await harness.create_record("one")
     store.start()
     await harness.publish_results([result("one", ResultState.EXPIRED)])
     await harness.wait_empty()
-    back = await harness.record("one")
-    assert back is not None
+    assert await harness.record("one") is not None
     entry = await harness.records.get("one")
     assert entry is not None
-    revision = await harness.records.update("one", encode(known.record), entry.revision)
+    revision = await harness.records.update("one", encode(created.record), entry.revision)
     assert revision is not None
-    await harness.publish_results([result("one")], RecordAtRevision(known.record, revision))
+    await harness.publish_results([result("one")], RecordAtRevision(created.record, revision))
     await harness.wait_empty()
     record = await harness.record("one")
     assert record is not None
@@ -108,7 +107,7 @@ async def test_undecodable_result_is_dead_lettered_and_blocks_no_other(
 ) -> None:
     letters: list[DeadLetter] = []
 
-    async def keep(delivery: Delivery) -> DeliveryOutcome:
+    async def collect(delivery: Delivery) -> DeliveryOutcome:
         letters.append(decode(delivery.data, DeadLetter))
         return AckDelivery()
 
@@ -118,17 +117,15 @@ async def test_undecodable_result_is_dead_lettered_and_blocks_no_other(
         await harness.publisher.publish(OutgoingMessage(subject, data))
     await harness.publish_results([result("good")])
     spec = ConsumerSpec(harness.topology.dead_letter_stream.name, "reader")
-    async with running_consumer(harness.publisher, RecordingHandler(keep), spec=spec):
-        await eventually(lambda: len(letters) == 2, "both are dead letters")
+    async with running_consumer(harness.publisher, RecordingHandler(collect), spec=spec):
+        await eventually(lambda: len(letters) == 2, "both messages are dead-lettered")
     await harness.wait_empty()
     assert {(each.failure_class, each.source.value) for each in letters} == {(FailureClass.BAD_MESSAGE, "result")}
     assert b"\x00 no result" in [each.data for each in letters]
     assert await harness.get_result("good") is not None
 
 
-async def test_queries_return_bodies_pages_and_problems(
-    store: InProcessResultStore, harness: ResultStoreHarness
-) -> None:
+async def test_queries_return_bodies_pages_and_errors(store: InProcessResultStore, harness: ResultStoreHarness) -> None:
     large = result("large", body=bytes(range(256)) * (MAX_PAYLOAD_BYTES // 256))
     store.start()
     await harness.publish_results([large, result("failed", ResultState.FAILED)])
@@ -140,7 +137,7 @@ async def test_queries_return_bodies_pages_and_problems(
     subjects = harness.topology.subjects
     assert decode(await send_request(harness.nats, subjects.query(RESULT_QUERY), b"?", 60), GetResultResponse).error
     assert decode(await send_request(harness.nats, subjects.query(RESULTS_QUERY), b"{}", 60), ListResultsResponse).error
-    assert await store.metric_value("result_store_look_ups_total") == 5
+    assert await store.metric_value("gpu_runtime_result_queries_total") == 5
 
 
 async def test_stored_body_above_the_limit_is_truncated_and_flagged(
@@ -150,9 +147,9 @@ async def test_stored_body_above_the_limit_is_truncated_and_flagged(
     store.start()
     await harness.publish_results([result("large", body=b"x" * 5000)])
     await harness.wait_empty()
-    found = await harness.get_result("large")
-    assert found is not None
-    assert (len(found.body), found.body_truncated, found.body_bytes) == (2048, True, 5000)
+    stored = await harness.get_result("large")
+    assert stored is not None
+    assert (len(stored.body), stored.body_truncated, stored.body_bytes) == (2048, True, 5000)
 
 
 async def test_results_are_stored_once_while_the_store_is_killed_repeatedly(
@@ -160,14 +157,14 @@ async def test_results_are_stored_once_while_the_store_is_killed_repeatedly(
 ) -> None:
     expected = [f"inv-{number}" for number in range(RESULT_COUNT)]
 
-    async def in_the_middle() -> bool:
-        return await store_process.metric_value("result_store_results_stored_total") > 100
+    async def has_stored_some() -> bool:
+        return await store_process.metric_value("gpu_runtime_results_stored_total") > 100
 
     store_process.start()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(harness.publish_results(result(each, body=b"x" * 3000) for each in expected))
         for _kill in range(2):
-            await until(in_the_middle, "it stores")
+            await until(has_stored_some, "more than 100 results are stored")
             await store_process.stop_with(signal.SIGKILL)
             store_process.start()
     await harness.wait_empty()
@@ -187,40 +184,42 @@ async def test_unwritable_disk_fails_readiness_and_loses_nothing(
     with store_process.unwritable_disk():
         await harness.publish_results(result(f"inv-{number}") for number in range(500))
         await until(
-            lambda: is_unready_because(store_process, "results cannot be stored, and wait in their queue"),
-            "readiness says so",
+            lambda: is_unready_because(store_process, "results cannot be stored and stay in the RESULT stream"),
+            "the readiness check reports the problem",
         )
         assert (await store_process.request("/healthz"))[0] == 200
-        assert await harness.get_result("before") is not None, "what is stored can be looked up"
+        assert await harness.get_result("before") is not None, "stored results must be readable"
         assert await harness.backlog() == 500
     await harness.wait_empty()
-    await until(store_process.is_ready, "it is ready again")
+    await until(store_process.is_ready, "the result store is ready again")
     assert len(await harness.list_all()) == 501
-    assert await store_process.metric_value("result_store_duplicates_total") == 0
+    assert await store_process.metric_value("gpu_runtime_results_duplicate_total") == 0
 
     with store_process.unwritable_disk():
         await harness.publish_results(result(f"later-{number}") for number in range(300))
-        await until(lambda: is_unready_because(store_process, "results cannot be stored"), "readiness says so")
+        await until(
+            lambda: is_unready_because(store_process, "results cannot be stored"),
+            "the readiness check reports the problem",
+        )
         await store_process.stop()
-    assert await harness.backlog() == 300, "told to stop, it hands everything back"
+    assert await harness.backlog() == 300, "on shutdown all pulled messages must be returned"
 
 
 async def test_results_above_the_size_limit_are_evicted(
     store: InProcessResultStore, harness: ResultStoreHarness
 ) -> None:
-    most = 2 * 1024**2
-    store.retention["bytes"] = most
+    store.retention["maxBytes"] = 2 * 1024**2
     store.start()
     await harness.publish_results(result(f"inv-{number}", body=b"x" * 100_000) for number in range(60))
     await harness.wait_empty()
 
-    async def are_forgotten() -> bool:
-        return await store.metric_value("result_store_forgotten_total") >= 40
+    async def are_evicted() -> bool:
+        return await store.metric_value("gpu_runtime_results_evicted_total") >= 40
 
-    await until(are_forgotten, "the oldest are forgotten")
-    kept = {each.invocation_id for each in await harness.list_all()}
-    assert "inv-59" in kept
-    assert "inv-0" not in kept
+    await until(are_evicted, "the oldest results are evicted")
+    remaining = {each.invocation_id for each in await harness.list_all()}
+    assert "inv-59" in remaining
+    assert "inv-0" not in remaining
 
 
 async def test_newer_database_version_is_reported(store: InProcessResultStore) -> None:
@@ -228,15 +227,15 @@ async def test_newer_database_version_is_reported(store: InProcessResultStore) -
         newer.execute("PRAGMA user_version = 99")
     newer.close()
     store.start()
-    with pytest.raises(Rejected, match="has version 99; this process knows up to version 1: upgrade it"):
+    with pytest.raises(Rejected, match="has schema version 99; this process supports up to version 1: upgrade it"):
         await store.wait_stopped()
 
 
 async def test_without_nats_the_store_is_healthy_but_not_ready(store: InProcessResultStore) -> None:
     store.url = "nats://127.0.0.1:1"
     store.start()
-    await until(lambda: is_unready_because(store, "not connected to NATS"), "readiness says so")
-    await until(lambda: is_unready_because(store, "[+] database: ok"), "the database is open all the same")
+    await until(lambda: is_unready_because(store, "not connected to NATS"), "the readiness check reports the problem")
+    await until(lambda: is_unready_because(store, "[+] database: ok"), "the database is open")
     assert (await store.request("/healthz"))[0] == 200
     await store.stop()
 
@@ -244,10 +243,10 @@ async def test_without_nats_the_store_is_healthy_but_not_ready(store: InProcessR
 async def test_incompatible_streams_are_reported(store: InProcessResultStore, harness: ResultStoreHarness) -> None:
     store.streams = {**store.streams, "storage": "memory"}
     store.start()
-    with pytest.raises(Rejected, match="exists with storage 'file'; wanted is 'memory'"):
+    with pytest.raises(Rejected, match="exists with storage 'file', but the settings require 'memory'"):
         await store.wait_stopped()
 
 
-async def is_unready_because(store: InProcessResultStore, sentence: str) -> bool:
-    status, text = await store.request("/readyz")
-    return status == 503 and sentence in text
+async def is_unready_because(store: InProcessResultStore, text: str) -> bool:
+    status, body = await store.request("/readyz")
+    return status == 503 and text in body

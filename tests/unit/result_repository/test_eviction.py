@@ -1,4 +1,4 @@
-"""Which results go: a beginning of the oldest, no larger than one transaction should be."""
+"""Eviction selects the oldest results beyond the limits, in small batches without gaps."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -30,7 +30,7 @@ def test_size_limit_evicts_no_more_than_needed() -> None:
 
 
 def test_eviction_stops_at_the_first_retained_result() -> None:
-    """A clock that was ahead keeps what came after it a while longer, and no gap is made."""
+    """A result with a timestamp in the future also protects the later results, so that no gap is created."""
     assert plan_eviction([stored_row(1, 90), stored_row(2, -600), stored_row(3, 90)], 1000, HOUR, NOW) == Eviction(
         1, EvictedCounts(by_ttl=1)
     )

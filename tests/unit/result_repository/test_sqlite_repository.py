@@ -1,4 +1,4 @@
-"""Results on a real file: stored once, found again, paged, forgotten, and there after whatever happens to a process."""
+"""The SQLite repository with a real file: insert once, read, list, evict, and survive a killed process."""
 
 import signal
 import sqlite3
@@ -36,8 +36,8 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def results(path: Path) -> AsyncIterator[SQLiteResultRepository]:
-    async with open_repository(path) as made:
-        yield made
+    async with open_repository(path) as repository:
+        yield repository
 
 
 async def test_stored_result_is_read_back_unchanged(results: SQLiteResultRepository) -> None:
@@ -49,8 +49,8 @@ async def test_stored_result_is_read_back_unchanged(results: SQLiteResultReposit
 
 async def test_first_result_of_an_invocation_wins(results: SQLiteResultRepository) -> None:
     await results.insert([row("one", "cancelled")], NOW)
-    standing = await results.insert([row("one"), row("two", "failed"), row("two"), row("one", "failed")], NOW)
-    assert standing == [
+    outcomes = await results.insert([row("one"), row("two", "failed"), row("two"), row("one", "failed")], NOW)
+    assert outcomes == [
         InsertOutcome("cancelled", inserted=False),
         InsertOutcome("failed", inserted=True),
         InsertOutcome("failed", inserted=False),
@@ -76,7 +76,7 @@ async def test_pages_go_from_the_newest_to_the_oldest_without_gaps(results: SQLi
         page = await results.page("thumbs", None, before, 10)
         seen += [head for _, head in page.heads]
         before, more = page.heads[-1][0], page.has_more
-        await results.insert([row(f"newer-{len(seen)}")], NOW)  # what comes meanwhile does not move what is older
+        await results.insert([row(f"newer-{len(seen)}")], NOW)  # a newer result does not shift the older ones
     assert seen == [f"head of inv-{number}".encode() for number in reversed(range(25))]
 
 
@@ -93,25 +93,25 @@ async def test_page_filters_by_state(results: SQLiteResultRepository) -> None:
 
 async def test_expired_results_are_evicted_in_batches(results: SQLiteResultRepository) -> None:
     await results.insert(rows(EVICTION_BATCH_SIZE + 50), NOW - timedelta(days=8))
-    await results.insert([row("young")], NOW)
+    await results.insert([row("recent")], NOW)
     assert await results.evict(WEEK, NOW) == EvictedCounts(by_ttl=EVICTION_BATCH_SIZE)
     assert await results.evict(WEEK, NOW) == EvictedCounts(by_ttl=50)
     assert not (await results.evict(WEEK, NOW)).nonzero
     assert (await results.size()).result_count == 1
-    assert await results.get("young") == row("young")
+    assert await results.get("recent") == row("recent")
 
 
 async def test_results_above_the_size_limit_are_evicted_oldest_first(
     results: SQLiteResultRepository,
 ) -> None:
     await results.insert([row(f"inv-{n}", body=b"x" * 100_000) for n in range(40)], NOW)
-    most = RetentionLimits(timedelta(days=7), max_bytes=2_000_000)
-    crowded_out = 0
-    while (forgotten := await results.evict(most, NOW)).nonzero:
-        crowded_out += forgotten.by_size
+    limits = RetentionLimits(timedelta(days=7), max_bytes=2_000_000)
+    evicted_by_size = 0
+    while (evicted := await results.evict(limits, NOW)).nonzero:
+        evicted_by_size += evicted.by_size
     size = await results.size()
-    assert size.used_bytes <= most.max_bytes
-    assert crowded_out + size.result_count == 40
+    assert size.used_bytes <= limits.max_bytes
+    assert evicted_by_size + size.result_count == 40
     assert size.result_count >= 17
     assert await results.get("inv-39") is not None
     assert await results.get("inv-0") is None
@@ -129,24 +129,24 @@ async def test_freed_pages_are_reused(results: SQLiteResultRepository, path: Pat
 
 
 async def test_insert_with_a_full_disk_changes_nothing(path: Path) -> None:
-    def small() -> sqlite3.Connection:
+    def open_small_database() -> sqlite3.Connection:
         database = open_database(path)
         database.execute("PRAGMA max_page_count = 60")
         return database
 
     async with (
-        SQLiteThread.start("writer", small) as writing,
-        SQLiteThread.start("reader", lambda: open_database(path)) as reading,
+        SQLiteThread.start("writer", open_small_database) as writer,
+        SQLiteThread.start("reader", lambda: open_database(path)) as reader,
     ):
-        results = SQLiteResultRepository(writing, reading)
+        results = SQLiteResultRepository(writer, reader)
         await results.insert(rows(10), NOW)
         with pytest.raises(RepositoryUnavailable, match=r"full \(SQLITE_FULL\)"):
             await results.insert([row("small"), row("large", body=b"x" * 300_000)], NOW)
-        assert await results.get("small") is None, "a transaction is stored whole or not at all"
+        assert await results.get("small") is None, "a failed transaction must store nothing"
         assert (await results.size()).result_count == 10
-        await writing.run(lambda database: database.execute("PRAGMA max_page_count = 6000").fetchone())
-        stood = await results.insert([row("small"), row("large", body=b"x" * 300_000)], NOW)
-        assert [each.inserted for each in stood] == [True, True]
+        await writer.run(lambda database: database.execute("PRAGMA max_page_count = 6000").fetchone())
+        outcomes = await results.insert([row("small"), row("large", body=b"x" * 300_000)], NOW)
+        assert [each.inserted for each in outcomes] == [True, True]
 
 
 def test_newer_schema_version_is_rejected_and_unchanged(path: Path) -> None:
@@ -156,7 +156,7 @@ def test_newer_schema_version_is_rejected_and_unchanged(path: Path) -> None:
     newer.close()
     with pytest.raises(
         RepositoryIncompatible,
-        match=rf"has version {SCHEMA_VERSION + 1}; .* up to version {SCHEMA_VERSION}: upgrade it",
+        match=rf"has schema version {SCHEMA_VERSION + 1}; .* up to version {SCHEMA_VERSION}: upgrade it",
     ):
         open_database(path)
 
@@ -166,23 +166,23 @@ def test_foreign_database_is_rejected_and_unchanged(path: Path) -> None:
         other.execute("CREATE TABLE results (id)")
     other.close()
     before = path.read_bytes()
-    with pytest.raises(RepositoryIncompatible, match="not one of results"):
+    with pytest.raises(RepositoryIncompatible, match="not a result database"):
         open_database(path)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(("text", "problem"), [(b"no database" * 100, "SQLITE_NOTADB"), (None, "No such file")])
-def test_unusable_database_path_is_reported(path: Path, text: bytes | None, problem: str) -> None:
-    if text is None:
+@pytest.mark.parametrize(("content", "message"), [(b"no database" * 100, "SQLITE_NOTADB"), (None, "No such file")])
+def test_unusable_database_path_is_reported(path: Path, content: bytes | None, message: str) -> None:
+    if content is None:
         path = path.parent / "missing" / "results.db"
     else:
-        path.write_bytes(text)
-    with pytest.raises(RepositoryIncompatible, match=problem):
+        path.write_bytes(content)
+    with pytest.raises(RepositoryIncompatible, match=message):
         open_database(path)
 
 
 def test_locked_database_is_a_temporary_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_runtime.result_repository.sqlite_schema.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("gpu_runtime.result_repository.sqlite_schema.LOCK_TIMEOUT_SECONDS", 0.05)
     open_database(path).close()
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -196,13 +196,13 @@ WRITER = """
 import asyncio, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from gpu_runtime.result_repository.repository import Row
-from gpu_runtime.result_repository.sqlite_repository import opened
+from gpu_runtime.result_repository.repository import ResultRow
+from gpu_runtime.result_repository.sqlite_repository import open_repository
 
 async def write():
-    async with opened(Path(sys.argv[1])) as results:
+    async with open_repository(Path(sys.argv[1])) as results:
         for batch in range(100_000):
-            rows = [Row(f"{batch}-{n}", "f", "succeeded", b"head", b"x" * 5000) for n in range(20)]
+            rows = [ResultRow(f"{batch}-{n}", "f", "succeeded", b"head", b"x" * 5000) for n in range(20)]
             await results.insert(rows, datetime.now(UTC))
             print(batch, flush=True)
 
@@ -211,7 +211,7 @@ asyncio.run(write())
 
 
 def killed_writer(path: Path) -> int:
-    """The last batch that a writer reported before it was killed."""
+    """Return the last batch that a writer reported before it was killed."""
     with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         first = next(line for line in writer.stdout if int(line) >= 20)
@@ -221,9 +221,9 @@ def killed_writer(path: Path) -> int:
 
 @pytest.mark.parametrize("attempt", range(3))
 async def test_killed_writer_leaves_whole_batches_and_all_reported_ones(path: Path, attempt: int) -> None:
-    said = killed_writer(path)
+    reported = killed_writer(path)
     async with open_repository(path) as results:
         stored = (await results.size()).result_count
         assert stored % 20 == 0
-        assert stored >= 20 * (said + 1)
-        assert (await results.insert([ResultRow(f"{said}-19", "f", "failed", b"", b"")], NOW))[0].inserted is False
+        assert stored >= 20 * (reported + 1)
+        assert (await results.insert([ResultRow(f"{reported}-19", "f", "failed", b"", b"")], NOW))[0].inserted is False

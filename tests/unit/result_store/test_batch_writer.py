@@ -1,4 +1,4 @@
-"""Results share transactions; while the database cannot be used they wait, and nobody is told that they are stored."""
+"""The batch writer groups results into transactions and retries a batch while the database is unavailable."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -24,7 +24,7 @@ from gpu_runtime.result_store.metrics import ResultStoreMetrics
 
 @dataclass
 class FakeRepository:
-    """A repository whose disk a test fills, and whose writes it holds up."""
+    """A repository whose disk can be full and whose writes wait for the test."""
 
     full: bool = False
     may_write: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,7 +45,7 @@ class FakeRepository:
     async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> ResultPage:
         raise NotImplementedError
 
-    async def evict(self, keeping: RetentionLimits, now: datetime) -> EvictedCounts:
+    async def evict(self, limits: RetentionLimits, now: datetime) -> EvictedCounts:
         raise NotImplementedError
 
     async def size(self) -> RepositorySize:
@@ -57,68 +57,70 @@ def row(number: int) -> ResultRow:
 
 
 @asynccontextmanager
-async def running_batches(
-    disk: FakeRepository, most: int, stopping: asyncio.Event | None = None
+async def running_writer(
+    repository: FakeRepository, max_batch_size: int, stopping: asyncio.Event | None = None
 ) -> AsyncIterator[BatchWriter]:
-    batches = BatchWriter(disk, most, ResultStoreMetrics(), Backoff(initial_seconds=0.01, max_seconds=0.01))
-    task = asyncio.create_task(batches.run(stopping or asyncio.Event()))
+    writer = BatchWriter(
+        repository, max_batch_size, ResultStoreMetrics(), Backoff(initial_seconds=0.01, max_seconds=0.01)
+    )
+    task = asyncio.create_task(writer.run(stopping or asyncio.Event()))
     try:
-        yield batches
+        yield writer
     finally:
         task.cancel()
         await asyncio.wait({task})
 
 
 async def let_tasks_run() -> None:
-    """Everything that can go on without the disk has gone on."""
+    """Run all tasks until they wait for the repository."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 async def test_results_that_arrive_during_a_write_share_the_next_batch() -> None:
-    disk = FakeRepository()
-    async with running_batches(disk, most=4) as batches, asyncio.TaskGroup() as tasks:
-        tasks.create_task(batches.store(row(0)))
+    repository = FakeRepository()
+    async with running_writer(repository, max_batch_size=4) as writer, asyncio.TaskGroup() as tasks:
+        tasks.create_task(writer.store(row(0)))
         await let_tasks_run()
         for number in range(1, 7):
-            tasks.create_task(batches.store(row(number)))
+            tasks.create_task(writer.store(row(number)))
         await let_tasks_run()
-        disk.may_write.set()
-    assert disk.batches == [["0"], ["1", "2", "3", "4"], ["5", "6"]]
+        repository.may_write.set()
+    assert repository.batches == [["0"], ["1", "2", "3", "4"], ["5", "6"]]
 
 
 async def test_full_disk_retries_the_batch_and_fails_readiness() -> None:
-    disk = FakeRepository(full=True)
-    disk.may_write.set()
-    async with running_batches(disk, most=4) as batches, asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(batches.store(row(1)))
+    repository = FakeRepository(full=True)
+    repository.may_write.set()
+    async with running_writer(repository, max_batch_size=4) as writer, asyncio.TaskGroup() as tasks:
+        pending = tasks.create_task(writer.store(row(1)))
         async with asyncio.timeout(60):
-            while disk.attempt_count < 3:  # noqa: ASYNC110
+            while repository.attempt_count < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-        assert "the disk is full" in str(batches.problem)
-        assert not waiting.done()
-        disk.full = False
-        assert (await waiting).inserted
-        assert batches.problem is None
+        assert "the disk is full" in str(writer.problem)
+        assert not pending.done()
+        repository.full = False
+        assert (await pending).inserted
+        assert writer.problem is None
 
 
 async def test_stop_with_a_full_disk_fails_all_pending_results() -> None:
-    disk, stopping = FakeRepository(full=True), asyncio.Event()
-    disk.may_write.set()
+    repository, stopping = FakeRepository(full=True), asyncio.Event()
+    repository.may_write.set()
     stopping.set()
-    async with running_batches(disk, 1, stopping) as batches:
-        outcomes = await asyncio.gather(*(batches.store(row(n)) for n in range(3)), return_exceptions=True)
+    async with running_writer(repository, 1, stopping) as writer:
+        outcomes = await asyncio.gather(*(writer.store(row(n)) for n in range(3)), return_exceptions=True)
     assert [type(each) for each in outcomes] == [RepositoryUnavailable] * 3
 
 
 async def test_cancelled_result_does_not_affect_the_batch() -> None:
-    disk = FakeRepository()
-    async with running_batches(disk, most=4) as batches:
-        gone = asyncio.create_task(batches.store(row(1)))
-        stays = asyncio.create_task(batches.store(row(2)))
+    repository = FakeRepository()
+    async with running_writer(repository, max_batch_size=4) as writer:
+        cancelled = asyncio.create_task(writer.store(row(1)))
+        other = asyncio.create_task(writer.store(row(2)))
         await let_tasks_run()
-        gone.cancel()
-        disk.may_write.set()
-        assert (await stays).inserted
+        cancelled.cancel()
+        repository.may_write.set()
+        assert (await other).inserted
         with pytest.raises(asyncio.CancelledError):
-            await gone
+            await cancelled

@@ -1,4 +1,4 @@
-"""Questions are answered from the database, bad ones with what is wrong with them, and pages fit into a message."""
+"""Queries are answered from the database, invalid queries with an error, and every page fits into a message."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -27,8 +27,8 @@ NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 @pytest.fixture
 async def results(tmp_path: Path) -> AsyncIterator[SQLiteResultRepository]:
-    async with open_repository(tmp_path / "results.db") as made:
-        yield made
+    async with open_repository(tmp_path / "results.db") as repository:
+        yield repository
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ def result(number: int, message: str = "") -> Result:
     )
 
 
-async def get_result(look_ups: ResultQueryHandler, invocation_id: str) -> GetResultResponse:
-    return decode(await look_ups.find_result(encode(GetResultRequest(invocation_id=invocation_id))), GetResultResponse)
+async def get_result(handler: ResultQueryHandler, invocation_id: str) -> GetResultResponse:
+    return decode(await handler.find_result(encode(GetResultRequest(invocation_id=invocation_id))), GetResultResponse)
 
 
-async def list_results(look_ups: ResultQueryHandler, **asked: object) -> ListResultsResponse:
-    question = ListResultsRequest(serverless_request_id="thumbs", **asked)  # type: ignore[arg-type]
-    return decode(await look_ups.list_results(encode(question)), ListResultsResponse)
+async def list_results(handler: ResultQueryHandler, **fields: object) -> ListResultsResponse:
+    request = ListResultsRequest(serverless_request_id="thumbs", **fields)  # type: ignore[arg-type]
+    return decode(await handler.list_results(encode(request)), ListResultsResponse)
 
 
 async def test_find_returns_a_stored_result_with_its_body(
@@ -68,12 +68,12 @@ async def test_find_returns_a_stored_result_with_its_body(
 async def test_pages_have_no_bodies_and_continue(
     results: SQLiteResultRepository, query_handler: ResultQueryHandler
 ) -> None:
-    every = [with_body(result(number), "text/plain", b"hello") for number in range(5)]
-    await results.insert([row_from_result(each) for each in every], NOW)
+    stored = [with_body(result(number), "text/plain", b"hello") for number in range(5)]
+    await results.insert([row_from_result(each) for each in stored], NOW)
     first = await list_results(query_handler, limit=3)
     assert [each.invocation_id for each in first.results] == ["inv-4", "inv-3", "inv-2"]
     assert {(each.body, each.body_bytes) for each in first.results} == {(b"", 5)}
-    last = await list_results(query_handler, limit=3, after=first.continue_token)
+    last = await list_results(query_handler, limit=3, continue_token=first.continue_token)
     assert [each.invocation_id for each in last.results] == ["inv-1", "inv-0"]
     assert last.continue_token == ""
 
@@ -83,14 +83,14 @@ async def test_page_is_shortened_to_the_message_limit_without_gaps(
 ) -> None:
     await results.insert([row_from_result(result(number, "\u00e4" * MAX_REASON_LENGTH)) for number in range(400)], NOW)
     seen: list[str] = []
-    after = ""
+    token = ""
     while True:
-        question = ListResultsRequest(serverless_request_id="thumbs", limit=MAX_PAGE_SIZE, continue_token=after)
-        answer = await query_handler.list_results(encode(question))
-        assert len(answer) < 1024 * 1024
-        page = decode(answer, ListResultsResponse)
+        request = ListResultsRequest(serverless_request_id="thumbs", limit=MAX_PAGE_SIZE, continue_token=token)
+        response = await query_handler.list_results(encode(request))
+        assert len(response) < 1024 * 1024
+        page = decode(response, ListResultsResponse)
         seen += [each.invocation_id for each in page.results]
-        if not (after := page.continue_token):
+        if not (token := page.continue_token):
             break
     assert seen == [f"inv-{number}" for number in reversed(range(400))]
 
@@ -102,14 +102,12 @@ async def test_list_filters_by_state(results: SQLiteResultRepository, query_hand
     assert (await list_results(query_handler, state=ResultState.EXPIRED)).results == ()
 
 
-@pytest.mark.parametrize("question", [b"", b"[]", b'{"version":1}', b'{"version":9,"invocationID":"x"}'])
-async def test_undecodable_query_is_answered_with_a_problem(query_handler: ResultQueryHandler, question: bytes) -> None:
-    assert decode(await query_handler.find_result(question), GetResultResponse).error
-    assert decode(await query_handler.list_results(question), ListResultsResponse).error
+@pytest.mark.parametrize("query", [b"", b"[]", b'{"version":1}', b'{"version":9,"invocationID":"x"}'])
+async def test_undecodable_query_is_answered_with_an_error(query_handler: ResultQueryHandler, query: bytes) -> None:
+    assert decode(await query_handler.find_result(query), GetResultResponse).error
+    assert decode(await query_handler.list_results(query), ListResultsResponse).error
 
 
-@pytest.mark.parametrize("after", ["x", "-1", "1e3", "9" * 30, "²"])
-async def test_invalid_continue_position_is_answered_with_a_problem(
-    query_handler: ResultQueryHandler, after: str
-) -> None:
-    assert "leave it out" in (await list_results(query_handler, after=after)).error
+@pytest.mark.parametrize("token", ["x", "-1", "1e3", "9" * 30, "²"])
+async def test_invalid_continue_token_is_answered_with_an_error(query_handler: ResultQueryHandler, token: str) -> None:
+    assert "omit it" in (await list_results(query_handler, continue_token=token)).error

@@ -1,4 +1,4 @@
-"""What the queue brings is read, cut to the limit with the truth about it, and kept so that it comes out the same."""
+"""Results are decoded, truncated to the body limit, and converted to rows and back without loss."""
 
 from datetime import UTC, datetime
 
@@ -43,23 +43,23 @@ def test_result_row_round_trip() -> None:
 
 
 def test_result_body_above_the_limit_is_truncated_and_flagged() -> None:
-    shorter = read_result(delivery(encode(with_body(RESULT, "text/plain", b"x" * 3000))), Subjects(), 1024)
-    assert (shorter.body, shorter.body_truncated, shorter.body_bytes) == (b"x" * 1024, True, 3000)
+    truncated = read_result(delivery(encode(with_body(RESULT, "text/plain", b"x" * 3000))), Subjects(), 1024)
+    assert (truncated.body, truncated.body_truncated, truncated.body_bytes) == (b"x" * 1024, True, 3000)
 
 
-@pytest.mark.parametrize("kept", [1000, 600])
-def test_truncated_result_preserves_its_original_size(kept: int) -> None:
-    on_the_way = with_body(RESULT, "text/plain", b"x" * 5000, limit=800)
-    shorter = truncate_body(on_the_way, kept)
-    assert (len(shorter.body), shorter.body_truncated, shorter.body_bytes) == (min(kept, 800), True, 5000)
+@pytest.mark.parametrize("limit", [1000, 600])
+def test_truncated_result_preserves_its_original_size(limit: int) -> None:
+    truncated_by_sender = with_body(RESULT, "text/plain", b"x" * 5000, limit=800)
+    truncated = truncate_body(truncated_by_sender, limit)
+    assert (len(truncated.body), truncated.body_truncated, truncated.body_bytes) == (min(limit, 800), True, 5000)
 
 
 @pytest.mark.parametrize(
-    ("data", "subject", "problem"),
+    ("data", "subject", "message"),
     [
         (b"{", "runtime.serverless.result.thumbs", "cannot read this Result"),
         (b'{"version":9}', "runtime.serverless.result.thumbs", "upgrade it"),
-        (encode(RESULT), "runtime.serverless.result.other", "the subject says 'other'"),
+        (encode(RESULT), "runtime.serverless.result.other", "the subject has 'other'"),
         (
             encode(msgspec.structs.replace(RESULT, invocation_id="a.>")),
             "runtime.serverless.result.thumbs",
@@ -67,16 +67,16 @@ def test_truncated_result_preserves_its_original_size(kept: int) -> None:
         ),
     ],
 )
-def test_undecodable_result_is_rejected_with_a_reason(data: bytes, subject: str, problem: str) -> None:
-    with pytest.raises(Rejected, match=problem):
+def test_undecodable_result_is_rejected_with_a_reason(data: bytes, subject: str, message: str) -> None:
+    with pytest.raises(Rejected, match=message):
         read_result(delivery(data, subject), Subjects(), MAX_PAYLOAD_BYTES)
 
 
 @pytest.mark.parametrize("size", [10, 1024 * 1024])
 def test_dead_letter_of_an_oversized_result_fits_into_a_message(size: int) -> None:
-    gave_up = DeadLetterDelivery("no result", FailureClass.BAD_MESSAGE)
-    outgoing = dead_letter_message(DeadLetterBuilder(Subjects(), Stream.RESULT), delivery(b"\xff" * size), gave_up, NOW)
+    outcome = DeadLetterDelivery("no result", FailureClass.BAD_MESSAGE)
+    outgoing = dead_letter_message(DeadLetterBuilder(Subjects(), Stream.RESULT), delivery(b"\xff" * size), outcome, NOW)
     letter = decode(outgoing.data, DeadLetter)
     assert len(outgoing.data) < 1024 * 1024 - 8192
     assert letter.failure_class is FailureClass.BAD_MESSAGE
-    assert b"\xff" * size == letter.data or f"it has {size} bytes" in letter.reason
+    assert b"\xff" * size == letter.data or f"the message has {size} bytes" in letter.reason

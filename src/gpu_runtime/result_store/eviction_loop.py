@@ -1,4 +1,4 @@
-"""Forgetting: results whose time is over, and the oldest ones where they need too much room."""
+"""Evicts results that exceed the maximum age, and the oldest results while the database exceeds its maximum size."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from gpu_runtime.result_store.metrics import ResultStoreMetrics
 logger = logging.getLogger(__name__)
 
 EVICTION_INTERVAL_SECONDS = 1.0
-"""Seconds from one look to the next. A look where nothing is to be done reads a few pages."""
+"""Seconds between two eviction passes. A pass without evictions reads only a few database pages."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class ResultEvictor:
             try:
                 await self.run_once()
             except RepositoryUnavailable as error:
-                logger.warning("old results cannot be forgotten now", extra={"error": str(error)})
+                logger.warning("result eviction failed", extra={"error": str(error)})
             await asyncio.sleep(EVICTION_INTERVAL_SECONDS)
 
     async def run_once(self) -> None:
-        """Forget all that is not to be kept, a few at a time: inserts come in between."""
-        crowded_out = 0
-        while (forgotten := await self.results.evict(self.limits, now())).nonzero:
-            self.metrics.evicted.labels("expired").inc(forgotten.by_ttl)
-            self.metrics.evicted.labels("crowded_out").inc(forgotten.by_size)
-            crowded_out += forgotten.by_size
-        if crowded_out:
+        """Evict all results beyond the limits, in small batches so that inserts can run in between."""
+        evicted_by_size = 0
+        while (evicted := await self.results.evict(self.limits, now())).nonzero:
+            self.metrics.evicted.labels("ttl").inc(evicted.by_ttl)
+            self.metrics.evicted.labels("size").inc(evicted.by_size)
+            evicted_by_size += evicted.by_size
+        if evicted_by_size:
             logger.warning(
-                "results need more than retention.bytes: the oldest were forgotten before their time",
-                extra={"forgotten": crowded_out, "bytes": self.limits.max_bytes},
+                "results evicted before their TTL: database exceeds retention.maxBytes",
+                extra={"evicted": evicted_by_size, "max_bytes": self.limits.max_bytes},
             )
         size = await self.results.size()
         self.metrics.results.set(size.result_count)
