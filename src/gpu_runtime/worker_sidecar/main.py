@@ -23,7 +23,7 @@ from gpu_runtime.process.health_server import health_handlers, serve_app
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.nats_setup import fault_from_nats_error, nats_options, stream_topology
 from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
-from gpu_runtime.worker_sidecar.dispatch_consumer import DispatchConsumer, DispatchConsumerOptions
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchConsumer, DispatchConsumerOptions
 from gpu_runtime.worker_sidecar.drain import DrainableConsumer
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor

@@ -15,7 +15,7 @@ from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.jetstream.delivery import NO_HEADERS, AckDelivery, Delivery, OutgoingMessage
 from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
-from gpu_runtime.worker_sidecar.dispatch_consumer import DispatchConsumer, DispatchConsumerOptions
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchConsumer, DispatchConsumerOptions
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -18,7 +18,7 @@ from gpu_runtime.jetstream.errors import (
     StreamFull,
     api_error_from,
 )
-from gpu_runtime.worker_sidecar.dispatch_consumer import DispatchConsumer
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchConsumer
 from tests.unit.kube.fake_time import on_fake_time
 
 RESULT = Result(
