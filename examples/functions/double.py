@@ -1,4 +1,7 @@
-"""A function with the helper. Run it with GPU_RUNTIME_SOCKET=/tmp/framework.sock, and see docs/framework.md."""
+"""A function that doubles a number, with the Python framework. docs/framework.md describes the contract.
+
+Run it without a cluster: GPU_RUNTIME_SOCKET=/tmp/framework.sock python double.py
+"""
 
 from gpu_runtime.framework import Reject, handler, serve
 

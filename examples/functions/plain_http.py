@@ -1,7 +1,7 @@
-"""The same function without the helper: the contract is plain HTTP over a unix socket, in any language.
+"""The function of double.py without the Python framework. The contract is HTTP over a unix socket, in any language.
 
-What the helper adds: limits on what callers send, deadlines, the number of calls at a time, and an end on SIGTERM that
-waits for calls in progress.
+The Python framework adds limits on requests, deadlines, a concurrency limit, and a graceful shutdown on SIGTERM that
+waits for running calls.
 """
 
 import json
@@ -21,19 +21,19 @@ class Function(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.answer(200 if self.path == HEALTH else 404, {})
+        self.respond(200 if self.path == HEALTH else 404, {})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path != INVOKE:
-            return self.answer(404, {})
+            return self.respond(404, {})
         try:
             doubled = json.loads(body)["n"] * 2
         except (ValueError, LookupError, TypeError):
-            return self.answer(422, {"error": {"type": "BadInput", "message": 'send {"n": <number>}'}})
-        return self.answer(200, {"n": doubled})
+            return self.respond(422, {"error": {"type": "BadInput", "message": 'send {"n": <number>}'}})
+        return self.respond(200, {"n": doubled})
 
-    def answer(self, status: int, document: object) -> None:
+    def respond(self, status: int, document: object) -> None:
         body = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -50,8 +50,8 @@ class Server(socketserver.ThreadingUnixStreamServer):
     request_queue_size = 128
 
 
-signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # else the first process of a container never hears of it
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # PID 1 of a container ignores SIGTERM without a handler
 SOCKET.unlink(missing_ok=True)
 with Server(str(SOCKET), Function) as server:
-    SOCKET.chmod(0o666)  # the sidecar is another user
+    SOCKET.chmod(0o666)  # the sidecar runs as another user
     server.serve_forever()

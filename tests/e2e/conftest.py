@@ -1,4 +1,4 @@
-"""A real node, shared by the whole run and beside any development platform that is up."""
+"""A real node that all e2e tests share. It does not conflict with a running development platform."""
 
 import uuid
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from tests.conftest import enter_or_skip
 
 @pytest.fixture(scope="package")
 def node() -> Iterator[Node]:
-    """A node on which real pods run, with 16 GPUs that are not there."""
-    with enter_or_skip(start_node()) as local:
-        yield local
+    """A node that runs real pods and advertises 16 simulated GPUs."""
+    with enter_or_skip(start_node()) as node:
+        yield node
 
 
 @pytest.fixture(scope="package")

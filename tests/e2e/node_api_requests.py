@@ -1,4 +1,4 @@
-"""The runtime API of a real node, asked from the host as a product's control plane would."""
+"""Sends requests from the host to the runtime API on a real node, as the control plane of a product does."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ from localcluster.node import Node
 
 @functools.cache
 def api_url(node: Node) -> str:
-    """Where the host reaches the API."""
+    """Return the base URL of the API, as the host reaches it."""
     with node.control_plane.client() as client:
         service = client.get(Service, "runtime-api", namespace="runtime-system")
     assert service.spec, service
@@ -22,24 +22,26 @@ def api_url(node: Node) -> str:
 
 
 def request_with_retry(
-    node: Node, method: str, path: str, body: Any = None, within: float = 40
+    node: Node, method: str, path: str, body: Any = None, timeout_seconds: float = 40
 ) -> tuple[int, dict[str, Any]]:
-    """As a client does it that sends once more what was cut off, and says so."""
+    """Send a request. If the connection breaks, send it once more and print that."""
     try:
-        return send_request(api_url(node), method, path, body, within)
-    except ConnectionError as cut:
-        print(f"{method} {path} was cut off ({cut!r}) and is sent again")
-        return send_request(api_url(node), method, path, body, within)
+        return send_request(api_url(node), method, path, body, timeout_seconds)
+    except ConnectionError as error:
+        print(f"connection broke for {method} {path} ({error!r}), retrying")
+        return send_request(api_url(node), method, path, body, timeout_seconds)
 
 
-def send_request(api: str, method: str, path: str, body: Any = None, within: float = 40) -> tuple[int, dict[str, Any]]:
-    """The status and the document of an answer, be it a refusal or not."""
+def send_request(
+    api: str, method: str, path: str, body: Any = None, timeout_seconds: float = 40
+) -> tuple[int, dict[str, Any]]:
+    """Return the status and the JSON body of the response, also for an error status."""
     data = json.dumps(body).encode() if body is not None else None
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(api + path, data, headers, method=method)  # noqa: S310
     try:
-        answer = urllib.request.urlopen(request, timeout=within)  # noqa: S310
-    except urllib.error.HTTPError as refusal:
-        answer = refusal
-    with answer:
-        return int(answer.status), dict(json.loads(answer.read() or "{}"))
+        response = urllib.request.urlopen(request, timeout=timeout_seconds)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        response = error
+    with response:
+        return int(response.status), dict(json.loads(response.read() or "{}"))

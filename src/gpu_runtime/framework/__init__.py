@@ -1,7 +1,7 @@
-"""What a user's container imports: a handler, served to the worker's sidecar over a unix socket.
+"""The Python framework for user containers: it serves one handler function to the worker sidecar over a unix socket.
 
-The standard library is all that this package needs, so it also runs where it was merely copied. It knows no queue, no
-Kubernetes and no credentials. `docs/framework.md` is the contract, for other languages too.
+The package imports only the standard library, so it also works when a user copies it into an image. It contains no NATS
+client, no Kubernetes client and no credentials. `docs/framework.md` is the contract, also for other languages.
 """
 
 from gpu_runtime.framework.entrypoint import serve

@@ -1,4 +1,4 @@
-"""The life of the user's process: from serve() to SIGTERM."""
+"""Runs the user's process: opens the socket, serves the handler, and shuts down gracefully on SIGTERM or SIGINT."""
 
 import asyncio
 import os
@@ -17,14 +17,15 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve() -> None:
-    """Serve the handler until SIGTERM or SIGINT; what runs then is finished before this returns."""
+    """Serve the registered handler until SIGTERM or SIGINT. Running invocations finish before this function returns."""
     if threading.current_thread() is not threading.main_thread():
-        raise CannotServe("serve() must be called in the main thread, where signals arrive")
+        raise CannotServe("call serve() in the main thread: Python delivers signals only there")
     settings, handler = from_environment(os.environ), registered_handler()
     asyncio.run(_serve_until_signal(settings, handler))
 
 
 async def serve_until(stopping: asyncio.Event, settings: FrameworkServerSettings, handler: HandlerFunction) -> None:
+    """Serve the handler until `stopping` is set, then wait for running invocations."""
     listener = listen(settings.socket_path)
     try:
         await _accept_until_stopped(stopping, listener, settings, handler)
@@ -43,12 +44,12 @@ async def _accept_until_stopped(
     stopping: asyncio.Event, listener: UnixSocketListener, settings: FrameworkServerSettings, handler: HandlerFunction
 ) -> None:
     server = FrameworkServer(settings, HandlerExecutor(handler, settings.concurrency))
-    accepting = await asyncio.get_running_loop().create_unix_server(server.create_protocol, sock=listener.socket)
-    log_line(f"serving at {settings.socket_path}, {settings.concurrency} at a time")
+    acceptor = await asyncio.get_running_loop().create_unix_server(server.create_protocol, sock=listener.socket)
+    log_line(f"listening on {settings.socket_path}, concurrency {settings.concurrency}")
     try:
         await stopping.wait()
     finally:
         listener.unlink()
-        accepting.close()
-    log_line("stopping: what runs is finished first")
+        acceptor.close()
+    log_line("stopping: waiting for running invocations")
     await server.shutdown()

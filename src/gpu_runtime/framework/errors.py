@@ -1,38 +1,38 @@
-"""What a handler raises to say more than "it failed", and what keeps a process from serving.
+"""Exceptions of the framework: two that a handler raises to control retries, and two that the framework raises.
 
 Exception
-├─ Reject        this invocation can never succeed → 422
-├─ Retry         another try may succeed           → 503
-├─ CannotServe   the process is not set up for it  → the process ends
-└─ Unreadable    the caller does not speak the contract → 4xx, the handler is not called
+├─ Reject        a handler: this invocation can never succeed → 422
+├─ Retry         a handler: another attempt may succeed       → 503
+├─ CannotServe   the process is not configured correctly      → the process exits
+└─ BadRequest    the request violates the contract            → 4xx, the handler is not called
 """
 
 import math
 
 
 class Reject(Exception):
-    """Raised by a handler: this invocation can never succeed; do not try it again."""
+    """A handler raises it when the invocation can never succeed. The platform does not retry the invocation."""
 
 
 class Retry(Exception):
-    """Raised by a handler: not now; try again, here or on another worker."""
+    """A handler raises it when it cannot serve the invocation now. The platform retries it, on any worker."""
 
     after: float | None = None
-    """Seconds to wait before the next try, where the handler knows better than the platform."""
+    """Seconds to wait before the next attempt. None: the platform's backoff decides."""
 
     def __init__(self, message: str = "", after: float | None = None) -> None:
         super().__init__(message)
         if after is not None and not 0 <= after < math.inf:
-            raise ValueError(f"after is {after!r}; give seconds, 0 or more")
+            raise ValueError(f"after is {after!r}; use a number of seconds, 0 or more")
         self.after = after
 
 
 class CannotServe(Exception):
-    """The process has no handler, bad settings, or no way to open its socket."""
+    """The process cannot serve: it has no handler, its settings are invalid, or it cannot open its socket."""
 
 
 class BadRequest(Exception):
-    """A request that is not answered by the handler, with the status that says why."""
+    """The server rejects a request with this status and does not call the handler."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

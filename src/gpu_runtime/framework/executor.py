@@ -1,7 +1,8 @@
-"""Calls of the handler: so many at a time, each until its deadline.
+"""Calls the handler: limits the concurrency and enforces the deadline of each invocation.
 
-An async handler is cancelled at its deadline or when its caller hangs up. A thread cannot be stopped: its caller is
-answered in time, but its slot is free only when the handler returns.
+The executor cancels an async handler when its deadline passes or when its caller disconnects. Python cannot stop a
+thread. So when the deadline of a synchronous handler passes, the caller gets its response in time, but the slot becomes
+free only when the handler returns.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from gpu_runtime.framework.thread_pool import DaemonThreadPool
 
 
 class HandlerExecutor:
-    """Belongs to the running event loop."""
+    """Runs at most `concurrency` handler calls at a time. Create it in the event loop that uses it."""
 
     def __init__(self, handler: HandlerFunction, concurrency: int) -> None:
         self._handler = handler
@@ -38,21 +39,22 @@ class HandlerExecutor:
 
     @property
     def stuck(self) -> bool:
-        """Every slot is held by a handler that nobody waits for any more."""
+        """Whether every slot is occupied by a handler whose deadline passed or whose caller disconnected."""
         return len(self._overdue) >= self._concurrency
 
-    async def execute(self, request: Request, hung_up: asyncio.Future[None]) -> EncodedResponse:
+    async def execute(self, request: Request, disconnected: asyncio.Future[None]) -> EncodedResponse:
+        """Call the handler. Return an error response if no slot becomes free or the deadline passes."""
         if not await self._acquire_slot(request):
-            return error_response(503, "Busy", "every slot of this worker is taken; the handler was not called")
-        if request.remaining() <= 0 or hung_up.done():
+            return error_response(503, "Busy", "every slot of this worker is occupied; the handler was not called")
+        if request.remaining() <= 0 or disconnected.done():
             self._slots.release()
             return error_response(504, "DeadlineExceeded", "the deadline passed before the handler was called")
-        running = self._start(request)
-        either: set[asyncio.Future[Any]] = {running, hung_up}
+        call = self._start(request)
+        either: set[asyncio.Future[Any]] = {call, disconnected}
         await asyncio.wait(either, timeout=_timeout(request.remaining()), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            return _handler_response(running)
-        self._mark_overdue(running, request)
+        if call.done():
+            return _handler_response(call)
+        self._mark_overdue(call, request)
         return error_response(504, "DeadlineExceeded", "the handler did not return before the deadline")
 
     async def _acquire_slot(self, request: Request) -> bool:
@@ -66,28 +68,30 @@ class HandlerExecutor:
         return True
 
     def _start(self, request: Request) -> asyncio.Future[EncodedResponse]:
-        running: asyncio.Future[EncodedResponse] = (
+        call: asyncio.Future[EncodedResponse] = (
             asyncio.ensure_future(_run_async(self._handler, request))
             if self._is_async
             else self._thread_pool.submit(lambda: _run_sync(self._handler, request))
         )
-        self._running.add(running)
-        running.add_done_callback(self._on_done)
-        return running
+        self._running.add(call)
+        call.add_done_callback(self._on_done)
+        return call
 
-    def _on_done(self, running: asyncio.Future[EncodedResponse]) -> None:
-        self._running.discard(running)
-        self._overdue.discard(running)
+    def _on_done(self, call: asyncio.Future[EncodedResponse]) -> None:
+        self._running.discard(call)
+        self._overdue.discard(call)
         self._slots.release()
 
-    def _mark_overdue(self, running: asyncio.Future[EncodedResponse], request: Request) -> None:
-        self._overdue.add(running)
-        why = "its deadline passed" if request.remaining() <= 0 else "its caller hung up"
+    def _mark_overdue(self, call: asyncio.Future[EncodedResponse], request: Request) -> None:
+        self._overdue.add(call)
+        reason = "the deadline passed" if request.remaining() <= 0 else "the caller disconnected"
         if self._is_async:
-            log_line(f"invocation {request.invocation_id!r}: {why}; the handler is cancelled")
-            running.cancel()
+            log_line(f"invocation {request.invocation_id!r}: {reason}; cancelling the handler")
+            call.cancel()
         else:
-            log_line(f"invocation {request.invocation_id!r}: {why}; its thread holds a slot until the handler returns")
+            log_line(
+                f"invocation {request.invocation_id!r}: {reason}; its thread occupies a slot until the handler returns"
+            )
 
 
 def _is_async(handler: HandlerFunction) -> bool:
@@ -101,34 +105,34 @@ def _timeout(remaining: float) -> float | None:
 async def _run_async(handler: HandlerFunction, request: Request) -> EncodedResponse:
     try:
         return response_from_value(await handler(request))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's code does, the process stays
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an exception in user code must not end the process
         return _log_handler_exception(error, request)
 
 
 def _run_sync(handler: HandlerFunction, request: Request) -> EncodedResponse:
     try:
         return response_from_value(_reject_coroutine(handler(request)))
-    except BaseException as error:  # noqa: BLE001 - whatever a user's code does, its thread stays
+    except BaseException as error:  # noqa: BLE001 - an exception in user code must not end the thread
         return _log_handler_exception(error, request)
 
 
 def _reject_coroutine(value: Any) -> Any:
     if inspect.iscoroutine(value):
         value.close()
-        raise TypeError("the handler returned a coroutine; write it as 'async def'")
+        raise TypeError("the handler returned a coroutine; define the handler with 'async def'")
     return value
 
 
 def _log_handler_exception(error: BaseException, request: Request) -> EncodedResponse:
-    what = f"invocation {request.invocation_id!r}, attempt {request.attempt}"
+    subject = f"invocation {request.invocation_id!r}, attempt {request.attempt}"
     if isinstance(error, (Reject, Retry)):
-        log_line(f"{what}: {type(error).__name__}: {truncate(exception_text(error))}")
+        log_line(f"{subject}: {type(error).__name__}: {truncate(exception_text(error))}")
     else:
-        log_traceback(f"{what}: the handler failed", error)
+        log_traceback(f"{subject}: the handler failed", error)
     return response_from_exception(error)
 
 
-def _handler_response(running: asyncio.Future[EncodedResponse]) -> EncodedResponse:
-    if running.cancelled():
+def _handler_response(call: asyncio.Future[EncodedResponse]) -> EncodedResponse:
+    if call.cancelled():
         return error_response(500, "CancelledError", "the handler cancelled itself")
-    return running.result()
+    return call.result()

@@ -1,4 +1,8 @@
-"""The HTTP server: connections, the two paths, and an end that loses no answer."""
+"""The HTTP server on the unix socket: it accepts connections, routes two paths, and sends every response on shutdown.
+
+Each connection carries one request at a time. The invoke path calls the handler, the health path reports whether the
+worker can serve.
+"""
 
 import asyncio
 import contextlib
@@ -16,7 +20,7 @@ from gpu_runtime.framework.stderr_log import log_traceback
 
 
 class DisconnectReader(asyncio.StreamReader):
-    """A reader that also tells, while nobody reads, that the caller is gone."""
+    """A stream reader that reports when the caller disconnects, also while no coroutine is reading."""
 
     def __init__(self, limit: int) -> None:
         loop = asyncio.get_running_loop()
@@ -35,26 +39,26 @@ class DisconnectReader(asyncio.StreamReader):
 
 
 class FrameworkServer:
-    """Belongs to the running event loop."""
+    """Serves connections in the event loop that creates it."""
 
-    def __init__(self, settings: FrameworkServerSettings, calls: HandlerExecutor) -> None:
+    def __init__(self, settings: FrameworkServerSettings, executor: HandlerExecutor) -> None:
         self._limits = settings.limits
         self._methods_by_path = {
             _unquote_path(settings.invoke_path): "POST",
             _unquote_path(settings.health_path): "GET",
         }
         self._invoke_path = _unquote_path(settings.invoke_path)
-        self._executor = calls
+        self._executor = executor
         self._connections: set[ServerConnection] = set()
         self._stopping = False
 
     def create_protocol(self) -> asyncio.StreamReaderProtocol:
-        """For a connection that was just accepted."""
+        """Create the protocol of a connection that the event loop has just accepted."""
         reader = DisconnectReader(self._limits.max_head_bytes)
         return asyncio.StreamReaderProtocol(reader, lambda _, writer: self._serve_connection(reader, writer))
 
     async def shutdown(self) -> None:
-        """Close the connections without a request, and wait until the others have their answers."""
+        """Close idle connections, and wait until every request in progress has its response."""
         self._stopping = True
         for connection in tuple(self._connections):
             connection.stop_after_request()
@@ -68,26 +72,27 @@ class FrameworkServer:
             if not self._stopping:
                 await connection.serve_requests()
         except (ConnectionError, TimeoutError):
-            pass  # the caller left or reads nothing
-        except Exception as error:  # noqa: BLE001 - one connection's fault is not that of the others
-            log_traceback("a connection failed; this is a fault of the framework", error)
+            pass  # the caller disconnected or does not read its response
+        except Exception as error:  # noqa: BLE001 - a bug on one connection must not end the others
+            log_traceback("connection failed: this is a bug in gpu_runtime.framework", error)
         finally:
             await connection.close()
             self._connections.discard(connection)
 
     def check_route(self, head: RequestHead) -> None:
-        """Refuse what is not one of the two paths, before its body is read."""
+        """Reject an unknown path or a wrong method before the server reads the body."""
         method = self._methods_by_path.get(self._path(head))
         if method is None:
-            raise BadRequest(404, f"there is nothing at this path; there are {' and '.join(self._methods_by_path)}")
+            raise BadRequest(404, f"unknown path; the server has {' and '.join(self._methods_by_path)}")
         if head.method != method and not (head.method == "HEAD" and method == "GET"):
-            raise BadRequest(405, f"this path answers {method}")
+            raise BadRequest(405, f"wrong method for this path; use {method}")
 
-    async def handle(self, head: RequestHead, body: bytes, hung_up: asyncio.Future[None]) -> EncodedResponse:
+    async def handle(self, head: RequestHead, body: bytes, disconnected: asyncio.Future[None]) -> EncodedResponse:
+        """Call the handler for the invoke path, else report health."""
         if self._path(head) == self._invoke_path:
-            return await self._executor.execute(request_of(head.headers, body), hung_up)
+            return await self._executor.execute(request_of(head.headers, body), disconnected)
         if self._executor.stuck:
-            return error_response(503, "Stuck", "every slot is held by a handler that is past its deadline")
+            return error_response(503, "Stuck", "every slot is occupied by a handler that is past its deadline")
         return EncodedResponse(200, "application/json", b'{"status":"ok"}')
 
     def _path(self, head: RequestHead) -> str:
@@ -96,7 +101,7 @@ class FrameworkServer:
 
 
 class ServerConnection:
-    """One request after another, until either side has enough."""
+    """Serves the requests of one connection, one after another, until either side closes it."""
 
     def __init__(
         self,
@@ -114,21 +119,21 @@ class ServerConnection:
         self._stopping = False
 
     def stop_after_request(self) -> None:
-        """The request that has begun is the last one."""
+        """Close an idle connection now, and a busy one after the request in progress."""
         self._stopping = True
         if self._idle:
             self._writer.close()
             self._reader.feed_eof()
 
     async def serve_requests(self) -> None:
-        while begun := await self._read_first_byte():
+        while first_byte := await self._read_first_byte():
             self._idle = False
-            if not await self._handle_request(begun):
+            if not await self._handle_request(first_byte):
                 return
             self._idle = True
 
     async def close(self) -> None:
-        """What was written reaches the caller, unless it does not read."""
+        """Send what is buffered, then close. Abort if the caller does not read within the send timeout."""
         try:
             async with asyncio.timeout(self._limits.send_timeout_seconds):
                 self._writer.close()
@@ -144,26 +149,26 @@ class ServerConnection:
         except TimeoutError:
             return b""
 
-    async def _handle_request(self, begun: bytes) -> bool:
-        """Read one request and answer it. Gives whether another one may follow."""
+    async def _handle_request(self, first_byte: bytes) -> bool:
+        """Read one request and send its response. Return whether the connection stays open for another request."""
         try:
-            head = await self._read_head(begun)
+            head = await self._read_head(first_byte)
             body = await self._read_body(head)
-            answer = await self._server.handle(head, body, self._reader.disconnected)
+            response = await self._server.handle(head, body, self._reader.disconnected)
         except BadRequest as error:
             await self._send(serialize_response(response_from_bad_request(error), 0))
             await self._discard_input()
             return False
-        kept_seconds = int(self._limits.idle_timeout_seconds) if head.keep_alive and not self._stopping else 0
-        await self._send(serialize_response(answer, kept_seconds, with_body=head.method != "HEAD"))
-        return kept_seconds > 0
+        keep_alive_seconds = int(self._limits.idle_timeout_seconds) if head.keep_alive and not self._stopping else 0
+        await self._send(serialize_response(response, keep_alive_seconds, with_body=head.method != "HEAD"))
+        return keep_alive_seconds > 0
 
-    async def _read_head(self, begun: bytes) -> RequestHead:
+    async def _read_head(self, first_byte: bytes) -> RequestHead:
         try:
             async with asyncio.timeout(self._limits.head_timeout_seconds):
-                head = await read_head(self._reader, begun, self._limits.max_head_bytes)
+                head = await read_head(self._reader, first_byte, self._limits.max_head_bytes)
         except TimeoutError:
-            raise BadRequest(408, "the request's head took too long") from None
+            raise BadRequest(408, "the request head did not arrive before the timeout") from None
         self._server.check_route(head)
         return head
 
@@ -174,7 +179,7 @@ class ServerConnection:
             async with asyncio.timeout(self._limits.body_timeout_seconds):
                 return await read_body(self._reader, head.body_length, self._limits.max_body_bytes)
         except TimeoutError:
-            raise BadRequest(408, "the request's body took too long") from None
+            raise BadRequest(408, "the request body did not arrive before the timeout") from None
 
     async def _send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -184,7 +189,10 @@ class ServerConnection:
                 await self._writer.drain()
 
     async def _discard_input(self) -> None:
-        """A caller that is still sending reads the refusal only if it can go on sending for a moment."""
+        """Read and discard what the caller still sends, for a short time.
+
+        A caller that is still sending reads the error response only if its writes do not fail.
+        """
         with contextlib.suppress(TimeoutError, OSError):
             self._writer.write_eof()
             async with asyncio.timeout(self._limits.discard_timeout_seconds):
@@ -193,7 +201,7 @@ class ServerConnection:
 
 
 def _is_disconnected(connection: socket.socket) -> bool:
-    """Whether the caller closed the socket; one that only said it sends no more still waits for its answer."""
+    """Whether the caller closed the socket. A caller that only half-closed it still waits for its response."""
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))

@@ -1,6 +1,7 @@
-"""HTTP/1.1 as far as the contract needs it: requests in, answers out. What is not plain HTTP is refused, never guessed.
+"""Parses HTTP/1.1 requests and serializes responses, as far as the contract needs it.
 
-No pipelining beyond one request after another, no upgrades, no compression, no trailers that anybody sees.
+The parser rejects malformed HTTP and never guesses. It supports one request after another on a connection, but no
+upgrades and no compression. It parses trailers and ignores their content.
 """
 
 import asyncio
@@ -24,22 +25,25 @@ READ_SIZE_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class RequestHead:
+    """The request line and the headers of a request."""
+
     method: str
     target: str
     keep_alive: bool
     headers: dict[str, str]
-    """By name in lower case. What came several times is joined with commas."""
+    """Header values by lower-case name. Several values of one name are joined with commas."""
 
     body_length: int
-    """Of the body in bytes, or CHUNKED."""
+    """Length of the body in bytes, or CHUNKED."""
 
     @property
     def expects_continue(self) -> bool:
+        """Whether the caller waits for `100 Continue` before it sends the body."""
         return self.headers.get("expect", "").lower() == "100-continue" and self.body_length != 0
 
 
 class LineReader:
-    """Lines up to so many bytes altogether."""
+    """Reads lines until their total size exceeds a limit."""
 
     def __init__(self, reader: asyncio.StreamReader, limit: int) -> None:
         self._reader = reader
@@ -49,21 +53,21 @@ class LineReader:
         try:
             line = await self._reader.readuntil(b"\n")
         except asyncio.IncompleteReadError:
-            raise BadRequest(400, "the request ended in the middle") from None
+            raise BadRequest(400, "the connection closed in the middle of the request") from None
         except asyncio.LimitOverrunError:
-            raise BadRequest(431, "the request's head is too large") from None
+            raise BadRequest(431, "the request head is too large") from None
         self._remaining_bytes -= len(line)
         if self._remaining_bytes < 0:
-            raise BadRequest(431, "the request's head is too large")
+            raise BadRequest(431, "the request head is too large")
         if not line.endswith(b"\r\n"):
-            raise BadRequest(400, "a line of the request does not end in CR LF")
+            raise BadRequest(400, "a line of the request does not end with CR LF")
         return line[:-2]
 
 
-async def read_head(reader: asyncio.StreamReader, begun: bytes, limit: int) -> RequestHead:
-    """The head of a request of which the first byte has been read already."""
+async def read_head(reader: asyncio.StreamReader, first_byte: bytes, limit: int) -> RequestHead:
+    """Read the head of a request whose first byte the caller of this function has already read."""
     lines = LineReader(reader, limit)
-    match = _REQUEST_LINE.fullmatch(begun + await lines.read_line())
+    match = _REQUEST_LINE.fullmatch(first_byte + await lines.read_line())
     if not match:
         raise BadRequest(400, "this is not an HTTP/1.1 request")
     headers: dict[str, str] = {}
@@ -76,6 +80,7 @@ async def read_head(reader: asyncio.StreamReader, begun: bytes, limit: int) -> R
 
 
 async def read_body(reader: asyncio.StreamReader, length: int, limit: int) -> bytes:
+    """Read a body of this length (or CHUNKED). Raise BadRequest 413 if it exceeds the limit."""
     if length == CHUNKED:
         return await _read_chunked(reader, limit)
     if length > limit:
@@ -83,19 +88,23 @@ async def read_body(reader: asyncio.StreamReader, length: int, limit: int) -> by
     return await _read_exactly(reader, length)
 
 
-def serialize_response(answer: EncodedResponse, kept_seconds: int, with_body: bool = True) -> bytes:
-    """The answer as bytes, and for how long the connection is kept. The answer to HEAD has the length of a body that is
-    not sent."""
-    lines = [f"HTTP/1.1 {answer.status} {_reason_phrase(answer.status)}"]
-    if answer.content_type is not None:
-        lines.append(f"Content-Type: {answer.content_type}")
-    if answer.status != 204:
-        lines.append(f"Content-Length: {len(answer.body)}")
-    lines += [f"{name}: {value}" for name, value in answer.headers]
+def serialize_response(response: EncodedResponse, keep_alive_seconds: int, with_body: bool = True) -> bytes:
+    """Serialize a response and its keep-alive headers. With 0 keep-alive seconds, the response closes the connection.
+
+    The response to HEAD has the Content-Length of a body that the server does not send.
+    """
+    lines = [f"HTTP/1.1 {response.status} {_reason_phrase(response.status)}"]
+    if response.content_type is not None:
+        lines.append(f"Content-Type: {response.content_type}")
+    if response.status != 204:
+        lines.append(f"Content-Length: {len(response.body)}")
+    lines += [f"{name}: {value}" for name, value in response.headers]
     lines += (
-        ["Connection: keep-alive", f"Keep-Alive: timeout={kept_seconds}"] if kept_seconds else ["Connection: close"]
+        ["Connection: keep-alive", f"Keep-Alive: timeout={keep_alive_seconds}"]
+        if keep_alive_seconds
+        else ["Connection: close"]
     )
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (answer.body if with_body else b"")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (response.body if with_body else b"")
 
 
 def _reason_phrase(status: int) -> str:
@@ -119,11 +128,17 @@ def _is_keep_alive(headers: dict[str, str], by_default: bool) -> bool:
 
 
 def _body_length(headers: dict[str, str], may_be_chunked: bool) -> int:
-    """One of the two ways to say it, said once: two opinions on where a request ends are an attack or a fault."""
+    """Return the length of the body, or CHUNKED.
+
+    A request may have Content-Length or Transfer-Encoding, not both: two different ends of a request are a bug of the
+    caller or request smuggling.
+    """
     length, coding = headers.get("content-length"), headers.get("transfer-encoding")
     if coding is not None:
         if length is not None or coding.lower() != "chunked" or not may_be_chunked:
-            raise BadRequest(400, "of Transfer-Encoding only 'chunked' is read, in HTTP/1.1, without Content-Length")
+            raise BadRequest(
+                400, "unsupported Transfer-Encoding; use only 'chunked', in HTTP/1.1, without Content-Length"
+            )
         return CHUNKED
     if length is None:
         return 0
@@ -137,7 +152,7 @@ async def _read_exactly(reader: asyncio.StreamReader, length: int) -> bytes:
     while length:
         part = await reader.read(min(length, READ_SIZE_BYTES))
         if not part:
-            raise BadRequest(400, "the request's body ended early")
+            raise BadRequest(400, "the connection closed before the end of the request body")
         parts.append(part)
         length -= len(part)
     return b"".join(parts)
@@ -151,7 +166,7 @@ async def _read_chunked(reader: asyncio.StreamReader, limit: int) -> bytes:
             raise _body_too_large(limit)
         parts.append(await _read_exactly(reader, size))
         if await _read_exactly(reader, 2) != b"\r\n":
-            raise BadRequest(400, "a chunk of the request's body has another length than it says")
+            raise BadRequest(400, "the length of a chunk of the request body does not match its size line")
     trailers = LineReader(reader, READ_SIZE_BYTES)
     while line := await trailers.read_line():
         _add_header({}, line)
@@ -161,9 +176,9 @@ async def _read_chunked(reader: asyncio.StreamReader, limit: int) -> bytes:
 def _parse_chunk_size(line: bytes) -> int:
     match = _CHUNK_SIZE.fullmatch(line)
     if not match:
-        raise BadRequest(400, "the length of a chunk of the request's body is malformed")
+        raise BadRequest(400, "the size line of a chunk of the request body is malformed")
     return int(match[1], 16)
 
 
 def _body_too_large(limit: int) -> BadRequest:
-    return BadRequest(413, f"the request's body is larger than the limit of {limit} bytes")
+    return BadRequest(413, f"the request body is larger than the limit of {limit} bytes")

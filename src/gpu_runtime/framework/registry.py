@@ -1,4 +1,4 @@
-"""The one handler of this process."""
+"""Registers the handler function of the process. A process has exactly one handler."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,12 +13,15 @@ _handlers: list[HandlerFunction] = []
 
 
 def handler(function: F) -> F:
-    """Make this function, plain or async, the handler of the process. The function itself stays as it is."""
+    """Register a synchronous or async function as the handler of the process, and return the function unchanged."""
     if not callable(function):
-        raise TypeError(f"@handler takes no arguments: write it alone above a function, not with {function!r}")
+        raise TypeError(
+            f"@handler takes no arguments, but got {function!r}; write @handler on its own line above a function"
+        )
     if _handlers:
         raise RuntimeError(
-            f"there is a handler already, {_qualified_name(_handlers[0])}; {_qualified_name(function)} needs a process of its own"
+            f"the process already has the handler {_qualified_name(_handlers[0])};"
+            f" serve {_qualified_name(function)} in another process"
         )
     _handlers.append(function)
     return function
@@ -26,7 +29,7 @@ def handler(function: F) -> F:
 
 def registered_handler() -> HandlerFunction:
     if not _handlers:
-        raise CannotServe("there is no handler: write @handler above a function before serve() is called")
+        raise CannotServe("the process has no handler; write @handler above a function before you call serve()")
     return _handlers[0]
 
 

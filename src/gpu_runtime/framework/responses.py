@@ -1,4 +1,4 @@
-"""What a handler may return, and what becomes of it on the wire. Nothing here awaits."""
+"""Encodes the return value or the exception of a handler as an HTTP response. Nothing here awaits."""
 
 import json
 import math
@@ -10,14 +10,17 @@ from gpu_runtime.framework.errors import BadRequest, Reject, Retry
 
 JSON_CONTENT_TYPE = "application/json"
 MAX_ERROR_MESSAGE_LENGTH = 4096
-"""An error's message is a sentence, not a dump. What was cut off is said."""
+"""Longer error messages are truncated and marked. A message is meant to be a sentence, not a dump."""
 
 _HEADER_VALUE = re.compile(r"[!-~]+(?:[ \t]+[!-~]+)*")
 
 
 @dataclass(frozen=True)
 class Response:
-    """An answer with a content type or a status of its own. Without a content type, the body's type decides."""
+    """A return value with its own content type or status.
+
+    If the content type is None, the Python type of the body decides.
+    """
 
     body: Any = None
     content_type: str | None = None
@@ -25,16 +28,16 @@ class Response:
 
     def __post_init__(self) -> None:
         if not isinstance(self.status, int) or not (200 <= self.status < 300 or 400 <= self.status < 600):
-            raise ValueError(f"status is {self.status!r}; use one of 200 to 299 or 400 to 599")
+            raise ValueError(f"status is {self.status!r}; use 200 to 299 or 400 to 599")
         if self.content_type is not None and not _HEADER_VALUE.fullmatch(self.content_type):
-            raise ValueError(f"content_type is {self.content_type!r}; use one like text/csv")
+            raise ValueError(f"content_type is {self.content_type!r}; use a media type, for example text/csv")
         if self.status in (204, 205) and self.body is not None:
-            raise ValueError(f"an answer with status {self.status} has no body")
+            raise ValueError(f"a response with status {self.status} has no body; set body to None")
 
 
 @dataclass(frozen=True)
 class EncodedResponse:
-    """An answer as it goes over the wire."""
+    """A response as status, content type, body bytes and extra headers."""
 
     status: int
     content_type: str | None
@@ -43,7 +46,7 @@ class EncodedResponse:
 
 
 def response_from_value(value: Any) -> EncodedResponse:
-    """What the handler's return value means. Raises TypeError or ValueError where it means nothing."""
+    """Encode the return value of a handler. Raise TypeError or ValueError if it cannot be encoded."""
     if not isinstance(value, Response):
         value = Response(value, status=204 if value is None else 200)
     content_type, body = _encode_body(value.body)
@@ -51,7 +54,7 @@ def response_from_value(value: Any) -> EncodedResponse:
 
 
 def response_from_exception(error: BaseException) -> EncodedResponse:
-    """What the caller learns of what the handler raised: a sentence, never the traceback."""
+    """Encode an exception of a handler. The response has its type and message, never the traceback."""
     if isinstance(error, Retry):
         after = None if error.after is None else str(math.ceil(error.after))
         return error_response(503, "Retry", exception_text(error), () if after is None else (("Retry-After", after),))
@@ -61,22 +64,26 @@ def response_from_exception(error: BaseException) -> EncodedResponse:
 
 
 def response_from_bad_request(error: BadRequest) -> EncodedResponse:
+    """Encode a request that the server rejected before it called the handler."""
     return error_response(error.status, "BadRequest", error.message)
 
 
 def error_response(status: int, kind: str, message: str, headers: tuple[tuple[str, str], ...] = ()) -> EncodedResponse:
+    """Build an error response with the JSON body of the contract."""
     body = json.dumps({"error": {"type": kind, "message": truncate(message)}}).encode()
     return EncodedResponse(status, JSON_CONTENT_TYPE, body, headers)
 
 
 def truncate(message: str) -> str:
+    """Shorten a message to MAX_ERROR_MESSAGE_LENGTH characters and mark that it was shortened."""
     return message if len(message) <= MAX_ERROR_MESSAGE_LENGTH else f"{message[:MAX_ERROR_MESSAGE_LENGTH]}… (cut off)"
 
 
 def exception_text(error: BaseException) -> str:
+    """Return the text of an exception, even if its `__str__` fails."""
     try:
         return str(error)
-    except BaseException:  # noqa: BLE001 - a user's exception may be unable to say what it is
+    except BaseException:  # noqa: BLE001 - the __str__ of a user's exception may raise anything
         return "the exception has no text: its __str__ failed"
 
 
@@ -95,5 +102,6 @@ def _encode_json(body: Any) -> bytes:
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"the handler returned what is not JSON ({error}); return JSON's types, bytes, str, None or a Response"
+            f"the return value of the handler is not JSON ({error});"
+            " return a JSON-compatible value, bytes, str, None or a Response"
         ) from error

@@ -1,7 +1,7 @@
-"""Lines for the container's log, on stderr.
+"""Writes log lines to stderr, which is the log of the container.
 
-Not through `logging`: a user's logging configuration silences, by default, every logger that exists before it, and the
-traceback of a failed handler must not get lost.
+The framework does not use `logging`: a user's logging configuration disables, by default, every logger that already
+exists, and the traceback of a failed handler must always reach the log.
 """
 
 import contextlib
@@ -10,17 +10,19 @@ import traceback
 
 
 def log_line(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is full, closed or absent
+    """Write one line. Ignore the error if stderr is full, closed or missing."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"gpu_runtime.framework: {line}\n")
         sys.stderr.flush()
 
 
 def log_traceback(line: str, error: BaseException) -> None:
+    """Write one line, followed by the traceback of the error."""
     log_line(f"{line}\n{''.join(_format_traceback(error)).rstrip()}")
 
 
 def _format_traceback(error: BaseException) -> list[str]:
     try:
         return traceback.format_exception(type(error), error, error.__traceback__)
-    except BaseException as unprintable:  # noqa: BLE001 - whatever a user's exception does when it is shown
-        return [f"{type(error).__name__}, whose traceback cannot be shown: {type(unprintable).__name__}"]
+    except BaseException as format_error:  # noqa: BLE001 - formatting calls methods of a user's exception class
+        return [f"{type(error).__name__}; formatting its traceback failed with {type(format_error).__name__}"]

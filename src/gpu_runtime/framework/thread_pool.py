@@ -1,7 +1,7 @@
-"""Threads for handlers that are not async: as many as ever ran at once, each used again.
+"""A pool of daemon threads for synchronous handlers. It grows to the highest number of concurrent calls.
 
-Not `concurrent.futures`: its threads are waited for when the process ends, and a handler that hangs would keep it from
-ending for ever.
+The framework does not use `concurrent.futures`: Python waits for those threads when the process exits, so a handler
+that hangs would prevent the exit forever.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class DaemonThreadPool(Generic[T]):
-    """Belongs to the running event loop. The caller bounds how much runs at once."""
+    """Runs functions in threads for the event loop that creates the pool. The caller limits the concurrency."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -23,21 +23,21 @@ class DaemonThreadPool(Generic[T]):
         self._started = 0
         self._busy = 0
 
-    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """The work must not raise: it has no other end than its result."""
+    def submit(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Run the function in a thread. It must not raise: the pool reports only results."""
         self._busy += 1
         if self._busy > self._started:
             self._started += 1
             threading.Thread(target=self._run_thread, name=f"handler-{self._started}", daemon=True).start()
         future: asyncio.Future[T] = self._loop.create_future()
-        self._tasks.put((work, future))
+        self._tasks.put((function, future))
         return future
 
     def _run_thread(self) -> None:
         while True:
-            work, future = self._tasks.get()
-            result = work()
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+            function, future = self._tasks.get()
+            result = function()
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, so no coroutine waits for the result
                 self._loop.call_soon_threadsafe(self._finish, future, result)
 
     def _finish(self, future: asyncio.Future[T], result: T) -> None:

@@ -1,4 +1,4 @@
-"""The unix socket: open to every user of the pod, replacing what a killed predecessor left behind."""
+"""Opens the unix socket: every user in the pod may connect, and a stale socket file of a killed process is replaced."""
 
 import contextlib
 import os
@@ -14,34 +14,39 @@ LISTEN_BACKLOG = 1024
 
 @dataclass(frozen=True)
 class UnixSocketListener:
+    """A listening socket, with the identity of its socket file."""
+
     socket: socket.socket
     path: str
     device_and_inode: tuple[int, int]
 
     def unlink(self) -> None:
-        """Take our own name away; one that a successor has put in its place stays."""
+        """Remove the socket file, unless another process has replaced it."""
         with contextlib.suppress(OSError):
             if _device_and_inode(self.path) == self.device_and_inode:
-                os.unlink(self.path)  # noqa: PTH108 - the whole of this module speaks to the system
+                os.unlink(self.path)  # noqa: PTH108 - this module uses the os functions throughout
 
 
 def listen(path: str) -> UnixSocketListener:
-    """The sidecar runs as another user, so everybody may connect. The directory decides who gets that far."""
+    """Listen on a unix socket with mode 0666. Raise CannotServe if that is not possible.
+
+    The worker sidecar runs as another user, so every user may connect. The permissions of the directory limit access.
+    """
     try:
         _remove_stale_socket(path)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listening.bind(path)
+            listener.bind(path)
             os.chmod(path, 0o666)  # noqa: S103, PTH101
-            listening.listen(LISTEN_BACKLOG)
-            listening.setblocking(False)
-            return UnixSocketListener(listening, path, _device_and_inode(path))
+            listener.listen(LISTEN_BACKLOG)
+            listener.setblocking(False)
+            return UnixSocketListener(listener, path, _device_and_inode(path))
         except OSError:
-            listening.close()
+            listener.close()
             raise
     except OSError as error:
         raise CannotServe(
-            f"cannot listen at {path}: {error.strerror}; {SOCKET_VARIABLE} names another place"
+            f"cannot listen on {path}: {error.strerror}; set {SOCKET_VARIABLE} to another path"
         ) from error
 
 
@@ -51,9 +56,9 @@ def _remove_stale_socket(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise CannotServe(f"{path} is there already and no socket; {SOCKET_VARIABLE} names another place")
+        raise CannotServe(f"{path} exists and is not a socket; set {SOCKET_VARIABLE} to another path")
     if _accepts_connections(path):
-        raise CannotServe(f"another process serves at {path}; {SOCKET_VARIABLE} names another place")
+        raise CannotServe(f"another process listens on {path}; set {SOCKET_VARIABLE} to another path")
     os.unlink(path)  # noqa: PTH108
 
 
@@ -64,7 +69,7 @@ def _accepts_connections(path: str) -> bool:
             probe.connect(path)
         except ConnectionRefusedError:
             return False
-        except BlockingIOError:  # its queue is full, so it has one
+        except BlockingIOError:  # the backlog is full, so another process listens
             return True
         return True
 

@@ -1,4 +1,4 @@
-"""Invocations in hand, which their callers may take back."""
+"""Cancels invocations that are in flight on this worker when their caller cancels them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,16 +6,21 @@ from contextlib import asynccontextmanager
 
 
 class InvocationCancelled(Exception):
-    """The caller took the invocation back while it was in hand."""
+    """The caller cancelled the invocation while it was in flight."""
 
 
 class CancellationRegistry:
+    """Maps the ID of each invocation in flight to the scope that cancels it."""
+
     def __init__(self) -> None:
         self._scopes: dict[str, asyncio.Timeout] = {}
 
     @asynccontextmanager
     async def cancellable(self, invocation_id: str) -> AsyncIterator[None]:
-        """Aborted is raised, and what the block waits for is cancelled, when the invocation is taken back."""
+        """Run a block that `cancel` interrupts.
+
+        `cancel` cancels the awaitable that the block waits for. The context then raises InvocationCancelled.
+        """
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -30,5 +35,6 @@ class CancellationRegistry:
             raise
 
     def cancel(self, invocation_id: str) -> None:
+        """Cancel an invocation. Do nothing if it is not in flight on this worker."""
         if scope := self._scopes.pop(invocation_id, None):
             scope.reschedule(asyncio.get_running_loop().time())

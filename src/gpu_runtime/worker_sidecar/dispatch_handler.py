@@ -1,12 +1,13 @@
-"""From a delivery of the queue to its end: the record, the call, the result.
+"""Handles a delivery of a dispatch: advances the record, calls the framework, publishes the result, acks the message.
 
-The record becomes `running` under the condition that nobody took the invocation back. Of one that waited, that is known
-before its function is called. One that comes straight from its caller is called at the same time: whoever takes it back
-in these milliseconds could as well have done so a moment later, and the call is broken off.
+The record advances to `running` under the condition that the caller has not cancelled the invocation. If the invocation
+has waited for a worker, the sidecar writes the record before it calls the function. If the dispatch is fresh, the
+sidecar starts the call at the same time as the write, to save a round trip. If the caller cancels the invocation within
+these milliseconds, the sidecar aborts the call, as it does for a cancellation that arrives a little later.
 
-A result is sent to be stored before anybody is told of it, and the dispatch goes last: whenever the process dies, the
-invocation is either still in the queue or has its result. Where both are the case, it is run again and the first result
-stands.
+The sidecar publishes the result to its stream before it replies to the caller, and acks the dispatch last. So if the
+process dies, the dispatch is still in its stream, or the result is stored, or both. If both are the case, the function
+runs again and the result store keeps the first result.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import Invocation as Asked
+from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_id import check_subject
 from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, record_from_headers, record_headers
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
@@ -63,14 +64,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REPLY_TIMEOUT_SECONDS = 2.0
+"""Time limit for a reply to a caller that waits for it."""
+
 RESULT_PUBLISH_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=5.0)
+
 FRESH_DISPATCH_MAX_AGE = timedelta(seconds=0.2)
-"""A dispatch that is not older than this did not wait for a worker."""
+"""A dispatch of at most this age has not waited for a worker."""
 
 
 @dataclass(frozen=True)
-class DispatchConsumerOptions:
-    """How work is done here."""
+class DispatchHandlerOptions:
+    """Identity of the worker, and limits on deliveries and results."""
 
     request_id: str
     worker: str
@@ -82,7 +86,9 @@ class DispatchConsumerOptions:
 
 
 @dataclass(frozen=True)
-class DispatchConsumer:
+class DispatchHandler:
+    """Handles the dispatches of one function on one worker."""
+
     publisher: Publisher
     bucket: KeyValueBucket
     framework: FrameworkClient
@@ -90,11 +96,12 @@ class DispatchConsumer:
     heartbeat: HeartbeatPublisher
     cancellations: CancellationRegistry
     metrics: SidecarMetrics
-    options: DispatchConsumerOptions
+    options: DispatchHandlerOptions
 
     async def handle(self, delivery: Delivery) -> DeliveryOutcome:
+        """Run the invocation of a delivery, and decide what happens to the message."""
         if delivery.delivery_count > 1:
-            self.metrics.redeliveries.inc()
+            self.metrics.redeliveries.labels(Stream.DISPATCH.name).inc()
         try:
             dispatch = decode(delivery.data, Dispatch)
             check_subject(dispatch.invocation, delivery.subject, self.options.subjects)
@@ -105,43 +112,40 @@ class DispatchConsumer:
         try:
             return await self._process(delivery, dispatch)
         except JetStreamError as error:
-            return NakDelivery(f"the queue did not take it: {error}")
+            return NakDelivery(f"NATS publish failed: {error}")
         finally:
             self.heartbeat.invocation_finished(invocation_id)
 
     async def _process(self, delivery: Delivery, dispatch: Dispatch) -> DeliveryOutcome:
-        now, known = self.options.clock(), record_from_headers(delivery.headers)
+        now, stored = self.options.clock(), record_from_headers(delivery.headers)
         if dispatch.deadline <= now:
-            late = expired("its time was over before a worker began it")
-            return await self._finish(
-                dispatch, late, InvocationAttempt(self.options.worker, delivery.delivery_count - 1), known
-            )
-        run, invocation_id = (
-            InvocationAttempt(self.options.worker, delivery.delivery_count, now),
-            dispatch.invocation.invocation_id,
-        )
+            late = expired("the deadline passed before a worker started the invocation")
+            previous = InvocationAttempt(self.options.worker, delivery.delivery_count - 1)
+            return await self._finish(dispatch, late, previous, stored)
+        attempt = InvocationAttempt(self.options.worker, delivery.delivery_count, now)
+        invocation_id = dispatch.invocation.invocation_id
         try:
             async with (
                 self.cancellations.cancellable(invocation_id),
                 scoped_awaitable(
                     self._call_framework(delivery, dispatch), eager=is_fresh_dispatch(delivery, dispatch, now)
-                ) as calling,
+                ) as call,
             ):
-                begun = await mark_running(self.bucket, invocation_id, known, self.options.worker, now)
-                if isinstance(begun, MarkedRunning):
-                    known = begun.stored
-                    outcome = await calling
+                start = await mark_running(self.bucket, invocation_id, stored, self.options.worker, now)
+                if isinstance(start, MarkedRunning):
+                    stored = start.stored
+                    outcome = await call
         except InvocationCancelled:
-            return await self._finish(dispatch, cancelled(), run, known)
-        if isinstance(begun, NotRunnable):  # said when its call, which may have been under way, is over
-            return await self._skip(dispatch, begun, run)
+            return await self._finish(dispatch, cancelled(), attempt, stored)
+        if isinstance(start, NotRunnable):  # checked here, so that an eager call has ended before the result
+            return await self._skip(dispatch, start, attempt)
         if isinstance(outcome, framework_response.FrameworkFailed):
             await self.framework_health.check()
         match disposition_of(outcome):
-            case FinishInvocation() as ended:
-                return await self._finish(dispatch, ended, run, known)
-            case RetryInvocation(failure, after) if delivery.delivery_count < self.options.max_deliveries:
-                return self._retry(delivery, dispatch, failure, after)
+            case FinishInvocation() as finish:
+                return await self._finish(dispatch, finish, attempt, stored)
+            case RetryInvocation(failure, delay) if delivery.delivery_count < self.options.max_deliveries:
+                return self._retry(delivery, dispatch, failure, delay)
             case RetryInvocation(failure):
                 return await self._dead_letter(delivery, dispatch, failure)
 
@@ -149,23 +153,30 @@ class DispatchConsumer:
         with self.metrics.call_duration_seconds.time():
             return await self.framework.invoke(framework_request_of(dispatch, delivery.delivery_count))
 
-    async def _skip(self, dispatch: Dispatch, over: NotRunnable, run: InvocationAttempt) -> AckDelivery:
-        """It has its end already. Only of one that was taken back this may not have been said."""
-        if over.cancelled:
-            return await self._finish(dispatch, cancelled(), replace(run, started_at=None), over.stored)
-        self.metrics.invocations.labels("dropped").inc()
+    async def _skip(self, dispatch: Dispatch, start: NotRunnable, attempt: InvocationAttempt) -> AckDelivery:
+        """Ack an invocation that must not run. If it is cancelled, publish its result: it may not have one yet."""
+        if start.cancelled:
+            return await self._finish(dispatch, cancelled(), replace(attempt, started_at=None), start.stored)
+        self.metrics.invocations.labels("skipped").inc()
         return AckDelivery()
 
-    def _retry(self, delivery: Delivery, dispatch: Dispatch, failure: Failure, after: float | None) -> NakDelivery:
+    def _retry(self, delivery: Delivery, dispatch: Dispatch, failure: Failure, delay: float | None) -> NakDelivery:
+        """Nak with a delay that ends at the deadline at the latest, so that the invocation expires on time."""
         self.metrics.invocations.labels("retried").inc()
-        wait = self.options.backoff.delay(delivery.delivery_count) if after is None else after
-        left = (dispatch.deadline - self.options.clock()).total_seconds()
-        return NakDelivery(failure.message, max(0.0, min(wait, left)))  # to be told in time that its time is over
+        delay_seconds = self.options.backoff.delay(delivery.delivery_count) if delay is None else delay
+        remaining = (dispatch.deadline - self.options.clock()).total_seconds()
+        return NakDelivery(failure.message, max(0.0, min(delay_seconds, remaining)))
 
     async def _dead_letter(self, delivery: Delivery, dispatch: Dispatch, failure: Failure) -> AckDelivery:
-        """Its tries are used up. The queue's own way to give up would keep the same, but could tell nobody."""
-        reason = f"given up after {delivery.delivery_count} tries; the last one: {failure.message}"
-        logger.warning("given up", extra={"invocationID": dispatch.invocation.invocation_id, "reason": reason})
+        """Publish the dead letter and the result of an invocation whose last delivery failed, and reply to the caller.
+
+        The pull consumer would publish the same messages for a DeadLetterDelivery, but it cannot reply to the caller.
+        """
+        reason = f"dead-lettered after {delivery.delivery_count} deliveries; last failure: {failure.message}"
+        logger.warning(
+            "invocation dead-lettered",
+            extra={"invocation_id": dispatch.invocation.invocation_id, "reason": reason},
+        )
         letter, result = self.dead_letter_messages(delivery, DeadLetterDelivery(reason, failure.failure_class))
         await self.publisher.publish(letter)
         await self.publisher.publish(result)
@@ -173,34 +184,38 @@ class DispatchConsumer:
         return AckDelivery()
 
     async def _finish(
-        self, dispatch: Dispatch, ended: FinishInvocation, run: InvocationAttempt, known: RecordAtRevision | None
+        self, dispatch: Dispatch, finish: FinishInvocation, attempt: InvocationAttempt, stored: RecordAtRevision | None
     ) -> AckDelivery:
-        result = result_of(dispatch, ended, run, self.options.clock(), self.options.max_body_bytes)
-        message = self._result_message(result, known)
-        # In this order on one connection: who hears of the result hears of one that the server has. A caller need not
-        # wait for the acknowledgement, too.
+        result = result_of(dispatch, finish, attempt, self.options.clock(), self.options.max_body_bytes)
+        message = self._result_message(result, stored)
+        # Both go over one connection in this order, so the server has the result before the caller gets the reply. The
+        # caller does not have to wait for the acknowledgement of the stream.
         await asyncio.gather(
-            self._publish_result(message, result, known), self._reply(dispatch.invocation, message.data)
+            self._publish_result(message, result, stored), self._reply(dispatch.invocation, message.data)
         )
-        self.metrics.invocations.labels(ended.state.value).inc()
+        self.metrics.invocations.labels(finish.state.value).inc()
         self._log_result(result)
         return AckDelivery()
 
     def _log_result(self, result: Result) -> None:
-        """What ended well is told to those who look closely: there may be hundreds a second."""
+        """Log successes at debug level: a worker may finish hundreds of invocations per second."""
         level = logging.DEBUG if result.state is ResultState.SUCCEEDED else logging.INFO
         if logger.isEnabledFor(level):
-            why = {"reason": result.failure.message} if result.failure else {}
+            reason = {"reason": result.failure.message} if result.failure else {}
             extra = {
-                "invocationID": result.invocation_id,
-                "unit": self.options.worker,
+                "invocation_id": result.invocation_id,
+                "worker": self.options.worker,
+                "state": result.state.value,
                 "attempts": result.attempts,
-                **why,
+                **reason,
             }
-            logger.log(level, "%s", result.state.value, extra=extra)
+            logger.log(level, "invocation finished", extra=extra)
 
-    async def _publish_result(self, message: OutgoingMessage, result: Result, known: RecordAtRevision | None) -> None:
-        """Have the result stored, however long that takes: without it, the function would have to run again."""
+    async def _publish_result(self, message: OutgoingMessage, result: Result, stored: RecordAtRevision | None) -> None:
+        """Publish the result, and retry transient errors without a limit: a lost result would run the function again.
+
+        If the server rejects the message as too large, publish the result without its body.
+        """
         failures = 0
         while True:
             try:
@@ -209,73 +224,81 @@ class DispatchConsumer:
                 if not result.body:
                     raise
                 result = without_body(result)
-                message = self._result_message(result, known)
+                message = self._result_message(result, stored)
             except JetStreamError as error:
                 if not is_transient(error):
                     raise
                 failures += 1
-                logger.warning("a result waits", extra={"invocationID": result.invocation_id, "error": str(error)})
+                logger.warning(
+                    "result not published, will retry",
+                    extra={"invocation_id": result.invocation_id, "error": str(error)},
+                )
                 await asyncio.sleep(RESULT_PUBLISH_BACKOFF.delay(failures))
             else:
                 return
 
-    def _result_message(self, result: Result, known: RecordAtRevision | None) -> OutgoingMessage:
-        headers = record_headers(known) if known else {}
+    def _result_message(self, result: Result, stored: RecordAtRevision | None) -> OutgoingMessage:
+        headers = record_headers(stored) if stored else {}
         subject = self.options.subjects.result(result.serverless_request_id)
         return OutgoingMessage(subject, encode(result), result.message_id, headers)
 
-    async def _reply(self, asked: Asked, data: bytes) -> None:
-        """Tell whoever waits. What gets lost is looked up."""
-        if not asked.reply_to:
+    async def _reply(self, invocation: Invocation, data: bytes) -> None:
+        """Send the result to a caller that waits. If the reply is lost, the caller queries the stored result."""
+        if not invocation.reply_to:
             return
         try:
-            await self.publisher.connection.publish(asked.reply_to, data, timeout_seconds=REPLY_TIMEOUT_SECONDS)
+            await self.publisher.connection.publish(invocation.reply_to, data, timeout_seconds=REPLY_TIMEOUT_SECONDS)
         except JetStreamError as error:
-            logger.warning("a reply was lost", extra={"invocationID": asked.invocation_id, "error": str(error)})
+            logger.warning(
+                "reply not published", extra={"invocation_id": invocation.invocation_id, "error": str(error)}
+            )
 
-    def dead_letter_messages(self, delivery: Delivery, given_up: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
-        """The dead letter, and the result where there is somebody whose it is."""
+    def dead_letter_messages(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
+        """Build the dead letter, and the result if the message has a valid invocation ID of this function."""
         self.metrics.invocations.labels(ResultState.DEAD_LETTERED.value).inc()
         letters, now = DeadLetterBuilder(self.options.subjects, Stream.DISPATCH), self.options.clock()
-        failure = dead_letter_failure(delivery, given_up, self.options.max_deliveries)
-        run = InvocationAttempt(self.options.worker, min(delivery.delivery_count, self.options.max_deliveries))
-        result = dead_letter_result(delivery.data, self.options.request_id, failure, run, now)
+        failure = dead_letter_failure(delivery, outcome, self.options.max_deliveries)
+        attempt = InvocationAttempt(self.options.worker, min(delivery.delivery_count, self.options.max_deliveries))
+        result = dead_letter_result(delivery.data, self.options.request_id, failure, attempt, now)
         letter = letters.build(delivery, failure, now, result.invocation_id if result else "")
         return [letters.to_outgoing(letter), *([self._result_message(result, None)] if result else [])]
 
 
 def is_fresh_dispatch(delivery: Delivery, dispatch: Dispatch, now: datetime) -> bool:
-    """Whether the invocation comes from its caller without having waited or been tried."""
+    """Whether this is the first delivery of an invocation that has not waited for a worker."""
     return delivery.delivery_count == 1 and abs(now - dispatch.dispatched_at) <= FRESH_DISPATCH_MAX_AGE
 
 
 @asynccontextmanager
-async def scoped_awaitable(work: Coroutine[Any, Any, T], *, eager: bool) -> AsyncIterator[Awaitable[T]]:
-    """Work to be awaited within the block, and under way already if that is wanted. What is not done then ends."""
+async def scoped_awaitable(coroutine: Coroutine[Any, Any, T], *, eager: bool) -> AsyncIterator[Awaitable[T]]:
+    """Yield an awaitable for the coroutine, and end the coroutine when the block ends.
+
+    An eager coroutine starts immediately as a task. Otherwise it starts when the block awaits it.
+    """
     if not eager:
         try:
-            yield work
+            yield coroutine
         finally:
-            work.close()
+            coroutine.close()
         return
-    under_way = asyncio.create_task(work)
+    task = asyncio.create_task(coroutine)
     try:
-        yield under_way
+        yield task
     finally:
-        if not under_way.done():
-            under_way.cancel()
-            await asyncio.wait({under_way})
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def framework_request_of(dispatch: Dispatch, attempt: int) -> FrameworkRequest:
-    """The invocation as the framework gets it."""
-    asked = dispatch.invocation
+    """Build the request to the framework from a dispatch."""
+    invocation = dispatch.invocation
     return FrameworkRequest(
-        invocation_id=asked.invocation_id,
-        body=asked.body,
-        content_type=asked.content_type,
-        headers=asked.headers,
-        attributes=asked.attributes,
+        invocation_id=invocation.invocation_id,
+        body=invocation.body,
+        content_type=invocation.content_type,
+        headers=invocation.headers,
+        attributes=invocation.attributes,
         deadline=dispatch.deadline,
         attempt=attempt,
     )

@@ -1,8 +1,9 @@
-"""The sidecar's side of the framework contract: HTTP over the unix socket of the user's container.
+"""HTTP client for the framework: invocations and health checks over the unix socket of the user's container.
 
-No two calls share a connection at a time. One after another they do, which halves a call's CPU time, but only where
-the framework's health check says how long it keeps idle connections (`Keep-Alive: timeout=60`): elsewhere a call could
-meet the moment at which it closes them, and an invocation must not be sent twice to find out.
+A connection carries one call at a time. Calls reuse idle connections, which halves the CPU time of a call, but only if
+the health check of the framework announces how long it keeps idle connections (`Keep-Alive: timeout=60`). Otherwise a
+call could fail because the framework closes the connection at the same time, and the client must not send an invocation
+twice to find out.
 """
 
 import asyncio
@@ -31,28 +32,28 @@ from gpu_runtime.worker_sidecar.http_response_parser import IncompleteResponse, 
 logger = logging.getLogger(__name__)
 
 DEADLINE_GRACE_SECONDS = 0.5
-"""Seconds past the deadline in which the framework may still say itself that it has passed."""
+"""Time after the deadline in which the framework may still report itself that the deadline passed."""
 
 MIN_KEEP_ALIVE_SECONDS = 15
-"""Seconds for which the framework must keep an idle connection. Here one rests for less."""
+"""Shortest keep-alive timeout of the framework with which connections are reused. The pool closes them earlier."""
 
 HEALTH_TIMEOUT_SECONDS = 2.0
 INITIAL_HEALTH_BACKOFF_SECONDS, MAX_HEALTH_BACKOFF_SECONDS = 0.02, 1.0
-"""Seconds between two looks at a framework that is not healthy yet."""
+"""Delays between health checks of a framework that is not healthy yet."""
 
 MAX_ERROR_BODY_BYTES = 64 * 1024
-"""Of an error's body, more is not read: its message is cut off anyway."""
+"""The client reads no more of an error body, because the error message is truncated anyway."""
 
 KEEP_ALIVE_TIMEOUT_PATTERN = re.compile(r"\btimeout=([0-9]{1,9})\b", re.ASCII)
 
 
 class FrameworkClient:
-    """Used as a context. How many calls there are at a time is the caller's decision."""
+    """Calls the framework. Use it as an async context manager. The caller of `invoke` limits the concurrency."""
 
-    def __init__(self, socket: str, invoke_path: str, health_path: str, response_limit: int) -> None:
+    def __init__(self, socket: str, invoke_path: str, health_path: str, max_response_bytes: int) -> None:
         self._socket = socket
         self._invoke_head, self._health_head = _request_head("POST", invoke_path), _request_head("GET", health_path)
-        self._max_response_bytes = response_limit
+        self._max_response_bytes = max_response_bytes
         self._connection_pool = FrameworkConnectionPool(socket)
         self._keep_alive = False
 
@@ -64,72 +65,82 @@ class FrameworkClient:
     ) -> None:
         self._connection_pool.close_idle()
 
-    async def invoke(self, invocation: FrameworkRequest) -> FrameworkOutcome:
-        """Never raises for what the framework does, and never takes much longer than the deadline."""
-        remaining = _remaining_seconds(invocation.deadline)
+    async def invoke(self, request: FrameworkRequest) -> FrameworkOutcome:
+        """Send an invocation and return its outcome.
+
+        A failure of the framework is an outcome, not an exception. The call ends DEADLINE_GRACE_SECONDS after the
+        deadline at the latest.
+        """
+        remaining = _remaining_seconds(request.deadline)
         if remaining is not None and remaining <= 0:
             return TimedOut("the deadline passed before the framework was called")
         try:
             async with asyncio.timeout(None if remaining is None else remaining + DEADLINE_GRACE_SECONDS):
-                return await self._call(invocation)
+                return await self._call(request)
         except TimeoutError:
             return TimedOut("the framework did not answer before the deadline")
 
     async def check_health(self) -> str | None:
-        """Nothing where the framework can take invocations, else the sentence that says why not."""
+        """Return None if the framework can serve invocations, else the reason why not."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                answer = await self._connection_pool.round_trip(
+                response = await self._connection_pool.round_trip(
                     self._health_head + b"\r\n", lambda _: MAX_ERROR_BODY_BYTES, self._update_keep_alive
                 )
         except TimeoutError:
-            return f"its health check does not answer within {HEALTH_TIMEOUT_SECONDS:g} s"
+            return f"the health check of the framework did not answer within {HEALTH_TIMEOUT_SECONDS:g} s"
         except (FrameworkUnreachable, IncompleteResponse, MalformedResponse) as error:
             return _framework_failed(error).reason
-        return None if is_success(answer.status) else f"its health check answers with status {answer.status}"
+        return (
+            None
+            if is_success(response.status)
+            else f"the health check of the framework returned status {response.status}"
+        )
 
     async def wait_until_healthy(self) -> None:
-        """Look again and again, less and less often. Whoever waits decides for how long."""
-        wait, said = INITIAL_HEALTH_BACKOFF_SECONDS, ""
+        """Check the health with backoff until it succeeds. There is no timeout; the caller may set one."""
+        delay, logged_problem = INITIAL_HEALTH_BACKOFF_SECONDS, ""
         while problem := await self.check_health():
-            if problem != said:
-                logger.info("waiting for the framework: %s", problem, extra={"socket": self._socket})
-            said = problem
-            await asyncio.sleep(wait)
-            wait = min(wait * 1.5, MAX_HEALTH_BACKOFF_SECONDS)
+            if problem != logged_problem:
+                logger.info("framework not healthy yet", extra={"reason": problem, "socket": self._socket})
+            logged_problem = problem
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.5, MAX_HEALTH_BACKOFF_SECONDS)
 
     def _update_keep_alive(self, health: ParsedResponse) -> bool:
-        """Whether the framework keeps idle connections, as its answer to the health check says."""
+        """Record, from the response to a health check, whether the framework keeps idle connections. Return it."""
         self._keep_alive = _keep_alive_seconds(health.headers.get("keep-alive", "")) >= MIN_KEEP_ALIVE_SECONDS
         if not self._keep_alive:
             self._connection_pool.close_idle()
         return self._keep_alive
 
-    async def _call(self, invocation: FrameworkRequest) -> FrameworkOutcome:
-        fields = "".join(f"{name}: {value}\r\n" for name, value in http_headers(invocation).items())
-        request = b"".join((self._invoke_head, fields.encode("ascii"), b"\r\n", invocation.body))
+    async def _call(self, request: FrameworkRequest) -> FrameworkOutcome:
+        headers = "".join(f"{name}: {value}\r\n" for name, value in http_headers(request).items())
+        data = b"".join((self._invoke_head, headers.encode("ascii"), b"\r\n", request.body))
         try:
-            answer = await self._connection_pool.round_trip(request, self._max_body_bytes, lambda _: self._keep_alive)
+            response = await self._connection_pool.round_trip(data, self._max_body_bytes, lambda _: self._keep_alive)
         except (FrameworkUnreachable, IncompleteResponse, MalformedResponse) as error:
             return _framework_failed(error)
-        return self._outcome(answer)
+        return self._outcome(response)
 
     def _max_body_bytes(self, status: int) -> int:
         return self._max_response_bytes if is_success(status) else MAX_ERROR_BODY_BYTES
 
-    def _outcome(self, answer: ParsedResponse) -> FrameworkOutcome:
-        coding = answer.headers.get("content-encoding", "identity")
+    def _outcome(self, response: ParsedResponse) -> FrameworkOutcome:
+        coding = response.headers.get("content-encoding", "identity")
         if coding != "identity":
-            reason = f"the answer is encoded with {replace_surrogates(coding[:64])!r}, which was not asked for"
+            reason = (
+                f"the response has the content encoding {replace_surrogates(coding[:64])!r}; do not encode responses"
+            )
             return FrameworkFailed(FrameworkFailureKind.MALFORMED_RESPONSE, reason)
-        outcome = outcome_of(answer.status, answer.headers, answer.body)
-        if isinstance(outcome, HandlerSucceeded) and not answer.complete:
-            return replace(outcome, full_body_bytes=max(answer.content_length, len(answer.body) + 1))
+        outcome = outcome_of(response.status, response.headers, response.body)
+        if isinstance(outcome, HandlerSucceeded) and not response.complete:
+            return replace(outcome, full_body_bytes=max(response.content_length, len(response.body) + 1))
         return outcome
 
 
 def _request_head(method: str, path: str) -> bytes:
-    """Of every request to that path. What HTTP cannot carry in it is percent-encoded."""
+    """Build the part of the head that all requests to a path share. Percent-encode invalid characters of the path."""
     target = quote(path, safe="/?[]@!$&'()*+,;=:%-._~", errors="replace")
     return (
         f"{method} {target} HTTP/1.1\r\nHost: framework\r\nUser-Agent: gpu-runtime-worker-sidecar\r\n"
@@ -137,8 +148,8 @@ def _request_head(method: str, path: str) -> bytes:
     ).encode("ascii")
 
 
-def _keep_alive_seconds(said: str) -> int:
-    match = KEEP_ALIVE_TIMEOUT_PATTERN.search(said)
+def _keep_alive_seconds(header: str) -> int:
+    match = KEEP_ALIVE_TIMEOUT_PATTERN.search(header)
     return int(match[1]) if match else 0
 
 
@@ -150,15 +161,17 @@ def _framework_failed(error: FrameworkUnreachable | IncompleteResponse | Malform
     match error:
         case FrameworkUnreachable():
             return FrameworkFailed(
-                FrameworkFailureKind.UNREACHABLE, f"the framework cannot be reached: {_one_line(error)}"
+                FrameworkFailureKind.UNREACHABLE, f"the framework is unreachable: {_one_line(error)}"
             )
         case IncompleteResponse():
             return FrameworkFailed(
-                FrameworkFailureKind.CONNECTION_LOST, f"the connection ended before the answer did: {_one_line(error)}"
+                FrameworkFailureKind.CONNECTION_LOST,
+                f"the connection closed before the end of the response: {_one_line(error)}",
             )
         case MalformedResponse():
             return FrameworkFailed(
-                FrameworkFailureKind.MALFORMED_RESPONSE, f"the framework's answer is not HTTP: {_one_line(error)}"
+                FrameworkFailureKind.MALFORMED_RESPONSE,
+                f"the response of the framework is malformed: {_one_line(error)}",
             )
 
 

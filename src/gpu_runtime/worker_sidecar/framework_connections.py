@@ -1,5 +1,8 @@
-"""Connections to the framework's unix socket: one call at a time on each, and a rest between two calls where that is
-known to be safe."""
+"""A pool of connections to the unix socket of the framework.
+
+A connection carries one call at a time. The pool keeps a connection idle between two calls only if the framework has
+announced that it keeps idle connections for long enough.
+"""
 
 import asyncio
 from collections import deque
@@ -14,41 +17,45 @@ from gpu_runtime.worker_sidecar.http_response_parser import (
 )
 
 IDLE_TIMEOUT_SECONDS = 5.0
-"""How long a connection rests here."""
+"""Time after which the pool closes an idle connection."""
 
 
 class FrameworkUnreachable(Exception):
-    """There is no connection to be had, so nothing was sent."""
+    """The client could not connect, so it sent nothing and the handler was not called."""
 
 
 class FrameworkConnectionPool:
+    """Sends requests over idle or new connections."""
+
     def __init__(self, socket: str) -> None:
         self._socket = socket
         self._idle: deque[tuple[float, _FrameworkConnection]] = deque()
-        """The one that came last is used first; the others end."""
+        """Idle connections with their expiry times. The pool reuses the newest one first, so the others can expire."""
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def round_trip(
-        self, request: bytes, limit_of: Callable[[int], int], kept: Callable[[ParsedResponse], bool]
+        self, request: bytes, limit_of: Callable[[int], int], is_kept: Callable[[ParsedResponse], bool]
     ) -> ParsedResponse:
-        """What the framework answers. Unreachable, Lost or Garbled where it does not.
+        """Send a request and return the response.
 
-        `kept` says, from the answer, whether the framework will keep the connection.
+        Raise FrameworkUnreachable, IncompleteResponse or MalformedResponse if there is no valid response. `limit_of`
+        returns the maximum number of body bytes for a status. `is_kept` decides, from the response, whether the
+        framework keeps the connection.
         """
         connection = self._pop_idle() or await self._open()
         try:
-            answer = await connection.round_trip(request, limit_of)
+            response = await connection.round_trip(request, limit_of)
         except BaseException:
             connection.abort()
             raise
-        if kept(answer) and answer.reusable:
+        if is_kept(response) and response.reusable:
             self._put_idle(connection)
         else:
             connection.abort()
-        return answer
+        return response
 
     def close_idle(self) -> None:
-        """End those that rest."""
+        """Close all idle connections."""
         while self._idle:
             self._idle.pop()[1].abort()
         if self._idle_timer is not None:
@@ -64,10 +71,10 @@ class FrameworkConnectionPool:
 
     async def _open(self) -> "_FrameworkConnection":
         try:
-            _, made = await asyncio.get_running_loop().create_unix_connection(_FrameworkConnection, self._socket)
+            _, connection = await asyncio.get_running_loop().create_unix_connection(_FrameworkConnection, self._socket)
         except OSError as error:
             raise FrameworkUnreachable(error.strerror or str(error)) from error
-        return made
+        return connection
 
     def _put_idle(self, connection: "_FrameworkConnection") -> None:
         loop = asyncio.get_running_loop()
@@ -83,6 +90,8 @@ class FrameworkConnectionPool:
 
 
 class _FrameworkConnection(asyncio.Protocol):
+    """One connection. It parses the response to one request at a time."""
+
     def __init__(self) -> None:
         self.closed = False
         self._transport: asyncio.Transport
@@ -91,14 +100,14 @@ class _FrameworkConnection(asyncio.Protocol):
 
     async def round_trip(self, request: bytes, limit_of: Callable[[int], int]) -> ParsedResponse:
         if self.closed:
-            raise IncompleteResponse("the framework closed it at once")
+            raise IncompleteResponse("the framework closed the new connection immediately")
         self._parser = ResponseParser(limit_of)
         self._response = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._response
 
     def abort(self) -> None:
-        """At once: what is not sent yet, nobody wants any more."""
+        """Close immediately, without sending buffered data: the request is finished or cancelled."""
         self.closed = True
         self._parser = None
         self._transport.abort()
@@ -107,7 +116,7 @@ class _FrameworkConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None:  # nothing was asked, so nobody knows what this answers
+        if self._parser is None:  # data without a request: it must not become the response to the next one
             self.abort()
         else:
             self._feed(data)
@@ -124,21 +133,23 @@ class _FrameworkConnection(asyncio.Protocol):
             self._feed(None)
 
     def _feed(self, data: bytes | None) -> None:
-        """Go on with more bytes, or with the knowledge that there are none."""
+        """Parse more bytes, or the end of the connection if `data` is None."""
         if self._parser is None:
             return
         try:
-            answer = self._parser.feed_eof() if data is None else self._parser.feed(data)
+            response = self._parser.feed_eof() if data is None else self._parser.feed(data)
         except (MalformedResponse, IncompleteResponse) as error:
             self._fail(error)
             return
-        if answer is not None:
+        if response is not None:
             self._parser = None
-            if not self._response.done():  # whoever waited was cancelled
-                self._response.set_result(answer)
+            if not self._response.done():  # done if the call was cancelled
+                self._response.set_result(response)
 
     def _fail(self, error: Exception) -> None:
         if self._parser is not None and not self._response.done():
             self._response.set_exception(error)
-            self._response.exception()  # whoever waits gets it all the same; whoever was cancelled left no complaint
+            # Mark the exception as retrieved: asyncio would otherwise log it if the call was cancelled. A call that
+            # waits still gets it.
+            self._response.exception()
         self._parser = None

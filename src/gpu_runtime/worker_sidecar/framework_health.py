@@ -1,7 +1,8 @@
-"""Whether the framework can take invocations. While it cannot, none is taken from the queue: its tries would be wasted.
+"""Monitors whether the framework can serve invocations. The worker pulls none while it cannot.
 
-An idle framework is asked now and then. One that works is not: it may be too busy to answer, and if it dies, its calls
-break off and tell.
+If the worker pulled invocations from NATS while the framework is unhealthy, their deliveries would be wasted. The
+monitor checks an idle framework at an interval. It does not check a busy one: the framework may be too busy to answer
+the health check, and if it dies, the calls in progress fail and trigger a check.
 """
 
 import asyncio
@@ -16,16 +17,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class FrameworkHealthMonitor:
+    """Checks the framework and calls back when its health changes."""
+
     framework: FrameworkClient
     interval_seconds: float
-    """How often an idle framework is asked."""
+    """Interval between checks of an idle framework."""
     is_busy: Callable[[], bool]
     on_healthy: Callable[[], None]
-    """Called when the framework answers, for the first time or again."""
+    """Called when the framework becomes healthy, for the first time or again."""
     on_unhealthy: Callable[[], None]
-    """Called when it does so no longer."""
+    """Called when a healthy framework becomes unhealthy."""
 
-    problem: str | None = "the framework has not answered yet"
+    problem: str | None = "the framework has not passed a health check yet"
     _unhealthy: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -40,10 +43,10 @@ class FrameworkHealthMonitor:
                     await self.check()
 
     async def check(self) -> None:
-        """Ask now. A call that broke off is a reason to."""
+        """Check the framework now, for example because a call failed."""
         problem = await self.framework.check_health()
         if problem is not None and not self._unhealthy.is_set():
-            logger.warning("the framework does not answer any more", extra={"problem": problem})
+            logger.warning("framework became unhealthy", extra={"reason": problem})
             self.problem = problem
             self._unhealthy.set()
             self.on_unhealthy()

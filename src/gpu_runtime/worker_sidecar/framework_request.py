@@ -1,6 +1,6 @@
-"""An invocation as the framework gets it, and its HTTP headers. Nothing here awaits.
+"""The request to the framework for one attempt of an invocation, and its HTTP headers. Nothing here awaits.
 
-Whatever a caller of the API put into names and values fits: what HTTP cannot carry is percent-encoded.
+API callers may use any characters in header names and values. Characters that HTTP does not allow are percent-encoded.
 """
 
 import json
@@ -25,38 +25,41 @@ HEADER_VALUE_CHARACTERS = HEADER_NAME_CHARACTERS + ' "(),/:;<=>?@[\\]{}'
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkRequest:
+    """One attempt of an request."""
+
     invocation_id: str
     body: bytes = b""
     content_type: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     deadline: datetime | None = None
-    """With a time zone. None: nobody stops waiting."""
+    """Deadline with a time zone. None: no deadline."""
 
     attempt: int = 1
 
 
-def http_headers(invocation: FrameworkRequest) -> dict[str, str]:
+def http_headers(request: FrameworkRequest) -> dict[str, str]:
+    """Build the headers of the HTTP request. All names and values are printable ASCII."""
     headers = {
-        INVOCATION_ID_HEADER: _encode_value(invocation.invocation_id),
-        ATTEMPT_HEADER: str(invocation.attempt),
-        "Content-Length": str(len(invocation.body)),
+        INVOCATION_ID_HEADER: _encode_value(request.invocation_id),
+        ATTEMPT_HEADER: str(request.attempt),
+        "Content-Length": str(len(request.body)),
     }
-    if invocation.content_type:
+    if request.content_type:
         headers["Content-Type"] = quote(
-            invocation.content_type.strip(), safe=HEADER_VALUE_CHARACTERS + "%", errors="replace"
+            request.content_type.strip(), safe=HEADER_VALUE_CHARACTERS + "%", errors="replace"
         )
-    if invocation.attributes:
-        headers[ATTRIBUTES_HEADER] = json.dumps(invocation.attributes, separators=(",", ":"))
-    if invocation.deadline is not None:
-        headers[DEADLINE_HEADER] = _format_time(invocation.deadline)
+    if request.attributes:
+        headers[ATTRIBUTES_HEADER] = json.dumps(request.attributes, separators=(",", ":"))
+    if request.deadline is not None:
+        headers[DEADLINE_HEADER] = _format_time(request.deadline)
     return headers | {
-        CALLER_HEADER_PREFIX + _encode_name(name): _encode_value(value) for name, value in invocation.headers.items()
+        CALLER_HEADER_PREFIX + _encode_name(name): _encode_value(value) for name, value in request.headers.items()
     }
 
 
-def _format_time(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+def _format_time(time: datetime) -> str:
+    return f"{time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def _encode_name(name: str) -> str:
@@ -64,6 +67,6 @@ def _encode_name(name: str) -> str:
 
 
 def _encode_value(value: str) -> str:
-    """Spaces at the ends would get lost on the way."""
+    """Percent-encode a value. Spaces at its ends are encoded too, because HTTP parsers strip them."""
     safe = HEADER_VALUE_CHARACTERS if value == value.strip(" ") else HEADER_VALUE_CHARACTERS.replace(" ", "")
     return quote(value, safe=safe, errors="replace")

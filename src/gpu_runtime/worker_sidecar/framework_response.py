@@ -1,11 +1,11 @@
-"""What a call of the framework can come to, and which answer means what. Nothing here awaits.
+"""Maps the status and body of a framework response to an outcome. Nothing here awaits.
 
-2xx                     Answered          the result
-422 and other 4xx       HandlerRejected   never again
+2xx                     HandlerSucceeded  the body is the result
+422 and other 4xx       HandlerRejected   the invocation fails, without a retry
 408, 504                TimedOut          the deadline passed
-425, 429, 503           AskedToRetry      again, later
-500 and other 5xx       HandlerFailed     the handler's own failure
-anything else, or none  Broken            the framework does not keep to the contract, or is gone
+425, 429, 503           RetryRequested    the invocation is retried later
+500 and other 5xx       HandlerFailed     the invocation fails with the error of the handler
+other status, or none   FrameworkFailed   the framework violates the contract or does not run
 """
 
 import json
@@ -20,14 +20,14 @@ MAX_RETRY_AFTER_SECONDS = 86_400.0
 
 
 class FrameworkFailureKind(Enum):
-    """What is broken, as far as it matters for what is done next."""
+    """How the framework failed, as far as the retry decision needs it."""
 
     UNREACHABLE = "unreachable"
-    """The framework was not reached: the handler was not called."""
+    """The client could not connect, so the handler was not called."""
     CONNECTION_LOST = "connection_lost"
-    """The connection ended before the answer did: the handler may have run."""
+    """The connection closed before the end of the response, so the handler may have run."""
     MALFORMED_RESPONSE = "malformed_response"
-    """The answer is not HTTP as the contract wants it."""
+    """The response is not valid HTTP, or it violates the contract."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class HandlerSucceeded:
     content_type: str
     body: bytes
     full_body_bytes: int | None = None
-    """Where the body is only the beginning of an answer above the limit: how much the framework answered, as far as
-    that is known."""
+    """Size of the full body if `body` was truncated at the limit, as far as it is known. None if `body` is complete."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class RetryRequested:
     error_type: str
     message: str
     retry_after_seconds: float | None = None
-    """Seconds, where the framework named them."""
+    """Delay that the framework requested. None: the backoff decides."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,12 @@ FrameworkOutcome: TypeAlias = (
 
 
 def is_success(status: int) -> bool:
+    """Whether the status means that the handler succeeded."""
     return 200 <= status < 300
 
 
 def outcome_of(status: int, headers: Mapping[str, str], body: bytes) -> FrameworkOutcome:
-    """What an answer means. The names of its headers are in lower case."""
+    """Return the outcome of a response. Header names must be lower case."""
     if is_success(status):
         return HandlerSucceeded(status, replace_surrogates(headers.get("content-type", "")), body)
     kind, message = _parse_error(status, body)
@@ -97,12 +97,15 @@ def outcome_of(status: int, headers: Mapping[str, str], body: bytes) -> Framewor
         return HandlerFailed(kind, message, status)
     return FrameworkFailed(
         FrameworkFailureKind.MALFORMED_RESPONSE,
-        f"the framework answered with status {status}, which the contract does not know",
+        f"the framework returned status {status}, which the contract does not define",
     )
 
 
 def _parse_error(status: int, body: bytes) -> tuple[str, str]:
-    """What the error says of itself, else its text. A stranger wrote it, so any part may be missing or endless."""
+    """Return the type and message of an error body, or its text if it does not follow the contract.
+
+    User code produces the body, so any part may be missing or too long.
+    """
     try:
         document: Any = json.loads(body)
         error = document["error"]
@@ -114,7 +117,10 @@ def _parse_error(status: int, body: bytes) -> tuple[str, str]:
 
 
 def replace_surrogates(text: str) -> str:
-    """The text without halves of characters, which JSON's escapes and undecoded headers can hold and no message can."""
+    """Replace lone surrogates, which no message can encode.
+
+    They come from JSON escapes and from header bytes that are not UTF-8.
+    """
     return text.encode(errors="replace").decode()
 
 

@@ -1,6 +1,7 @@
-"""What the worker tells of itself: that it is there, and how much it has in hand.
+"""Publishes worker events: registration, heartbeats, started and finished invocations, and draining.
 
-A start or an end is told within moments, not each on its own: a fast function would say more than it does.
+The publisher coalesces events of a short interval into one message. Without that, a worker with a fast function would
+publish more events than it runs invocations.
 """
 
 import asyncio
@@ -19,18 +20,20 @@ from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 logger = logging.getLogger(__name__)
 
 EVENT_COALESCE_SECONDS = 0.05
-"""Seconds in which starts and ends are told together."""
+"""Started and finished events within this interval become one event."""
 
 PUBLISH_TIMEOUT_SECONDS = 1.0
 
 
 class HeartbeatPublisher:
+    """Collects the state of the worker and publishes it as events."""
+
     def __init__(
-        self, connection: NatsConnection, settings: WorkerSidecarSettings, instance: str, in_flight: Callable[[], int]
+        self, connection: NatsConnection, settings: WorkerSidecarSettings, pod_uid: str, in_flight: Callable[[], int]
     ) -> None:
-        self._connection, self._settings, self._pod_uid, self._in_flight = connection, settings, instance, in_flight
+        self._connection, self._settings, self._pod_uid, self._in_flight = connection, settings, pod_uid, in_flight
         self._subject = Subjects(settings.nats.prefix).events(settings.request_id)
-        # A sidecar that is started again in its pod is the same instance, and its events are newer ones.
+        # A sidecar that restarts in its pod has the same pod UID. Its sequence numbers must be higher than before.
         self._sequence = time.time_ns() // 1_000_000
         self._default_kind = WorkerEventKind.HEARTBEAT
         self._pending_event: tuple[WorkerEventKind, str] | None = None
@@ -39,16 +42,16 @@ class HeartbeatPublisher:
         self._registration_pending = False
 
     def mark_registered(self) -> None:
-        """The framework answers: from now on the worker is there."""
+        """Publish a registration: the framework is healthy and the worker serves invocations."""
         self._healthy = self._registration_pending = True
         self._wake_up.set()
 
     def mark_unhealthy(self) -> None:
-        """The framework does not answer: the worker is not to be counted on."""
+        """Stop heartbeats while no invocation is in flight: the framework is unhealthy."""
         self._healthy = False
 
     def mark_draining(self) -> None:
-        """For good: what is told from now on says so, too."""
+        """Publish only draining events from now on."""
         self._default_kind = WorkerEventKind.DRAINING
         self._set_pending_event(WorkerEventKind.DRAINING)
 
@@ -56,7 +59,10 @@ class HeartbeatPublisher:
         self._set_pending_event(WorkerEventKind.STARTED, invocation_id)
 
     def invocation_finished(self, invocation_id: str) -> None:
-        """A start that was not told yet is the greater news: it tells that there was work."""
+        """Set a finished event, unless another event is pending.
+
+        A pending started event is more important: it shows that the worker had work.
+        """
         if self._pending_event is None:
             self._set_pending_event(WorkerEventKind.FINISHED, invocation_id)
 
@@ -80,19 +86,24 @@ class HeartbeatPublisher:
             try:
                 await self._connection.publish(self._subject, encode(event), timeout_seconds=PUBLISH_TIMEOUT_SECONDS)
             except JetStreamError as error:
-                logger.debug("an event was not told", extra={"event": kind.value, "error": str(error)})
+                logger.debug("worker event not published", extra={"event": kind.value, "error": str(error)})
 
     def next_events(self) -> tuple[tuple[WorkerEventKind, str], ...]:
-        """What is new, or else that it is still so. Whoever drains says nothing else; whoever comes says that first."""
-        news, coming = self._pending_event, self._registration_pending
+        """Return the events to publish now, and reset the pending ones.
+
+        A draining worker reports only that it is draining. Otherwise a pending registration comes first, then the
+        pending event. If neither is pending, the event is a heartbeat, provided that the framework is healthy or an
+        invocation is in flight.
+        """
+        pending, registering = self._pending_event, self._registration_pending
         self._pending_event, self._registration_pending = None, False
         self._wake_up.clear()
         if self._default_kind is WorkerEventKind.DRAINING:
             return ((self._default_kind, ""),)
-        came = ((WorkerEventKind.REGISTERED, ""),) if coming else ()
-        if news:
-            return (*came, news)
-        return came or (((self._default_kind, ""),) if self._healthy or self._in_flight() else ())
+        registration = ((WorkerEventKind.REGISTERED, ""),) if registering else ()
+        if pending:
+            return (*registration, pending)
+        return registration or (((self._default_kind, ""),) if self._healthy or self._in_flight() else ())
 
     def _build_event(self, kind: WorkerEventKind, invocation_id: str) -> WorkerEvent:
         self._sequence += 1

@@ -1,7 +1,7 @@
-"""An answer in HTTP/1.1, read from bytes as they come. Nothing here awaits.
+"""An incremental parser for one HTTP/1.1 response. Nothing here awaits.
 
-A stranger's program wrote it: what is not plain HTTP is refused, never guessed, and nothing is kept beyond the limits.
-A line may end without its CR, as it does where somebody writes the protocol by hand.
+User code produces the response. So the parser rejects malformed HTTP, never guesses, and buffers nothing beyond its
+limits. It accepts lines that end with LF alone, because hand-written servers often send them.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of the head, of all interim answers before it, and of the trailers."""
+"""Maximum size of the head with all interim responses before it, and maximum size of the trailers."""
 
 CHUNKED, UNTIL_EOF = -1, -2
-"""Lengths of bodies that say it as they go, or not at all."""
+"""Special body lengths: each chunk has its own length, or the end of the connection ends the body."""
 
 BODYLESS_STATUSES = frozenset({204, 304})
 
@@ -27,36 +27,38 @@ _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
 
 
 class MalformedResponse(Exception):
-    """What came is not HTTP, or not as the contract wants it."""
+    """The response is not valid HTTP, or it violates the contract."""
 
 
 class IncompleteResponse(Exception):
-    """The connection ended before the answer did."""
+    """The connection closed before the end of the response."""
 
 
 @dataclass(frozen=True)
 class ParsedResponse:
+    """A response whose body may be truncated at the limit."""
+
     status: int
     headers: dict[str, str]
-    """By name in lower case. Of several with one name, the first."""
+    """Header values by lower-case name. If a name occurs more than once, the first value counts."""
 
     body: bytes
     complete: bool
-    """Whether that is all of the body."""
+    """Whether `body` is the full body."""
 
     content_length: int
-    """The size of the body as the head has it; 0 where it does not say."""
+    """Content-Length of the response. 0 if it has none."""
 
     reusable: bool
-    """Whether the connection may be used for another request."""
+    """Whether the client may send another request on the connection."""
 
 
 ParseStep: TypeAlias = Generator[None, None, T]
-"""A step of reading, which stops wherever it needs more bytes."""
+"""A generator that yields whenever it needs more bytes, and returns its result."""
 
 
 class ResponseParser:
-    """One answer. How much of its body is kept depends on its status."""
+    """Parses one response. `limit_of` returns the maximum number of body bytes for a status."""
 
     def __init__(self, limit_of: Callable[[int], int]) -> None:
         self._max_body_bytes = limit_of
@@ -67,12 +69,15 @@ class ResponseParser:
         next(self._steps)
 
     def feed(self, data: bytes) -> ParsedResponse | None:
-        """The answer, as soon as it is complete or long enough. Garbled if it is none."""
+        """Parse more bytes. Return the response when it is complete or its body reaches the limit.
+
+        Raise MalformedResponse if it is invalid.
+        """
         self._buffer += data
         return self._advance()
 
     def feed_eof(self) -> ParsedResponse | None:
-        """There will be no more bytes. Lost, unless that is how the answer says that it is complete."""
+        """Parse the end of the connection. Raise IncompleteResponse, unless the end of the connection ends the body."""
         self._eof = True
         return self._advance()
 
@@ -80,24 +85,24 @@ class ResponseParser:
         try:
             next(self._steps)
         except StopIteration as done:
-            answer: ParsedResponse = done.value
-            return answer
+            response: ParsedResponse = done.value
+            return response
         return None
 
     def _read_response(self) -> ParseStep[ParsedResponse]:
         status, headers, persistent = yield from self._read_head()
-        while 100 <= status < 200 and status != 101:  # interim: the answer is still to come
+        while 100 <= status < 200 and status != 101:  # interim response: the final one follows
             status, headers, persistent = yield from self._read_head()
         length = 0 if status in BODYLESS_STATUSES or status == 101 else _body_length(headers)
-        body, whole = yield from self._read_body(length, self._max_body_bytes(status))
-        reusable = persistent and whole and length != UNTIL_EOF and not self._buffer
-        return ParsedResponse(status, headers, body, whole, max(0, length), reusable)
+        body, complete = yield from self._read_body(length, self._max_body_bytes(status))
+        reusable = persistent and complete and length != UNTIL_EOF and not self._buffer
+        return ParsedResponse(status, headers, body, complete, max(0, length), reusable)
 
     def _read_head(self) -> ParseStep[tuple[int, dict[str, str], bool]]:
-        """The status, the headers, and whether the connection is to be kept."""
+        """Return the status, the headers, and whether the connection stays open."""
         match = _STATUS_LINE.fullmatch((yield from self._read_line()))
         if not match:
-            raise MalformedResponse("it does not begin like an answer")
+            raise MalformedResponse("the status line is invalid")
         headers = yield from self._read_headers()
         return int(match[2]), headers, match[1] == b"1" and not _closes_connection(headers)
 
@@ -118,8 +123,8 @@ class ResponseParser:
     def _read_until_eof(self, limit: int) -> ParseStep[tuple[bytes, bool]]:
         while not self._eof and len(self._buffer) <= limit:
             yield
-        whole = len(self._buffer) <= limit
-        return (yield from self._read_exactly(min(len(self._buffer), limit))), whole
+        complete = len(self._buffer) <= limit
+        return (yield from self._read_exactly(min(len(self._buffer), limit))), complete
 
     def _read_chunked(self, limit: int) -> ParseStep[tuple[bytes, bool]]:
         body = bytearray()
@@ -128,7 +133,7 @@ class ResponseParser:
             if len(body) > limit:
                 return bytes(body[:limit]), False
             if (yield from self._read_line()):
-                raise MalformedResponse("a chunk has another length than it says")
+                raise MalformedResponse("the length of a chunk does not match its size line")
         self._remaining_head_bytes = MAX_HEAD_BYTES
         yield from self._read_headers()
         return bytes(body), True
@@ -137,13 +142,13 @@ class ResponseParser:
         self._remaining_head_bytes = MAX_HEAD_BYTES
         match = _CHUNK_SIZE.fullmatch((yield from self._read_line()))
         if not match:
-            raise MalformedResponse("the length of a chunk is malformed")
+            raise MalformedResponse("the size line of a chunk is malformed")
         return int(match[1], 16)
 
     def _read_line(self) -> ParseStep[bytes]:
         while (end := self._buffer.find(b"\n", 0, self._remaining_head_bytes)) < 0:
             if len(self._buffer) >= self._remaining_head_bytes:
-                raise MalformedResponse("its head is too large")
+                raise MalformedResponse("the head is too large")
             yield from self._wait_for_data()
         self._remaining_head_bytes -= end + 1
         return (yield from self._read_exactly(end + 1))[:-1].removesuffix(b"\r")
@@ -151,13 +156,13 @@ class ResponseParser:
     def _read_exactly(self, length: int) -> ParseStep[bytes]:
         while len(self._buffer) < length:
             yield from self._wait_for_data()
-        taken = bytes(self._buffer[:length])
+        data = bytes(self._buffer[:length])
         del self._buffer[:length]
-        return taken
+        return data
 
     def _wait_for_data(self) -> ParseStep[None]:
         if self._eof:
-            raise IncompleteResponse("the framework closed it")
+            raise IncompleteResponse("the framework closed the connection")
         yield
 
 
@@ -167,7 +172,7 @@ def _add_header(headers: dict[str, str], line: bytes) -> None:
         raise MalformedResponse("a header is malformed")
     name, value = match[1].decode("ascii").lower(), match[2].strip(b" \t").decode(errors="surrogateescape")
     if headers.setdefault(name, value) != value and name in _FRAMING_HEADERS:
-        raise MalformedResponse("it says two things of its length")
+        raise MalformedResponse(f"the header {name} occurs twice with different values")
 
 
 def _closes_connection(headers: dict[str, str]) -> bool:
@@ -175,11 +180,14 @@ def _closes_connection(headers: dict[str, str]) -> bool:
 
 
 def _body_length(headers: dict[str, str]) -> int:
-    """Of the body. Two ways to say it, of which one is used: two opinions on where an answer ends are a fault."""
+    """Return the length of the body, or CHUNKED or UNTIL_EOF.
+
+    Content-Length and Transfer-Encoding together are an error, because they may disagree on the end of the response.
+    """
     length, coding = headers.get("content-length"), headers.get("transfer-encoding")
     if coding is not None:
         if length is not None or coding.lower() != "chunked":
-            raise MalformedResponse("of Transfer-Encoding only 'chunked' is read, and without Content-Length")
+            raise MalformedResponse("unsupported Transfer-Encoding; only 'chunked' without Content-Length is allowed")
         return CHUNKED
     if length is None:
         return UNTIL_EOF

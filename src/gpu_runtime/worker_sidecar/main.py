@@ -1,4 +1,7 @@
-"""The worker sidecar: a queue on one side, the user's framework on the other, and endpoints that wait for neither."""
+"""Starts the worker sidecar: connects NATS and the framework, and serves the health, metrics and drain endpoints.
+
+The HTTP endpoints work also while NATS or the framework is unavailable.
+"""
 
 import asyncio
 import logging
@@ -23,7 +26,7 @@ from gpu_runtime.process.health_server import health_handlers, serve_app
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.nats_setup import fault_from_nats_error, nats_options, stream_topology
 from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
-from gpu_runtime.worker_sidecar.dispatch_handler import DispatchConsumer, DispatchConsumerOptions
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.drain import DrainableConsumer
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
@@ -37,13 +40,18 @@ logger = logging.getLogger(__name__)
 
 
 async def serve(settings: WorkerSidecarSettings, stopping: asyncio.Event) -> None:
-    """Work until told to stop and drained. The queue and the framework may come later, and may go and come again."""
+    """Run the sidecar until `stopping` is set and the worker is drained.
+
+    NATS and the framework may become available after the start, and each may fail and recover at any time.
+    """
     metrics, framework = SidecarMetrics(new_registry(PROCESS_NAME)), settings.framework
-    limit = settings.nats.streams.max_payload_bytes
+    max_response_bytes = settings.nats.streams.max_payload_bytes
     try:
         async with (
             connect_nats(nats_options(settings.nats, PROCESS_NAME)) as nats,
-            FrameworkClient(framework.socket_path, framework.invoke_path, framework.health_path, limit) as client,
+            FrameworkClient(
+                framework.socket_path, framework.invoke_path, framework.health_path, max_response_bytes
+            ) as client,
         ):
             sidecar = WorkerSidecar(nats, client, settings, metrics, _pod_uid())
             async with serve_app(sidecar.health_application(stopping), settings.health, shutdown_timeout=1.0):
@@ -53,7 +61,7 @@ async def serve(settings: WorkerSidecarSettings, stopping: asyncio.Event) -> Non
 
 
 class WorkerSidecar:
-    """The parts, put together."""
+    """Creates the parts of the sidecar, connects them, and runs their tasks."""
 
     def __init__(
         self,
@@ -61,13 +69,13 @@ class WorkerSidecar:
         framework: FrameworkClient,
         settings: WorkerSidecarSettings,
         metrics: SidecarMetrics,
-        instance: str,
+        pod_uid: str,
     ) -> None:
         topology, publisher = stream_topology(settings.nats), Publisher(nats, settings.nats.request_timeout_seconds)
         backoff = Backoff(settings.retries.initial_backoff_seconds, settings.retries.max_backoff_seconds)
-        self._nats, self._settings, self._metrics, self._pod_uid = nats, settings, metrics, instance
+        self._nats, self._settings, self._metrics, self._pod_uid = nats, settings, metrics, pod_uid
         self._subjects, self._cancellations = topology.subjects, CancellationRegistry()
-        self._heartbeat = HeartbeatPublisher(nats, settings, instance, self._in_flight)
+        self._heartbeat = HeartbeatPublisher(nats, settings, pod_uid, self._in_flight)
         self._framework_health = FrameworkHealthMonitor(
             framework,
             settings.framework.health_check_interval_seconds,
@@ -75,7 +83,7 @@ class WorkerSidecar:
             on_healthy=self._resume,
             on_unhealthy=self._pause,
         )
-        self._dispatch_consumer = DispatchConsumer(
+        self._dispatch_handler = DispatchHandler(
             publisher,
             KeyValueBucket(nats, publisher, topology.record_bucket),
             framework,
@@ -83,7 +91,7 @@ class WorkerSidecar:
             self._heartbeat,
             self._cancellations,
             metrics,
-            DispatchConsumerOptions(
+            DispatchHandlerOptions(
                 request_id=settings.request_id,
                 worker=settings.worker,
                 subjects=topology.subjects,
@@ -95,8 +103,8 @@ class WorkerSidecar:
         self._pull_consumer = PullConsumer(
             publisher,
             topology.dispatch_consumer(settings.request_id),
-            self._dispatch_consumer.handle,
-            self._dispatch_consumer.dead_letter_messages,
+            self._dispatch_handler.handle,
+            self._dispatch_handler.dead_letter_messages,
             ConsumeOptions(
                 max_in_flight=settings.concurrency, max_deliveries=settings.retries.max_deliveries, backoff=backoff
             ),
@@ -105,26 +113,28 @@ class WorkerSidecar:
         metrics.in_flight.set_function(self._in_flight)
 
     async def run(self, stopping: asyncio.Event) -> None:
+        """Pull invocations until the worker is drained, then wait for `stopping`."""
         control = self._subjects.control(self._pod_uid)
         async with (
             self._subscribed_to_cancels(),
             serve_requests(self._nats, control, self._handle_drain_request),
             asyncio.TaskGroup() as tasks,
         ):
-            beside = [
+            background = [
                 tasks.create_task(each)
                 for each in (self._framework_health.run(), self._heartbeat.run(), self._drain_on_stop(stopping))
             ]
             await self._consumer.run()
             await stopping.wait()
-            for each in beside:
+            for each in background:
                 each.cancel()
 
     def health_application(self, stopping: asyncio.Event) -> web.Application:
+        """Build the HTTP application with /healthz, /readyz, /metrics and /drain."""
         ready = {
             "nats": self._nats.problem,
             "framework": lambda: self._framework_health.problem,
-            "taking work": self._consumer.problem,
+            "consumer": self._consumer.problem,
         }
         app = web.Application()
         for path, handler in health_handlers(self._metrics.registry, stopping, ready).items():
@@ -142,35 +152,39 @@ class WorkerSidecar:
         return self._pull_consumer.in_flight
 
     async def _handle_drain_endpoint(self, _request: web.Request) -> web.Response:
-        """For the pod's end: answers when the user's container may go. A GET, since the kubelet knows nothing else."""
+        """Drain the worker, and respond when the user's container may stop.
+
+        The preStop hook of the user's container calls it. It is a GET because the kubelet sends no other method.
+        """
         self._consumer.drain()
         try:
             async with asyncio.timeout(self._settings.drain_timeout_seconds):
                 await self._consumer.drained.wait()
         except TimeoutError:
-            return web.Response(text=f"not drained: {self._in_flight()} invocations are still in hand\n")
+            return web.Response(text=f"not drained: {self._in_flight()} invocations in flight\n")
         return web.Response(text="drained\n")
 
     async def _drain_on_stop(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self._consumer.drain()
 
-    async def _handle_drain_request(self, question: bytes) -> bytes:
+    async def _handle_drain_request(self, data: bytes) -> bytes:
+        """Drain if the worker is idle or the request forces it. Respond with the drain status."""
         try:
-            asked = decode(question, DrainRequest)
+            request = decode(data, DrainRequest)
         except MessageDecodeError as error:
-            logger.warning("asked for something that is not known here", extra={"error": str(error)})
+            logger.warning("cannot decode drain request", extra={"error": str(error)})
             return encode(self._consumer.drain_status())
-        if asked.force or not self._in_flight():
+        if request.force or not self._in_flight():
             self._consumer.drain()
         return encode(self._consumer.drain_status())
 
     @asynccontextmanager
     async def _subscribed_to_cancels(self) -> AsyncIterator[None]:
-        def heard(message: Msg) -> None:
+        def on_cancel(message: Msg) -> None:
             self._cancellations.cancel(message.data.decode(errors="replace"))
 
-        subscription = await self._nats.subscribe(self._subjects.cancel(self._settings.request_id), heard)
+        subscription = await self._nats.subscribe(self._subjects.cancel(self._settings.request_id), on_cancel)
         try:
             yield
         finally:
@@ -178,5 +192,5 @@ class WorkerSidecar:
 
 
 def _pod_uid() -> str:
-    """The pod's UID, as its own environment says: the worker sees nothing of Kubernetes beyond that."""
+    """Return the UID of the pod from the environment. The sidecar has no other access to Kubernetes."""
     return os.environ.get("POD_UID") or uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""The record of an invocation, taken to `running` before its function is called."""
+"""Writes the state `running` to the record of an invocation before the sidecar calls its function."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,31 +10,38 @@ from gpu_runtime.jetstream.kv import KeyValueBucket
 
 @dataclass(frozen=True)
 class MarkedRunning:
+    """The worker may run the invocation."""
+
     stored: RecordAtRevision | None
-    """The record. None where it is no longer kept."""
+    """The record after the write. None if the record has expired from the bucket."""
 
 
 @dataclass(frozen=True)
 class NotRunnable:
-    """There is nothing to do any more."""
+    """The worker must not run the invocation: it is cancelled or has its result."""
 
     cancelled: bool
-    """Taken back and not ended yet: whoever took it back may have died before the result was said."""
+    """The caller cancelled the invocation, and it has no result yet. The process that recorded the cancellation may
+    have died before it published the result."""
     stored: RecordAtRevision
 
 
 async def mark_running(
-    bucket: KeyValueBucket, invocation_id: str, known: RecordAtRevision | None, worker: str, now: datetime
+    bucket: KeyValueBucket, invocation_id: str, stored: RecordAtRevision | None, worker: str, now: datetime
 ) -> MarkedRunning | NotRunnable:
-    """One conditional write where nothing happened since the dispatch. Where that is lost, the record says why."""
+    """Advance the record to `running` under optimistic concurrency.
+
+    If the record has not changed since the dispatch, this takes one conditional write. If the write conflicts, the
+    current record shows whether the invocation may still run.
+    """
     while True:
-        if known is not None:
-            running = advance_record(known.record, RecordState.RUNNING, now, worker)
-            if (written := await bucket.update(invocation_id, encode(running), known.revision)) is not None:
-                return MarkedRunning(RecordAtRevision(running, written))
+        if stored is not None:
+            running = advance_record(stored.record, RecordState.RUNNING, now, worker)
+            if (revision := await bucket.update(invocation_id, encode(running), stored.revision)) is not None:
+                return MarkedRunning(RecordAtRevision(running, revision))
         entry = await bucket.get(invocation_id)
         if entry is None:
             return MarkedRunning(None)
-        known = decode_record(entry.value, entry.revision)
-        if known.record.cancelled or known.record.state is RecordState.TERMINAL:
-            return NotRunnable(known.record.state is not RecordState.TERMINAL, known)
+        stored = decode_record(entry.value, entry.revision)
+        if stored.record.cancelled or stored.record.state is RecordState.TERMINAL:
+            return NotRunnable(stored.record.state is not RecordState.TERMINAL, stored)

@@ -1,4 +1,4 @@
-"""What the sidecar counts."""
+"""Prometheus metrics of the worker sidecar."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -24,21 +24,28 @@ CALL_DURATION_BUCKETS_SECONDS = (
 
 
 class SidecarMetrics:
+    """Creates the metrics in a registry."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.invocations = Counter(
             "gpu_runtime_worker_invocations",
-            "Invocations by what came of them: a state of their result, retried or dropped",
+            "Deliveries of invocations by outcome: the state of the result, or retried, or skipped",
             ["outcome"],
             registry=registry,
         )
         self.redeliveries = Counter(
-            "gpu_runtime_worker_redeliveries", "Invocations that came for a second or later time", registry=registry
+            "gpu_runtime_message_redeliveries",
+            "Messages that JetStream delivered more than once",
+            ["stream"],
+            registry=registry,
         )
-        self.in_flight = Gauge("gpu_runtime_worker_in_flight", "Invocations in hand", registry=registry)
+        self.in_flight = Gauge(
+            "gpu_runtime_worker_invocations_in_flight", "Invocations that the worker is running", registry=registry
+        )
         self.call_duration_seconds = Histogram(
-            "gpu_runtime_worker_call_seconds",
-            "How long the framework took for a call",
+            "gpu_runtime_framework_call_duration_seconds",
+            "Duration of calls to the framework in seconds",
             registry=registry,
             buckets=CALL_DURATION_BUCKETS_SECONDS,
         )

@@ -1,11 +1,12 @@
-"""What becomes of an invocation after its call: an end, or another try. Nothing here awaits.
+"""Decides what happens to an invocation after a call: finish it with a result, or retry it. Nothing here awaits.
 
-Answered                          succeeded
-HandlerFailed, HandlerRejected    failed, function_error: that is the function's answer
-TimedOut                          expired, timed_out
-AskedToRetry, Broken UNREACHABLE  another try: the function was not called, or says that it did nothing
-Broken LOST                       another try: execution is at least once
-Broken GARBLED                    failed, function_error: another try would be answered in the same way
+HandlerSucceeded                    succeeded
+HandlerFailed, HandlerRejected      failed, function_error: the function returned an error
+TimedOut                            expired, timed_out
+RetryRequested                      retry, function_unreachable: the function reports that it did no work
+FrameworkFailed UNREACHABLE         retry, function_unreachable: the function was not called
+FrameworkFailed CONNECTION_LOST     retry, function_crashed: execution is at least once
+FrameworkFailed MALFORMED_RESPONSE  failed, function_error: another attempt would get the same response
 """
 
 from dataclasses import dataclass
@@ -34,11 +35,13 @@ from gpu_runtime.worker_sidecar.framework_response import (
 )
 
 MAX_RETRY_DELAY_SECONDS = 3600.0
-"""Seconds. A framework that names a longer one is not believed: the invocation's own time matters more."""
+"""Longer delays that the framework requests are reduced to this one, so that they do not use up the deadline."""
 
 
 @dataclass(frozen=True)
 class FinishInvocation:
+    """Publish a result with this state."""
+
     state: ResultState
     failure: Failure | None = None
     status: int | None = None
@@ -47,29 +50,31 @@ class FinishInvocation:
 
 @dataclass(frozen=True)
 class RetryInvocation:
+    """Redeliver the invocation, or dead-letter it if it has reached the maximum number of deliveries."""
+
     failure: Failure
     delay: float | None = None
-    """Seconds, where the framework named them."""
+    """Delay in seconds that the framework requested. None: the backoff decides."""
 
 
 Disposition: TypeAlias = FinishInvocation | RetryInvocation
 
 
 def disposition_of(outcome: FrameworkOutcome) -> Disposition:
+    """Decide whether the outcome of a call finishes the invocation."""
     match outcome:
         case HandlerSucceeded(status=status):
             return FinishInvocation(ResultState.SUCCEEDED, status=status, response=outcome)
-        case HandlerFailed(kind, message, status) | HandlerRejected(kind, message, status):
-            return FinishInvocation(
-                ResultState.FAILED, _failure(FailureClass.FUNCTION_ERROR, f"{kind}: {message}"), status
-            )
+        case HandlerFailed(error_type, message, status) | HandlerRejected(error_type, message, status):
+            failure = _failure(FailureClass.FUNCTION_ERROR, f"{error_type}: {message}")
+            return FinishInvocation(ResultState.FAILED, failure, status)
         case TimedOut(message):
             return expired(message)
-        case RetryRequested(kind, message, after):
+        case RetryRequested(error_type, message, retry_after):
             failure = _failure(
-                FailureClass.FUNCTION_UNREACHABLE, f"the function asked for another try: {kind}: {message}"
+                FailureClass.FUNCTION_UNREACHABLE, f"the function requested a retry: {error_type}: {message}"
             )
-            return RetryInvocation(failure, None if after is None else min(after, MAX_RETRY_DELAY_SECONDS))
+            return RetryInvocation(failure, None if retry_after is None else min(retry_after, MAX_RETRY_DELAY_SECONDS))
         case FrameworkFailed(FrameworkFailureKind.MALFORMED_RESPONSE, reason):
             return FinishInvocation(ResultState.FAILED, _failure(FailureClass.FUNCTION_ERROR, reason))
         case FrameworkFailed(kind, reason):
@@ -80,74 +85,83 @@ def disposition_of(outcome: FrameworkOutcome) -> Disposition:
 
 
 def expired(message: str) -> FinishInvocation:
+    """The deadline of the invocation passed."""
     return FinishInvocation(ResultState.EXPIRED, _failure(FailureClass.TIMED_OUT, message))
 
 
 def cancelled() -> FinishInvocation:
-    return FinishInvocation(ResultState.CANCELLED, _failure(FailureClass.CANCELLED, "the caller took it back"))
+    """The caller cancelled the invocation."""
+    return FinishInvocation(ResultState.CANCELLED, _failure(FailureClass.CANCELLED, "cancelled by the caller"))
 
 
 @dataclass(frozen=True)
 class InvocationAttempt:
-    """One try of an invocation by a worker."""
+    """One attempt of an invocation on a worker."""
 
     worker: str
     attempts: int
-    """How often a worker began it, this time included if it was begun."""
+    """How many times a worker started the invocation. Includes this attempt if it was started."""
     started_at: datetime | None = None
 
 
 def result_of(
-    dispatch: Dispatch, ended: FinishInvocation, run: InvocationAttempt, now: datetime, max_body_bytes: int
+    dispatch: Dispatch, finish: FinishInvocation, attempt: InvocationAttempt, now: datetime, max_body_bytes: int
 ) -> Result:
+    """Build the result of a finished invocation. Truncate its body at `max_body_bytes`."""
     invocation = dispatch.invocation
     result = Result(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,
-        state=ended.state,
-        failure=ended.failure,
-        status_code=ended.status,
+        state=finish.state,
+        failure=finish.failure,
+        status_code=finish.status,
         timings=Timings(
             enqueued_at=invocation.enqueued_at,
             dispatched_at=dispatch.dispatched_at,
-            started_at=run.started_at,
+            started_at=attempt.started_at,
             finished_at=now,
         ),
-        worker=run.worker,
-        attempts=run.attempts,
+        worker=attempt.worker,
+        attempts=attempt.attempts,
     )
-    return _with_response_body(result, ended.response, max_body_bytes) if ended.response else result
+    return _with_response_body(result, finish.response, max_body_bytes) if finish.response else result
 
 
-def dead_letter_failure(delivery: Delivery, given_up: DeadLetterDelivery, max_deliveries: int) -> Failure:
-    """What was given up before it was tried: the last one who tried it never came back."""
-    untried = FailureClass.WORKER_LOST if delivery.delivery_count > max_deliveries else FailureClass.INTERNAL
-    return _failure(FailureClass(given_up.failure_class or untried), given_up.reason)
+def dead_letter_failure(delivery: Delivery, outcome: DeadLetterDelivery, max_deliveries: int) -> Failure:
+    """Build the failure of a dead-lettered delivery.
+
+    If the delivery count exceeds the maximum, the worker that had the last delivery died before it finished.
+    """
+    default = FailureClass.WORKER_LOST if delivery.delivery_count > max_deliveries else FailureClass.INTERNAL
+    return _failure(FailureClass(outcome.failure_class or default), outcome.reason)
 
 
 def dead_letter_result(
-    data: bytes, request_id: str, failure: Failure, run: InvocationAttempt, now: datetime
+    data: bytes, request_id: str, failure: Failure, attempt: InvocationAttempt, now: datetime
 ) -> Result | None:
-    """The result of a dispatch that was given up. Of one that cannot be read, as far as it says whose it is; of one
-    that says it is another function's, none: nobody knows whose it is."""
-    ended = FinishInvocation(ResultState.DEAD_LETTERED, failure)
+    """Build the result of a dead-lettered dispatch.
+
+    If the message cannot be decoded, the result has only the invocation ID. Return None if there is no valid invocation
+    ID, or if the dispatch names another function: then the owner of the invocation is unknown.
+    """
+    finish = FinishInvocation(ResultState.DEAD_LETTERED, failure)
     try:
-        result = result_of(decode(data, Dispatch), ended, run, now, max_body_bytes=0)
+        result = result_of(decode(data, Dispatch), finish, attempt, now, max_body_bytes=0)
     except MessageDecodeError:
         invocation_id = _decode_invocation_id(data)
     else:
-        known = result.serverless_request_id == request_id and not any(invocation_id_errors(result.invocation_id))
-        return result if known else None
+        is_valid = result.serverless_request_id == request_id and not any(invocation_id_errors(result.invocation_id))
+        return result if is_valid else None
     if any(invocation_id_errors(invocation_id)):
         return None
     return Result(
         invocation_id=invocation_id,
         serverless_request_id=request_id,
-        state=ended.state,
+        state=finish.state,
         failure=failure,
         timings=Timings(finished_at=now),
-        worker=run.worker,
-        attempts=run.attempts,
+        worker=attempt.worker,
+        attempts=attempt.attempts,
     )
 
 
@@ -167,16 +181,16 @@ def _decode_invocation_id(data: bytes) -> str:
 
 
 def without_body(result: Result) -> Result:
-    """What is left where the server takes no message as large as this one."""
+    """Remove the body of a result that is larger than the maximum message size of the server."""
     return msgspec.structs.replace(result, body=b"", body_truncated=True)
 
 
-def _with_response_body(result: Result, answer: HandlerSucceeded, limit: int) -> Result:
-    kept = with_body(result, truncate_text(answer.content_type, 256), answer.body, limit)
-    if answer.full_body_bytes is None:
-        return kept
-    return msgspec.structs.replace(kept, body_truncated=True, body_bytes=answer.full_body_bytes)
+def _with_response_body(result: Result, response: HandlerSucceeded, max_body_bytes: int) -> Result:
+    result = with_body(result, truncate_text(response.content_type, 256), response.body, max_body_bytes)
+    if response.full_body_bytes is None:
+        return result
+    return msgspec.structs.replace(result, body_truncated=True, body_bytes=response.full_body_bytes)
 
 
-def _failure(kind: FailureClass, message: str) -> Failure:
-    return Failure(failure_class=kind, message=truncate_text(message))
+def _failure(failure_class: FailureClass, message: str) -> Failure:
+    return Failure(failure_class=failure_class, message=truncate_text(message))

@@ -1,4 +1,4 @@
-"""The settings of the worker sidecar. The controller manager writes them for each worker."""
+"""Settings of the worker sidecar. The controller manager writes a settings file for each worker."""
 
 from typing import Annotated
 
@@ -16,53 +16,54 @@ class FrameworkSettings(BaseSettings, frozen=True, kw_only=True):
     socket_path: Annotated[str, Meta(pattern="^/", max_length=MAX_SOCKET_PATH_BYTES)] = (
         "/run/gpu-runtime/framework.sock"
     )
-    """The unix socket that the user's framework listens on."""
+    """Path of the unix socket that the framework listens on."""
 
     invoke_path: HttpPath = "/invoke"
-    """Where invocations are posted."""
+    """HTTP path to which the sidecar sends invocations with POST."""
 
     health_path: HttpPath = "/healthz"
-    """Where the framework answers 200 when it can take invocations."""
+    """HTTP path of the health check. The framework answers GET with 200 when it can serve invocations."""
 
     health_check_interval_seconds: PositiveSeconds = 5
-    """How often an idle framework is asked whether it still can."""
+    """Interval between health checks while no invocation is in flight. A busy framework is not checked."""
 
 
 class RetrySettings(BaseSettings, frozen=True, kw_only=True):
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
-    """How often an invocation is delivered to a worker. After that it becomes a dead letter."""
+    """Maximum number of deliveries of an invocation to workers. If the last one fails, the invocation is
+    dead-lettered."""
 
     initial_backoff_seconds: PositiveSeconds = 1
-    """How long the second try waits. Each further one waits twice as long as the one before."""
+    """Delay before the second delivery. The delay doubles with each further delivery."""
 
     max_backoff_seconds: PositiveSeconds = 60
-    """The longest wait between two tries."""
+    """Maximum delay between two deliveries."""
 
 
 class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
-    """How the queue is reached. The streams are made by others; only the function's consumer is made here."""
+    """Connection to NATS. Other processes create the streams; the sidecar creates only the consumer of its function."""
 
     request_id: Annotated[str, Meta(pattern=REQUEST_ID_PATTERN, max_length=63)] = field(name="requestID")
-    """The function whose queue is served."""
+    """The requestID of the function that this worker serves."""
 
     worker: Annotated[str, Meta(min_length=1)]
-    """The unit that this is the sidecar of."""
+    """Name of the GPUUnit of this worker."""
 
     namespace: Annotated[str, Meta(min_length=1)]
-    """The unit's namespace."""
+    """Namespace of the GPUUnit."""
 
     concurrency: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """How many invocations are taken at a time."""
+    """Maximum number of invocations in flight on this worker."""
 
     framework: FrameworkSettings = FrameworkSettings()
-    """Where the user's framework is."""
+    """Connection to the framework in the container of the user."""
 
     retries: RetrySettings = RetrySettings()
-    """What happens to an invocation on which the framework broke off."""
+    """Redelivery of an invocation when the framework fails or requests a retry."""
 
     heartbeat_seconds: PositiveSeconds = 5
-    """How often the worker tells that it is there, and how much it has in hand."""
+    """Interval between heartbeats. A heartbeat reports the worker and its number of invocations in flight."""
 
     drain_timeout_seconds: PositiveSeconds = 300
-    """How long /drain waits for what is in hand. Keep it below the pod's termination grace period."""
+    """Time for which /drain waits for invocations in flight. Keep it below the termination grace period of the pod."""

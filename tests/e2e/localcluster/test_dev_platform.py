@@ -1,4 +1,4 @@
-"""The development platform: up is idempotent, neither a power cut nor down loses data, and down ends all."""
+"""The development platform: `up` is idempotent, data survives power loss and `down`, and `down` stops all processes."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @dataclass(frozen=True)
 class DevPlatform:
-    """A platform of the test's own, driven by its command line."""
+    """A development platform for one test, controlled by its command line."""
 
     state_dir: Path
     api_port: int
@@ -50,7 +50,7 @@ class DevPlatform:
         return self.run("up", f"--api-port={self.api_port}", f"--nats-port={self.nats_port}")
 
     def request(self, method: str, path: str, example: str = "") -> tuple[int, dict[str, Any]]:
-        """What its API answers to a request, which may be one of the examples; 0 where nobody answers."""
+        """Send a request and return status and body. An example can be the body. Without response the status is 0."""
         body = json.loads((EXAMPLES / example).read_text()) if example else None
         try:
             return send_request(f"http://127.0.0.1:{self.api_port}/api/v1", method, path, body)
@@ -62,7 +62,7 @@ class DevPlatform:
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     def persisted_files(self) -> set[str]:
-        """Of what its users have given it, the files that are on this machine's disk."""
+        """Return the names of the files with user data that exist on this machine's disk."""
         return {
             name for name in ("started", "results.db") if list((self.state_dir / "platform" / "volumes").rglob(name))
         }
@@ -76,18 +76,19 @@ class DevPlatform:
         return f"lc-{(self.state_dir / 'platform' / 'network').read_text()}"
 
     def leftovers(self) -> list[str]:
-        """What of it is still there: processes, mounts, interfaces, cgroups."""
-        mark = str(self.state_dir).encode()
+        """Return the processes, mounts, interfaces and cgroups of the platform that still exist."""
+        state_dir = str(self.state_dir).encode()
         commands = {path: _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
-        found = [
+        remaining = [
             f"process {path}"
             for path, command in commands.items()
-            if mark in command and process_exists(int(path.parts[2]))
+            if state_dir in command and process_exists(int(path.parts[2]))
         ]
-        found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(self.state_dir) in line]
-        found += [link for link in os.listdir("/sys/class/net") if link == self.interface]  # noqa: PTH208
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        remaining += [line for line in mounts if str(self.state_dir) in line]
+        remaining += [link for link in os.listdir("/sys/class/net") if link == self.interface]  # noqa: PTH208
         cgroup = NodeNamespaces(self.state_dir / "platform", NodeNetwork(0), 0).cgroup
-        return found + [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{cgroup}")]
+        return remaining + [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{cgroup}")]
 
 
 def _read(path: Path) -> bytes:
@@ -106,9 +107,9 @@ def prepared() -> Iterator[None]:
 @pytest.fixture
 def platform(tmp_path: Path) -> Iterator[DevPlatform]:
     with enter_or_skip(prepared()):
-        mine = DevPlatform(tmp_path / "local", free_port(), free_port())
-        yield mine
-        mine.run("wipe")
+        dev_platform = DevPlatform(tmp_path / "local", free_port(), free_port())
+        yield dev_platform
+        dev_platform.run("wipe")
 
 
 def publish(port: int) -> None:
@@ -116,8 +117,8 @@ def publish(port: int) -> None:
         client = Nats()
         await client.connect(f"nats://127.0.0.1:{port}")
         jetstream = client.jetstream()
-        await jetstream.add_stream(name="kept", subjects=["kept"])
-        await jetstream.publish("kept", b"once")
+        await jetstream.add_stream(name="durable", subjects=["durable"])
+        await jetstream.publish("durable", b"once")
         await client.close()
 
     asyncio.run(scenario())
@@ -127,7 +128,7 @@ def published(port: int) -> int:
     async def scenario() -> int:
         client = Nats()
         await client.connect(f"nats://127.0.0.1:{port}")
-        info = await client.jetstream().stream_info("kept")
+        info = await client.jetstream().stream_info("durable")
         await client.close()
         return info.state.messages
 
@@ -135,58 +136,59 @@ def published(port: int) -> int:
 
 
 def use_platform(platform: DevPlatform) -> None:
-    """Do as the README does: a storage in which a unit has written a file, and a function that has answered."""
+    """Follow the README: create a storage to which a unit writes a file, and a function that is invoked."""
     assert platform.request("POST", "/operator/stock-units", "stock.json")[0] == 202
     assert platform.request("POST", "/gpu-storages", "storage.json")[0] == 201
-    made = (200, 201)
+    created = (200, 201)
     wait_until(
-        lambda: platform.request("POST", "/gpu-units", "web.json")[0] in made, 120, lambda: "no stock is Ready", 0.2
+        lambda: platform.request("POST", "/gpu-units", "web.json")[0] in created, 120, lambda: "no stock is Ready", 0.2
     )
     function = platform.kubectl("apply", "-f", str(EXAMPLES / "functions" / "doubling.yaml"))
     assert function.returncode == 0, function.stderr
-    wait_until(lambda: has_response(platform), 120, lambda: "the function does not answer")
+    wait_until(lambda: has_response(platform), 120, lambda: "the function sends no response")
 
 
 def has_response(platform: DevPlatform) -> bool:
-    """Whether the call has its answer. Its first worker may take longer than the API waits; the call stays the same."""
-    said = platform.request("POST", "/serverless/invocations", "invoke-sync.json")[1]
-    return bool(said.get("data", {}).get("payload") == {"n": 42})
+    """Whether the invocation has its result. The cold start may take longer than the sync timeout of the API; the next
+    request has the same invocationID."""
+    response = platform.request("POST", "/serverless/invocations", "invoke-sync.json")[1]
+    return bool(response.get("data", {}).get("payload") == {"n": 42})
 
 
 def recorded_starts(platform: DevPlatform) -> list[str]:
-    """What the unit has written into its storage, a line at each of its starts; nothing while it does not run."""
-    said = platform.kubectl("exec", "deployment/web", "--namespace=runtime-instance", "--", "cat", "/site/started")
-    return said.stdout.splitlines()
+    """Return the file in the unit's storage. The unit appends a line at each start. Empty if the unit does not run."""
+    completed = platform.kubectl("exec", "deployment/web", "--namespace=runtime-instance", "--", "cat", "/site/started")
+    return completed.stdout.splitlines()
 
 
 def wait_next_start(platform: DevPlatform, before: list[str]) -> list[str]:
-    """Wait for one more start in the same file."""
+    """Wait until the file has a line for another start."""
     lines: list[str] = []
 
-    def again() -> bool:
+    def has_another_start() -> bool:
         lines[:] = recorded_starts(platform)
         return len(lines) > len(before)
 
-    wait_until(again, 120, lambda: f"{lines} after {before}", 0.2)
-    assert lines[: len(before)] == before, "data of a storage is lost"
+    wait_until(has_another_start, 120, lambda: f"{lines} after {before}", 0.2)
+    assert lines[: len(before)] == before, "the storage has lost data"
     return lines
 
 
 def wait_result(platform: DevPlatform) -> None:
-    """Wait until the function's answer is there, as it was stored."""
-    last: tuple[int, dict[str, Any]] = (0, {})
+    """Wait until the API returns the stored result of the invocation."""
+    last_response: tuple[int, dict[str, Any]] = (0, {})
 
-    def stored() -> bool:
-        nonlocal last
-        last = platform.request("GET", "/serverless/invocations/call-1")
-        return last[0] == 200 and last[1]["data"].get("payload") == {"n": 42}
+    def has_stored_result() -> bool:
+        nonlocal last_response
+        last_response = platform.request("GET", "/serverless/invocations/call-1")
+        return last_response[0] == 200 and last_response[1]["data"].get("payload") == {"n": 42}
 
-    wait_until(stored, 120, lambda: f"the result is lost: {last}", 0.2)
+    wait_until(has_stored_result, 120, lambda: f"the result is lost: {last_response}", 0.2)
 
 
 def health(port: int) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/health", timeout=60) as answer:
-        return dict(json.loads(answer.read())["data"])
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/health", timeout=60) as response:
+        return dict(json.loads(response.read())["data"])
 
 
 def test_up_is_idempotent_and_survives_down_and_power_loss(platform: DevPlatform) -> None:
@@ -196,20 +198,20 @@ def test_up_is_idempotent_and_survives_down_and_power_loss(platform: DevPlatform
     assert f"nats://127.0.0.1:{platform.nats_port}" in first.stdout
     publish(platform.nats_port)
     use_platform(platform)
-    written = wait_next_start(platform, [])
+    starts = wait_next_start(platform, [])
     wait_result(platform)
-    again = platform.up()
-    assert again.returncode == 0, again.stderr
+    second = platform.up()
+    assert second.returncode == 0, second.stderr
 
     supervisor = platform.processes.supervisor_pid()
     platform.processes.signal_supervisor(signal.SIGKILL)
-    wait_until(lambda: not process_exists(supervisor), 60, lambda: "the supervisor lives on")
+    wait_until(lambda: not process_exists(supervisor), 60, lambda: "the supervisor still runs")
     assert platform.run("status").returncode == 1
-    back = platform.up()
-    assert back.returncode == 0, back.stderr
-    assert published(platform.nats_port) == 1, "a power cut lost a message"
+    after_power_loss = platform.up()
+    assert after_power_loss.returncode == 0, after_power_loss.stderr
+    assert published(platform.nats_port) == 1, "the power loss has lost a message"
     assert health(platform.api_port)["kubernetesConnected"]
-    written = wait_next_start(platform, written)
+    starts = wait_next_start(platform, starts)
 
     pid = platform.processes.get("kube-apiserver").pid
     platform.processes.signal("kube-apiserver", signal.SIGKILL)
@@ -218,12 +220,12 @@ def test_up_is_idempotent_and_survives_down_and_power_loss(platform: DevPlatform
     assert platform.run("down").returncode == 0
     assert platform.leftovers() == []
     assert (platform.state_dir / "platform" / "etcd").exists()
-    assert platform.run("down").returncode == 0, "down twice"
+    assert platform.run("down").returncode == 0, "a second down must succeed"
     assert platform.persisted_files() == {"started", "results.db"}
 
-    once_more = platform.up()
-    assert once_more.returncode == 0, once_more.stderr
-    wait_next_start(platform, written)
+    after_down = platform.up()
+    assert after_down.returncode == 0, after_down.stderr
+    wait_next_start(platform, starts)
     wait_result(platform)
     assert platform.run("wipe").returncode == 0
     assert platform.persisted_files() == set()
@@ -234,16 +236,16 @@ def test_port_in_use_is_reported_and_nothing_is_started(platform: DevPlatform) -
     with socket.socket() as other:
         other.bind(("127.0.0.1", platform.api_port))
         other.listen()
-        refused = platform.up()
-    assert refused.returncode == 2
-    sentence = refused.stderr.strip().splitlines()[-1]
-    assert f"port {platform.api_port} of 127.0.0.1" in sentence
-    assert "API_PORT=" in sentence
+        completed = platform.up()
+    assert completed.returncode == 2
+    message = completed.stderr.strip().splitlines()[-1]
+    assert f"port {platform.api_port} of 127.0.0.1" in message
+    assert "API_PORT=" in message
     assert not platform.processes.is_alive()
 
 
 def test_interrupted_up_leaves_no_process(platform: DevPlatform) -> None:
-    starting = subprocess.Popen(
+    process = subprocess.Popen(
         [
             sys.executable,
             "-m",
@@ -257,9 +259,9 @@ def test_interrupted_up_leaves_no_process(platform: DevPlatform) -> None:
         text=True,
     )
     wait_until(platform.processes.is_alive, 60, lambda: "the supervisor was not started")
-    starting.send_signal(signal.SIGINT)
-    _, said = starting.communicate(timeout=120)
-    assert starting.returncode == 130, said
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
     assert platform.leftovers() == []
 
 
@@ -275,26 +277,25 @@ def test_a_killed_owner_of_a_node_leaves_no_process_and_no_interface(tmp_path: P
             text=True,
         ) as owner,
     ):
-        state = _state_dir(local)
-        processes = SupervisorClient(state)
+        state_dir = _state_dir(local)
+        processes = SupervisorClient(state_dir)
         wait_until(processes.is_alive, 60, lambda: "the node was not started")
         supervisor = processes.supervisor_pid()
         owner.send_signal(signal.SIGKILL)
-    wait_until(lambda: not process_exists(supervisor), 60, lambda: "the node outlives its owner")
-    mark = str(state).encode()
+    wait_until(lambda: not process_exists(supervisor), 60, lambda: "the node still runs after its owner was killed")
     wait_until(
-        lambda: not any(mark in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")),
+        lambda: not any(str(state_dir).encode() in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")),
         60,
-        lambda: "processes left",
+        lambda: "processes of the node still run",
     )
-    node.remove_node_state(state)
+    node.remove_node_state(state_dir)
 
 
 def _state_dir(local: Path) -> Path:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = [path for path in (local / "nodes").glob("*") if (path / "supervisor.sock").exists()]
-        if found:
-            return found[0]
+        nodes = [path for path in (local / "nodes").glob("*") if (path / "supervisor.sock").exists()]
+        if nodes:
+            return nodes[0]
         time.sleep(0.05)
     raise AssertionError("no node was started")

@@ -1,4 +1,4 @@
-"""The node shape is a real machine of a real cluster: pods run, Services answer, volumes keep, GPUs are counted."""
+"""A local node runs real pods, with Services, DNS, volumes and simulated GPUs."""
 
 import json
 import urllib.request
@@ -28,9 +28,9 @@ def pod(name: str, command: list[str], image: str = "python:3.12", **container: 
     }
 
 
-def with_volume(manifest: dict[str, Any], claim: str) -> dict[str, Any]:
+def with_volume(manifest: dict[str, Any], pvc_name: str) -> dict[str, Any]:
     spec = manifest["spec"]
-    spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
+    spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": pvc_name}}]
     spec["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
     return manifest
 
@@ -49,7 +49,7 @@ def pvc(name: str, size: str) -> dict[str, Any]:
 
 
 class NodeNamespace:
-    """One namespace of the node, driven as a user drives it: with kubectl."""
+    """A namespace of the node, used through kubectl."""
 
     def __init__(self, node: Node, namespace: str) -> None:
         self.node, self.namespace = node, namespace
@@ -62,8 +62,8 @@ class NodeNamespace:
     def kubectl(self, *arguments: str) -> str:
         return self.node.kubectl("--namespace", self.namespace, *arguments)
 
-    def wait(self, what: str, condition: str, timeout: str = "60s") -> None:
-        self.kubectl("wait", what, f"--for={condition}", f"--timeout={timeout}")
+    def wait(self, resource: str, condition: str, timeout: str = "60s") -> None:
+        self.kubectl("wait", resource, f"--for={condition}", f"--timeout={timeout}")
 
 
 @pytest.fixture
@@ -85,34 +85,34 @@ def test_a_service_answers_from_the_host_and_from_a_pod_by_name(node_namespace: 
     assert service.spec
     address = f"http://{service.spec.clusterIP}/"
 
-    def host_sees_it() -> bool:
+    def is_reachable_from_host() -> bool:
         try:
             with urllib.request.urlopen(address, timeout=5) as page:
                 return b"Directory listing" in page.read()
         except OSError:
             return False
 
-    wait_until(host_sees_it, 60, lambda: f"{address} does not answer on the host")
+    wait_until(is_reachable_from_host, 60, lambda: f"{address} is not reachable from the host")
     url = f"http://web.{node_namespace.namespace}.svc.cluster.local/"
     node_namespace.apply(
-        pod("visitor", ["curl", "--silent", "--retry", "5", "--retry-connrefused", url]), folder="visitor"
+        pod("client", ["curl", "--silent", "--retry", "5", "--retry-connrefused", url]), folder="client"
     )
-    node_namespace.wait("pod/visitor", "jsonpath={.status.phase}=Succeeded")
-    assert "Directory listing" in node_namespace.kubectl("logs", "visitor")
+    node_namespace.wait("pod/client", "jsonpath={.status.phase}=Succeeded")
+    assert "Directory listing" in node_namespace.kubectl("logs", "client")
 
 
 def test_a_pod_reaches_its_own_service(node_namespace: NodeNamespace) -> None:
     node_namespace.apply(pod("web", WEB_SERVER), folder="web")
     node_namespace.kubectl("expose", "pod", "web", "--name=front", "--port=80", "--target-port=8080")
     node_namespace.wait("pod/web", "condition=Ready")
-    visit = ["curl", "--silent", "--retry", "5", "--retry-connrefused", "http://front/"]
-    assert "Directory listing" in node_namespace.kubectl("exec", "web", "--", *visit)
+    command = ["curl", "--silent", "--retry", "5", "--retry-connrefused", "http://front/"]
+    assert "Directory listing" in node_namespace.kubectl("exec", "web", "--", *command)
 
 
 def test_volume_preserves_data_expands_and_is_deleted_with_its_pvc(
     node_namespace: NodeNamespace, kube: Client, node: Node
 ) -> None:
-    writer = with_volume(pod("writer", ["sh", "-c", "echo kept > /data/proof"]), "data")
+    writer = with_volume(pod("writer", ["sh", "-c", "echo content > /data/file"]), "data")
     node_namespace.apply(pvc("data", "1Gi"), writer, folder="writer")
     node_namespace.wait("pod/writer", "jsonpath={.status.phase}=Succeeded")
     node_namespace.kubectl("delete", "pod", "writer")
@@ -122,21 +122,21 @@ def test_volume_preserves_data_expands_and_is_deleted_with_its_pvc(
     )
     node_namespace.wait("pvc/data", "jsonpath={.status.capacity.storage}=3Gi")
 
-    node_namespace.apply(with_volume(pod("reader", ["cat", "/data/proof"]), "data"), folder="reader")
+    node_namespace.apply(with_volume(pod("reader", ["cat", "/data/file"]), "data"), folder="reader")
     node_namespace.wait("pod/reader", "jsonpath={.status.phase}=Succeeded")
-    assert node_namespace.kubectl("logs", "reader").strip() == "kept"
+    assert node_namespace.kubectl("logs", "reader").strip() == "content"
     node_namespace.kubectl("delete", "pod", "reader")
 
     bound = kube.get(PersistentVolumeClaim, "data", namespace=node_namespace.namespace)
     assert bound.spec
     volume = str(bound.spec.volumeName)
     node_namespace.kubectl("delete", "pvc", "data")
-    wait_until(lambda: not _exists(kube, volume), 60, lambda: f"volume {volume} outlives its claim")
+    wait_until(lambda: not _exists(kube, volume), 60, lambda: f"volume {volume} still exists after its PVC was deleted")
     assert not (node.state_dir / "volumes" / volume).exists()
 
 
 def _exists(kube: Client, volume: str) -> bool:
-    return any(found.metadata and found.metadata.name == volume for found in kube.list(PersistentVolume))
+    return any(each.metadata and each.metadata.name == volume for each in kube.list(PersistentVolume))
 
 
 def test_a_volume_never_shrinks(node_namespace: NodeNamespace) -> None:
@@ -160,17 +160,17 @@ def test_pod_beyond_the_gpu_capacity_waits_for_a_free_gpu(
     def running() -> list[str]:
         return [str(p.metadata and p.metadata.name) for p in pods() if p.status and p.status.phase == "Running"]
 
-    wait_until(lambda: len(running()) == node.gpus, 60, lambda: f"{len(running())} of {node.gpus} run")
-    waiting = next(p for p in pods() if p.status and p.status.phase == "Pending")
-    assert waiting.status
-    assert any("Insufficient nvidia.com/gpu" in (c.message or "") for c in waiting.status.conditions or [])
-    given = {
+    wait_until(lambda: len(running()) == node.gpus, 60, lambda: f"{len(running())} of {node.gpus} pods run")
+    pending = next(p for p in pods() if p.status and p.status.phase == "Pending")
+    assert pending.status
+    assert any("Insufficient nvidia.com/gpu" in (c.message or "") for c in pending.status.conditions or [])
+    devices = {
         node_namespace.kubectl("exec", name, "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip() for name in running()
     }
-    assert len(given) == node.gpus, "two pods were given the same GPU"
+    assert len(devices) == node.gpus, "two pods have the same GPU"
     node_namespace.kubectl("delete", "pod", running()[0])
-    assert waiting.metadata
-    node_namespace.wait(f"pod/{waiting.metadata.name}", "condition=Ready")
+    assert pending.metadata
+    node_namespace.wait(f"pod/{pending.metadata.name}", "condition=Ready")
 
 
 def test_memory_request_may_exceed_the_machine(node_namespace: NodeNamespace) -> None:
@@ -179,7 +179,7 @@ def test_memory_request_may_exceed_the_machine(node_namespace: NodeNamespace) ->
 
 
 @pytest.mark.parametrize(
-    ("image", "command", "said"),
+    ("image", "command", "output"),
     [
         ("python:3.12", ["python", "-c", "print(6 * 7)"], "42"),
         ("python:3.12-slim", ["python", "-c", "print(6 * 7)"], "42"),
@@ -190,11 +190,11 @@ def test_memory_request_may_exceed_the_machine(node_namespace: NodeNamespace) ->
     ],
 )
 def test_local_image_replaces_the_image_of_the_same_name(
-    node_namespace: NodeNamespace, image: str, command: list[str], said: str
+    node_namespace: NodeNamespace, image: str, command: list[str], output: str
 ) -> None:
     node_namespace.apply(pod("main", command, image), folder="image")
     node_namespace.wait("pod/main", "jsonpath={.status.phase}=Succeeded")
-    assert said in node_namespace.kubectl("logs", "main")
+    assert output in node_namespace.kubectl("logs", "main")
 
 
 def test_missing_image_is_reported_immediately(node_namespace: NodeNamespace, kube: Client) -> None:

@@ -1,4 +1,4 @@
-"""Data outlives its runtime, as a product's control plane sees it: everything is asked over HTTP, on real pods."""
+"""Data in a storage outlives the units that mount it. The test uses only the HTTP API, with real pods."""
 
 from typing import Any
 
@@ -16,53 +16,56 @@ SLEEP_TEMPLATE = {"command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep
 
 
 def unit(name: str, *, read_only: bool = False) -> dict[str, Any]:
-    mount = {"name": "kept-data", "mountPath": "/workspace", "readOnly": read_only}
-    named = {"operationID": f"make-{name}", "name": name, "specName": "e2e.1", "image": "busybox:1.36"}
-    return {**named, "template": SLEEP_TEMPLATE, "storageMounts": [mount]}
+    mount = {"name": "shared-data", "mountPath": "/workspace", "readOnly": read_only}
+    request = {"operationID": f"create-{name}", "name": name, "specName": "e2e.1", "image": "busybox:1.36"}
+    return {**request, "template": SLEEP_TEMPLATE, "storageMounts": [mount]}
 
 
-def wait_answer(node: Node, path: str, **expected: Any) -> None:
-    """Wait until what is read there says so."""
+def wait_fields(node: Node, path: str, **expected: Any) -> None:
+    """Wait until the object at the path has these fields."""
     last: tuple[int, dict[str, Any]] = (0, {})
 
-    def says_so() -> bool:
+    def matches() -> bool:
         nonlocal last
         last = request_with_retry(node, "GET", path)
         return all(last[1].get("data", {}).get(name) == value for name, value in expected.items())
 
-    wait_until(says_so, 180, lambda: f"{path}: {last}")
+    wait_until(matches, 180, lambda: f"{path}: {last}")
 
 
 def wait_created(node: Node, body: dict[str, Any]) -> None:
-    """Ask until there is stock, the storage is free and somebody has time: the same request may succeed later."""
+    """Create a unit and wait until it is ready.
+
+    The same request is repeated while no stock is ready, the storage is in use, or the API is overloaded.
+    """
     last: tuple[int, dict[str, Any]] = (0, {})
 
-    def made() -> bool:
+    def is_created() -> bool:
         nonlocal last
         last = request_with_retry(node, "POST", "/gpu-units", body)
         assert last[0] in (200, 201, 409, 503), last
         return last[0] in (200, 201)
 
-    wait_until(made, 180, lambda: f"{body['name']}: {last}")
-    wait_answer(node, f"/gpu-units/{body['name']}", ready=True)
+    wait_until(is_created, 180, lambda: f"{body['name']}: {last}")
+    wait_fields(node, f"/gpu-units/{body['name']}", ready=True)
 
 
-def test_a_file_of_one_unit_is_read_by_the_next_one(platform_node: Node) -> None:
+def test_unit_reads_a_file_that_an_earlier_unit_wrote(platform_node: Node) -> None:
     platform_node.kubectl("rollout", "status", "deployment/runtime-api", "--namespace=runtime-system", "--timeout=120s")
     seed = {"operationID": "seed-e2e", "specName": "e2e.1", "memory": "64Mi", "gpu": 1, "replicas": 2}
     assert request_with_retry(platform_node, "POST", "/operator/stock-units", seed)[0] in (200, 202)
-    storage = {"name": "kept-data", "size": "1Gi"}
+    storage = {"name": "shared-data", "size": "1Gi"}
     assert request_with_retry(platform_node, "POST", "/gpu-storages", storage)[0] in (200, 201)
-    wait_answer(platform_node, "/gpu-storages/kept-data", phase="Ready")
+    wait_fields(platform_node, "/gpu-storages/shared-data", phase="Ready")
     wait_created(platform_node, unit("first"))
     in_pod(platform_node, "first", "echo precious > /workspace/file")
 
-    assert request_with_retry(platform_node, "PUT", "/gpu-storages/kept-data", {"size": "2Gi"})[0] == 200
-    wait_answer(platform_node, "/gpu-storages/kept-data", capacity="2Gi", mountedBy="first")
-    status, said = request_with_retry(platform_node, "DELETE", "/gpu-storages/kept-data")
-    assert (status, said["error"]["code"]) == (409, "storage_in_use")
-    status, said = request_with_retry(platform_node, "POST", "/gpu-units", unit("second", read_only=True))
-    assert (status, said["error"]["code"]) == (409, "storage_in_use")
+    assert request_with_retry(platform_node, "PUT", "/gpu-storages/shared-data", {"size": "2Gi"})[0] == 200
+    wait_fields(platform_node, "/gpu-storages/shared-data", capacity="2Gi", mountedBy="first")
+    status, response = request_with_retry(platform_node, "DELETE", "/gpu-storages/shared-data")
+    assert (status, response["error"]["code"]) == (409, "storage_in_use")
+    status, response = request_with_retry(platform_node, "POST", "/gpu-units", unit("second", read_only=True))
+    assert (status, response["error"]["code"]) == (409, "storage_in_use")
 
     assert request_with_retry(platform_node, "DELETE", "/gpu-units/first")[0] == 204
     wait_created(platform_node, unit("second", read_only=True))
@@ -72,12 +75,12 @@ def test_a_file_of_one_unit_is_read_by_the_next_one(platform_node: Node) -> None
 
     assert request_with_retry(platform_node, "DELETE", "/gpu-units/second")[0] == 204
 
-    def deleted() -> bool:
-        return request_with_retry(platform_node, "DELETE", "/gpu-storages/kept-data")[0] in (204, 404)
+    def is_deleted() -> bool:
+        return request_with_retry(platform_node, "DELETE", "/gpu-storages/shared-data")[0] in (204, 404)
 
-    wait_until(deleted, 60, lambda: "the storage is still held")
+    wait_until(is_deleted, 60, lambda: "the storage is still in use")
     wait_until(
-        lambda: request_with_retry(platform_node, "GET", "/gpu-storages/kept-data")[0] == 404,
+        lambda: request_with_retry(platform_node, "GET", "/gpu-storages/shared-data")[0] == 404,
         60,
-        lambda: "it is still there",
+        lambda: "the storage still exists",
     )

@@ -1,4 +1,4 @@
-"""The whole platform on the real node."""
+"""A real node with the complete platform."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from localcluster.node import Node
 
 @pytest.fixture(scope="package")
 def deployed_platform(node: Node) -> Node:
-    """The node with everything deployed into it, NATS included, by the manifests that any cluster gets."""
+    """Deploy all processes and NATS to the node, with the manifests that a user applies to a cluster."""
     dev_platform.apply_kustomizations(node, *dev_platform.KUSTOMIZATIONS)
     for namespace, workload in dev_platform.WORKLOADS:
         node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=180s")

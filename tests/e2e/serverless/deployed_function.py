@@ -1,4 +1,4 @@
-"""Functions on a real node as a product's control plane sees them: made with kubectl, called over HTTP."""
+"""A function on a real node: created with kubectl and invoked over HTTP, as the control plane of a product does."""
 
 import asyncio
 import json
@@ -25,94 +25,94 @@ class DeployedFunction:
     name: str
 
     def create(self, source: str, **serverless: Any) -> None:
-        """A function without any worker, known to the API when this returns."""
-        block = {"enabled": True, "requestID": self.name, "maxWorkers": 1, "idleTimeoutSeconds": 5, **serverless}
+        """Create a function without workers. Return when the API has it in its cache."""
+        serverless = {"enabled": True, "requestID": self.name, "maxWorkers": 1, "idleTimeoutSeconds": 5, **serverless}
         spec = {
             "specName": "e2e.functions",
             "image": "gpu-runtime:local",
             "memory": "128Mi",
             "gpu": 1,
             "template": {"command": ["python", "-c"], "args": [source]},
-            "serverless": block,
+            "serverless": serverless,
             "running": False,
         }
         manifest = {"apiVersion": "runtime.lokiwager.io/v1alpha1", "kind": "GPUUnit", "spec": spec}
         apply_manifest(self.node, manifest | {"metadata": {"name": self.name, "namespace": UNIT_NAMESPACE}})
 
-        def is_known() -> bool:
+        def is_cached() -> bool:
             return request_with_retry(self.node, "GET", f"{INVOCATIONS_PATH}?serverlessRequestID={self.name}")[0] == 200
 
-        wait_until(is_known, 60, lambda: f"the API does not know {self.name}")
+        wait_until(is_cached, 60, lambda: f"the API returns no function {self.name}")
 
-    def invoke(self, payload: Any, **more: Any) -> tuple[int, dict[str, Any]]:
-        asked = {"serverlessRequestID": self.name, "payload": payload, **more}
-        return request_with_retry(self.node, "POST", INVOCATIONS_PATH, asked, within=100)
+    def invoke(self, payload: Any, **fields: Any) -> tuple[int, dict[str, Any]]:
+        body = {"serverlessRequestID": self.name, "payload": payload, **fields}
+        return request_with_retry(self.node, "POST", INVOCATIONS_PATH, body, timeout_seconds=100)
 
-    def invoke_sync(self, payload: Any, **more: Any) -> tuple[int, dict[str, Any]]:
-        """A synchronous call, waited for once more where its first worker takes longer than the API waits."""
-        named = {"invocationID": f"{self.name}-{uuid.uuid4().hex}", "timeoutSeconds": 240, **more}
+    def invoke_sync(self, payload: Any, **fields: Any) -> tuple[int, dict[str, Any]]:
+        """Invoke synchronously. Repeat the request if a cold start takes longer than the API waits (504)."""
+        options = {"invocationID": f"{self.name}-{uuid.uuid4().hex}", "timeoutSeconds": 240, **fields}
         for _ in range(5):
-            status, said = self.invoke(payload, mode="sync", **named)
+            status, response = self.invoke(payload, mode="sync", **options)
             if status != 504:
                 break
-        return status, said
+        return status, response
 
     def workers(self) -> list[str]:
-        found = json.loads(self.node.kubectl("get", "gpuunits", f"--namespace={UNIT_NAMESPACE}", "-o=json"))["items"]
+        units = json.loads(self.node.kubectl("get", "gpuunits", f"--namespace={UNIT_NAMESPACE}", "-o=json"))["items"]
         return [
             unit["metadata"]["name"]
-            for unit in found
+            for unit in units
             if unit["spec"].get("serverless", {}).get("workerOf") == self.name
         ]
 
     def invocation_state(self, invocation_id: str) -> str:
-        status, said = request_with_retry(self.node, "GET", f"{INVOCATIONS_PATH}/{invocation_id}")
-        return str(said["data"]["state"]) if status == 200 else f"{status}: {said}"
+        status, response = request_with_retry(self.node, "GET", f"{INVOCATIONS_PATH}/{invocation_id}")
+        return str(response["data"]["state"]) if status == 200 else f"{status}: {response}"
 
-    def wait_state(self, invocation_id: str, state: str, within: float = 180) -> None:
+    def wait_state(self, invocation_id: str, state: str, timeout_seconds: float = 180) -> None:
         wait_until(
             lambda: self.invocation_state(invocation_id) == state,
-            within,
+            timeout_seconds,
             lambda: self.invocation_state(invocation_id),
             interval_seconds=0.2,
         )
 
-    async def results(self, count: int, within: float) -> dict[str, dict[str, Any]]:
-        """All stored results, by invocation, once there are so many."""
-        ends = time.monotonic() + within
-        found: dict[str, dict[str, Any]] = {}
+    async def results(self, count: int, timeout_seconds: float) -> dict[str, dict[str, Any]]:
+        """Wait until `count` results are stored. Return all stored results by invocation ID."""
+        deadline = time.monotonic() + timeout_seconds
+        results: dict[str, dict[str, Any]] = {}
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
-            while len(found) < count:
-                assert time.monotonic() < ends, f"{len(found)} of {count} have a result"
+            while len(results) < count:
+                assert time.monotonic() < deadline, f"{len(results)} of {count} invocations have a result"
                 await asyncio.sleep(1)
-                found = await self._list_results(session)
-        return found
+                results = await self._list_results(session)
+        return results
 
     async def _list_results(self, session: aiohttp.ClientSession) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+        results: dict[str, dict[str, Any]] = {}
         for state in TERMINAL_STATES:
             page = {"serverlessRequestID": self.name, "state": state, "limit": "500"}
             while True:
-                async with session.get(api_url(self.node) + INVOCATIONS_PATH, params=page) as answer:
-                    if answer.status != 200:
+                async with session.get(api_url(self.node) + INVOCATIONS_PATH, params=page) as response:
+                    if response.status != 200:
                         return {}
-                    said = await answer.json()
-                for each in said["data"]:
-                    assert each["invocationID"] not in found, f"{each} has two results"
-                    found[each["invocationID"]] = each
-                if not said.get("continue"):
+                    body = await response.json()
+                for each in body["data"]:
+                    assert each["invocationID"] not in results, f"{each} has two results"
+                    results[each["invocationID"]] = each
+                if not body.get("continue"):
                     break
-                page["continue"] = said["continue"]
-        return found
+                page["continue"] = body["continue"]
+        return results
 
-    def wait_no_workers(self, within: float = 180) -> None:
+    def wait_no_workers(self, timeout_seconds: float = 180) -> None:
         def explain() -> str:
-            said = self.node.kubectl(
+            log = self.node.kubectl(
                 "logs", "deployment/activator", "--namespace=runtime-system", "--all-pods", "--tail=80"
             )
-            return f"still there: {self.workers()}\n{said}"
+            return f"remaining workers: {self.workers()}\n{log}"
 
-        wait_until(lambda: not self.workers(), within, explain, interval_seconds=0.5)
+        wait_until(lambda: not self.workers(), timeout_seconds, explain, interval_seconds=0.5)
 
     def delete(self) -> None:
         self.node.kubectl("delete", "gpuunit", self.name, f"--namespace={UNIT_NAMESPACE}", "--timeout=120s")

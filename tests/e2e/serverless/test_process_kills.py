@@ -1,4 +1,4 @@
-"""Ten thousand invocations while everything that carries them is killed in turn: each ends in one stored result."""
+"""Each of ten thousand invocations has one stored result, although the test kills every kind of process in turn."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from tests.e2e.serverless.deployed_function import DeployedFunction
 INVOCATION_COUNT = int(os.environ.get("INVOCATIONS", "10000"))
 MAX_CONCURRENT_REQUESTS = 48
 KILL_INTERVAL_SECONDS = 3.0
-"""Seconds between two kills."""
+"""Interval between two kills."""
 
 KILLED_PROCESSES = {
     "a framework": r"GPU_RUNTIME_KILLED_FUNCTION",
@@ -35,17 +35,17 @@ KILLED_PROCESSES = {
     "a replica of the API": r"gpu-runtime\0runtime-api\0",
     "the NATS server": r"nats-server\0",
 }
-"""By what stands in their command lines."""
+"""Regular expressions for the command lines of the processes that the test kills."""
 
 COUNTING_FUNCTION_SOURCE = """
 import socket  # GPU_RUNTIME_KILLED_FUNCTION
 from gpu_runtime.framework import handler, serve
 
-told = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+counter = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
 @handler
 async def run(request):
-    told.sendto(request.invocation_id.encode(), ("{host}", {port}))
+    counter.sendto(request.invocation_id.encode(), ("{host}", {port}))
     return request.payload
 
 serve()
@@ -54,44 +54,45 @@ serve()
 
 @dataclass
 class ExecutionCounter:
-    """Told by the function itself, by datagram: how often each invocation was run."""
+    """Counts how often each invocation ran. The function sends a UDP datagram for each run."""
 
     port: int
-    counted: Counter[str] = field(default_factory=Counter)
+    runs: Counter[str] = field(default_factory=Counter)
 
 
 @contextmanager
 def execution_counter(node: Node) -> Iterator[ExecutionCounter]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-        listening.bind((node.network.host_ip, 0))
-        told = ExecutionCounter(listening.getsockname()[1])
+    """Receive datagrams in a thread until the block ends."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        receiver.bind((node.network.host_ip, 0))
+        counter = ExecutionCounter(receiver.getsockname()[1])
 
         def listen() -> None:
-            while said := listening.recv(1024):
-                told.counted[said.decode()] += 1
+            while datagram := receiver.recv(1024):
+                counter.runs[datagram.decode()] += 1
 
         thread = threading.Thread(target=listen)
         thread.start()
         try:
-            yield told
+            yield counter
         finally:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
-                last.sendto(b"", listening.getsockname())
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stopper:
+                stopper.sendto(b"", receiver.getsockname())
             thread.join()
 
 
 def matching_pids(node: Node, pattern: str) -> list[int]:
-    """Those in the node's own process namespace, by this machine's numbers."""
-    supervisor, found = node.processes.supervisor_pid(), []
+    """Return the PIDs, in the namespace of the host, of matching processes in the process namespace of the node."""
+    supervisor_pid, pids = node.processes.supervisor_pid(), []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command = (entry / "cmdline").read_bytes().decode(errors="replace")
-            if re.search(pattern, command) and supervisor in _ancestors(int(entry.name)):
-                found.append(int(entry.name))
+            if re.search(pattern, command) and supervisor_pid in _ancestors(int(entry.name)):
+                pids.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def _ancestors(pid: int) -> set[int]:
@@ -104,29 +105,29 @@ def _ancestors(pid: int) -> set[int]:
 
 
 async def kill_round_robin(node: Node, done: asyncio.Event, killed: Counter[str]) -> None:
-    """One process at a time, each kind in its turn, until all calls are accepted."""
-    for what, pattern in itertools.cycle(KILLED_PROCESSES.items()):
+    """Kill one process at an interval, each kind in turn, until the API has accepted all invocations."""
+    for kind, pattern in itertools.cycle(KILLED_PROCESSES.items()):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(done.wait(), KILL_INTERVAL_SECONDS)
         if done.is_set():
             return
-        # One that is on its way back from its last end has its turn next time.
-        for victim in (await asyncio.to_thread(matching_pids, node, pattern))[:1]:
-            os.kill(victim, signal.SIGKILL)
-            killed[what] += 1
+        # If the process is still restarting after its last kill, skip it in this round.
+        for pid in (await asyncio.to_thread(matching_pids, node, pattern))[:1]:
+            os.kill(pid, signal.SIGKILL)
+            killed[kind] += 1
 
 
 async def invoke_all(node: Node, function: DeployedFunction) -> Counter[int]:
-    """Every call until it is accepted: the same request, sent again, is the same invocation."""
-    waiting = iter(range(INVOCATION_COUNT))
-    answers: Counter[int] = Counter()
+    """Send every invocation until the API accepts it. A repeated request is the same invocation."""
+    numbers = iter(range(INVOCATION_COUNT))
+    statuses: Counter[int] = Counter()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
 
         async def caller() -> None:
-            for number in waiting:
+            for number in numbers:
                 while True:
                     status = await _post(session, node, function.name, number)
-                    answers[status] += 1
+                    statuses[status] += 1
                     if status in (200, 202):
                         break
                     assert status in (0, 429, 503), status
@@ -135,17 +136,17 @@ async def invoke_all(node: Node, function: DeployedFunction) -> Counter[int]:
         async with asyncio.TaskGroup() as callers:
             for _ in range(MAX_CONCURRENT_REQUESTS):
                 callers.create_task(caller())
-    return answers
+    return statuses
 
 
 async def _post(session: aiohttp.ClientSession, node: Node, function: str, number: int) -> int:
-    """The status; 0 where there was none."""
+    """Return the HTTP status, or 0 if there was no response."""
     body = {"invocationID": f"kill-{number}", "serverlessRequestID": function, "payload": {"n": number}}
     try:
         async with session.post(
             f"{api_url(node)}/serverless/invocations", json=body | {"timeoutSeconds": 600}
-        ) as answer:
-            return answer.status
+        ) as response:
+            return response.status
     except (aiohttp.ClientError, TimeoutError):
         return 0
 
@@ -154,24 +155,25 @@ async def _post(session: aiohttp.ClientSession, node: Node, function: str, numbe
 async def test_every_invocation_has_one_result_while_processes_are_killed(deployed_platform: Node) -> None:
     node, function = deployed_platform, DeployedFunction(deployed_platform, "killed")
     killed: Counter[str] = Counter()
-    with execution_counter(node) as told:
-        source = COUNTING_FUNCTION_SOURCE.format(host=node.network.host_ip, port=told.port)
+    with execution_counter(node) as counter:
+        source = COUNTING_FUNCTION_SOURCE.format(host=node.network.host_ip, port=counter.port)
         function.create(source, maxWorkers=2, concurrency=16, minAvailableCount=2, idleTimeoutSeconds=60)
         done = asyncio.Event()
-        killing = asyncio.create_task(kill_round_robin(node, done, killed))
+        killer = asyncio.create_task(kill_round_robin(node, done, killed))
         started = time.monotonic()
-        answers = await invoke_all(node, function)
+        statuses = await invoke_all(node, function)
         done.set()
-        await killing
-        accepted = time.monotonic() - started
+        await killer
+        accept_seconds = time.monotonic() - started
         results = await function.results(INVOCATION_COUNT, 300)
     states = Counter(result["state"] for result in results.values())
     attempts = Counter(result["attempts"] for result in results.values())
-    again = sum(count - 1 for count in told.counted.values())
+    repeated_runs = sum(count - 1 for count in counter.runs.values())
     print(
-        f"\n{INVOCATION_COUNT} accepted in {accepted:.0f} s, answers {dict(answers)}; killed {dict(killed)};"
+        f"\n{INVOCATION_COUNT} accepted in {accept_seconds:.0f} s, HTTP statuses {dict(statuses)};"
+        f" killed {dict(killed)};"
         f" results {dict(states)}, by attempts {dict(attempts)};"
-        f" run {told.counted.total()} times, {again} of them again"
+        f" {counter.runs.total()} runs, {repeated_runs} of them repeated"
     )
     assert set(results) == {f"kill-{number}" for number in range(INVOCATION_COUNT)}
     assert states == {"succeeded": INVOCATION_COUNT}, [

@@ -1,4 +1,4 @@
-"""All that is deployed is restarted in turn, as an upgrade does it, and clients go on as if nothing happened."""
+"""A rolling restart of every workload, as in an upgrade: clients that retry see no failed request."""
 
 import asyncio
 import itertools
@@ -19,15 +19,15 @@ from tests.e2e.runtime_api.test_storages_over_http import SLEEP_TEMPLATE
 from tests.e2e.serverless.deployed_function import INVOCATIONS_PATH, DeployedFunction
 
 DEPLOYMENTS = ("runtime-api", "controller-manager", "activator", "result-store")
-BASELINE_UNIT = "before-all"
+WARM_UP_INVOCATION = "warm-up"
 RETRY_DELAY_SECONDS = 1.0
-"""Seconds before a client sends a request again, as Retry-After says."""
+"""Delay before a client repeats a request, equal to the Retry-After of the API."""
 RETRIED_STATUSES = (0, 503, 504)
-"""What a client answers with the same request once more; 0 is a connection that broke."""
+"""Statuses after which a client repeats a request. 0 means that the connection broke."""
 CALLERS, THINK_SECONDS = 4, 0.1
-"""So many call the function, one call after the other, and think for so many seconds in between."""
+"""Number of concurrent callers of the function, and the pause of each caller between two calls."""
 CREATE_INTERVAL_SECONDS = 0.3
-"""Seconds between two creates, where there is stock."""
+"""Interval between two creates while stock is ready."""
 GPUS = 8
 
 ECHO_FUNCTION_SOURCE = """
@@ -43,47 +43,47 @@ serve()
 
 @dataclass
 class RetryingClients:
-    """They send what failed in passing again: once, and no more, unless they are told otherwise."""
+    """Sends requests, and repeats those that fail with a retryable status at most `max_retries` times."""
 
     api: str
     reused_session: aiohttp.ClientSession
-    """Uses its connections again, as the client of a busy product does."""
+    """Reuses its connections, as the client of a busy product does."""
     new_session: aiohttp.ClientSession
-    """Makes a connection for every request, so that each one is sent to any replica."""
+    """Opens a connection for every request, so that any replica may receive it."""
     max_retries: int = 1
     request_count: int = 0
     retries: Counter[str] = field(default_factory=Counter)
     longest_seconds: float = 0
 
     async def request(
-        self, method: str, path: str, body: Any = None, *, kept: bool = False
+        self, method: str, path: str, body: Any = None, *, reuse_connection: bool = False
     ) -> tuple[int, dict[str, Any]]:
-        began = time.monotonic()
-        session = self.reused_session if kept else self.new_session
+        started = time.monotonic()
+        session = self.reused_session if reuse_connection else self.new_session
         self.request_count += 1
-        status, said = await self._once(session, method, path, body)
+        status, response = await self._once(session, method, path, body)
         for _ in range(self.max_retries):
             if status not in RETRIED_STATUSES:
                 break
-            self.retries[f"{status} {said['error']['code']}"] += 1
+            self.retries[f"{status} {response['error']['code']}"] += 1
             await asyncio.sleep(RETRY_DELAY_SECONDS)
-            status, said = await self._once(session, method, path, body)
-        self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
-        return status, said
+            status, response = await self._once(session, method, path, body)
+        self.longest_seconds = max(self.longest_seconds, time.monotonic() - started)
+        return status, response
 
     async def _once(
         self, session: aiohttp.ClientSession, method: str, path: str, body: Any
     ) -> tuple[int, dict[str, Any]]:
         try:
-            async with session.request(method, self.api + path, json=body) as answer:
-                return answer.status, dict(json.loads(await answer.read() or b"{}"))
+            async with session.request(method, self.api + path, json=body) as response:
+                return response.status, dict(json.loads(await response.read() or b"{}"))
         except (aiohttp.ClientError, TimeoutError) as error:
             return 0, {"error": {"code": type(error).__name__, "message": str(error)}}
 
 
 @dataclass
 class SteadyLoad:
-    """Units that are created, seen Ready and deleted, and a function that is called, at a steady pace."""
+    """Creates units, waits until they are Ready and deletes them, and invokes a function, all at a steady rate."""
 
     clients: RetryingClients
     function: DeployedFunction
@@ -110,152 +110,158 @@ class SteadyLoad:
                 await asyncio.sleep(CREATE_INTERVAL_SECONDS)
 
     async def call(self, numbers: Iterator[int]) -> None:
-        """Every third call waits for the answer."""
+        """Invoke the function repeatedly. Every third invocation is synchronous."""
         while not self.stopped.is_set():
             number = next(numbers)
-            named = {"invocationID": f"{self.function.name}-{number}", "serverlessRequestID": self.function.name}
+            identity = {"invocationID": f"{self.function.name}-{number}", "serverlessRequestID": self.function.name}
             mode = "async" if number % 3 else "sync"
-            body = {**named, "payload": number, "mode": mode, "timeoutSeconds": 300}
-            said = await self.expect((200, 202), "POST", INVOCATIONS_PATH, body, kept=True)
-            self.called.append(named["invocationID"])
-            if said and mode == "sync" and said["data"].get("payload") != number:
-                self.failed.append(f"call {number}: {said}")
+            body = {**identity, "payload": number, "mode": mode, "timeoutSeconds": 300}
+            response = await self.expect((200, 202), "POST", INVOCATIONS_PATH, body, reuse_connection=True)
+            self.called.append(identity["invocationID"])
+            if response and mode == "sync" and response["data"].get("payload") != number:
+                self.failed.append(f"call {number}: {response}")
             await asyncio.sleep(THINK_SECONDS)
 
     async def create(self, number: int) -> str | None:
-        """A unit from stock. What one replica says is there may be gone, or not known yet, where another one looks."""
+        """Create a unit from stock, and repeat the request after `no_stock`.
+
+        The caches of the replicas differ: one replica may report stock that another has not seen or has seen deleted.
+        """
         name = f"{self.function.name}-{number}"
-        named = {"operationID": f"make-{name}", "name": name, "specName": self.flavor}
-        body = {**named, "image": "busybox:1.36", "template": SLEEP_TEMPLATE}
+        identity = {"operationID": f"create-{name}", "name": name, "specName": self.flavor}
+        body = {**identity, "image": "busybox:1.36", "template": SLEEP_TEMPLATE}
         while True:
-            status, said = await self.clients.request("POST", "/gpu-units", body)
+            status, response = await self.clients.request("POST", "/gpu-units", body)
             if status in (200, 201):
                 self.created.append(name)
                 return name
-            if said["error"]["code"] != "no_stock":
-                self.failed.append(f"create {name}: {status} {said}")
+            if response["error"]["code"] != "no_stock":
+                self.failed.append(f"create {name}: {status} {response}")
                 return None
             await asyncio.sleep(CREATE_INTERVAL_SECONDS)
 
     async def run_unit(self, name: str) -> None:
-        """The rest of a unit's life; its GPU becomes stock again."""
+        """Wait until the unit is Ready, delete it, and seed a stock unit for its GPU."""
         await self.wait_ready(name)
         await self.expect((204, 404), "DELETE", f"/gpu-units/{name}")
         await self.seed(f"after-{name}", 1)
 
     async def ready_stock(self) -> int:
-        said = await self.expect((200,), "GET", "/operator/inventory")
-        flavors = said["data"]["flavors"] if said else []
+        response = await self.expect((200,), "GET", "/operator/inventory")
+        flavors = response["data"]["flavors"] if response else []
         return sum(each["stock"]["ready"] for each in flavors if each["specName"] == self.flavor)
 
     async def seed_stock(self) -> None:
         await self.seed("first", GPUS)
         async with asyncio.timeout(180):
-            while await self.ready_stock() < GPUS:  # noqa: ASYNC110 - it is another process that is waited for
+            while await self.ready_stock() < GPUS:  # noqa: ASYNC110 - the API sends no event for this
                 await asyncio.sleep(0.2)
 
     async def restart_under_load(self, workload: str, namespace: str) -> None:
-        """Roll a workload under this load, and tell what that was like."""
+        """Restart a workload while the load runs, and print statistics."""
         clients, units, calls = self.clients, len(self.created), len(self.called)
         clients.request_count, clients.longest_seconds = 0, 0.0
         clients.retries.clear()
-        took = await asyncio.to_thread(rolling_restart, self.function.node, workload, namespace)
+        duration = await asyncio.to_thread(rolling_restart, self.function.node, workload, namespace)
         print(
-            f"\n{workload} in {took:.1f} s: {len(self.created) - units} units, {len(self.called) - calls} calls,"
-            f" {clients.request_count} requests, the longest {clients.longest_seconds:.1f} s; sent again: {dict(clients.retries)}",
+            f"\n{workload} in {duration:.1f} s: {len(self.created) - units} units, {len(self.called) - calls} calls,"
+            f" {clients.request_count} requests, longest {clients.longest_seconds:.1f} s;"
+            f" retries: {dict(clients.retries)}",
             end="",
             flush=True,
         )
 
-    async def wait_ready(self, name: str, within: float = 180) -> None:
-        ends = time.monotonic() + within
-        while time.monotonic() < ends:
-            said = await self.expect((200,), "GET", f"/gpu-units/{name}")
-            if said and said["data"]["ready"]:
+    async def wait_ready(self, name: str, timeout_seconds: float = 180) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline:
+            response = await self.expect((200,), "GET", f"/gpu-units/{name}")
+            if response and response["data"]["ready"]:
                 return
             await asyncio.sleep(0.5)
-        self.failed.append(f"{name} is not Ready within {within:g} s: {said}")
+        self.failed.append(f"{name} is not Ready within {timeout_seconds:g} s: {response}")
 
     async def seed(self, operation: str, count: int) -> None:
-        named = {
+        request = {
             "operationID": f"{self.function.name}-{operation}",
             "specName": self.flavor,
             "memory": "64Mi",
             "gpu": 1,
         }
-        if await self.expect((200, 202), "POST", "/operator/stock-units", named | {"replicas": count}):
+        if await self.expect((200, 202), "POST", "/operator/stock-units", request | {"replicas": count}):
             self.seeded += count
 
     async def expect(
-        self, statuses: tuple[int, ...], method: str, path: str, body: Any = None, *, kept: bool = False
+        self, statuses: tuple[int, ...], method: str, path: str, body: Any = None, *, reuse_connection: bool = False
     ) -> dict[str, Any]:
-        """The document of an answer that is as it should be."""
-        status, said = await self.clients.request(method, path, body, kept=kept)
+        """Send a request and return its response body. Record a failure if the status is not expected."""
+        status, response = await self.clients.request(method, path, body, reuse_connection=reuse_connection)
         if status in statuses:
-            return said or {"data": None}
-        self.failed.append(f"{method} {path}: {status} {said}")
+            return response or {"data": None}
+        self.failed.append(f"{method} {path}: {status} {response}")
         return {}
 
 
 def rolling_restart(node: Node, workload: str, namespace: str) -> float:
-    """Restart its pods as its manifest wants it, until the last old one is gone. Gives the seconds."""
-    began, where = time.monotonic(), f"--namespace={namespace}"
-    node.kubectl("rollout", "restart", workload, where)
-    node.kubectl("rollout", "status", workload, where, "--timeout=240s")
+    """Restart the pods of a workload, and wait until no old pod is terminating. Return the duration in seconds."""
+    started, namespace_flag = time.monotonic(), f"--namespace={namespace}"
+    node.kubectl("rollout", "restart", workload, namespace_flag)
+    node.kubectl("rollout", "status", workload, namespace_flag, "--timeout=240s")
     selector = f"--selector=app.kubernetes.io/name={workload.partition('/')[2]}"
-    while any("deletionTimestamp" in pod["metadata"] for pod in listed(node, "pods", namespace, selector)):
+    while any("deletionTimestamp" in pod["metadata"] for pod in list_objects(node, "pods", namespace, selector)):
         time.sleep(0.2)
-    return time.monotonic() - began
+    return time.monotonic() - started
 
 
-def listed(node: Node, kind: str, namespace: str, *how: str) -> list[dict[str, Any]]:
-    return list(json.loads(node.kubectl("get", kind, f"--namespace={namespace}", "--output=json", *how))["items"])
+def list_objects(node: Node, kind: str, namespace: str, *flags: str) -> list[dict[str, Any]]:
+    return list(json.loads(node.kubectl("get", kind, f"--namespace={namespace}", "--output=json", *flags))["items"])
 
 
 @pytest.fixture
 def echo(deployed_platform: Node) -> Iterator[DeployedFunction]:
     function = DeployedFunction(deployed_platform, "echo")
     function.create(ECHO_FUNCTION_SOURCE, maxWorkers=2, minAvailableCount=2, concurrency=16, idleTimeoutSeconds=60)
-    assert function.invoke_sync(0, invocationID=BASELINE_UNIT)[0] == 200
+    assert function.invoke_sync(0, invocationID=WARM_UP_INVOCATION)[0] == 200
     yield function
     function.delete()
 
 
 @asynccontextmanager
-async def clients_of(node: Node) -> AsyncIterator[RetryingClients]:
-    patience, each_its_own = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(force_close=True)
+async def retrying_clients(node: Node) -> AsyncIterator[RetryingClients]:
+    timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(force_close=True)
     async with (
-        aiohttp.ClientSession(timeout=patience) as kept,
-        aiohttp.ClientSession(timeout=patience, connector=each_its_own) as fresh,
+        aiohttp.ClientSession(timeout=timeout) as reused_session,
+        aiohttp.ClientSession(timeout=timeout, connector=connector) as new_session,
     ):
-        yield RetryingClients(api_url(node), kept, fresh)
+        yield RetryingClients(api_url(node), reused_session, new_session)
 
 
-async def test_rolling_restart_of_everything_fails_no_retried_request(echo: DeployedFunction) -> None:
+async def test_rolling_restart_of_all_workloads_fails_no_retried_request(echo: DeployedFunction) -> None:
     node = echo.node
-    async with clients_of(node) as clients, asyncio.TaskGroup() as tasks:
+    async with retrying_clients(node) as clients, asyncio.TaskGroup() as tasks:
         load = SteadyLoad(clients, echo)
         await load.seed_stock()
         tasks.create_task(load.run())
         for each in DEPLOYMENTS:
             await load.restart_under_load(f"deployment/{each}", "runtime-system")
-        clients.max_retries = 60  # it is one server, which is away for some seconds; on three it would be as above
+        clients.max_retries = 60  # a single NATS server is unavailable for some seconds; a cluster of three is not
         await load.restart_under_load("statefulset/nats", "messaging")
         load.stopped.set()
     results = await echo.results(len(load.called) + 1, 180)
     assert load.failed == []
     states = Counter(result["state"] for result in results.values())
-    assert (set(results) - {BASELINE_UNIT}, set(states)) == (set(load.called), {"succeeded"})
-    left = [each for each in listed(node, "gpuunits", "runtime-stock") if each["spec"]["specName"] == load.flavor]
-    assert len(left) + len(consumed_stock(node, load.created)) == load.seeded
-    node.kubectl("delete", "gpuunits", *(each["metadata"]["name"] for each in left), "--namespace=runtime-stock")
+    assert (set(results) - {WARM_UP_INVOCATION}, set(states)) == (set(load.called), {"succeeded"})
+    remaining = [
+        each for each in list_objects(node, "gpuunits", "runtime-stock") if each["spec"]["specName"] == load.flavor
+    ]
+    assert len(remaining) + len(consumed_stock(node, load.created)) == load.seeded
+    node.kubectl("delete", "gpuunits", *(each["metadata"]["name"] for each in remaining), "--namespace=runtime-stock")
 
 
 def consumed_stock(node: Node, names: list[str]) -> set[str]:
-    """The stock from which the units of these names were made."""
-    operations = {each["spec"]["operationID"]: each for each in listed(node, "operations", "runtime-system")}
-    made = [operations[f"make-{name}"]["status"] for name in names]
-    assert {each["state"] for each in made} == {"Succeeded"}
-    found = {each["stock"]["uid"] for each in made}
-    assert len(found) == len(names), "stock was given out twice"
-    return found
+    """Return the UIDs of the stock units from which the units with these names were created."""
+    operations = {each["spec"]["operationID"]: each for each in list_objects(node, "operations", "runtime-system")}
+    statuses = [operations[f"create-{name}"]["status"] for name in names]
+    assert {each["state"] for each in statuses} == {"Succeeded"}
+    uids = {each["stock"]["uid"] for each in statuses}
+    assert len(uids) == len(names), "a stock unit was claimed twice"
+    return uids

@@ -1,4 +1,4 @@
-"""A worker as a real pod: the user's container is root, the sidecar is not, and they meet at a socket."""
+"""A worker as a real pod: the user's container runs as root, the sidecar does not, and they share a unix socket."""
 
 import asyncio
 from typing import Any
@@ -17,25 +17,25 @@ from localcluster.supervisor_client import wait_until
 from tests.integration.conftest import CONFIG_DIR
 from tests.integration.worker_sidecar.sidecar_harness import FUNCTION_ID, sidecar_harness
 
-# No Python helper: any program that speaks HTTP at the socket will do.
-FRAMEWORK = """
+# The function does not use gpu_runtime.framework: any HTTP server on the unix socket works.
+FRAMEWORK_SOURCE = """
 import http.server, os, signal, socketserver, sys, time
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def address_string(self):
         return "sidecar"
-    def answer(self, body):
+    def respond(self, body):
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
     def do_GET(self):
-        self.answer(b"well")
+        self.respond(b"ok")
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         time.sleep(float(body.strip(b'"') or 0))
-        self.answer(f"{os.getuid()} did {body.decode()}".encode())
+        self.respond(f"{os.getuid()} ran {body.decode()}".encode())
 
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
@@ -56,7 +56,7 @@ def platform_node(node: Node) -> Node:
     return node
 
 
-def function(name: str) -> dict[str, Any]:
+def function_manifest(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "runtime.lokiwager.io/v1alpha1",
         "kind": "GPUUnit",
@@ -65,13 +65,13 @@ def function(name: str) -> dict[str, Any]:
             "specName": "g1.1",
             "gpu": 1,
             "image": "python:3.12",
-            "template": {"command": ["python", "-c"], "args": [FRAMEWORK]},
+            "template": {"command": ["python", "-c"], "args": [FRAMEWORK_SOURCE]},
             "serverless": {"enabled": True, "requestID": FUNCTION_ID},
         },
     }
 
 
-def queue(kube: Client) -> WorkerSidecarSettings:
+def harness_settings(kube: Client) -> WorkerSidecarSettings:
     service = kube.get(Service, "nats", namespace="messaging")
     assert service.spec
     nats = NatsSettings(urls=(f"nats://{service.spec.clusterIP}:4222",))
@@ -80,29 +80,29 @@ def queue(kube: Client) -> WorkerSidecarSettings:
 
 async def test_worker_serves_invocations_and_finishes_them_on_shutdown(platform_node: Node, kube: Client) -> None:
     path = platform_node.state_dir / "function.yaml"
-    path.write_text(yaml.safe_dump(function("worker")))
-    async with sidecar_harness(queue(kube)) as plane:
+    path.write_text(yaml.safe_dump(function_manifest("worker")))
+    async with sidecar_harness(harness_settings(kube)) as harness:
         await asyncio.to_thread(platform_node.kubectl, "apply", "-f", str(path))
-        ready = ("gpuunit/worker", "--namespace=runtime-instance", "--for=condition=Ready", "--timeout=120s")
-        await asyncio.to_thread(platform_node.kubectl, "wait", *ready)
-        await plane.publish_dispatch("0", "first")
-        first = await plane.wait_result("first")
-        assert (first.state, first.body, first.worker) == (ResultState.SUCCEEDED, b'0 did "0"', "worker")
-        await plane.publish_dispatch("3", "last")
+        condition = ("gpuunit/worker", "--namespace=runtime-instance", "--for=condition=Ready", "--timeout=120s")
+        await asyncio.to_thread(platform_node.kubectl, "wait", *condition)
+        await harness.publish_dispatch("0", "first")
+        first = await harness.wait_result("first")
+        assert (first.state, first.body, first.worker) == (ResultState.SUCCEEDED, b'0 ran "0"', "worker")
+        await harness.publish_dispatch("3", "last")
         await asyncio.to_thread(
             wait_until,
-            lambda: any(each.invocation_id == "last" for each in plane.events),
+            lambda: any(each.invocation_id == "last" for each in harness.events),
             60,
-            lambda: "it is not begun",
+            lambda: "the worker did not start the invocation",
         )
         await asyncio.to_thread(
             platform_node.kubectl, "delete", "gpuunit", "worker", "--namespace=runtime-instance", "--wait=false"
         )
-        last = await plane.wait_result("last")
+        last = await harness.wait_result("last")
         assert (last.state, last.attempts) == (ResultState.SUCCEEDED, 1)
-        await asyncio.to_thread(wait_until, lambda: pods(kube) == [], 60, lambda: f"there are still {pods(kube)}")
+        await asyncio.to_thread(wait_until, lambda: pods(kube) == [], 60, lambda: f"remaining pods: {pods(kube)}")
 
 
 def pods(kube: Client) -> list[str]:
-    found = kube.list(Pod, namespace="runtime-instance", labels={"runtime.lokiwager.io/unit": "worker"})
-    return [each.metadata.name or "" for each in found if each.metadata]
+    listed = kube.list(Pod, namespace="runtime-instance", labels={"runtime.lokiwager.io/unit": "worker"})
+    return [each.metadata.name or "" for each in listed if each.metadata]

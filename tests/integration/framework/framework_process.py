@@ -1,4 +1,4 @@
-"""A user's process for tests: its source in, its socket, its log and its end out."""
+"""Starts the process of a user for tests, and gives access to its socket, its log and its exit code."""
 
 import http.client
 import json
@@ -35,6 +35,8 @@ STATUS_LINE_PATTERN = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 
 
 class UnixConnection(http.client.HTTPConnection):
+    """An HTTP connection over a unix socket."""
+
     def __init__(self, path: str) -> None:
         super().__init__("framework", timeout=60)
         self._path = path
@@ -72,7 +74,7 @@ class FrameworkProcess:
         return self.log_file.read_text()
 
     def invoke(self, body: Any = None, headers: dict[str, str] | None = None, method: str = "POST") -> FrameworkReply:
-        """Send JSON, or what other headers say."""
+        """Send an invocation: the body as JSON, or unchanged if the headers have a Content-Type."""
         data = body if headers is not None and "Content-Type" in headers else json.dumps(body).encode()
         return self.request(method, "/invoke", data, {**JSON, **(headers or {})})
 
@@ -82,8 +84,8 @@ class FrameworkProcess:
         connection = UnixConnection(self.socket)
         try:
             connection.request(method, path, body, headers or {})
-            answer = connection.getresponse()
-            return FrameworkReply(answer.status, dict(answer.headers), answer.read())
+            response = connection.getresponse()
+            return FrameworkReply(response.status, dict(response.headers), response.read())
         finally:
             connection.close()
 
@@ -101,25 +103,28 @@ def connect_unix(path: str) -> socket.socket:
 
 @contextmanager
 def temporary_socket_dir() -> Iterator[Path]:
-    """A directory for sockets: pytest's own ones may be too deep for a socket's path."""
-    with tempfile.TemporaryDirectory(prefix="fw-") as place:
-        yield Path(place)
+    """Create a directory for sockets. The directories of pytest may have paths that are too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="fw-") as directory:
+        yield Path(directory)
 
 
 @contextmanager
 def running_framework(
-    source: str, place: Path, wrap: Sequence[str] = (), **environment: str
+    source: str, directory: Path, wrap: Sequence[str] = (), **environment: str
 ) -> Iterator[FrameworkProcess]:
-    """Run the source until the block ends. The block begins when its socket takes connections."""
-    with running_command([*wrap, sys.executable, "-c", source], place, **environment) as running:
+    """Run the source until the block ends. The block starts when the socket accepts connections."""
+    with running_command([*wrap, sys.executable, "-c", source], directory, **environment) as running:
         yield running
 
 
 @contextmanager
-def running_command(command: Sequence[str], place: Path, **environment: str) -> Iterator[FrameworkProcess]:
-    path = environment.setdefault("GPU_RUNTIME_SOCKET", str(place / "framework.sock"))
-    log = place / "log"
-    with log.open("ab") as to, subprocess.Popen(command, env={**os.environ, **environment}, stderr=to) as process:
+def running_command(command: Sequence[str], directory: Path, **environment: str) -> Iterator[FrameworkProcess]:
+    path = environment.setdefault("GPU_RUNTIME_SOCKET", str(directory / "framework.sock"))
+    log = directory / "log"
+    with (
+        log.open("ab") as stderr,
+        subprocess.Popen(command, env={**os.environ, **environment}, stderr=stderr) as process,
+    ):
         running = FrameworkProcess(process, path, log)
         try:
             wait_until(lambda: process.poll() is not None or is_listening(path), 60, lambda: running.log)
@@ -137,12 +142,12 @@ def is_listening(path: str) -> bool:
 
 
 def exchange(path: str, data: bytes, half_close: bool = False) -> bytes:
-    """Send these bytes and give all that comes back until the framework closes the connection."""
+    """Send these bytes and return all bytes received until the framework closes the connection."""
     with connect_unix(path) as connection:
         try:
             connection.sendall(data)
             if half_close:
                 connection.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it was refused before it was sent; the answer is there all the same
+            pass  # the framework rejected the request before all of it was sent; its response can be read
         return b"".join(iter(lambda: connection.recv(65536), b""))

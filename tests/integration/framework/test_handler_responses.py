@@ -1,4 +1,4 @@
-"""What a handler gets and what becomes of what it returns or raises, over a real socket of a real process."""
+"""What a handler receives, and the responses to its return values and exceptions, over the socket of a process."""
 
 import hashlib
 import json
@@ -13,26 +13,26 @@ SOURCE = """
 import dataclasses, hashlib, math, sys, time
 from gpu_runtime.framework import Reject, Response, Retry, handler, serve
 
-class Mute(Exception):
+class StrRaisesError(Exception):
     def __str__(self):
         raise ValueError("no")
 
-class Sensitive(Exception):
+class CustomError(Exception):
     pass
 
-class Leaving(Exception):
+class StrExits(Exception):
     def __str__(self):
         sys.exit("no")
 
-class Bare(Retry):
+class RetryWithoutInit(Retry):
     def __init__(self):
         pass
 
 def fail(error):
     raise error
 
-DEEDS = {
-    "seen": lambda r: {
+ACTIONS = {
+    "inspect": lambda r: {
         "payload": r.payload if not isinstance(r.payload, bytes) else r.payload.hex(),
         "id": r.invocation_id, "headers": dict(r.headers), "attributes": r.attributes, "attempt": r.attempt,
         "deadline": r.deadline and r.deadline.isoformat(), "bounded": r.remaining() < math.inf, "type": r.content_type,
@@ -53,21 +53,21 @@ DEEDS = {
     "set": lambda r: {1},
     "nan": lambda r: math.nan,
     "lone surrogate": lambda r: "\\ud800",
-    "moved": lambda r: Response(status=302),
-    "injection": lambda r: Response("", "text/plain\\r\\nX: y"),
+    "redirect": lambda r: Response(status=302),
+    "header injection": lambda r: Response("", "text/plain\\r\\nX: y"),
     "body with 204": lambda r: Response("x", status=204),
-    "fail": lambda r: fail(Sensitive("the sentence")),
-    "mute": lambda r: fail(Mute()),
+    "fail": lambda r: fail(CustomError("the sentence")),
+    "str raises error": lambda r: fail(StrRaisesError()),
     "long": lambda r: fail(ValueError("x" * 100_000)),
     "exit": lambda r: sys.exit(3),
     "retry": lambda r: fail(Retry("not now")),
     "retry after": lambda r: fail(Retry("not now", after=1.2)),
-    "retry never": lambda r: fail(Retry("not now", after=math.inf)),
-    "bare retry": lambda r: fail(Bare()),
-    "leaving": lambda r: fail(Leaving()),
+    "retry after infinity": lambda r: fail(Retry("not now", after=math.inf)),
+    "retry without init": lambda r: fail(RetryWithoutInit()),
+    "str exits": lambda r: fail(StrExits()),
     "reject": lambda r: fail(Reject("never")),
     "coroutine": lambda r: later(),
-    "key": lambda r: r.payload["missing"],
+    "missing key": lambda r: r.payload["missing"],
 }
 
 async def later():
@@ -75,7 +75,7 @@ async def later():
 
 def run(request):
     do = request.headers.get("do") or request.payload["do"]
-    return DEEDS[do](request)
+    return ACTIONS[do](request)
 
 async def run_async(request):
     return run(request)
@@ -85,7 +85,7 @@ serve()
 """
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "async"])
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def framework(request: pytest.FixtureRequest, module_socket_dir: Path) -> Iterator[FrameworkProcess]:
     with running_framework(f"IS_ASYNC = {request.param}\n{SOURCE}", module_socket_dir) as running:
         yield running
@@ -115,19 +115,19 @@ def test_return_value_becomes_a_response(
 @pytest.mark.parametrize(
     ("do", "status", "kind", "part"),
     [
-        ("fail", 500, "Sensitive", "the sentence"),
-        ("mute", 500, "Mute", "__str__ failed"),
-        ("leaving", 500, "Leaving", "__str__ failed"),
-        ("retry never", 500, "ValueError", "after is inf"),
-        ("bare retry", 503, "Retry", ""),
+        ("fail", 500, "CustomError", "the sentence"),
+        ("str raises error", 500, "StrRaisesError", "__str__ failed"),
+        ("str exits", 500, "StrExits", "__str__ failed"),
+        ("retry after infinity", 500, "ValueError", "after is inf"),
+        ("retry without init", 503, "Retry", ""),
         ("long", 500, "ValueError", "(cut off)"),
         ("exit", 500, "SystemExit", "3"),
-        ("key", 500, "KeyError", "missing"),
-        ("set", 500, "TypeError", "return JSON's types, bytes, str, None or a Response"),
+        ("missing key", 500, "KeyError", "missing"),
+        ("set", 500, "TypeError", "return a JSON-compatible value, bytes, str, None or a Response"),
         ("nan", 500, "TypeError", "not JSON"),
         ("lone surrogate", 500, "UnicodeEncodeError", ""),
-        ("moved", 500, "ValueError", "status is 302"),
-        ("injection", 500, "ValueError", "content_type"),
+        ("redirect", 500, "ValueError", "status is 302"),
+        ("header injection", 500, "ValueError", "content_type"),
         ("body with 204", 500, "ValueError", "has no body"),
         ("retry", 503, "Retry", "not now"),
         ("reject", 422, "Reject", "never"),
@@ -145,11 +145,11 @@ def test_exception_becomes_an_error_response(
 
 def test_traceback_is_only_in_the_log(framework: FrameworkProcess) -> None:
     reply = framework.invoke({"do": "fail"}, {"Gpu-Runtime-Invocation-Id": "inv-traced"})
-    assert reply.error == ("Sensitive", "the sentence")
-    told = framework.log.partition("'inv-traced'")[2]
-    assert "Traceback (most recent call last)" in told
-    assert "in fail" in told
-    assert "Sensitive: the sentence" in told
+    assert reply.error == ("CustomError", "the sentence")
+    log = framework.log.partition("'inv-traced'")[2]
+    assert "Traceback (most recent call last)" in log
+    assert "in fail" in log
+    assert "CustomError: the sentence" in log
 
 
 def test_sync_handler_that_returns_a_coroutine_fails(framework: FrameworkProcess) -> None:
@@ -167,14 +167,14 @@ def test_request_context_is_read_from_headers(framework: FrameworkProcess) -> No
         "Gpu-Runtime-Attempt": "3",
         "Gpu-Runtime-Deadline": "2999-01-31T23:59:59.500+01:00",
         "Gpu-Runtime-Attributes": json.dumps({"tenant": "größe", "n": 1}),
-        "Gpu-Runtime-Header-Do": "seen",
+        "Gpu-Runtime-Header-Do": "inspect",
         "Gpu-Runtime-Header-X-Trace": "a%20%C3%BC",
     }
-    seen = framework.invoke({"n": 1}, context).json
-    assert seen == {
+    inspected = framework.invoke({"n": 1}, context).json
+    assert inspected == {
         "payload": {"n": 1},
         "id": "inv-1",
-        "headers": {"do": "seen", "x-trace": "a ü"},
+        "headers": {"do": "inspect", "x-trace": "a ü"},
         "attributes": {"tenant": "größe", "n": 1},
         "attempt": 3,
         "deadline": "2999-01-31T22:59:59.500000+00:00",
@@ -184,7 +184,7 @@ def test_request_context_is_read_from_headers(framework: FrameworkProcess) -> No
     }
 
 
-DO_SEE = {"Gpu-Runtime-Header-Do": "seen"}
+DO_INSPECT = {"Gpu-Runtime-Header-Do": "inspect"}
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,21 @@ DO_SEE = {"Gpu-Runtime-Header-Do": "seen"}
         ("application/octet-stream", b"\0\r\n\xff", "000d0aff"),
     ],
 )
-def test_json_is_decoded_and_the_rest_stays_bytes(
+def test_json_payload_is_decoded_and_other_payloads_stay_bytes(
     framework: FrameworkProcess, content_type: str, body: bytes, payload: object
 ) -> None:
-    reply = framework.request("POST", "/invoke", body, {**DO_SEE, "Content-Type": content_type})
+    reply = framework.request("POST", "/invoke", body, {**DO_INSPECT, "Content-Type": content_type})
     assert reply.json["payload"] == payload
 
 
-def test_empty_body_is_none(framework: FrameworkProcess) -> None:
-    seen = framework.request("POST", "/invoke", None, DO_SEE).json
-    assert (seen["payload"], seen["attempt"], seen["deadline"], seen["bounded"]) == (None, 1, None, False)
+def test_empty_body_without_content_type_is_none(framework: FrameworkProcess) -> None:
+    inspected = framework.request("POST", "/invoke", None, DO_INSPECT).json
+    assert (inspected["payload"], inspected["attempt"], inspected["deadline"], inspected["bounded"]) == (
+        None,
+        1,
+        None,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,7 +231,7 @@ def test_empty_body_is_none(framework: FrameworkProcess) -> None:
 def test_invalid_request_is_answered_400(
     framework: FrameworkProcess, headers: dict[str, str], body: bytes, part: str
 ) -> None:
-    reply = framework.request("POST", "/invoke", body, {"Content-Type": "application/json", **DO_SEE, **headers})
+    reply = framework.request("POST", "/invoke", body, {"Content-Type": "application/json", **DO_INSPECT, **headers})
     assert reply.status == 400
     assert part in reply.error[1]
 
@@ -243,13 +248,13 @@ def test_large_request_and_response_bodies(framework: FrameworkProcess) -> None:
     assert len(framework.invoke({"do": "zeros"}).body) == 10_000_000
 
 
-def test_a_body_may_come_in_chunks(framework: FrameworkProcess) -> None:
+def test_chunked_request_body_is_read(framework: FrameworkProcess) -> None:
     headers = {"Content-Type": "x/y", "Gpu-Runtime-Header-Do": "digest"}
     reply = framework.request("POST", "/invoke", iter([b"ab", b"c" * 300_000, b"d"]), headers)
     assert reply.body.decode() == hashlib.sha256(b"ab" + b"c" * 300_000 + b"d").hexdigest()
 
 
-def test_health_is_answered_to_get_and_head(framework: FrameworkProcess) -> None:
+def test_health_check_supports_get_and_head(framework: FrameworkProcess) -> None:
     assert framework.request("GET", "/healthz").json == {"status": "ok"}
     head = framework.request("HEAD", "/healthz")
     assert (head.status, head.body, head.headers["Content-Length"]) == (200, b"", "15")

@@ -1,4 +1,4 @@
-"""Whatever is sent: an answer that blames the sender, and the next good request works."""
+"""Malformed and stalled HTTP: the caller gets a 4xx response, and the next valid request works."""
 
 import asyncio
 import select
@@ -34,52 +34,54 @@ def framework(module_socket_dir: Path) -> Iterator[FrameworkProcess]:
         yield running
 
 
-def statuses(answer: bytes) -> list[int]:
-    return [int(status) for status in STATUS_LINE_PATTERN.findall(answer)]
+def statuses(response: bytes) -> list[int]:
+    return [int(status) for status in STATUS_LINE_PATTERN.findall(response)]
 
 
-REFUSED: list[tuple[str, bytes, int]] = [
-    ("no HTTP", b"\x16\x03\x01\x02\x00\x01\r\n", 400),
+REJECTED_REQUESTS: list[tuple[str, bytes, int]] = [
+    ("not HTTP", b"\x16\x03\x01\x02\x00\x01\r\n", 400),
     ("an empty line", b"\r\n" + VALID_REQUEST, 400),
     ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     ("HTTP/0.9", b"GET /healthz\r\n", 400),
-    ("no path", b"POST invoke HTTP/1.1\r\n\r\n", 400),
+    ("a target without a slash", b"POST invoke HTTP/1.1\r\n\r\n", 400),
     ("a bare line feed", VALID_REQUEST.replace(b"\r\n", b"\n"), 400),
     ("a folded header", b"GET /healthz HTTP/1.1\r\nA: b\r\n c\r\n\r\n", 400),
     ("a space before the colon", b"GET /healthz HTTP/1.1\r\nA : b\r\n\r\n", 400),
     ("a NUL in a header", b"GET /healthz HTTP/1.1\r\nA: \0\r\n\r\n", 400),
     ("a carriage return in a header", b"GET /healthz HTTP/1.1\r\nA: b\rc\r\n\r\n", 400),
-    ("a negative length", VALID_REQUEST.replace(b"7\r", b"-7\r"), 400),
-    ("a length with a plus", VALID_REQUEST.replace(b"7\r", b"+7\r"), 400),
-    ("two lengths", VALID_REQUEST.replace(b"Host: x", b"Content-Length: 7"), 400),
-    ("a length and chunks", VALID_REQUEST.replace(b"Host: x", b"Transfer-Encoding: chunked"), 400),
-    ("another coding", CHUNKED_REQUEST.replace(b"chunked", b"gzip, chunked"), 400),
+    ("a negative Content-Length", VALID_REQUEST.replace(b"7\r", b"-7\r"), 400),
+    ("a Content-Length with a plus sign", VALID_REQUEST.replace(b"7\r", b"+7\r"), 400),
+    ("two Content-Lengths", VALID_REQUEST.replace(b"Host: x", b"Content-Length: 7"), 400),
+    ("Content-Length and chunks", VALID_REQUEST.replace(b"Host: x", b"Transfer-Encoding: chunked"), 400),
+    ("another transfer coding", CHUNKED_REQUEST.replace(b"chunked", b"gzip, chunked"), 400),
     ("chunks in HTTP/1.0", CHUNKED_REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"), 400),
-    ("a chunk that is longer", CHUNKED_REQUEST.replace(b"3;x", b"2;x"), 400),
+    ("a chunk longer than its size", CHUNKED_REQUEST.replace(b"3;x", b"2;x"), 400),
     ("a chunk size with a sign", CHUNKED_REQUEST.replace(b"3;x", b"+3;x"), 400),
     ("a huge chunk size", CHUNKED_REQUEST.replace(b"3;x", b"F" * 40 + b";x"), 400),
     ("a malformed trailer", CHUNKED_REQUEST.replace(b"Trailer: 1", b"Trailer"), 400),
-    ("too large a length", VALID_REQUEST.replace(b"7\r", b"100001\r") + bytes(100_000), 413),
-    ("too large a chunk", CHUNKED_REQUEST.replace(b"3;x", b"FFFFFF;x"), 413),
-    ("too many chunks", CHUNKED_REQUEST.replace(b"0\r\nT", (b"8000\r\n" + bytes(0x8000) + b"\r\n") * 4), 413),
-    ("too large a head", b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 140_000, 431),
-    ("too many headers", b"GET /healthz HTTP/1.1\r\n" + b"A: b\r\n" * 30_000 + b"\r\n", 431),
-    ("another path", VALID_REQUEST.replace(b"/invoke", b"/other"), 404),
-    ("another method", b"GET /invoke HTTP/1.1\r\n\r\n", 405),
-    ("posting to health", VALID_REQUEST.replace(b"/invoke", b"/healthz"), 405),
+    ("a Content-Length above the limit", VALID_REQUEST.replace(b"7\r", b"100001\r") + bytes(100_000), 413),
+    ("a chunk above the limit", CHUNKED_REQUEST.replace(b"3;x", b"FFFFFF;x"), 413),
+    ("chunks above the limit", CHUNKED_REQUEST.replace(b"0\r\nT", (b"8000\r\n" + bytes(0x8000) + b"\r\n") * 4), 413),
+    ("a head above the limit", b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 140_000, 431),
+    ("headers above the limit", b"GET /healthz HTTP/1.1\r\n" + b"A: b\r\n" * 30_000 + b"\r\n", 431),
+    ("an unknown path", VALID_REQUEST.replace(b"/invoke", b"/other"), 404),
+    ("a wrong method", b"GET /invoke HTTP/1.1\r\n\r\n", 405),
+    ("POST to the health path", VALID_REQUEST.replace(b"/invoke", b"/healthz"), 405),
     ("a payload that is not JSON", VALID_REQUEST.replace(b"{", b"["), 400),
 ]
 
 
-@pytest.mark.parametrize(("data", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("data", "status"), [row[1:] for row in REJECTED_REQUESTS], ids=[row[0] for row in REJECTED_REQUESTS]
+)
 def test_malformed_request_is_rejected_and_the_connection_closed(
     framework: FrameworkProcess, data: bytes, status: int
 ) -> None:
-    """The caller does not hang up; it is the framework that does not wait for more."""
-    answer = exchange(framework.socket, data)
-    assert statuses(answer) == [status]
-    assert b'{"error": {"type": "BadRequest"' in answer
-    assert b"Connection: close" in answer
+    """The caller keeps the connection open. The framework closes it without waiting for more input."""
+    response = exchange(framework.socket, data)
+    assert statuses(response) == [status]
+    assert b'{"error": {"type": "BadRequest"' in response
+    assert b"Connection: close" in response
 
 
 def test_client_that_sends_the_whole_body_reads_the_413(framework: FrameworkProcess) -> None:
@@ -87,12 +89,12 @@ def test_client_that_sends_the_whole_body_reads_the_413(framework: FrameworkProc
     assert (reply.status, "limit of 100000 bytes" in reply.error[1]) == (413, True)
 
 
-def test_a_body_that_ends_early_is_refused(framework: FrameworkProcess) -> None:
+def test_incomplete_request_is_answered_400(framework: FrameworkProcess) -> None:
     for data in (VALID_REQUEST[:-1], CHUNKED_REQUEST[:-2], VALID_REQUEST[:20]):
         assert statuses(exchange(framework.socket, data, half_close=True)) == [400]
 
 
-def test_requests_follow_each_other_on_one_connection(framework: FrameworkProcess) -> None:
+def test_connection_serves_several_requests(framework: FrameworkProcess) -> None:
     assert statuses(exchange(framework.socket, VALID_REQUEST + CHUNKED_REQUEST + VALID_REQUEST + CLOSING_REQUEST)) == [
         200,
         200,
@@ -106,13 +108,13 @@ def test_http_1_0_client_gets_its_response_and_close(framework: FrameworkProcess
 
 
 def test_expect_100_continue_is_answered(framework: FrameworkProcess) -> None:
-    asking = VALID_REQUEST.replace(b"Host: x", b"Expect: 100-continue")
-    assert statuses(exchange(framework.socket, asking + CLOSING_REQUEST)) == [100, 200, 200]
-    refused = asking.replace(b"7\r", b"100001\r")
-    assert statuses(exchange(framework.socket, refused)) == [413]
+    expecting = VALID_REQUEST.replace(b"Host: x", b"Expect: 100-continue")
+    assert statuses(exchange(framework.socket, expecting + CLOSING_REQUEST)) == [100, 200, 200]
+    too_large = expecting.replace(b"7\r", b"100001\r")
+    assert statuses(exchange(framework.socket, too_large)) == [413]
 
 
-def test_a_query_does_not_change_the_path(framework: FrameworkProcess) -> None:
+def test_query_and_percent_encoding_do_not_change_the_path(framework: FrameworkProcess) -> None:
     assert statuses(
         exchange(framework.socket, VALID_REQUEST.replace(b"/invoke", b"/inv%6Fke?a=b") + CLOSING_REQUEST)
     ) == [200, 200]
@@ -123,8 +125,8 @@ def echo(request: Request) -> object:
 
 
 @asynccontextmanager
-async def framework_with_short_timeouts(place: Path) -> AsyncIterator[str]:
-    """A framework in this process, with little patience."""
+async def framework_with_short_timeouts(directory: Path) -> AsyncIterator[str]:
+    """Run a framework with short timeouts in this process."""
     limits = FrameworkServerLimits(
         idle_timeout_seconds=1.0,
         head_timeout_seconds=1.0,
@@ -132,16 +134,16 @@ async def framework_with_short_timeouts(place: Path) -> AsyncIterator[str]:
         send_timeout_seconds=1.0,
         discard_timeout_seconds=0.1,
     )
-    stopping, path = asyncio.Event(), str(place / "framework.sock")
+    stopping, path = asyncio.Event(), str(directory / "framework.sock")
     async with asyncio.TaskGroup() as group:
         group.create_task(serve_until(stopping, FrameworkServerSettings(socket_path=path, limits=limits), echo))
-        await asyncio.to_thread(wait_until, lambda: is_listening(path), 60, lambda: "it does not listen")
+        await asyncio.to_thread(wait_until, lambda: is_listening(path), 60, lambda: "the framework does not listen")
         yield path
         stopping.set()
 
 
 @pytest.mark.parametrize(
-    ("data", "statuses_"),
+    ("data", "expected"),
     [
         (b"", []),
         (VALID_REQUEST, [200]),
@@ -150,22 +152,22 @@ async def framework_with_short_timeouts(place: Path) -> AsyncIterator[str]:
         (CHUNKED_REQUEST[:-20], [408]),
         (VALID_REQUEST[:30] + bytes(3), [408]),
     ],
-    ids=["silent", "idle after a request", "in the head", "in the body", "in a chunk", "in a bad line"],
+    ids=["no request", "idle after a request", "in the head", "in the body", "in a chunk", "in a malformed line"],
 )
-async def test_stalled_request_is_closed_after_the_timeout(socket_dir: Path, data: bytes, statuses_: list[int]) -> None:
-    """The caller only waits; the framework ends the connection."""
+async def test_stalled_request_is_closed_after_the_timeout(socket_dir: Path, data: bytes, expected: list[int]) -> None:
+    """The caller waits. The framework closes the connection."""
     async with framework_with_short_timeouts(socket_dir) as path:
-        answer = await asyncio.wait_for(asyncio.to_thread(exchange, path, data), 60)
-    assert statuses(answer) == statuses_
+        response = await asyncio.wait_for(asyncio.to_thread(exchange, path, data), 60)
+    assert statuses(response) == expected
 
 
 def receive_after_close(path: str, data: bytes) -> bytes:
-    """Send, and read only when the other side has given up."""
+    """Send a request, and read only after the framework has closed the connection."""
     with connect_unix(path) as connection:
         connection.sendall(data)
         poll = select.poll()
         poll.register(connection, 0)
-        assert poll.poll(60_000), "it never gives up"
+        assert poll.poll(60_000), "the framework did not close the connection"
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 

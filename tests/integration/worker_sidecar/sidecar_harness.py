@@ -1,4 +1,4 @@
-"""A sidecar for tests: the queue that it serves, the function beside it, and everything that it says."""
+"""Runs a sidecar for tests, publishes dispatches to it, and collects its results, dead letters, events and replies."""
 
 import asyncio
 import os
@@ -52,10 +52,15 @@ POD_UID = "pod-1"
 
 
 def sidecar_settings(account: NatsAccount, socket: str, **changes: Any) -> WorkerSidecarSettings:
-    """Impatient ones."""
-    small = {"queue_bytes": 1024 * 1024, "dead_letter_bytes": 1024 * 1024, "body_bytes": 64 * 1024}
-    streams = StreamSettings(storage="memory", dispatch_ack_wait_seconds=3, **small)
-    given: dict[str, Any] = {
+    """Build settings with small streams, short intervals and three deliveries."""
+    streams = StreamSettings(
+        storage="memory",
+        dispatch_ack_wait_seconds=3,
+        max_stream_bytes=1024 * 1024,
+        max_dead_letter_bytes=1024 * 1024,
+        max_payload_bytes=64 * 1024,
+    )
+    defaults: dict[str, Any] = {
         "nats": NatsSettings(urls=(account.url,), streams=streams),
         "request_id": FUNCTION_ID,
         "worker": "worker-1",
@@ -63,15 +68,15 @@ def sidecar_settings(account: NatsAccount, socket: str, **changes: Any) -> Worke
         "framework": FrameworkSettings(socket_path=socket, health_check_interval_seconds=0.2),
         "retries": RetrySettings(max_deliveries=3, initial_backoff_seconds=0.05, max_backoff_seconds=0.1),
         "heartbeat_seconds": 0.2,
-        "drain_seconds": 60,
-        "endpoints": BindAddressSettings(bind_address=f"127.0.0.1:{free_port()}"),
+        "drain_timeout_seconds": 60,
+        "health": BindAddressSettings(bind_address=f"127.0.0.1:{free_port()}"),
     }
-    return WorkerSidecarSettings(**(given | changes))
+    return WorkerSidecarSettings(**(defaults | changes))
 
 
 @dataclass
 class SidecarHarness:
-    """Everything around the sidecar: what the other processes of the plane would do and hear."""
+    """Replaces the other processes: it publishes dispatches and requests, and records what the sidecar publishes."""
 
     nats: NatsConnection
     topology: StreamTopology
@@ -96,9 +101,13 @@ class SidecarHarness:
         *,
         seconds_ago: float = 0,
         cancelled: bool = False,
-        **about: Any,
+        **fields: Any,
     ) -> None:
-        """As the activator does it, so many seconds ago; or taken back by its caller in between."""
+        """Publish a dispatch and its record, as the activator does.
+
+        `seconds_ago` sets the age of the dispatch. With `cancelled`, the caller cancels the invocation before the
+        dispatch is published, the dispatch has the older revision of the record, and the worker gets no cancel message.
+        """
         now = datetime.now(UTC)
         invocation = Invocation(
             invocation_id=invocation_id,
@@ -106,7 +115,7 @@ class SidecarHarness:
             body=msgspec.json.encode(payload),
             enqueued_at=now,
             timeout_seconds=abs(timeout_seconds),
-            **about,
+            **fields,
         )
         deadline = now + timedelta(seconds=timeout_seconds)
         record = InvocationRecord(
@@ -127,6 +136,7 @@ class SidecarHarness:
         await self.publisher.publish(OutgoingMessage(subject, encode(message), message.message_id, headers))
 
     async def cancel_invocation(self, invocation_id: str = "inv-1", publish_hint: bool = True) -> None:
+        """Cancel the record, as the runtime API does. `publish_hint` also notifies the worker."""
         while True:
             entry = await self.records.get(invocation_id)
             assert entry is not None
@@ -142,11 +152,12 @@ class SidecarHarness:
         return decode(entry.value, InvocationRecord)
 
     async def request_drain(self, *, force: bool = False) -> DrainStatus:
-        question = encode(DrainRequest(force=force))
-        return decode(await send_request(self.nats, self.topology.subjects.control(POD_UID), question, 60), DrainStatus)
+        request = encode(DrainRequest(force=force))
+        response = await send_request(self.nats, self.topology.subjects.control(POD_UID), request, 60)
+        return decode(response, DrainStatus)
 
     async def backlog(self) -> int:
-        """How much the queue still holds."""
+        """Return the number of messages in the dispatch stream."""
         stream = self.topology.dispatch_consumer(FUNCTION_ID).stream
         count: int = (await api_request(self.nats, f"STREAM.INFO.{stream}"))["state"]["messages"]
         return count
@@ -156,35 +167,39 @@ class SidecarHarness:
         return self.results[invocation_id]
 
     async def wait_event(self, kind: WorkerEventKind, in_flight: int) -> None:
-        def last() -> bool:
+        def is_last_event() -> bool:
             return bool(self.events) and (self.events[-1].kind, self.events[-1].in_flight) == (kind, in_flight)
 
-        await eventually(last, f"it tells of {kind} with {in_flight} in flight")
+        await eventually(is_last_event, f"the last event is {kind} with {in_flight} in flight")
 
     async def wait_empty(self) -> None:
         async with asyncio.timeout(60):
-            while await self.backlog():  # noqa: ASYNC110 - the server tells nobody
+            while await self.backlog():  # noqa: ASYNC110 - JetStream sends no event for this
                 await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
 async def sidecar_harness(settings: WorkerSidecarSettings) -> AsyncIterator[SidecarHarness]:
+    """Create the streams and subscribe to everything that the sidecar publishes."""
     topology = stream_topology(settings.nats)
     async with connect_nats(nats_options(settings.nats, "test")) as nats:
         await ensure_with_retry(nats, topology.streams, [topology.record_bucket])
-        plane = SidecarHarness(nats, topology)
-        await nats.subscribe(topology.subjects.result(FUNCTION_ID), lambda each: _record_result(plane, each))
+        harness = SidecarHarness(nats, topology)
+        await nats.subscribe(topology.subjects.result(FUNCTION_ID), lambda message: _record_result(harness, message))
         await nats.subscribe(
-            topology.subjects.all_dead_letters, lambda m: plane.dead_letters.append(decode(m.data, DeadLetter))
+            topology.subjects.all_dead_letters,
+            lambda message: harness.dead_letters.append(decode(message.data, DeadLetter)),
         )
-        await nats.subscribe(topology.subjects.all_events, lambda m: plane.events.append(decode(m.data, WorkerEvent)))
-        await nats.subscribe("replies", lambda m: plane.replies.append(decode(m.data, Result)))
-        yield plane
+        await nats.subscribe(
+            topology.subjects.all_events, lambda message: harness.events.append(decode(message.data, WorkerEvent))
+        )
+        await nats.subscribe("replies", lambda message: harness.replies.append(decode(message.data, Result)))
+        yield harness
 
 
-def _record_result(plane: SidecarHarness, message: Msg) -> None:
+def _record_result(harness: SidecarHarness, message: Msg) -> None:
     result = decode(message.data, Result)
-    plane.results.setdefault(result.invocation_id, result)
+    harness.results.setdefault(result.invocation_id, result)
 
 
 @dataclass(frozen=True)
@@ -195,8 +210,8 @@ class RunningSidecar:
 
     async def get(self, path: str) -> tuple[int, str]:
         url = f"http://{self.settings.health.bind_address}{path}"
-        async with aiohttp.ClientSession() as session, session.get(url) as answer:
-            return answer.status, await answer.text()
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return response.status, await response.text()
 
     async def is_ready(self) -> bool:
         try:
@@ -207,7 +222,7 @@ class RunningSidecar:
 
 @asynccontextmanager
 async def running_sidecar(settings: WorkerSidecarSettings) -> AsyncIterator[RunningSidecar]:
-    """In this process, until the block ends."""
+    """Run a sidecar in this process until the block ends."""
     stopping = asyncio.Event()
     task = asyncio.create_task(serve(settings, stopping))
     try:
@@ -221,7 +236,7 @@ async def running_sidecar(settings: WorkerSidecarSettings) -> AsyncIterator[Runn
 
 @dataclass(frozen=True)
 class SidecarScene:
-    """A queue, and a framework that several tests share."""
+    """A harness, and a framework process that several tests share."""
 
     account: NatsAccount
     harness: SidecarHarness
@@ -240,17 +255,17 @@ class SidecarScene:
         return log.read_text().splitlines() if log.exists() else []
 
     def release_call(self) -> None:
-        """Let the call return that waits."""
-        (self.socket_dir / "go").touch()
+        """Let the waiting handler call return."""
+        (self.socket_dir / "release").touch()
 
     async def wait_call_started(self) -> None:
-        await eventually(lambda: self.handler_calls == ["wait 1"], "it runs")
+        await eventually(lambda: self.handler_calls == ["wait 1"], "the handler call has started")
 
 
 @contextmanager
-def sidecar_process(settings: WorkerSidecarSettings, place: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """As it runs in a pod, so that it can be killed."""
-    config = place / "settings.yaml"
+def sidecar_process(settings: WorkerSidecarSettings, directory: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a sidecar as a separate process, so that the test can kill it."""
+    config = directory / "settings.yaml"
     config.write_bytes(msgspec.json.encode(settings))
     command = [str(Path(sys.executable).with_name("gpu-runtime")), "worker-sidecar", "--config", str(config)]
     with subprocess.Popen(command, env={**os.environ, "POD_UID": "pod-killed"}) as process:

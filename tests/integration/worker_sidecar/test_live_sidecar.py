@@ -1,4 +1,4 @@
-"""An invocation that is dispatched ends in one result, whatever happens to the framework and to the sidecar."""
+"""Every dispatched invocation gets one result, also if the framework or the sidecar fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -30,17 +30,17 @@ SOURCE = """
 import os, pathlib, time
 from gpu_runtime.framework import Reject, Retry, handler, serve
 
-place = pathlib.Path(os.environ["GPU_RUNTIME_SOCKET"]).parent
+directory = pathlib.Path(os.environ["GPU_RUNTIME_SOCKET"]).parent
 
 @handler
 def run(request):
     do = request.payload
-    with (place / "calls").open("a") as calls:
+    with (directory / "calls").open("a") as calls:
         calls.write(f"{do} {request.attempt}\\n")
     if do == "fail":
-        raise ValueError("it does not work")
+        raise ValueError("the handler failed")
     if do == "reject":
-        raise Reject("not this")
+        raise Reject("invalid input")
     if do == "retry":
         raise Retry("not now", after=0)
     if do == "crash":
@@ -50,7 +50,7 @@ def run(request):
     if isinstance(do, float):
         time.sleep(do)
     if do == "wait":
-        while not (place / "go").exists():
+        while not (directory / "release").exists():
             time.sleep(0.01)
     return {"did": do}
 
@@ -60,8 +60,8 @@ serve()
 
 @pytest.fixture(scope="module")
 def module_socket_dir() -> Iterator[Path]:
-    with temporary_socket_dir() as place:
-        yield place
+    with temporary_socket_dir() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")
@@ -71,57 +71,57 @@ def shared_framework(module_socket_dir: Path) -> Iterator[FrameworkProcess]:
 
 
 @pytest.fixture(autouse=True)
-def pod(monkeypatch: pytest.MonkeyPatch) -> None:
+def pod_uid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_UID", POD_UID)
 
 
 @pytest.fixture
 async def harness(nats_account: NatsAccount, socket_dir: Path) -> AsyncIterator[SidecarHarness]:
-    async with sidecar_harness(sidecar_settings(nats_account, str(socket_dir / "unused.sock"))) as plane:
-        yield plane
+    async with sidecar_harness(sidecar_settings(nats_account, str(socket_dir / "unused.sock"))) as harness:
+        yield harness
 
 
 @pytest.fixture
 def scene(
     nats_account: NatsAccount, harness: SidecarHarness, shared_framework: FrameworkProcess, module_socket_dir: Path
 ) -> SidecarScene:
-    for name in ("calls", "go"):
+    for name in ("calls", "release"):
         (module_socket_dir / name).unlink(missing_ok=True)
     return SidecarScene(nats_account, harness, shared_framework, module_socket_dir)
 
 
-async def ready(running: RunningSidecar) -> None:
+async def wait_ready(running: RunningSidecar) -> None:
     async with asyncio.timeout(60):
-        while not await running.is_ready():  # noqa: ASYNC110 - readiness is asked for, never told
+        while not await running.is_ready():  # noqa: ASYNC110 - the sidecar sends no event for readiness
             await asyncio.sleep(0.02)
 
 
-async def unready(running: RunningSidecar) -> None:
+async def wait_not_ready(running: RunningSidecar) -> None:
     async with asyncio.timeout(60):
-        while await running.is_ready():  # noqa: ASYNC110 - readiness is asked for, never told
+        while await running.is_ready():  # noqa: ASYNC110 - the sidecar sends no event for readiness
             await asyncio.sleep(0.02)
 
 
 async def test_response_becomes_result_reply_and_record(scene: SidecarScene, harness: SidecarHarness) -> None:
     async with scene.sidecar() as running:
         await harness.publish_dispatch("this", mode="sync", reply_to="replies")
-        ended = await harness.wait_result()
-        await eventually(lambda: harness.replies == [ended], "the caller is told the same")
+        result = await harness.wait_result()
+        await eventually(lambda: harness.replies == [result], "the caller receives the same result")
         await harness.wait_empty()
         status, text = await running.get("/metrics")
-    assert (ended.state, ended.status_code, ended.failure) == (ResultState.SUCCEEDED, 200, None)
-    assert (ended.body, ended.body_bytes, ended.body_truncated) == (b'{"did":"this"}', 14, False)
-    assert (ended.worker, ended.attempts) == ("worker-1", 1)
-    assert ended.timings.enqueued_at is not None
-    assert ended.timings.started_at is not None
-    assert ended.timings.enqueued_at <= ended.timings.started_at <= ended.timings.finished_at
+    assert (result.state, result.status_code, result.failure) == (ResultState.SUCCEEDED, 200, None)
+    assert (result.body, result.body_bytes, result.body_truncated) == (b'{"did":"this"}', 14, False)
+    assert (result.worker, result.attempts) == ("worker-1", 1)
+    assert result.timings.enqueued_at is not None
+    assert result.timings.started_at is not None
+    assert result.timings.enqueued_at <= result.timings.started_at <= result.timings.finished_at
     record = await harness.record()
     assert (record.state, record.worker) == (RecordState.RUNNING, "worker-1")
     assert (status, 'invocations_total{outcome="succeeded"} 1.0' in text) == (200, True)
 
 
 @pytest.mark.parametrize(
-    ("payload", "lasting", "says", "tries"),
+    ("payload", "timeout_seconds", "expected", "attempts"),
     [
         ("fail", 600, (ResultState.FAILED, FailureClass.FUNCTION_ERROR), 1),
         ("reject", 600, (ResultState.FAILED, FailureClass.FUNCTION_ERROR), 1),
@@ -131,24 +131,24 @@ async def test_response_becomes_result_reply_and_record(scene: SidecarScene, har
     ],
 )
 async def test_unsuccessful_invocation_has_a_failure_class(
-    scene: SidecarScene, payload: str, lasting: float, says: tuple[ResultState, FailureClass], tries: int
+    scene: SidecarScene, payload: str, timeout_seconds: float, expected: tuple[ResultState, FailureClass], attempts: int
 ) -> None:
     async with scene.sidecar():
-        await scene.harness.publish_dispatch(payload, timeout_seconds=lasting)
-        ended = await scene.harness.wait_result()
+        await scene.harness.publish_dispatch(payload, timeout_seconds=timeout_seconds)
+        result = await scene.harness.wait_result()
         await scene.harness.wait_empty()
     scene.release_call()
-    assert ended.failure is not None
-    assert (ended.state, ended.failure.failure_class) == says
-    assert scene.handler_calls == [f"{payload} {attempt + 1}" for attempt in range(tries)]
+    assert result.failure is not None
+    assert (result.state, result.failure.failure_class) == expected
+    assert scene.handler_calls == [f"{payload} {attempt + 1}" for attempt in range(attempts)]
 
 
 async def test_large_response_is_truncated_and_flagged(scene: SidecarScene, harness: SidecarHarness) -> None:
     async with scene.sidecar():
         await harness.publish_dispatch("large")
-        ended = await harness.wait_result()
-    assert (ended.state, ended.body_truncated) == (ResultState.SUCCEEDED, True)
-    assert (len(ended.body), ended.body_bytes) == (64 * 1024, 100_000)
+        result = await harness.wait_result()
+    assert (result.state, result.body_truncated) == (ResultState.SUCCEEDED, True)
+    assert (len(result.body), result.body_bytes) == (64 * 1024, 100_000)
 
 
 async def test_undecodable_dispatch_is_dead_lettered_with_a_result_if_identifiable(
@@ -160,19 +160,20 @@ async def test_undecodable_dispatch_is_dead_lettered_with_a_result_if_identifiab
         await harness.publisher.publish(
             OutgoingMessage(subject, b'{"version": 9, "invocation": {"invocationID": "new"}}')
         )
-        ended = await harness.wait_result("new")
+        result = await harness.wait_result("new")
         await harness.wait_empty()
     assert [(each.failure_class, each.invocation_id) for each in harness.dead_letters] == [
         (FailureClass.BAD_MESSAGE, ""),
         (FailureClass.BAD_MESSAGE, "new"),
     ]
-    assert ended.state is ResultState.DEAD_LETTERED
+    assert result.state is ResultState.DEAD_LETTERED
 
 
 async def test_crashing_invocation_is_retried_up_to_max_deliveries(
     nats_account: NatsAccount, harness: SidecarHarness, socket_dir: Path
 ) -> None:
-    """The framework comes back each time, as in a pod. While it is away, other invocations keep their tries."""
+    """The framework restarts after each crash, as in a pod. While it does not run, other invocations use up no
+    deliveries."""
     settings = sidecar_settings(nats_account, str(socket_dir / "framework.sock"))
     async with running_sidecar(settings) as running:
         for attempt in (1, 2, 3):
@@ -180,15 +181,15 @@ async def test_crashing_invocation_is_retried_up_to_max_deliveries(
                 if attempt == 1:
                     await harness.publish_dispatch("crash", "bad", mode="sync", reply_to="replies")
                 await asyncio.to_thread(framework.process.wait, 60)
-        ended = await harness.wait_result("bad")
-        await eventually(lambda: harness.replies == [ended], "the caller is told the same")
-        await unready(running)
+        result = await harness.wait_result("bad")
+        await eventually(lambda: harness.replies == [result], "the caller receives the same result")
+        await wait_not_ready(running)
         await harness.publish_dispatch("good", "good")
         assert await harness.backlog() == 1
         with running_framework(SOURCE, socket_dir):
             survived = await harness.wait_result("good")
-    assert ended.failure is not None
-    assert (ended.state, ended.failure.failure_class) == (ResultState.DEAD_LETTERED, FailureClass.FUNCTION_CRASHED)
+    assert result.failure is not None
+    assert (result.state, result.failure.failure_class) == (ResultState.DEAD_LETTERED, FailureClass.FUNCTION_CRASHED)
     (letter,) = harness.dead_letters
     assert (letter.invocation_id, letter.delivery_count) == ("bad", 3)
     assert (survived.state, survived.attempts) == (ResultState.SUCCEEDED, 1)
@@ -199,10 +200,10 @@ async def test_cancel_aborts_the_running_call(scene: SidecarScene, harness: Side
         await harness.publish_dispatch("wait")
         await scene.wait_call_started()
         await harness.cancel_invocation()
-        ended = await harness.wait_result()
+        result = await harness.wait_result()
         await harness.wait_empty()
     scene.release_call()
-    assert ended.state is ResultState.CANCELLED
+    assert result.state is ResultState.CANCELLED
 
 
 async def test_invocation_cancelled_before_its_start_is_not_called(
@@ -211,43 +212,43 @@ async def test_invocation_cancelled_before_its_start_is_not_called(
     await harness.publish_dispatch("wait", seconds_ago=1)
     await harness.cancel_invocation(publish_hint=False)
     async with scene.sidecar():
-        ended = await harness.wait_result()
+        result = await harness.wait_result()
         await harness.wait_empty()
-    assert (ended.state, scene.handler_calls) == (ResultState.CANCELLED, [])
+    assert (result.state, scene.handler_calls) == (ResultState.CANCELLED, [])
 
 
-async def test_cancel_during_a_direct_dispatch_aborts_the_call(scene: SidecarScene, harness: SidecarHarness) -> None:
-    """Its record says so before the worker's write does, and the hint to the worker is lost."""
+async def test_cancel_of_a_fresh_dispatch_aborts_the_call(scene: SidecarScene, harness: SidecarHarness) -> None:
+    """The record is cancelled before the worker writes it, and the cancel message to the worker is lost."""
     async with scene.sidecar():
         await harness.publish_dispatch("wait", cancelled=True)
-        ended = await harness.wait_result()
+        result = await harness.wait_result()
         await harness.wait_empty()
     scene.release_call()
-    assert ended.state is ResultState.CANCELLED
+    assert result.state is ResultState.CANCELLED
     assert (await harness.record()).cancelled
 
 
 async def test_long_call_extends_the_ack_wait(scene: SidecarScene, harness: SidecarHarness) -> None:
-    """Beside a second worker that would take it."""
+    """A second worker would receive the redelivery if the ack wait expired."""
     async with scene.sidecar(), scene.sidecar():
         await harness.publish_dispatch(4.5)
-        ended = await harness.wait_result()
+        result = await harness.wait_result()
         await harness.wait_empty()
-    assert (ended.state, ended.attempts) == (ResultState.SUCCEEDED, 1)
+    assert (result.state, result.attempts) == (ResultState.SUCCEEDED, 1)
 
 
 async def test_invocation_of_a_killed_sidecar_is_redelivered(
     scene: SidecarScene, harness: SidecarHarness, socket_dir: Path
 ) -> None:
-    with sidecar_process(scene.settings(), socket_dir) as doomed:
+    with sidecar_process(scene.settings(), socket_dir) as killed:
         await harness.publish_dispatch("wait")
         await scene.wait_call_started()
-        doomed.kill()
+        killed.kill()
     scene.release_call()
     async with scene.sidecar(worker="worker-2"):
-        ended = await harness.wait_result()
+        result = await harness.wait_result()
         await harness.wait_empty()
-    assert (ended.state, ended.worker, ended.attempts) == (ResultState.SUCCEEDED, "worker-2", 2)
+    assert (result.state, result.worker, result.attempts) == (ResultState.SUCCEEDED, "worker-2", 2)
     assert (await harness.record()).worker == "worker-2"
 
 
@@ -257,8 +258,8 @@ async def test_drain_request_is_declined_while_busy_and_final_while_idle(
     async with scene.sidecar() as running:
         await harness.publish_dispatch("wait")
         await scene.wait_call_started()
-        refused = await harness.request_drain()
-        assert (refused.accepted, refused.in_flight) == (False, 1)
+        declined = await harness.request_drain()
+        assert (declined.accepted, declined.in_flight) == (False, 1)
         scene.release_call()
         await harness.wait_empty()
         await harness.wait_event(WorkerEventKind.HEARTBEAT, 0)
@@ -279,20 +280,20 @@ async def test_forced_drain_finishes_running_calls_and_pulls_no_more(
     async with scene.sidecar():
         await harness.publish_dispatch("wait")
         await scene.wait_call_started()
-        finishing = await harness.request_drain(force=True)
-        assert (finishing.accepted, finishing.in_flight) == (True, 1)
+        forced = await harness.request_drain(force=True)
+        assert (forced.accepted, forced.in_flight) == (True, 1)
         await harness.publish_dispatch("other", "inv-2")
         scene.release_call()
         assert (await harness.wait_result()).state is ResultState.SUCCEEDED
-        await eventually_drained(harness)
+        await wait_drained(harness)
         assert await harness.backlog() == 1
     assert "inv-2" not in harness.results
 
 
-async def eventually_drained(plane: SidecarHarness) -> None:
-    """What is settled is in hand until the server has heard of it."""
+async def wait_drained(harness: SidecarHarness) -> None:
+    """Wait until no invocation is in flight. One that has its result is in flight until the server confirms the ack."""
     async with asyncio.timeout(30):
-        while (await plane.request_drain()).in_flight:  # noqa: ASYNC110 - it is asked for, never told
+        while (await harness.request_drain()).in_flight:  # noqa: ASYNC110 - the sidecar sends no event for this
             await asyncio.sleep(0.02)
 
 
@@ -318,22 +319,22 @@ async def test_health_endpoints_work_without_framework_and_nats(
 ) -> None:
     async with running_sidecar(sidecar_settings(nats_account, str(socket_dir / "framework.sock"))) as running:
         async with asyncio.timeout(60):
-            while not await _alive(running):  # noqa: ASYNC110 - it is asked for, never told
+            while not await _is_alive(running):  # noqa: ASYNC110 - the sidecar sends no event for this
                 await asyncio.sleep(0.02)
         status, text = await running.get("/readyz")
         assert (status, "[-] framework" in text) == (503, True)
         assert harness.events == []
         with running_framework(SOURCE, socket_dir):
-            await ready(running)
-            await eventually(lambda: bool(harness.events), "it is told")
+            await wait_ready(running)
+            await eventually(lambda: bool(harness.events), "the worker publishes an event")
             assert harness.events[0].kind is WorkerEventKind.REGISTERED
             assert (harness.events[0].pod_uid, harness.events[0].unit) == ("pod-1", "worker-1")
-            await eventually(lambda: len(harness.events) > 2, "it is told again")
+            await eventually(lambda: len(harness.events) > 2, "the worker publishes heartbeats")
     sequences = [each.sequence for each in harness.events]
     assert sequences == sorted(set(sequences))
 
 
-async def _alive(running: RunningSidecar) -> bool:
+async def _is_alive(running: RunningSidecar) -> bool:
     try:
         return (await running.get("/healthz"))[0] == 200
     except OSError:

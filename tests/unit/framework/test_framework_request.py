@@ -1,4 +1,4 @@
-"""A request as a handler sees it, also in a user's own tests."""
+"""The request that a handler receives. Users can also construct it in their own tests."""
 
 import math
 import os
@@ -14,14 +14,14 @@ from gpu_runtime.framework.request import request_of
 
 @pytest.fixture
 def other_time_zone() -> Iterator[None]:
-    """A process in another time zone."""
-    before = os.environ.get("TZ")
+    """Run the test in a time zone other than UTC."""
+    previous = os.environ.get("TZ")
     os.environ["TZ"] = "Asia/Kathmandu"
     time.tzset()
     yield
     os.environ.pop("TZ")
-    if before is not None:
-        os.environ["TZ"] = before
+    if previous is not None:
+        os.environ["TZ"] = previous
     time.tzset()
 
 

@@ -1,4 +1,4 @@
-"""A call that is under way before its record is: what comes of it when the invocation was taken back meanwhile."""
+"""A call that starts before the record is written is aborted if the record turns out to be cancelled."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.jetstream.delivery import NO_HEADERS, AckDelivery, Delivery, OutgoingMessage
 from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
-from gpu_runtime.worker_sidecar.dispatch_handler import DispatchConsumer, DispatchConsumerOptions
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,7 +35,7 @@ DISPATCH = Dispatch(
 
 
 class FakeDependencies:
-    """A framework that answers never, a server that stores, and a bucket in which the invocation was taken back."""
+    """A framework that never responds, a publisher, and a bucket with the record of a cancelled invocation."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -46,7 +46,7 @@ class FakeDependencies:
         try:
             await asyncio.Event().wait()
         finally:
-            self.events.append("the call ended")
+            self.events.append("call ended")
 
     async def get(self, _id: str) -> Any:
         await self._called.wait()
@@ -54,18 +54,18 @@ class FakeDependencies:
 
     async def publish(self, _message: OutgoingMessage) -> None:
         await asyncio.sleep(0)
-        self.events.append("the result was stored")
+        self.events.append("result published")
 
 
 async def test_result_of_a_cancelled_invocation_is_published_after_its_call_ended() -> None:
-    world: Any = FakeDependencies()
-    silent: Any = SimpleNamespace(started=lambda _: None, finished=lambda _: None)
-    terms = DispatchConsumerOptions(
+    fakes: Any = FakeDependencies()
+    heartbeat: Any = SimpleNamespace(invocation_started=lambda _: None, invocation_finished=lambda _: None)
+    options = DispatchHandlerOptions(
         "f", "w", Subjects(), 3, Backoff(initial_seconds=1, max_seconds=1), 1000, clock=lambda: NOW
     )
     delivery = Delivery(Subjects().dispatch("f"), encode(DISPATCH), NO_HEADERS, "DISPATCH", 1, 1, NOW)
-    work = DispatchConsumer(
-        world, world, world, silent, silent, CancellationRegistry(), SidecarMetrics(CollectorRegistry()), terms
+    consumer = DispatchHandler(
+        fakes, fakes, fakes, heartbeat, heartbeat, CancellationRegistry(), SidecarMetrics(CollectorRegistry()), options
     )
-    assert await work.handle(delivery) == AckDelivery()
-    assert world.happened == ["the call ended", "the result was stored"]
+    assert await consumer.handle(delivery) == AckDelivery()
+    assert fakes.events == ["call ended", "result published"]

@@ -1,4 +1,4 @@
-"""Which answer of a framework means what."""
+"""The outcome of a framework response, by its status, headers and body."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_outcome_of_each_status(statuses: tuple[int, ...], outcome: object) -> N
 
 
 @pytest.mark.parametrize("status", [100, 101, 199, 300, 304, 399, 600, 999])
-def test_status_outside_the_contract_is_a_broken_outcome(status: int) -> None:
+def test_status_outside_the_contract_is_a_framework_failure(status: int) -> None:
     assert isinstance(outcome_of(status, {}, b""), FrameworkFailed)
 
 
@@ -42,10 +42,10 @@ def test_successful_response_is_passed_through(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "after"), [("3", 3.0), ("0", 0.0), ("999999999", 86_400.0), ("soon", None), ("-1", None), ("", None)]
+    ("header", "seconds"), [("3", 3.0), ("0", 0.0), ("999999999", 86_400.0), ("soon", None), ("-1", None), ("", None)]
 )
-def test_retry_after_header_is_used_when_valid(said: str, after: float | None) -> None:
-    assert outcome_of(503, {"retry-after": said}, ERROR) == RetryRequested("Kind", "sentence", after)
+def test_retry_after_header_is_used_when_valid(header: str, seconds: float | None) -> None:
+    assert outcome_of(503, {"retry-after": header}, ERROR) == RetryRequested("Kind", "sentence", seconds)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,11 @@ def test_long_error_text_is_truncated_and_marked() -> None:
 
 @pytest.mark.parametrize("status", [422, 429, 500, 504])
 def test_unencodable_text_in_an_error_is_replaced(status: int) -> None:
-    error = rb'{"error": {"type": "K\udcff", "message": "no such file: \udcff"}}'  # as Python writes such a file name
-    told = outcome_of(status, {}, error)
-    assert isinstance(told, HandlerRejected | RetryRequested | HandlerFailed | TimedOut)
-    assert msgspec.json.decode(msgspec.json.encode(told.message)) == "no such file: ?"
+    # Python escapes a file name that is not UTF-8 like this.
+    error = rb'{"error": {"type": "K\udcff", "message": "no such file: \udcff"}}'
+    outcome = outcome_of(status, {}, error)
+    assert isinstance(outcome, HandlerRejected | RetryRequested | HandlerFailed | TimedOut)
+    assert msgspec.json.decode(msgspec.json.encode(outcome.message)) == "no such file: ?"
 
 
 def test_invalid_content_type_is_replaced() -> None:

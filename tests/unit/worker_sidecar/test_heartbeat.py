@@ -1,4 +1,4 @@
-"""What a worker tells of itself, and what of several things."""
+"""Which events a worker publishes, and which of several pending events it publishes."""
 
 from gpu_runtime.contract.messages.worker_event import WorkerEventKind
 from gpu_runtime.jetstream.connection import NatsConnection
@@ -10,14 +10,14 @@ REGISTERED, HEARTBEAT, DRAINING = WorkerEventKind.REGISTERED, WorkerEventKind.HE
 STARTED, FINISHED = WorkerEventKind.STARTED, WorkerEventKind.FINISHED
 
 
-def presence(in_flight: int = 0) -> HeartbeatPublisher:
+def heartbeat(in_flight: int = 0) -> HeartbeatPublisher:
     settings = WorkerSidecarSettings(request_id="fn-1", worker="worker-1", namespace="runtime-instance")
-    nowhere = NatsConnection(ConnectionOptions(("nats://127.0.0.1:1",)))
-    return HeartbeatPublisher(nowhere, settings, "pod-1", lambda: in_flight)
+    connection = NatsConnection(ConnectionOptions(("nats://127.0.0.1:1",)))
+    return HeartbeatPublisher(connection, settings, "pod-1", lambda: in_flight)
 
 
 async def test_no_event_before_registration_and_registration_is_first() -> None:
-    worker = presence()
+    worker = heartbeat()
     assert worker.next_events() == ()
     worker.mark_registered()
     worker.invocation_started("a")
@@ -26,7 +26,7 @@ async def test_no_event_before_registration_and_registration_is_first() -> None:
 
 
 async def test_several_events_between_heartbeats_report_a_start() -> None:
-    worker = presence()
+    worker = heartbeat()
     for invocation_id in ("a", "b"):
         worker.invocation_started(invocation_id)
         worker.invocation_finished(invocation_id)
@@ -35,17 +35,17 @@ async def test_several_events_between_heartbeats_report_a_start() -> None:
     assert worker.next_events() == ((FINISHED, "b"),)
 
 
-async def test_worker_without_framework_sends_heartbeats_only_while_busy() -> None:
-    for in_flight, told in ((0, ()), (1, ((HEARTBEAT, ""),))):
-        worker = presence(in_flight)
+async def test_worker_with_unhealthy_framework_sends_heartbeats_only_while_busy() -> None:
+    for in_flight, events in ((0, ()), (1, ((HEARTBEAT, ""),))):
+        worker = heartbeat(in_flight)
         worker.mark_registered()
         worker.next_events()
         worker.mark_unhealthy()
-        assert worker.next_events() == told
+        assert worker.next_events() == events
 
 
 async def test_draining_worker_sends_only_draining_events() -> None:
-    worker = presence()
+    worker = heartbeat()
     worker.mark_draining()
     worker.mark_registered()
     worker.invocation_started("a")

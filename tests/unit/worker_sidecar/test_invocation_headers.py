@@ -1,4 +1,4 @@
-"""The context of an invocation as HTTP headers that nothing can break out of."""
+"""The HTTP headers of a framework request: no value can inject another header."""
 
 from datetime import datetime, timedelta, timezone
 

@@ -1,4 +1,4 @@
-"""A result that the server does not take at once."""
+"""Publishing a result is retried after a transient failure, but not after a permanent one."""
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from gpu_runtime.jetstream.errors import (
     StreamFull,
     api_error_from,
 )
-from gpu_runtime.worker_sidecar.dispatch_handler import DispatchConsumer
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler
 from tests.unit.kube.fake_time import on_fake_time
 
 RESULT = Result(
@@ -27,11 +27,11 @@ RESULT = Result(
     state=ResultState.SUCCEEDED,
     timings=Timings(finished_at=datetime(2026, 1, 1, tzinfo=UTC)),
 )
-TERMS: Any = SimpleNamespace(subjects=Subjects())
+OPTIONS: Any = SimpleNamespace(subjects=Subjects())
 
 
 class RejectingPublisher:
-    """Refuses the first so many."""
+    """Rejects the first `times` messages with an error."""
 
     def __init__(self, error: JetStreamError, times: int) -> None:
         self.error, self.rejections_remaining, self.stored = error, times, 0
@@ -44,16 +44,16 @@ class RejectingPublisher:
 
 
 async def publish_result(server: Any) -> None:
-    anything: Any = None
-    work = DispatchConsumer(server, anything, anything, anything, anything, anything, anything, TERMS)
-    await work._publish_result(work._result_message(RESULT, None), RESULT, None)
+    unused: Any = None
+    consumer = DispatchHandler(server, unused, unused, unused, unused, unused, unused, OPTIONS)
+    await consumer._publish_result(consumer._result_message(RESULT, None), RESULT, None)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        NatsUnreachable("away", sent=True),
-        NoResponders("nobody"),
+        NatsUnreachable("connection lost", sent=True),
+        NoResponders("no responders"),
         StreamFull("maximum bytes exceeded"),
         api_error_from(ApiErrorBody(503, 10008, "JetStream system temporarily unavailable")),
         api_error_from(ApiErrorBody(500, 10047, "insufficient storage resources available")),

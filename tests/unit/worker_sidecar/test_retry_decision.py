@@ -1,4 +1,4 @@
-"""What becomes of an invocation after its call."""
+"""The decision to finish, retry or dead-letter an invocation after a call."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -32,7 +32,7 @@ from gpu_runtime.worker_sidecar.retry_decision import (
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-RUN = InvocationAttempt("worker-1", 2, NOW)
+ATTEMPT = InvocationAttempt("worker-1", 2, NOW)
 DISPATCH = Dispatch(
     invocation=Invocation(
         invocation_id="inv-1", serverless_request_id="fn-1", enqueued_at=NOW - timedelta(seconds=2), timeout_seconds=9
@@ -50,7 +50,7 @@ DISPATCH = Dispatch(
         (HandlerRejected("Reject", "no", 422), ResultState.FAILED, FailureClass.FUNCTION_ERROR, 422),
         (TimedOut("late"), ResultState.EXPIRED, FailureClass.TIMED_OUT, None),
         (
-            FrameworkFailed(FrameworkFailureKind.MALFORMED_RESPONSE, "odd"),
+            FrameworkFailed(FrameworkFailureKind.MALFORMED_RESPONSE, "not HTTP"),
             ResultState.FAILED,
             FailureClass.FUNCTION_ERROR,
             None,
@@ -60,52 +60,55 @@ DISPATCH = Dispatch(
 def test_final_outcome_becomes_a_result(
     outcome: FrameworkOutcome, state: ResultState, failure: FailureClass | None, status: int | None
 ) -> None:
-    ended = disposition_of(outcome)
-    assert isinstance(ended, FinishInvocation)
-    result = result_of(DISPATCH, ended, RUN, NOW, max_body_bytes=100)
+    finish = disposition_of(outcome)
+    assert isinstance(finish, FinishInvocation)
+    result = result_of(DISPATCH, finish, ATTEMPT, NOW, max_body_bytes=100)
     assert (result.state, result.status_code, result.attempts) == (state, status, 2)
     assert (result.failure.failure_class if result.failure else None) == failure
 
 
 @pytest.mark.parametrize(
-    ("outcome", "failure", "after"),
+    ("outcome", "failure", "delay"),
     [
         (RetryRequested("Busy", "later", 3.0), FailureClass.FUNCTION_UNREACHABLE, 3.0),
         (RetryRequested("Busy", "tomorrow", 86_400.0), FailureClass.FUNCTION_UNREACHABLE, 3600.0),
-        (FrameworkFailed(FrameworkFailureKind.UNREACHABLE, "away"), FailureClass.FUNCTION_UNREACHABLE, None),
-        (FrameworkFailed(FrameworkFailureKind.CONNECTION_LOST, "gone"), FailureClass.FUNCTION_CRASHED, None),
+        (FrameworkFailed(FrameworkFailureKind.UNREACHABLE, "no socket"), FailureClass.FUNCTION_UNREACHABLE, None),
+        (FrameworkFailed(FrameworkFailureKind.CONNECTION_LOST, "closed"), FailureClass.FUNCTION_CRASHED, None),
     ],
 )
-def test_retryable_outcome_is_retried(outcome: FrameworkOutcome, failure: FailureClass, after: float | None) -> None:
-    again = disposition_of(outcome)
-    assert isinstance(again, RetryInvocation)
-    assert (again.failure.failure_class, again.delay) == (failure, after)
+def test_retryable_outcome_is_retried(outcome: FrameworkOutcome, failure: FailureClass, delay: float | None) -> None:
+    retry = disposition_of(outcome)
+    assert isinstance(retry, RetryInvocation)
+    assert (retry.failure.failure_class, retry.delay) == (failure, delay)
 
 
 def test_truncated_body_reports_its_full_size() -> None:
-    ended = FinishInvocation(
+    finish = FinishInvocation(
         ResultState.SUCCEEDED, response=HandlerSucceeded(200, "a/b", b"begin", full_body_bytes=1000)
     )
-    result = result_of(DISPATCH, ended, RUN, NOW, max_body_bytes=100)
+    result = result_of(DISPATCH, finish, ATTEMPT, NOW, max_body_bytes=100)
     assert (result.body, result.body_truncated, result.body_bytes) == (b"begin", True, 1000)
     assert (without_body(result).body, without_body(result).body_bytes) == (b"", 1000)
 
 
 @pytest.mark.parametrize(
-    ("attempt", "kind", "told"),
+    ("delivery_count", "failure_class", "expected"),
     [
         (3, FailureClass.BAD_MESSAGE, FailureClass.BAD_MESSAGE),
         (3, "", FailureClass.INTERNAL),
         (4, "", FailureClass.WORKER_LOST),
     ],
 )
-def test_dead_lettered_invocation_has_a_failure_class(attempt: int, kind: str, told: FailureClass) -> None:
-    delivery = Delivery("s", b"", {}, "S", 1, attempt, NOW)
-    assert dead_letter_failure(delivery, DeadLetterDelivery("because", kind), max_deliveries=3).failure_class is told
+def test_dead_lettered_invocation_has_a_failure_class(
+    delivery_count: int, failure_class: str, expected: FailureClass
+) -> None:
+    delivery = Delivery("s", b"", {}, "S", 1, delivery_count, NOW)
+    failure = dead_letter_failure(delivery, DeadLetterDelivery("because", failure_class), max_deliveries=3)
+    assert failure.failure_class is expected
 
 
 @pytest.mark.parametrize(
-    ("data", "named"),
+    ("data", "invocation_id"),
     [
         (encode(DISPATCH), "inv-1"),
         (b'{"version": 9, "invocation": {"invocationID": "inv-2", "more": 1}}', "inv-2"),
@@ -114,25 +117,25 @@ def test_dead_lettered_invocation_has_a_failure_class(attempt: int, kind: str, t
         (b"\xff", None),
     ],
 )
-def test_dead_letter_with_a_readable_invocation_id_has_a_result(data: bytes, named: str | None) -> None:
+def test_dead_letter_with_a_readable_invocation_id_has_a_result(data: bytes, invocation_id: str | None) -> None:
     failure = dead_letter_failure(
         Delivery("s", data, {}, "S", 1, 3, NOW), DeadLetterDelivery("because"), max_deliveries=3
     )
-    result = dead_letter_result(data, "fn-1", failure, RUN, NOW)
-    assert (result.invocation_id if result else None) == named
+    result = dead_letter_result(data, "fn-1", failure, ATTEMPT, NOW)
+    assert (result.invocation_id if result else None) == invocation_id
     assert result is None or result.state is ResultState.DEAD_LETTERED
 
 
 @pytest.mark.parametrize(
-    "said",
+    "invocation",
     [
         Invocation(invocation_id="inv-1", serverless_request_id="Not.A.Token", timeout_seconds=1),
         Invocation(invocation_id="two words", serverless_request_id="fn-1", timeout_seconds=1),
     ],
 )
-def test_dead_letter_of_another_function_has_no_result(said: Invocation) -> None:
+def test_dead_letter_with_another_function_or_invalid_id_has_no_result(invocation: Invocation) -> None:
     failure = dead_letter_failure(
         Delivery("s", b"", {}, "S", 1, 1, NOW), DeadLetterDelivery("because"), max_deliveries=3
     )
-    dispatch = Dispatch(invocation=said, deadline=NOW, dispatched_at=NOW)
-    assert dead_letter_result(encode(dispatch), "fn-1", failure, RUN, NOW) is None
+    dispatch = Dispatch(invocation=invocation, deadline=NOW, dispatched_at=NOW)
+    assert dead_letter_result(encode(dispatch), "fn-1", failure, ATTEMPT, NOW) is None
