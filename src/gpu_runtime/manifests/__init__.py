@@ -1,1 +1,4 @@
-"""Manifests and sample files, generated from the code that they describe. A tool: no process imports it."""
+"""Generates manifests, sample objects, settings files and the OpenAPI document from the code that they describe.
+
+This is a development tool. No process imports it.
+"""

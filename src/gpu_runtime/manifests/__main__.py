@@ -1,4 +1,4 @@
-"""`python -m gpu_runtime.manifests [--check] config`: write the generated files, or say which of them are stale."""
+"""Writes the generated files under config/, or reports which of them are stale."""
 
 import argparse
 import sys
@@ -10,18 +10,18 @@ from gpu_runtime.manifests.yaml_writer import GENERATED_HEADER
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_runtime.manifests", description=__doc__)
-    parser.add_argument("config", type=Path, help="the folder that holds the manifests")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail where a file is stale")
+    parser.add_argument("config", type=Path, help="directory of the manifests")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if a file is stale")
     options = parser.parse_args()
-    wanted = {options.config / path: text for path, text in generated_files().items()}
-    stale = [path for path, text in wanted.items() if _read(path) != text]
-    orphans = [path for path in _existing_generated_files(options.config) if path not in wanted]
+    expected = {options.config / path: text for path, text in generated_files().items()}
+    stale = [path for path, text in expected.items() if _read(path) != text]
+    orphans = [path for path in _existing_generated_files(options.config) if path not in expected]
     if options.check:
         return _report_stale([*stale, *orphans])
     for path in orphans:
         path.unlink()
     for path in stale:
-        _write(path, wanted[path])
+        _write(path, expected[path])
     return 0
 
 
@@ -36,7 +36,7 @@ def _existing_generated_files(config: Path) -> list[Path]:
 
 def _report_stale(stale: list[Path]) -> int:
     for path in stale:
-        sys.stderr.write(f"{path} is not what the code says: run `make manifests` and commit the result\n")
+        sys.stderr.write(f"{path} is stale: run `make manifests` and commit the result\n")
     return 1 if stale else 0
 
 

@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions."""
+"""Builds the CustomResourceDefinition manifests from the CRD definitions of the contract."""
 
 from typing import Any, get_type_hints
 
@@ -57,8 +57,8 @@ def _version(definition: CrdDefinition[Any]) -> Manifest:
 
 
 def _column(column: PrinterColumn) -> Manifest:
-    written = {"name": column.name, "type": column.type, "jsonPath": column.path}
-    return written | {"priority": 1} if column.wide else written
+    printer_column = {"name": column.name, "type": column.type, "jsonPath": column.path}
+    return printer_column | {"priority": 1} if column.wide else printer_column
 
 
 def _root(definition: CrdDefinition[Any]) -> CRDSchema:
@@ -68,7 +68,7 @@ def _root(definition: CrdDefinition[Any]) -> CRDSchema:
         "type": "object",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"description": "The version of this form of the object.", "type": "string"},
+            "apiVersion": {"description": "The API version of this object.", "type": "string"},
             "kind": {"description": f"Always {definition.resource.kind}.", "type": "string"},
             "metadata": {"type": "object", "properties": {"name": _name(definition.max_name_length)}},
             "spec": struct_schema(model["spec"]),

@@ -1,4 +1,7 @@
-"""Structural OpenAPI schemas from models: types and defaults from the fields, descriptions from their docstrings."""
+"""Builds structural OpenAPI schemas of CRDs from msgspec models.
+
+Types and defaults come from the fields, descriptions from their docstrings.
+"""
 
 from typing import Any, TypeAlias
 
@@ -12,23 +15,35 @@ CRDSchema: TypeAlias = dict[str, Any]
 
 SCALAR_TYPES = {inspect.StrType: "string", inspect.BoolType: "boolean", inspect.IntType: "integer"}
 
-# Kubernetes' own shape of a condition, which is why its fields are described here and not in a model of ours.
+# Kubernetes defines the fields of a condition, so their descriptions are here and not in a model of the contract.
 CONDITION_SCHEMA: CRDSchema = {
-    "description": "One aspect of the object's state.",
+    "description": "One aspect of the state of the object.",
     "type": "object",
     "required": ["type", "status"],
     "properties": {
-        "type": {"description": "The aspect, for example Ready.", "type": "string", "maxLength": 316},
-        "status": {"description": "Whether it holds.", "type": "string", "enum": ["True", "False", "Unknown"]},
-        "reason": {"description": "Why, as one word for programs.", "type": "string", "maxLength": 1024},
-        "message": {"description": "Why, as a sentence for people.", "type": "string", "maxLength": 32768},
+        "type": {"description": "Type of the condition, for example Ready.", "type": "string", "maxLength": 316},
+        "status": {
+            "description": "Whether the condition is true.",
+            "type": "string",
+            "enum": ["True", "False", "Unknown"],
+        },
+        "reason": {
+            "description": "Reason of the status as one CamelCase word, for programs.",
+            "type": "string",
+            "maxLength": 1024,
+        },
+        "message": {
+            "description": "Reason of the status as a sentence, for people.",
+            "type": "string",
+            "maxLength": 32768,
+        },
         "lastTransitionTime": {
-            "description": "When status last changed.",
+            "description": "When the status last changed.",
             "type": "string",
             "format": "date-time",
         },
         "observedGeneration": {
-            "description": "The generation of the spec that the condition speaks of.",
+            "description": "The metadata.generation that the condition was computed for.",
             "type": "integer",
             "format": "int64",
         },
@@ -37,7 +52,7 @@ CONDITION_SCHEMA: CRDSchema = {
 
 
 def struct_schema(model: type[Struct]) -> CRDSchema:
-    """The schema of a model, with its fields in the order in which the model has them."""
+    """Return the schema of a model. The properties have the order of the fields."""
     fields = inspect.type_info(model).fields  # type: ignore[attr-defined]
     docs = field_docs(model)
     schema: CRDSchema = {"description": class_doc(model), "type": "object"}
@@ -51,7 +66,9 @@ def struct_schema(model: type[Struct]) -> CRDSchema:
 
 def _field(field: inspect.Field, doc: str) -> CRDSchema:
     schema: CRDSchema = {"description": ""} | _type(field.type)
-    schema["description"] = doc or schema["description"]  # what the field is says more than what its type is
+    schema["description"] = (
+        doc or schema["description"]
+    )  # the docstring of the field is more specific than that of its type
     if isinstance(field.default, bool | int) or (isinstance(field.default, str) and field.default):
         schema["default"] = field.default
     return schema
@@ -75,5 +92,5 @@ def _type(info: inspect.Type) -> CRDSchema:
 
 
 def _rule(rule: CelRule) -> CRDSchema:
-    written = {"rule": rule.cel, "message": rule.message}
-    return written | {"fieldPath": f".{rule.field}"} if rule.field else written
+    validation = {"rule": rule.cel, "message": rule.message}
+    return validation | {"fieldPath": f".{rule.field}"} if rule.field else validation

@@ -1,4 +1,4 @@
-"""Every generated file, by its path under `config/`."""
+"""Generates the content of every generated file, by its path under `config/`."""
 
 from gpu_runtime.contract.crd import DEFINITIONS
 from gpu_runtime.manifests.crd_manifest import crd_file_name, custom_resource_definition
@@ -40,31 +40,35 @@ def sample_files() -> dict[str, str]:
 
 
 def local_settings_files() -> dict[str, str]:
-    managing = (
-        "The controller manager on a developer's machine. Every setting is here; all but the images may be left out."
-    )
-    serving = (
-        "The runtime API on a developer's machine. Every setting is here; all but the authentication may be left out."
-    )
-    storing = (
-        "The result store on a developer's machine, instead of the one in the platform and not beside it. Every setting"
-        " is here, and may be left out."
-    )
-    beside = (
-        "A worker sidecar on a developer's machine, beside a framework that runs there. Every setting is here; all but"
-        " requestID, worker and namespace may be left out. In the cluster the controller manager writes it."
-    )
-    activating = "The activator on a developer's machine. Every setting is here; any may be left out."
     return {
-        "local/activator.yaml": settings_file(activating, ACTIVATOR),
-        "local/controller-manager.yaml": settings_file(managing, CONTROLLER_MANAGER),
-        "local/result-store.yaml": settings_file(storing, RESULT_STORE),
-        "local/runtime-api.yaml": settings_file(serving, RUNTIME_API),
-        "local/worker-sidecar.yaml": settings_file(beside, WORKER_SIDECAR),
+        "local/activator.yaml": settings_file(
+            "Settings of an activator on a developer's machine. All settings are listed; each is optional.", ACTIVATOR
+        ),
+        "local/controller-manager.yaml": settings_file(
+            "Settings of a controller manager on a developer's machine. All settings are listed; only the images are"
+            " required.",
+            CONTROLLER_MANAGER,
+        ),
+        "local/result-store.yaml": settings_file(
+            "Settings of a result store on a developer's machine. Run it instead of the result store of the platform,"
+            " not in addition. All settings are listed; each is optional.",
+            RESULT_STORE,
+        ),
+        "local/runtime-api.yaml": settings_file(
+            "Settings of a runtime API on a developer's machine. All settings are listed; only the authentication is"
+            " required.",
+            RUNTIME_API,
+        ),
+        "local/worker-sidecar.yaml": settings_file(
+            "Settings of a worker sidecar on a developer's machine, for a framework that runs there. All settings are"
+            " listed; only requestID, worker and namespace are required. In the cluster the controller manager writes"
+            " these settings.",
+            WORKER_SIDECAR,
+        ),
     }
 
 
 def _with_kustomization(name: str, files: dict[str, str]) -> dict[str, str]:
-    """The files under one folder, with the kustomization that names them."""
-    complete = {"kustomization.yaml": kustomization(files)} | files
-    return {f"{name}/{path}": text for path, text in complete.items()}
+    """Prefix the paths with a directory, and add a kustomization.yaml that lists the files."""
+    all_files = {"kustomization.yaml": kustomization(files)} | files
+    return {f"{name}/{path}": text for path, text in all_files.items()}

@@ -1,4 +1,4 @@
-"""The settings of a local platform, where a process runs on the developer's machine or on one node."""
+"""Settings of processes that run on a developer's machine and connect to the local platform."""
 
 from gpu_runtime.activator.settings import ActivatorSettings, RuntimeAPIClientSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings
@@ -21,11 +21,11 @@ CONTROLLER_MANAGER = ControllerManagerSettings(
 RUNTIME_API = RuntimeAPISettings(
     log=LogSettings(format="text"),
     health=BindAddressSettings(bind_address="127.0.0.1:8082"),
-    # Beside the platform's own, which is at 8080.
+    # The runtime API of the local platform listens on port 8080.
     api=APIListenerSettings(bind_address="127.0.0.1:8090"),
-    # Where `make up` puts it.
+    # The address of NATS after `make up`.
     nats=NatsSettings(urls=("nats://127.0.0.1:4222",)),
-    # Said in so many words: nobody but the developer reaches this address.
+    # Only the developer can reach this address. Disabling authentication must be explicit.
     authentication=AuthenticationSettings(mode="off"),
     limits=RequestLimitSettings(requests_per_second=0),
 )
@@ -44,13 +44,13 @@ WORKER_SIDECAR = WorkerSidecarSettings(
     request_id="double",
     worker="double",
     namespace="runtime-instance",
-    framework=FrameworkSettings(socket_path="/tmp/framework.sock"),  # noqa: S108 - where the framework's own guide puts it
+    framework=FrameworkSettings(socket_path="/tmp/framework.sock"),  # noqa: S108 - the path in the framework guide
 )
 
 ACTIVATOR = ActivatorSettings(
     log=LogSettings(format="text"),
     health=BindAddressSettings(bind_address="127.0.0.1:8084"),
-    # Where `make up` has the platform's own.
+    # The addresses of NATS and of the runtime API after `make up`.
     nats=NatsSettings(urls=("nats://127.0.0.1:4222",)),
     runtime_api=RuntimeAPIClientSettings(url="http://127.0.0.1:8080"),
 )

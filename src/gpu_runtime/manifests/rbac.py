@@ -1,4 +1,4 @@
-"""A service account per process, and the roles that give it the rights it declares."""
+"""Builds the service account, roles and role bindings of a process from its declared permissions."""
 
 from collections.abc import Sequence
 
@@ -28,20 +28,20 @@ def _cluster_role(process: ProcessPermissions) -> list[Manifest]:
     return _role_and_binding(process, "Cluster", metadata, process.cluster_rules) if process.cluster_rules else []
 
 
-def _namespaced_role(process: ProcessPermissions, namespace: str, grants: Sequence[PolicyRule]) -> list[Manifest]:
+def _namespaced_role(process: ProcessPermissions, namespace: str, rules: Sequence[PolicyRule]) -> list[Manifest]:
     metadata = {"name": process.name, "namespace": namespace}
-    return _role_and_binding(process, "", metadata, grants) if grants else []
+    return _role_and_binding(process, "", metadata, rules) if rules else []
 
 
 def _role_and_binding(
-    process: ProcessPermissions, scope: str, metadata: Manifest, grants: Sequence[PolicyRule]
+    process: ProcessPermissions, scope: str, metadata: Manifest, rules: Sequence[PolicyRule]
 ) -> list[Manifest]:
     return [
         {
             "apiVersion": f"{RBAC_GROUP}/v1",
             "kind": f"{scope}Role",
             "metadata": dict(metadata),
-            "rules": [_rule(grant) for grant in grants],
+            "rules": [_rule(each) for each in rules],
         },
         {
             "apiVersion": f"{RBAC_GROUP}/v1",
@@ -53,10 +53,10 @@ def _role_and_binding(
     ]
 
 
-def _rule(grant: PolicyRule) -> Manifest:
+def _rule(policy_rule: PolicyRule) -> Manifest:
     rule: Manifest = {
-        "apiGroups": [grant.group],
-        "resources": list(grant.resources),
-        "verbs": list(grant.verbs),
+        "apiGroups": [policy_rule.group],
+        "resources": list(policy_rule.resources),
+        "verbs": list(policy_rule.verbs),
     }
-    return rule | {"resourceNames": list(grant.resource_names)} if grant.resource_names else rule
+    return rule | {"resourceNames": list(policy_rule.resource_names)} if policy_rule.resource_names else rule

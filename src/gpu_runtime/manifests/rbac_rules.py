@@ -1,4 +1,4 @@
-"""What each process may do in the cluster, and what for. The RBAC manifests come from here."""
+"""Declares the Kubernetes permissions of each process, with their reasons. The RBAC manifests are built from them."""
 
 from dataclasses import dataclass
 
@@ -7,56 +7,74 @@ from gpu_runtime.contract.crd.well_known import GROUP, SYSTEM_NAMESPACE
 CACHE_VERBS = ("list", "watch")
 READ_VERBS = ("get", *CACHE_VERBS)
 CHILD_VERBS = (*READ_VERBS, "create", "update", "delete")
-"""Of what is owned. A child that lost its owner reference gets it back, which a cluster may allow only to those who
-could delete the child."""
+"""Verbs for owned children.
+
+`update` restores a lost owner reference. A cluster may allow that only to a process that can delete the child.
+"""
 
 
 @dataclass(frozen=True)
 class PolicyRule:
     reason: str
+    """Why the process needs this rule."""
     group: str
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
     resource_names: tuple[str, ...] = ()
-    """Only these objects, where the names are known."""
+    """Names of the objects to which the rule is limited. Empty: all objects."""
 
 
 @dataclass(frozen=True)
 class ProcessPermissions:
     name: str
     cluster_rules: tuple[PolicyRule, ...]
-    """In every namespace: units and pools live wherever their owners put them."""
+    """Rules for every namespace. Users choose the namespaces of units and pools."""
     namespace_rules: tuple[PolicyRule, ...] = ()
-    """Only in the platform's own namespace."""
+    """Rules for the system namespace."""
     stock_namespace_rules: tuple[PolicyRule, ...] = ()
-    """Only where the stock is."""
+    """Rules for the stock namespace."""
     namespace: str = SYSTEM_NAMESPACE
 
 
 CONTROLLER_MANAGER = ProcessPermissions(
     "controller-manager",
     cluster_rules=(
-        PolicyRule("what it reconciles", GROUP, ("gpuunits", "gpustorages", "stockpools"), CACHE_VERBS),
-        PolicyRule("whether a unit is there, where much depends on it", GROUP, ("gpuunits",), ("get",)),
+        PolicyRule("reconcile these objects", GROUP, ("gpuunits", "gpustorages", "stockpools"), CACHE_VERBS),
         PolicyRule(
-            "reporting on it", GROUP, ("gpuunits/status", "gpustorages/status", "stockpools/status"), ("patch",)
+            "check that a unit exists before a destructive step, without the cache", GROUP, ("gpuunits",), ("get",)
         ),
-        PolicyRule("attachment and protection of storages", GROUP, ("gpustorages",), ("patch",)),
-        # A child blocks its owner's deletion, which the API server allows to those who could finalize the owner.
-        PolicyRule("owning children", GROUP, ("gpuunits/finalizers", "stockpools/finalizers"), ("update",)),
-        PolicyRule("the workload of units and pools", "apps", ("deployments",), CHILD_VERBS),
-        PolicyRule("their addresses", "", ("services",), CHILD_VERBS),
-        PolicyRule("what of them can be reached", "networking.k8s.io", ("networkpolicies",), CHILD_VERBS),
-        PolicyRule("the data of storages", "", ("persistentvolumeclaims",), (*READ_VERBS, "create", "patch", "delete")),
-        PolicyRule("whether a class can grow, and when it binds", "storage.k8s.io", ("storageclasses",), CACHE_VERBS),
-        PolicyRule("why a workload does not start", "", ("pods",), CACHE_VERBS),
-        PolicyRule("what the garbage collector has overlooked", "apps", ("replicasets",), ("get", "delete")),
-        PolicyRule("why a volume is not made", "events.k8s.io", ("events",), ("list",)),
-        PolicyRule("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
+        PolicyRule(
+            "write the status", GROUP, ("gpuunits/status", "gpustorages/status", "stockpools/status"), ("patch",)
+        ),
+        PolicyRule("attach storages and set their finalizers", GROUP, ("gpustorages",), ("patch",)),
+        # blockOwnerDeletion in an owner reference requires the permission to update the finalizers of the owner.
+        PolicyRule(
+            "set owner references with blockOwnerDeletion",
+            GROUP,
+            ("gpuunits/finalizers", "stockpools/finalizers"),
+            ("update",),
+        ),
+        PolicyRule("run the pods of units and pools", "apps", ("deployments",), CHILD_VERBS),
+        PolicyRule("give units a network address", "", ("services",), CHILD_VERBS),
+        PolicyRule("limit the access to units", "networking.k8s.io", ("networkpolicies",), CHILD_VERBS),
+        PolicyRule(
+            "store the data of storages", "", ("persistentvolumeclaims",), (*READ_VERBS, "create", "patch", "delete")
+        ),
+        PolicyRule(
+            "check volume expansion and volume binding mode", "storage.k8s.io", ("storageclasses",), CACHE_VERBS
+        ),
+        PolicyRule("report why a pod does not start", "", ("pods",), CACHE_VERBS),
+        PolicyRule(
+            "delete orphaned ReplicaSets that the garbage collector missed", "apps", ("replicasets",), ("get", "delete")
+        ),
+        PolicyRule("report why a volume is not provisioned", "events.k8s.io", ("events",), ("list",)),
+        PolicyRule("record events", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     namespace_rules=(
-        PolicyRule("whether a unit that a storage is held for may still come", GROUP, ("operations",), ("get",)),
-        # A name cannot limit a create: the object does not have it yet when the right is checked.
+        PolicyRule(
+            "check whether a unit that a storage is reserved for can still be created", GROUP, ("operations",), ("get",)
+        ),
+        # resourceNames cannot limit `create`: the name is not known when the request is authorized.
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("create",)),
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("get", "patch"), ("controller-manager",)),
     ),
@@ -65,35 +83,42 @@ CONTROLLER_MANAGER = ProcessPermissions(
 RUNTIME_API = ProcessPermissions(
     "runtime-api",
     cluster_rules=(
-        # Not only where the settings allow units and pools: those are names that the operator chooses.
+        # Cluster-wide, because the operator chooses the namespaces of units and pools in the settings.
         PolicyRule(
-            "what callers ask for, and the handoff",
+            "create and change units and storages for callers, and hand off stock",
             GROUP,
             ("gpuunits", "gpustorages"),
             (*READ_VERBS, "create", "patch", "delete"),
         ),
-        PolicyRule("pools, which come and go as they are", GROUP, ("stockpools",), (*READ_VERBS, "create", "delete")),
-        PolicyRule("whose token a caller has", "authentication.k8s.io", ("tokenreviews",), ("create",)),
+        PolicyRule(
+            "create and delete pools; pools are never updated",
+            GROUP,
+            ("stockpools",),
+            (*READ_VERBS, "create", "delete"),
+        ),
+        PolicyRule("authenticate callers", "authentication.k8s.io", ("tokenreviews",), ("create",)),
     ),
     namespace_rules=(
-        PolicyRule("the record of operations", GROUP, ("operations",), (*READ_VERBS, "create", "delete")),
-        PolicyRule("their progress", GROUP, ("operations/status",), ("patch",)),
+        PolicyRule("store operations", GROUP, ("operations",), (*READ_VERBS, "create", "delete")),
+        PolicyRule("update the status of operations", GROUP, ("operations/status",), ("patch",)),
     ),
-    stock_namespace_rules=(PolicyRule("the node on which a stock unit holds its GPUs", "", ("pods",), CACHE_VERBS),),
+    stock_namespace_rules=(
+        PolicyRule("find the node on which a stock unit reserves its GPUs", "", ("pods",), CACHE_VERBS),
+    ),
 )
 
 ACTIVATOR = ProcessPermissions(
     "activator",
     cluster_rules=(
-        # Not only where the settings of others allow units: functions live where their owners put them.
-        PolicyRule("functions, their workers, and what stock there is", GROUP, ("gpuunits",), CACHE_VERBS),
+        # Cluster-wide, because users choose the namespaces of functions.
+        PolicyRule("watch functions, workers and stock", GROUP, ("gpuunits",), CACHE_VERBS),
         PolicyRule(
-            "workers that come and go, functions that sleep", GROUP, ("gpuunits",), ("create", "patch", "delete")
+            "create and delete workers, start and stop functions", GROUP, ("gpuunits",), ("create", "patch", "delete")
         ),
-        PolicyRule("telling what happened", "events.k8s.io", ("events",), ("create", "patch")),
+        PolicyRule("record events", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     namespace_rules=(
-        PolicyRule("whether the handoff that made a worker is finished", GROUP, ("operations",), ("get",)),
+        PolicyRule("check whether the handoff that created a worker is finished", GROUP, ("operations",), ("get",)),
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("create",)),
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("get", "patch"), ("activator",)),
     ),

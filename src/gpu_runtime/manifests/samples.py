@@ -1,4 +1,4 @@
-"""Samples: one object of each kind that people write, small enough to read and complete enough to run."""
+"""Sample objects of every kind that users create: short, complete and runnable."""
 
 import msgspec
 
@@ -76,7 +76,7 @@ FUNCTION = GPUUnit(
 
 
 def sample_manifests() -> dict[str, Manifest]:
-    """The samples by file name."""
+    """Return the sample manifests by file name."""
     return {
         "runtime_v1alpha1_stockpool.yaml": _manifest(STOCK_POOLS, POOL),
         "runtime_v1alpha1_gpuunit_stock.yaml": _manifest(GPU_UNITS, STOCK_UNIT),
@@ -88,7 +88,7 @@ def sample_manifests() -> dict[str, Manifest]:
 
 
 def _manifest(resource: ApiResource[T], sample: T) -> Manifest:
-    # Through JSON, not to builtins: manifests hold lists, and the model holds tuples.
-    plain: Manifest = msgspec.json.decode(msgspec.json.encode(sample))
-    plain.pop("status", None)
-    return {"apiVersion": resource.api_version, "kind": resource.kind} | plain
+    # Convert through JSON, because to_builtins() would keep the tuples of the model and manifests need lists.
+    manifest: Manifest = msgspec.json.decode(msgspec.json.encode(sample))
+    manifest.pop("status", None)
+    return {"apiVersion": resource.api_version, "kind": resource.kind} | manifest

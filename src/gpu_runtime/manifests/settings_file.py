@@ -1,4 +1,4 @@
-"""Settings files that document every setting: its docstring as a comment, its value below."""
+"""Writes settings files that document every setting: the docstring as a comment, and the value below it."""
 
 import textwrap
 from collections.abc import Iterator
@@ -10,8 +10,9 @@ from gpu_runtime.process.field_docs import field_doc
 from gpu_runtime.process.settings import BaseSettings
 
 
-def settings_file(about: str, settings: BaseSettings) -> str:
-    return GENERATED_HEADER + f"# {about}\n" + "".join(_lines(settings, ""))
+def settings_file(description: str, settings: BaseSettings) -> str:
+    comment = "".join(f"# {line}\n" for line in textwrap.wrap(description, 118))
+    return GENERATED_HEADER + comment + "".join(_lines(settings, ""))
 
 
 def _lines(settings: BaseSettings, indent: str) -> Iterator[str]:
@@ -29,5 +30,5 @@ def _lines(settings: BaseSettings, indent: str) -> Iterator[str]:
 def _comment(model: type, name: str) -> str:
     doc = field_doc(model, name)
     if not doc:
-        raise LookupError(f"{model.__name__}.{name} has no docstring")
+        raise LookupError(f"{model.__name__}.{name} has no docstring: add one that describes the setting")
     return "".join(f"# {line}\n" for line in textwrap.wrap(doc, 100))

@@ -1,4 +1,4 @@
-"""`python -m gpu_runtime.manifests.write_openapi [--check] FILE`: write the API's document, or say that it is stale."""
+"""Writes the OpenAPI document of the runtime API, or reports that it is stale."""
 
 import argparse
 import sys
@@ -10,21 +10,21 @@ from gpu_runtime.runtime_api.openapi_routes import documented_routes
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_runtime.manifests.write_openapi", description=__doc__)
-    parser.add_argument("file", type=Path, help="the OpenAPI document")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail where the file is stale")
+    parser.add_argument("file", type=Path, help="path of the OpenAPI document")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if the file is stale")
     options = parser.parse_args()
-    wanted = serialize_document(openapi_document(documented_routes()))
+    expected = serialize_document(openapi_document(documented_routes()))
     if options.check:
-        return _report_stale(options.file, wanted)
+        return _report_stale(options.file, expected)
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    options.file.write_bytes(wanted)
+    options.file.write_bytes(expected)
     return 0
 
 
-def _report_stale(file: Path, wanted: bytes) -> int:
-    if file.exists() and file.read_bytes() == wanted:
+def _report_stale(file: Path, expected: bytes) -> int:
+    if file.exists() and file.read_bytes() == expected:
         return 0
-    sys.stderr.write(f"{file} is not what the code says: run `make swagger` and commit the result\n")
+    sys.stderr.write(f"{file} is stale: run `make swagger` and commit the result\n")
     return 1
 
 

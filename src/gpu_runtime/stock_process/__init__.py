@@ -1,1 +1,1 @@
-"""The process of a stock unit: it holds GPUs by being there, and lets go at once when told to."""
+"""The process in the container of a stock unit. It reserves the GPUs by running, and exits immediately on SIGTERM."""

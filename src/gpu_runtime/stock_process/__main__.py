@@ -1,7 +1,9 @@
-"""python -m gpu_runtime.stock_process
+"""Runs the stock process: `python -m gpu_runtime.stock_process`.
 
-A GPU that is not let go of at once would for seconds belong to two pods. The kernel keeps SIGTERM from a container's
-first process unless that one handles the signal or has blocked it; waiting for it alone is not enough.
+The process must exit immediately on SIGTERM. Otherwise the GPU would be assigned to two pods for several seconds.
+
+The kernel does not deliver SIGTERM to the first process of a container unless that process handles or blocks the
+signal. sigwait() alone is therefore not enough: the process blocks the signals first.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Alerts speak of metrics that the processes have, and are explained."""
+"""Alerts use only metrics and labels that the processes expose, and every alert is documented."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ PROMETHEUS = PROJECT / "config" / "prometheus"
 RUNBOOKS = "docs/operations/alerts.md"
 TARGET_LABELS = {"job", "namespace"}
 
-COUNTED_BY = (
+METRICS_CLASSES = (
     ActivatorMetrics,
     InvocationMetrics,
     AccessLog,
@@ -46,11 +46,13 @@ def rules() -> list[dict[str, Any]]:
 
 
 def exposed_series() -> set[str]:
-    """The series of all processes, by name, and the one that Prometheus adds about every target."""
-    registry: CollectorRegistry = new_registry("test")
-    for metrics in COUNTED_BY:
+    """Return the names of the series of all processes, and `up`, which Prometheus adds to every target."""
+    names = {name for metric in new_registry("test").collect() for name in series(metric)}
+    for metrics in METRICS_CLASSES:
+        registry = CollectorRegistry()  # one per process: two processes can expose the same metric
         metrics(registry)
-    return {"up"} | {name for metric in registry.collect() for name in series(metric)}
+        names |= {name for metric in registry.collect() for name in series(metric)}
+    return {"up"} | names
 
 
 def series(metric: Metric) -> list[str]:
@@ -58,12 +60,12 @@ def series(metric: Metric) -> list[str]:
 
 
 def series_in(expression: str) -> set[str]:
-    """What an expression reads: its names, without matchers, ranges, groupings and functions."""
-    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(by|without) \([^)]*\)", " ", expression)
-    return set(re.findall(r"\b[a-z_][a-z0-9_]*\b(?!\s*\()", bare)) - PROMQL_KEYWORDS
+    """Return the series names in an expression, without matchers, ranges, groupings and functions."""
+    names = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(by|without) \([^)]*\)", " ", expression)
+    return set(re.findall(r"\b[a-z_][a-z0-9_]*\b(?!\s*\()", names)) - PROMQL_KEYWORDS
 
 
-def test_names_are_found_in_expressions() -> None:
+def test_series_names_are_found_in_expressions() -> None:
     expression = 'sum by (le, job) (rate(a_bucket{code=~"5.."}[5m])) / max(b_total) > 0.1\nor absent(up{job="x"} == 1)'
     assert series_in(expression) == {"a_bucket", "b_total", "up"}
 
@@ -75,29 +77,30 @@ def test_alert_uses_only_existing_metrics(rule: dict[str, Any]) -> None:
 
 
 def labels() -> dict[str, set[str]]:
-    """The labels of all that the processes count, by the name that has the suffix of counters alone."""
-    registry = CollectorRegistry()
-    for metrics in COUNTED_BY:
+    """Return the labels of the metrics of all processes, by name. Only counters have their suffix, `_total`."""
+    labels_by_name: dict[str, set[str]] = {}
+    for metrics in METRICS_CLASSES:
+        registry = CollectorRegistry()
         metrics(registry)
-    found: dict[str, set[str]] = {}
-    for collector in registry._collector_to_names:
-        assert isinstance(collector, MetricWrapperBase)
-        (metric,) = collector.describe()
-        found[metric.name + ("_total" if metric.type == "counter" else "")] = set(collector._labelnames)
-    return found
+        for collector in registry._collector_to_names:
+            assert isinstance(collector, MetricWrapperBase)
+            (metric,) = collector.describe()
+            name = metric.name + ("_total" if metric.type == "counter" else "")
+            assert labels_by_name.setdefault(name, set(collector._labelnames)) == set(collector._labelnames), name
+    return labels_by_name
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
 def test_alert_uses_only_existing_labels(rule: dict[str, Any]) -> None:
-    known = labels() | {"up": set()}
+    labels_by_name = labels() | {"up": set()}
     for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", rule["expr"]):
-        metric = name if name in known else re.sub("_(bucket|sum|count)$", "", name)
-        assert set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", matchers)) <= known[metric] | TARGET_LABELS
+        metric = name if name in labels_by_name else re.sub("_(bucket|sum|count)$", "", name)
+        assert set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", matchers)) <= labels_by_name[metric] | TARGET_LABELS
 
 
 def test_every_alert_is_documented_and_every_documented_alert_exists() -> None:
-    explained = re.findall(r"^### (\w+)$", (PROJECT / RUNBOOKS).read_text(), re.MULTILINE)
-    assert [rule["alert"] for rule in rules()] == explained
+    documented = re.findall(r"^### (\w+)$", (PROJECT / RUNBOOKS).read_text(), re.MULTILINE)
+    assert [rule["alert"] for rule in rules()] == documented
     for rule in rules():
         assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}

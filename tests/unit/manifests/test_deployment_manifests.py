@@ -1,4 +1,4 @@
-"""What is deployed: every pod restricted, every process measured, no drain that takes all of one process."""
+"""Deployed manifests: every pod is restricted, every process is scraped, and a node drain keeps a replica running."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 
 from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, SidecarContainerSettings
-from gpu_runtime.manifests.rbac_rules import PROCESSES as WITH_RIGHTS
+from gpu_runtime.manifests.rbac_rules import PROCESSES as PROCESSES_WITH_PERMISSIONS
 from gpu_runtime.process.settings import BaseSettings, load_settings
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
@@ -18,24 +18,24 @@ Object = dict[str, Any]
 
 CONFIG_DIR = Path(__file__).parents[3] / "config"
 PRODUCTION_DIR = CONFIG_DIR / "overlays" / "production"
-BASES = ("activator", "api", "manager", "nats", "network-policy", "prometheus", "results")
+BASES = ("activator", "manager", "nats", "network-policy", "prometheus", "result-store", "runtime-api")
 PART_OF = {"app.kubernetes.io/part-of": "gpu-runtime"}
 NAME = "app.kubernetes.io/name"
 
 
 def manifests(*folders: str) -> list[Object]:
     paths = [path for folder in folders for path in sorted((CONFIG_DIR / folder).glob("*.yaml"))]
-    found = [each for path in paths for each in yaml.safe_load_all(path.read_text())]
-    return [each for each in found if "metadata" in each]
+    documents = [each for path in paths for each in yaml.safe_load_all(path.read_text())]
+    return [each for each in documents if "metadata" in each]
 
 
-EVERYTHING = manifests(*BASES)
-WORKLOADS = [each for each in EVERYTHING if each["kind"] in {"Deployment", "StatefulSet"}]
+MANIFESTS = manifests(*BASES)
+WORKLOADS = [each for each in MANIFESTS if each["kind"] in {"Deployment", "StatefulSet"}]
 PROCESSES = [each for each in WORKLOADS if each["kind"] == "Deployment"]
 
 
 def of_kind(kind: str) -> list[Object]:
-    return [each for each in EVERYTHING if each["kind"] == kind]
+    return [each for each in MANIFESTS if each["kind"] == kind]
 
 
 def name_of(manifest: Object) -> str:
@@ -47,26 +47,26 @@ def pod_of(workload: Object) -> Object:
     return pod
 
 
-def not_restricted(pod: Object) -> Iterator[str]:
-    """What the Pod Security Standard `restricted` forbids, and a root that can be written."""
-    shared = pod.get("securityContext", {})
+def violations(pod: Object) -> Iterator[str]:
+    """Yield the violations of the Pod Security Standard `restricted`, and a writable root file system."""
+    pod_context = pod.get("securityContext", {})
     if any(pod.get(each) for each in ("hostNetwork", "hostPID", "hostIPC")):
-        yield "shares a namespace of the host"
+        yield "uses a host namespace"
     if kinds := {key for each in pod.get("volumes", []) for key in each} - ALLOWED_VOLUMES:
         yield f"volumes {sorted(kinds)}"
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
-        own = shared | container.get("securityContext", {})
-        demanded = {
-            "runAsNonRoot": own.get("runAsNonRoot") is True,
-            "runAsUser": own.get("runAsUser") != 0,
-            "seccompProfile": own.get("seccompProfile", {}).get("type") in {"RuntimeDefault", "Localhost"},
-            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
-            "readOnlyRootFilesystem": own.get("readOnlyRootFilesystem") is True,
-            "capabilities": own.get("capabilities") == {"drop": ["ALL"]},
-            "privileged": not own.get("privileged"),
+        context = pod_context | container.get("securityContext", {})
+        requirements = {
+            "runAsNonRoot": context.get("runAsNonRoot") is True,
+            "runAsUser": context.get("runAsUser") != 0,
+            "seccompProfile": context.get("seccompProfile", {}).get("type") in {"RuntimeDefault", "Localhost"},
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
+            "readOnlyRootFilesystem": context.get("readOnlyRootFilesystem") is True,
+            "capabilities": context.get("capabilities") == {"drop": ["ALL"]},
+            "privileged": not context.get("privileged"),
             "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
         }
-        yield from (f"{container['name']}: {what}" for what, met in demanded.items() if not met)
+        yield from (f"{container['name']}: {requirement}" for requirement, met in requirements.items() if not met)
 
 
 ALLOWED_VOLUMES = {
@@ -74,14 +74,14 @@ ALLOWED_VOLUMES = {
 }  # fmt: skip
 
 
-def test_there_is_a_deployment_per_process() -> None:
+def test_every_process_has_a_deployment() -> None:
     assert {name_of(each) for each in PROCESSES} == {"activator", "controller-manager", "result-store", "runtime-api"}
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
-def test_a_pod_is_restricted_probed_and_bounded(workload: Object) -> None:
+def test_pod_is_restricted_and_has_probes_and_resource_limits(workload: Object) -> None:
     pod = pod_of(workload)
-    assert list(not_restricted(pod)) == []
+    assert list(violations(pod)) == []
     for container in pod["containers"]:
         assert {"readinessProbe", "livenessProbe"} <= container.keys()
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
@@ -91,9 +91,9 @@ def test_a_pod_is_restricted_probed_and_bounded(workload: Object) -> None:
 def test_unrestricted_pod_is_detected() -> None:
     pod = pod_of(PROCESSES[0])
     root = pod | {"securityContext": {"runAsUser": 0}, "volumes": [{"name": "node", "hostPath": {"path": "/"}}]}
-    found = " ".join(not_restricted(root))
-    for fault in ("hostPath", "runAsNonRoot", "runAsUser", "seccompProfile"):
-        assert fault in found
+    found = " ".join(violations(root))
+    for violation in ("hostPath", "runAsNonRoot", "runAsUser", "seccompProfile"):
+        assert violation in found
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name_of)
@@ -103,10 +103,13 @@ def test_process_has_its_own_service_account(process: Object) -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
 def test_process_without_rbac_rules_mounts_no_token(workload: Object) -> None:
-    pod, has_rights = pod_of(workload), name_of(workload) in {each.name for each in WITH_RIGHTS}
+    pod, has_permissions = pod_of(workload), name_of(workload) in {each.name for each in PROCESSES_WITH_PERMISSIONS}
     projected = [each["projected"]["sources"] for each in pod["volumes"] if "projected" in each]
-    handed = any("serviceAccountToken" in source for sources in projected for source in sources)
-    assert (pod.get("automountServiceAccountToken", True), handed and not has_rights) == (has_rights, False)
+    mounts_token = any("serviceAccountToken" in source for sources in projected for source in sources)
+    assert (pod.get("automountServiceAccountToken", True), mounts_token and not has_permissions) == (
+        has_permissions,
+        False,
+    )
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=name_of)
@@ -149,11 +152,11 @@ def peers(policy: Object) -> Iterator[Object]:
 
 
 def test_network_policies_select_existing_processes() -> None:
-    known = {name_of(each) for each in WORKLOADS}
+    workloads = {name_of(each) for each in WORKLOADS}
     for selector in (selector for policy in of_kind("NetworkPolicy") for selector in peers(policy)):
-        chosen = {selector.get("matchLabels", {}).get(NAME)} - {None}
-        chosen |= {name for each in selector.get("matchExpressions", []) for name in each["values"]}
-        assert chosen <= known
+        selected = {selector.get("matchLabels", {}).get(NAME)} - {None}
+        selected |= {name for each in selector.get("matchExpressions", []) for name in each["values"]}
+        assert selected <= workloads
 
 
 def test_network_policies_open_only_listening_ports() -> None:
@@ -164,7 +167,9 @@ def test_network_policies_open_only_listening_ports() -> None:
         for rule in policy["spec"].get("ingress", [])
         for port in rule["ports"]
     }
-    assert opened == (listening | {SidecarContainerSettings().port}) - {8222}  # NATS answers only its kubelet there
+    assert opened == (listening | {SidecarContainerSettings().port}) - {
+        8222
+    }  # the NATS monitoring port, which only the kubelet uses
 
 
 PRODUCTION_SETTINGS: dict[str, type[BaseSettings]] = {
@@ -182,10 +187,10 @@ def production_settings() -> dict[str, Any]:
 def test_production_requires_authentication_and_uses_the_same_streams() -> None:
     settings = production_settings()
     assert settings["runtime-api"].authentication.mode == "required"
-    queues = [getattr(each, "serverless", each).nats for each in settings.values()]
-    assert {each.streams.replicas for each in queues} == {3}
-    assert len(set(queues)) == 1
-    assert queues[0].credentials_file.startswith("/etc/gpu-runtime-nats/")
+    nats = [getattr(each, "serverless", each).nats for each in settings.values()]
+    assert {each.streams.replicas for each in nats} == {3}
+    assert len(set(nats)) == 1
+    assert nats[0].credentials_file.startswith("/etc/gpu-runtime-nats/")
     assert settings["controller-manager"].serverless.credentials_secret
 
 
@@ -193,11 +198,11 @@ def test_production_stock_and_sidecars_use_the_platform_image() -> None:
     (image,) = yaml.safe_load((PRODUCTION_DIR / "kustomization.yaml").read_text())["images"]
     images = production_settings()["controller-manager"].images
     assert images.stock == images.placeholder == f"{image['newName']}@{image['digest']}"
-    assert images.sidecar == ""  # the same as stock's
+    assert images.sidecar == ""  # empty: the sidecar uses the stock image
 
 
-def test_in_production_results_fit_their_volume() -> None:
+def test_production_result_size_limit_fits_the_volume() -> None:
     patches = list(yaml.safe_load_all((PRODUCTION_DIR / "resources.yaml").read_text()))
-    (claim,) = [each["spec"] for each in patches if each["kind"] == "PersistentVolumeClaim"]
-    size = int(claim["resources"]["requests"]["storage"].removesuffix("Gi")) * 1024**3
-    assert production_settings()["result-store"].retention.bytes + 512 * 1024**2 < size
+    (pvc,) = [each["spec"] for each in patches if each["kind"] == "PersistentVolumeClaim"]
+    size = int(pvc["resources"]["requests"]["storage"].removesuffix("Gi")) * 1024**3
+    assert production_settings()["result-store"].retention.max_bytes + 512 * 1024**2 < size

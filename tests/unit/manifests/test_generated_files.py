@@ -1,4 +1,4 @@
-"""Generated files are complete, documented and the same every time."""
+"""The generated files are up to date and documented, and the deployed settings are consistent with the manifests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +50,7 @@ def schemas(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, 
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda each: each.resource.kind)
-def test_every_field_of_a_kind_is_described(definition: Any) -> None:
+def test_every_crd_field_has_a_description(definition: Any) -> None:
     version = custom_resource_definition(definition)["spec"]["versions"][0]
     root = version["schema"]["openAPIV3Schema"]["properties"]
     for part in ("spec", "status"):
@@ -77,44 +77,44 @@ def test_samples_are_valid() -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_the_local_settings_load_and_show_every_setting(settings: BaseSettings, request: pytest.FixtureRequest) -> None:
+def test_local_settings_load_and_list_every_setting(settings: BaseSettings, request: pytest.FixtureRequest) -> None:
     path = CONFIG_DIR / "local" / f"{request.node.callspec.id}.yaml"
     assert load_settings(path, type(settings)) == settings
-    assert shape(yaml.safe_load(path.read_text())) == shape(msgspec.to_builtins(settings))
+    assert key_tree(yaml.safe_load(path.read_text())) == key_tree(msgspec.to_builtins(settings))
 
 
-def shape(shown: Any) -> Any:
-    """The keys, at every depth."""
-    return {key: shape(value) for key, value in shown.items()} if isinstance(shown, dict) else None
+def key_tree(value: Any) -> Any:
+    """Return the nested keys without the values."""
+    return {key: key_tree(inner) for key, inner in value.items()} if isinstance(value, dict) else None
 
 
 @pytest.mark.parametrize("path", ["runtime-api/settings.yaml", "overlays/local/runtime-api.yaml"])
-def test_the_settings_of_the_deployed_api_load(path: str) -> None:
+def test_deployed_runtime_api_settings_load_and_fit_the_grace_period(path: str) -> None:
     settings = load_settings(CONFIG_DIR / path, RuntimeAPISettings)
     assert settings.authentication.mode == ("required" if path.startswith("runtime-api/") else "off")
-    deployment = next(yaml.safe_load_all((CONFIG_DIR / "api" / "runtime-api.yaml").read_text()))
-    grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    deployment = next(yaml.safe_load_all((CONFIG_DIR / "runtime-api" / "runtime-api.yaml").read_text()))
+    grace_period = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     limits = settings.limits
     assert (
         limits.shutdown_delay_seconds + limits.request_timeout_seconds
         < settings.graceful_shutdown_timeout_seconds
-        < grace
+        < grace_period
     )
 
 
-def test_the_settings_of_the_deployed_result_store_fit_its_volume_and_its_grace() -> None:
-    settings = load_settings(CONFIG_DIR / "results" / "settings.yaml", ResultStoreSettings)
-    manifests = yaml.safe_load_all((CONFIG_DIR / "results" / "result-store.yaml").read_text())
+def test_deployed_result_store_settings_fit_the_volume_and_the_grace_period() -> None:
+    settings = load_settings(CONFIG_DIR / "result-store" / "settings.yaml", ResultStoreSettings)
+    manifests = yaml.safe_load_all((CONFIG_DIR / "result-store" / "result-store.yaml").read_text())
     by_kind = {manifest["kind"]: manifest["spec"] for manifest in manifests if "spec" in manifest}
-    claimed = by_kind["PersistentVolumeClaim"]["resources"]["requests"]["storage"]
-    assert settings.retention.max_bytes + 512 * 1024**2 < int(claimed.removesuffix("Gi")) * 1024**3
+    volume_size = by_kind["PersistentVolumeClaim"]["resources"]["requests"]["storage"]
+    assert settings.retention.max_bytes + 512 * 1024**2 < int(volume_size.removesuffix("Gi")) * 1024**3
     pod = by_kind["Deployment"]["template"]["spec"]
     assert settings.graceful_shutdown_timeout_seconds < pod["terminationGracePeriodSeconds"]
-    mounted = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
-    assert str(Path(settings.database.path).parent) in mounted
+    mount_paths = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+    assert str(Path(settings.database.path).parent) in mount_paths
 
 
-def test_the_settings_of_the_deployed_activator_load_and_the_api_trusts_it() -> None:
+def test_deployed_activator_settings_load_and_the_runtime_api_accepts_its_token() -> None:
     settings = load_settings(CONFIG_DIR / "activator" / "settings.yaml", ActivatorSettings)
     deployment = next(yaml.safe_load_all((CONFIG_DIR / "activator" / "activator.yaml").read_text()))
     pod = deployment["spec"]["template"]["spec"]
@@ -122,15 +122,15 @@ def test_the_settings_of_the_deployed_activator_load_and_the_api_trusts_it() -> 
     (token,) = [each["projected"]["sources"][0] for each in pod["volumes"] if "projected" in each]
     (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "token"]
     assert settings.runtime_api.token_file == f"{mount['mountPath']}/{token['serviceAccountToken']['path']}"
-    authentication = load_settings(CONFIG_DIR / "api" / "settings.yaml", RuntimeAPISettings).authentication
+    authentication = load_settings(CONFIG_DIR / "runtime-api" / "settings.yaml", RuntimeAPISettings).authentication
     assert token["serviceAccountToken"]["audience"] in authentication.audiences
-    trusted = {(each.namespace, each.name): set(each.scopes) for each in authentication.service_accounts}
-    assert trusted["runtime-system", pod["serviceAccountName"]] == {"operator", "runtime"}
+    scopes = {(each.namespace, each.name): set(each.scopes) for each in authentication.service_accounts}
+    assert scopes["runtime-system", pod["serviceAccountName"]] == {"operator", "runtime"}
 
 
 def test_setting_without_a_docstring_is_rejected() -> None:
-    class Bare(BaseSettings, frozen=True, kw_only=True):
-        silent: int = 1
+    class Undocumented(BaseSettings, frozen=True, kw_only=True):
+        count: int = 1
 
-    with pytest.raises(LookupError, match=r"Bare\.silent has no docstring"):
-        settings_file("bare", Bare())
+    with pytest.raises(LookupError, match=r"Undocumented\.count has no docstring"):
+        settings_file("description", Undocumented())
