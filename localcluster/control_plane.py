@@ -1,7 +1,8 @@
-"""The Kubernetes control plane: etcd, API server, controller manager, scheduler, and kwok for simulated nodes.
+"""Runs a Kubernetes control plane: etcd, API server, controller manager, scheduler, and kwok for simulated nodes.
 
-`ControlPlane` is where it lives and how it is reached; `start` makes it run. Both shapes use it: alone on a free port
-of the loopback interface, or inside a node's namespaces at the node's address.
+A `ControlPlane` describes the state folder and the address of a control plane; its method `start` starts the processes.
+Both cluster types use it. A control plane without a node listens on a free port of the loopback interface. The control
+plane of a node runs in the node's namespaces and listens on the node's address.
 """
 
 import secrets
@@ -27,7 +28,8 @@ from localcluster.supervisor_client import ProcessFailed, SupervisorClient
 
 CONTROL_PLANE_BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 GO_GC_ENV = {"GOGC": "400"}
-"""Memory for time: by default Go's garbage collector takes a sixth of what an API server of this size computes."""
+"""Fewer garbage collections, more memory: by default Go's garbage collector uses a sixth of the CPU time of an API
+server of this size."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class ControlPlane:
     address: str
     port: int
     etcd_ports: tuple[int, int]
-    """Where etcd listens for its client and for its peers, of which there are none."""
+    """The ports of etcd for clients and for peers. There is one etcd, so no peer connects."""
     service_cidr: str
     durable: bool = False
-    """Whether data must survive a power cut. Tests run faster without."""
+    """Whether etcd calls fsync, so that its data survives a power loss. Tests run faster without fsync."""
     apiserver_flags: Mapping[str, object] = field(default_factory=dict)
-    """More of them, such as those of an audit log. None leaves out one of those that are there anyway."""
+    """Additional flags of the API server, for example of an audit log. The value None removes a default flag."""
 
     @property
     def url(self) -> str:
@@ -64,24 +66,24 @@ class ControlPlane:
         return binaries.resolve(CONTROL_PLANE_BINARIES)
 
     def client(self, namespace: str = "default") -> Client:
-        """A client with every right."""
+        """Return a client with administrator rights."""
         return Client(config=KubeConfig.from_file(self.kubeconfig), namespace=namespace)
 
     def kubeconfig_for(self, name: str, user: str, *groups: str) -> Path:
-        """A kubeconfig for another user, made on first use."""
+        """Write a kubeconfig for the user with these groups, and return its path. The certificate is issued once."""
         path = self.state_dir / "pki" / f"{name}.kubeconfig"
         return self.authority.write_kubeconfig(path, self.url, self.authority.issue(name, user, groups))
 
     def kubectl(self, *arguments: str) -> str:
-        """Run kubectl with every right and return what it says."""
+        """Run kubectl with administrator rights and return its stdout."""
         command = [str(self.binary_paths["kubectl"]), f"--kubeconfig={self.kubeconfig}", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ProcessFailed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            raise ProcessFailed(f"kubectl {' '.join(arguments)}: {completed.stderr.strip()}")
+        return completed.stdout
 
     def start(self) -> None:
-        """Start everything and return when the API answers and its built-in objects are there."""
+        """Start all processes. The API server is ready, with its built-in objects, before the other processes start."""
         self.authority.write_kubeconfig(
             self.kubeconfig, self.url, self.authority.issue("admin", "admin", ["system:masters"])
         )
@@ -128,7 +130,7 @@ class ControlPlane:
             "kubelet-certificate-authority": self.authority.certificate,
             "kubelet-client-certificate": serving.certificate,
             "kubelet-client-key": serving.key,
-            # The node is not in any DNS that the API server asks.
+            # The API server's DNS resolver does not know the node name.
             "kubelet-preferred-address-types": "InternalIP",
             "service-account-issuer": "https://kubernetes.default.svc.cluster.local",
             "service-account-key-file": service_accounts,
@@ -138,10 +140,11 @@ class ControlPlane:
             "anonymous-auth": "false",
             "enable-admission-plugins": "NodeRestriction,PodSecurity",
             "allow-privileged": "true",
-            # A lost node should be noticed in seconds, a busy machine should not look like one.
+            # Pods of a lost node are evicted after a few seconds. A shorter time would also evict pods of a node that
+            # is only slow because the machine is busy.
             "default-not-ready-toleration-seconds": 5,
             "default-unreachable-toleration-seconds": 5,
-            # An address of the loopback interface may not stand in the `kubernetes` Service's endpoints.
+            # The endpoints of the `kubernetes` Service must not contain a loopback address.
             "endpoint-reconciler-type": "none" if self.address.startswith("127.") else "lease",
         }
         self._start_binary("kube-apiserver", flags | dict(self.apiserver_flags))
@@ -157,8 +160,9 @@ class ControlPlane:
             "kube-api-qps": 1000,
             "kube-api-burst": 2000,
             "node-monitor-period": "500ms",
-            # A kwok that was killed waits 20 s for its own old leases. A node that is taken for lost meanwhile has its
-            # pods marked as not ready, and nobody marks a simulated one as ready again.
+            # A restarted kwok waits up to 20 s until its old node leases expire. If the node controller marked a node
+            # as lost during that time, it would mark the pods of the node as not ready, and kwok does not mark a
+            # simulated pod as ready again.
             "node-monitor-grace-period": "120s",
             "pvclaimbinder-sync-period": "5s",
             "concurrent-deployment-syncs": 20,
@@ -189,7 +193,7 @@ class ControlPlane:
         self._start_binary("kube-scheduler", {"config": path, "secure-port": 0})
 
     def start_provisioner(self) -> None:
-        """Volumes for claims of the class in `node.yaml`, which is to be applied before."""
+        """Start the provisioner of the storage class in `node.yaml`. Apply `node.yaml` first."""
         volumes = self.state_dir / "volumes"
         volumes.mkdir(exist_ok=True)
         kubeconfig = self.kubeconfig_for("provisioner", "system:provisioner")
@@ -201,10 +205,10 @@ class ControlPlane:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=10, context=self._ssl_context) as answer:  # noqa: S310
-                return bool(answer.status == 200)
-        except urllib.error.HTTPError as refusal:
-            refusal.close()
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=10, context=self._ssl_context) as response:  # noqa: S310
+                return bool(response.status == 200)
+        except urllib.error.HTTPError as error:
+            error.close()
             return False
         except OSError:
             return False
@@ -217,17 +221,17 @@ class ControlPlane:
         return context
 
     def _start_binary(self, name: str, flags: Mapping[str, object]) -> None:
-        given = [f"--{key}={_flag_value(value)}" for key, value in flags.items() if value is not None]
-        self.processes.start(name, [self.binary_paths[name], *given], env=GO_GC_ENV)
+        arguments = [f"--{key}={_flag_value(value)}" for key, value in flags.items() if value is not None]
+        self.processes.start(name, [self.binary_paths[name], *arguments], env=GO_GC_ENV)
 
 
 @contextmanager
 def temporary_control_plane(
     nodes: int = 4, gpus_per_node: int = 8, apiserver_flags: Mapping[str, object] | None = None
 ) -> Iterator[ControlPlane]:
-    """A control plane of one's own with simulated GPU nodes, gone without a trace at the end."""
+    """Run a control plane with simulated GPU nodes. Its processes and files are removed when the context ends."""
     require_free_disk(LOCAL_STATE_DIR, 1, "a control plane")
-    programs = binaries.resolve([*CONTROL_PLANE_BINARIES, "kwok"])
+    paths = binaries.resolve([*CONTROL_PLANE_BINARIES, "kwok"])
     with scratch_dir("control-planes") as state:
         ports = (free_port(), free_port())
         flags = apiserver_flags or {}
@@ -235,7 +239,7 @@ def temporary_control_plane(
         try:
             plane.processes.launch(die_with_parent=True)
             plane.start()
-            simulated_nodes.start_kwok(plane, programs["kwok"])
+            simulated_nodes.start_kwok(plane, paths["kwok"])
             with plane.client() as client:
                 simulated_nodes.add_nodes(client, nodes, gpus_per_node)
             yield plane
@@ -244,13 +248,13 @@ def temporary_control_plane(
 
 
 def free_port() -> int:
-    """A port that nobody listens at, and that no connection is given meanwhile.
+    """Return a TCP port that has no listener and is outside the range of ephemeral ports.
 
-    Those of connections come from a range of their own. Who is started later, or again, finds a port of that range
-    taken now and then, by whoever has just connected to somewhere.
+    The kernel gives ephemeral ports to outgoing connections. A server that starts later, or restarts, would sometimes
+    find such a port in use by a connection of another process.
     """
-    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = range(10_000, min(30_000, first_of_connections)) or range(10_000, 65_536)
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(10_000, min(30_000, first_ephemeral)) or range(10_000, 65_536)
     while True:
         port = secrets.choice(candidates)
         with closing(socket.socket()) as probe, suppress(OSError):
@@ -259,7 +263,7 @@ def free_port() -> int:
 
 
 def _first_host_ip(cidr: str) -> str:
-    """Kubernetes gives the first address of the Service range to the API server itself."""
+    """Return the first address of the Service range. Kubernetes gives it to the API server's own Service."""
     network, _, _ = cidr.partition("/")
     return network.rsplit(".", 1)[0] + ".1"
 

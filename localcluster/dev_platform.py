@@ -1,4 +1,4 @@
-"""The development platform: one node that stays up in the background, with everything deployed into it."""
+"""Starts, deploys and stops the development platform: a node in the background that runs the product and NATS."""
 
 import fcntl
 import functools
@@ -33,16 +33,16 @@ _HEALTH_REQUEST = b"GET /api/v1/health HTTP/1.1\r\nHost: localhost\r\nConnection
 
 @dataclass(frozen=True)
 class PortForward:
-    """A Service of the cluster at a port of this machine."""
+    """A Service of the cluster that is reachable at a port of 127.0.0.1."""
 
     title: str
     port: int
     service: str
     make_variable: str
     expected_prefix: bytes
-    """How its answer begins."""
+    """The first bytes of a healthy response."""
     probe_request: bytes = b""
-    """What it is asked, where the Service does not speak first."""
+    """The request of the probe. It is empty if the server sends the first bytes, as NATS does."""
 
 
 def port_forwards(api_port: int, nats_port: int) -> tuple[PortForward, ...]:
@@ -53,7 +53,7 @@ def port_forwards(api_port: int, nats_port: int) -> tuple[PortForward, ...]:
 
 
 def up(forwards: Sequence[PortForward]) -> Node:
-    """Bring the platform up, or what of it is missing."""
+    """Start the platform. If it runs already, deploy again and start only what is missing."""
     with _platform_lock():
         node = _existing_node()
         if node is None or not node.processes.is_alive():
@@ -65,8 +65,8 @@ def up(forwards: Sequence[PortForward]) -> Node:
 
 def _start(forwards: Sequence[PortForward]) -> Node:
     with ExitStack() as sockets:
-        # Before anything else: a taken port should not be found out about after minutes of building.
-        listeners = [sockets.enter_context(_listen(route)) for route in forwards]
+        # Bind the ports first, so that a port in use is reported before a build of several minutes.
+        listeners = [sockets.enter_context(_listen(forward)) for forward in forwards]
         prepare()
         descriptors = [listener.fileno() for listener in listeners]
         node = Node(STATE_DIR, _recorded_network(), durable=True)
@@ -79,34 +79,34 @@ def _start(forwards: Sequence[PortForward]) -> Node:
     return node
 
 
-def _start_forwarder(node: Node, routes: Mapping[int, PortForward]) -> None:
-    targets = [f"{descriptor}={route.service}" for descriptor, route in routes.items()]
+def _start_forwarder(node: Node, forwards: Mapping[int, PortForward]) -> None:
+    targets = [f"{descriptor}={forward.service}" for descriptor, forward in forwards.items()]
     command = [sys.executable, "-P", "-m", "localcluster.forwarder", *targets]
-    node.processes.start("forwarder", command, fds=list(routes))
+    node.processes.start("forwarder", command, fds=list(forwards))
 
 
-def _listen(route: PortForward) -> socket.socket:
+def _listen(forward: PortForward) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", route.port))
+        listener.bind(("127.0.0.1", forward.port))
     except OSError:
         listener.close()
         raise MissingRequirement(
-            f"port {route.port} of 127.0.0.1, where the {route.title} is to be, is taken: stop what listens there, "
-            f"or choose another with `make up {route.make_variable}={route.port + 10000}`."
+            f"port {forward.port} of 127.0.0.1, the port of the {forward.title}, is in use: stop the process that "
+            f"listens there, or choose another port with `make up {forward.make_variable}={forward.port + 10000}`."
         ) from None
     listener.listen(128)
     return listener
 
 
 def _recorded_network() -> NodeNetwork:
-    """The network of the last time, since the cluster's Services have addresses in it."""
-    recorded = STATE_DIR / "network"
-    if not recorded.exists():
+    """Return the network of the previous start, because the stored Services have addresses in it."""
+    index_file = STATE_DIR / "network"
+    if not index_file.exists():
         STATE_DIR.mkdir(parents=True, exist_ok=True)
-        recorded.write_text(str(find_free_network().index))
-    return NodeNetwork(int(recorded.read_text()))
+        index_file.write_text(str(find_free_network().index))
+    return NodeNetwork(int(index_file.read_text()))
 
 
 def _deploy(node: Node, forwards: Sequence[PortForward]) -> None:
@@ -115,15 +115,15 @@ def _deploy(node: Node, forwards: Sequence[PortForward]) -> None:
         apply_kustomizations(node, *KUSTOMIZATIONS)
         for namespace, workload in WORKLOADS:
             node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=240s")
-        for route in forwards:
-            node.processes.wait_for("forwarder", functools.partial(_is_reachable, route), 120)
+        for forward in forwards:
+            node.processes.wait_for("forwarder", functools.partial(_is_reachable, forward), 120)
 
 
 def apply_kustomizations(node: Node, *folders: Path) -> None:
-    """Apply kustomizations, so that Deployments restart when the image they run was made anew under its old name."""
+    """Apply kustomizations. Deployments restart if the product image was rebuilt under the same name."""
     image = images.product_archive().path.name
     for folder in folders:
-        manifests = [found for found in yaml.safe_load_all(node.kubectl("kustomize", str(folder))) if found]
+        manifests = [manifest for manifest in yaml.safe_load_all(node.kubectl("kustomize", str(folder))) if manifest]
         for manifest in manifests:
             if manifest["kind"] == "Deployment":
                 metadata = manifest["spec"]["template"]["metadata"]
@@ -133,18 +133,21 @@ def apply_kustomizations(node: Node, *folders: Path) -> None:
         node.apply(rendered)
 
 
-def _is_reachable(route: PortForward) -> bool:
-    """Whether the Service itself is heard through its port: right after a start, what Kubernetes says is old news."""
+def _is_reachable(forward: PortForward) -> bool:
+    """Probe the Service through its local port.
+
+    The object status is not sufficient: right after a start, Kubernetes still shows the status of the previous run.
+    """
     try:
-        with socket.create_connection(("127.0.0.1", route.port), timeout=5) as connection:
-            connection.sendall(route.probe_request)
-            return connection.recv(64).startswith(route.expected_prefix)
+        with socket.create_connection(("127.0.0.1", forward.port), timeout=5) as connection:
+            connection.sendall(forward.probe_request)
+            return connection.recv(64).startswith(forward.expected_prefix)
     except OSError:
         return False
 
 
 def _link_kubeconfig(node: Node) -> None:
-    """Put kubectl and the kubeconfig where everyone expects them."""
+    """Link kubectl and the kubeconfig to their documented paths below `.local`."""
     links = {
         LOCAL_STATE_DIR / "kubeconfig": node.control_plane.kubeconfig,
         LOCAL_STATE_DIR / "bin" / "kubectl": node.control_plane.binary_paths["kubectl"],
@@ -156,14 +159,14 @@ def _link_kubeconfig(node: Node) -> None:
 
 
 def down() -> None:
-    """End every process; the data stays."""
+    """Stop every process and keep the data."""
     with _platform_lock():
         if node := _existing_node():
             node.stop()
 
 
 def wipe() -> None:
-    """End every process and delete the data."""
+    """Stop every process and delete the data."""
     down()
     remove_node_state(STATE_DIR)
     for link in (LOCAL_STATE_DIR / "kubeconfig", LOCAL_STATE_DIR / "bin" / "kubectl"):
@@ -181,13 +184,13 @@ def _existing_node() -> Node | None:
 
 @contextmanager
 def _platform_lock() -> Iterator[None]:
-    """One command at a time: two that start the same platform would start it twice."""
+    """Allow one command at a time. Two concurrent commands would start the same platform twice."""
     LOCAL_STATE_DIR.mkdir(parents=True, exist_ok=True)
     with (LOCAL_STATE_DIR / "platform.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise MissingRequirement(
-                "another command is starting or stopping the platform: wait for it to end."
+                "another command is starting or stopping the platform: wait until it has finished."
             ) from None
         yield

@@ -1,5 +1,5 @@
-"""What this machine lacks."""
+"""The error for an unmet requirement of this machine."""
 
 
 class MissingRequirement(Exception):
-    """Something that a cluster needs is missing. The message is one sentence that says what to do about it."""
+    """A cluster needs something that is missing on this machine. The message says what is missing and what to do."""

@@ -1,7 +1,8 @@
-"""Keeps Services of the cluster at fixed ports of this machine, however their pods come and go.
+"""Forwards fixed ports of this machine to Services of the cluster, independent of the lifetime of their pods.
 
-A program of its own: `python -m localcluster.forwarder FD=SERVICE:PORT ...`. It runs inside the node, where Services
-have names and addresses, and accepts on sockets that were opened outside and handed in as file descriptors.
+A separate program: `python -m localcluster.forwarder FD=SERVICE:PORT ...`. It runs inside the node's namespaces, in
+which Service names and addresses are valid. It accepts connections on sockets that were opened outside the namespaces
+and passed as file descriptors.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ async def serve(descriptor: int, host: str, port: int) -> None:
             try:
                 upstream, to_upstream = await _connect(host, port)
             except TimeoutError:
-                print(f"{host}:{port} does not answer within {CONNECT_TIMEOUT_SECONDS:g} s", flush=True)
+                print(f"cannot connect to {host}:{port} within {CONNECT_TIMEOUT_SECONDS:g} s", flush=True)
                 return
             with contextlib.closing(to_upstream):
                 await asyncio.gather(_copy(reader, to_upstream), _copy(upstream, writer))
@@ -30,7 +31,10 @@ async def serve(descriptor: int, host: str, port: int) -> None:
 
 
 async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A pod of the Service. One that is just ending refuses; nothing was said yet, so another one may be asked."""
+    """Connect to a pod of the Service.
+
+    A terminating pod refuses the connection. A retry is safe, because no data has been sent yet.
+    """
     async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
         while True:
             try:
@@ -40,7 +44,7 @@ async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the sender has no more to say, then say so to the receiver."""
+    """Copy until the sender closes its side, then close the same direction to the receiver."""
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(CHUNK_BYTES):
             writer.write(data)

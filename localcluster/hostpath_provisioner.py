@@ -1,7 +1,9 @@
-"""Volumes for claims of classes with this provisioner: folders on this machine that outlive pods and grow on paper.
+"""Provisions hostPath volumes for PVCs of storage classes with the provisioner `localcluster/hostpath`.
 
-A program of its own: `python -m localcluster.hostpath_provisioner --kubeconfig FILE --volumes FOLDER`. Level-triggered: after
-any change of a claim or a volume, everything is looked at again.
+A volume is a folder on this machine that outlives pods. An expansion changes only the recorded capacity.
+
+A separate program: `python -m localcluster.hostpath_provisioner --kubeconfig FILE --volumes FOLDER`. It is
+level-triggered: after a change of any PVC or volume it reconciles all of them.
 """
 
 import argparse
@@ -20,7 +22,8 @@ from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim,
 
 PROVISIONER_NAME = "localcluster/hostpath"
 STORAGE_PROVISIONER_ANNOTATION = "volume.kubernetes.io/storage-provisioner"
-"""How Kubernetes asks for a claim's volume: at once or when the first pod mounts it, as its class says."""
+"""Kubernetes sets this annotation to request a volume for a PVC: immediately, or when the first pod mounts the PVC,
+depending on the binding mode of the storage class."""
 PROVISIONED_BY_ANNOTATION = "pv.kubernetes.io/provisioned-by"
 RESYNC_SECONDS = 30.0
 
@@ -33,56 +36,59 @@ class HostPathProvisioner:
         self.volumes_dir = volumes
 
     def reconcile(self) -> None:
-        claims = [claim for claim in self.client.list(PersistentVolumeClaim, namespace="*") if _is_own_pvc(claim)]
+        pvcs = [pvc for pvc in self.client.list(PersistentVolumeClaim, namespace="*") if _is_own_pvc(pvc)]
         volumes = {volume.metadata.name: volume for volume in self._own_volumes() if volume.metadata}
-        for claim in claims:
-            volume = volumes.get(_volume_name(claim))
+        for pvc in pvcs:
+            volume = volumes.get(_volume_name(pvc))
             if volume is None:
-                self.provision(claim)
-            elif _requested_size(claim) != _capacity(volume) or _requested_size(claim) != _reported_capacity(claim):
-                self.expand(claim)
+                self.provision(pvc)
+            elif _requested_size(pvc) != _capacity(volume) or _requested_size(pvc) != _reported_capacity(pvc):
+                self.expand(pvc)
         for volume in volumes.values():
             if volume.status and volume.status.phase == "Released":
                 self.delete(volume)
 
-    def provision(self, claim: PersistentVolumeClaim) -> None:
-        assert claim.metadata  # noqa: S101
-        name = _volume_name(claim)
+    def provision(self, pvc: PersistentVolumeClaim) -> None:
+        assert pvc.metadata  # noqa: S101
+        name = _volume_name(pvc)
         folder = self.volumes_dir / name
         folder.mkdir(exist_ok=True)
-        folder.chmod(0o777)  # whoever a pod's user is, the volume is the pod's
+        folder.chmod(0o777)  # a pod must be able to write as any user
         reference = ObjectReference(
             apiVersion="v1",
             kind="PersistentVolumeClaim",
-            name=claim.metadata.name,
-            namespace=claim.metadata.namespace,
-            uid=claim.metadata.uid,
+            name=pvc.metadata.name,
+            namespace=pvc.metadata.namespace,
+            uid=pvc.metadata.uid,
         )
         spec = PersistentVolumeSpec(
-            accessModes=claim.spec.accessModes if claim.spec else None,
-            capacity={"storage": _requested_size(claim)},
+            accessModes=pvc.spec.accessModes if pvc.spec else None,
+            capacity={"storage": _requested_size(pvc)},
             claimRef=reference,
             hostPath=HostPathVolumeSource(path=str(folder), type="Directory"),
             persistentVolumeReclaimPolicy="Delete",
-            storageClassName=claim.spec.storageClassName if claim.spec else None,
+            storageClassName=pvc.spec.storageClassName if pvc.spec else None,
         )
         metadata = ObjectMeta(name=name, annotations={PROVISIONED_BY_ANNOTATION: PROVISIONER_NAME})
         self.client.create(PersistentVolume(metadata=metadata, spec=spec))
-        log.info("provisioned %s for %s/%s", name, claim.metadata.namespace, claim.metadata.name)
+        log.info("provisioned %s for %s/%s", name, pvc.metadata.namespace, pvc.metadata.name)
 
-    def expand(self, claim: PersistentVolumeClaim) -> None:
-        """Grow the volume, then say so on the claim, once it is bound: the order in which a real driver does it."""
-        if not (claim.metadata and claim.status and claim.status.phase == "Bound"):
+    def expand(self, pvc: PersistentVolumeClaim) -> None:
+        """Set the capacity of the volume, then the capacity in the status of the PVC, as a real driver does.
+
+        A PVC that is not bound yet is skipped.
+        """
+        if not (pvc.metadata and pvc.status and pvc.status.phase == "Bound"):
             return
-        capacity = {"storage": _requested_size(claim)}
-        self.client.patch(PersistentVolume, _volume_name(claim), {"spec": {"capacity": capacity}})
+        capacity = {"storage": _requested_size(pvc)}
+        self.client.patch(PersistentVolume, _volume_name(pvc), {"spec": {"capacity": capacity}})
         self.client.patch(
             PersistentVolumeClaimStatus,
-            str(claim.metadata.name),
+            str(pvc.metadata.name),
             {"status": {"capacity": capacity}},
-            namespace=claim.metadata.namespace,
+            namespace=pvc.metadata.namespace,
         )
-        log.info("expanded %s/%s to %s", claim.metadata.namespace, claim.metadata.name, _requested_size(claim))
+        log.info("expanded %s/%s to %s", pvc.metadata.namespace, pvc.metadata.name, _requested_size(pvc))
 
     def delete(self, volume: PersistentVolume) -> None:
         name = str(volume.metadata and volume.metadata.name)
@@ -98,23 +104,23 @@ class HostPathProvisioner:
                 yield volume
 
 
-def _is_own_pvc(claim: PersistentVolumeClaim) -> bool:
-    deleted = bool(claim.metadata and claim.metadata.deletionTimestamp)
-    asked = ((claim.metadata and claim.metadata.annotations) or {}).get(STORAGE_PROVISIONER_ANNOTATION)
-    return asked == PROVISIONER_NAME and not deleted
+def _is_own_pvc(pvc: PersistentVolumeClaim) -> bool:
+    deleted = bool(pvc.metadata and pvc.metadata.deletionTimestamp)
+    provisioner = ((pvc.metadata and pvc.metadata.annotations) or {}).get(STORAGE_PROVISIONER_ANNOTATION)
+    return provisioner == PROVISIONER_NAME and not deleted
 
 
-def _volume_name(claim: PersistentVolumeClaim) -> str:
-    return f"pvc-{claim.metadata and claim.metadata.uid}"
+def _volume_name(pvc: PersistentVolumeClaim) -> str:
+    return f"pvc-{pvc.metadata and pvc.metadata.uid}"
 
 
-def _requested_size(claim: PersistentVolumeClaim) -> str:
-    resources = claim.spec and claim.spec.resources
+def _requested_size(pvc: PersistentVolumeClaim) -> str:
+    resources = pvc.spec and pvc.spec.resources
     return str(((resources and resources.requests) or {})["storage"])
 
 
-def _reported_capacity(claim: PersistentVolumeClaim) -> str | None:
-    return ((claim.status and claim.status.capacity) or {}).get("storage")
+def _reported_capacity(pvc: PersistentVolumeClaim) -> str | None:
+    return ((pvc.status and pvc.status.capacity) or {}).get("storage")
 
 
 def _capacity(volume: PersistentVolume) -> str | None:
@@ -122,14 +128,14 @@ def _capacity(volume: PersistentVolume) -> str | None:
 
 
 def _watch(config: KubeConfig, kind: type, changes: "queue.Queue[None]") -> None:
-    """Tell of every change, and of every break of the watch, since something may have been missed then."""
+    """Signal every change, and every interruption of the watch, because changes may have been missed then."""
     while True:
         try:
             with Client(config=config) as client:
                 for _ in client.watch(kind, namespace="*" if kind is PersistentVolumeClaim else None):
                     changes.put(None)
         except httpx2.HTTPError as error:
-            log.warning("watch of %s broke: %s", kind.__name__, error)
+            log.warning("watch of %s failed: %s", kind.__name__, error)
         changes.put(None)
         threading.Event().wait(0.5)
 
@@ -151,14 +157,14 @@ def main() -> None:
             try:
                 provisioner.reconcile()
             except httpx2.HTTPError as error:
-                log.warning("will try again: %s", error)
+                log.warning("reconcile failed, retrying: %s", error)
                 threading.Event().wait(0.5)
                 changes.put(None)
             _wait_for_change(changes)
 
 
 def _wait_for_change(changes: "queue.Queue[None]") -> None:
-    """Wait for a change, and take all that have come since as one."""
+    """Wait for a change or the resync interval, and drop the other queued changes: one reconcile covers all of them."""
     try:
         changes.get(timeout=RESYNC_SECONDS)
         while True:

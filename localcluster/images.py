@@ -1,7 +1,8 @@
-"""Container images without a registry: a Debian root made by debootstrap, and layers of our own on top.
+"""Builds container images without a registry: a Debian root layer from debootstrap, and additional layers on top.
 
-Every stand-in shares one layer that has Python, nginx and a shell; they differ in what they run by default. Layers and
-archives stay in the per-user cache under a name that tells what went into them.
+The stand-in images replace public images of the same name. They share one layer with Python, nginx and a shell, and
+differ only in their default command. Layers and archives are stored in the per-user cache. Their file names contain a
+digest of the inputs.
 """
 
 import hashlib
@@ -30,12 +31,13 @@ SITE_PACKAGES_DIR = "usr/lib/python3/dist-packages"
 CONTAINER_USER = "10001:10001"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MAX_CACHED_PRODUCT_IMAGES = 4
-"""Every change of the sources makes a product image; so many of them stay for those who go back and forth."""
+"""Every change of the sources leads to a new product image. The newest ones stay cached, so that switching between
+branches needs no rebuild."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A name that pods use, and what the container runs unless they say otherwise."""
+    """The name that pods use, and the default command and user of the container."""
 
     name: str
     command: tuple[str, ...]
@@ -44,7 +46,7 @@ class Image:
 
 @dataclass(frozen=True)
 class ImageArchive:
-    """A file that containerd imports, with one or more images in it."""
+    """A file with one or more images that containerd imports."""
 
     path: Path
     images: tuple[Image, ...]
@@ -62,7 +64,7 @@ PRODUCT_IMAGE = Image("gpu-runtime:local", ("gpu-runtime", "--help"), CONTAINER_
 
 
 def image_archives() -> list[ImageArchive]:
-    """Everything that the local cluster runs, made where it is missing."""
+    """Return the archives of all images that a local cluster needs. Missing archives are built."""
     return [stand_in_archive(), pause_archive(), nats_archive(), product_archive()]
 
 
@@ -72,12 +74,12 @@ def stand_in_archive() -> ImageArchive:
 
 def product_archive() -> ImageArchive:
     layer = _product_layer()
-    made = _build_archive("gpu-runtime", [_debian_layer(), layer], [PRODUCT_IMAGE])
-    for path in (layer, made.path):
+    archive = _build_archive("gpu-runtime", [_debian_layer(), layer], [PRODUCT_IMAGE])
+    for path in (layer, archive.path):
         path.touch()
     _evict_oldest("gpu-runtime-*.oci.tar")
     _evict_oldest("gpu-runtime-*[0-9a-f].tar")
-    return made
+    return archive
 
 
 def _evict_oldest(pattern: str) -> None:
@@ -100,35 +102,37 @@ def _debian_layer() -> Path:
     source, release = apt_packages.package_archive()
     layer = _cache_path("debian", RECIPE_VERSION, release, *DEBIAN_PACKAGES, suffix=".tar")
     if not layer.exists():
-        require_free_disk(layer, 2, "making container images")
-        with progress_step(f"Making a Debian {release} root for container images"):
+        require_free_disk(layer, 2, "building container images")
+        with progress_step(f"Building the Debian {release} root of the container images"):
             _build_layer(layer, lambda root: _debootstrap(root, release, source))
     return layer
 
 
 def _debootstrap(root: Path, release: str, source: str) -> None:
     include = f"--include={','.join(DEBIAN_PACKAGES)}"
-    # In a mount namespace of its own, so that a debootstrap that dies leaves nothing mounted.
+    # debootstrap runs in a mount namespace of its own. If it is killed, the kernel removes its mounts.
     command = ["unshare", "--mount", "debootstrap", "--variant=minbase", include, release, str(root), source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stdout + done.stderr).strip().splitlines()[-1:]
-        raise MissingRequirement(f"debootstrap failed ({' '.join(reason)}): make Debian's package archive reachable.")
-    for waste in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists", "var/cache/apt"):
-        shutil.rmtree(root / waste, ignore_errors=True)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        reason = (completed.stdout + completed.stderr).strip().splitlines()[-1:]
+        raise MissingRequirement(
+            f"debootstrap failed ({' '.join(reason)}): check that the Debian package archive is reachable."
+        )
+    for unused in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists", "var/cache/apt"):
+        shutil.rmtree(root / unused, ignore_errors=True)
     (root / "usr/bin/python").symlink_to("python3")
     (root / "etc/apt/sources.list").unlink(missing_ok=True)
 
 
 def _product_layer() -> Path:
-    shipped = (path for path in (PROJECT_ROOT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
-    sources = [PROJECT_ROOT / "pyproject.toml", PROJECT_ROOT / "locks" / "runtime.txt", *sorted(shipped)]
+    source_files = (path for path in (PROJECT_ROOT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    sources = [PROJECT_ROOT / "pyproject.toml", PROJECT_ROOT / "locks" / "runtime.txt", *sorted(source_files)]
     contents = [f"{path.relative_to(PROJECT_ROOT)} {_digest(path)}" for path in sources]
     layer = _cache_path(
         "gpu-runtime", RECIPE_VERSION, "compiled", apt_packages.python_version(), *contents, suffix=".tar"
     )
     if not layer.exists():
-        with progress_step("Packing gpu-runtime:local"):
+        with progress_step("Building gpu-runtime:local"):
             _build_layer(layer, _install_product)
     return layer
 
@@ -155,22 +159,25 @@ def _install_product(root: Path) -> None:
 
 
 def _compile_bytecode(packages: Path) -> None:
-    """Bytecode by the image's own Python: containers have a read-only root, and would compile at every start."""
+    """Compile the packages with the image's own Python.
+
+    Containers have a read-only root file system. Without bytecode in the image, Python would compile at every start.
+    """
     with tempfile.TemporaryDirectory(dir=packages.parents[len(SITE_PACKAGES_DIR.split("/"))]) as temporary:
         with tarfile.open(_debian_layer()) as debian_root:
             debian_root.extractall(temporary, filter="fully_trusted")  # noqa: S202 - our own
-        inside = Path(temporary) / SITE_PACKAGES_DIR
-        shutil.copytree(packages, inside, dirs_exist_ok=True)
-        compiling = ["python3", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", f"/{SITE_PACKAGES_DIR}"]
-        _run("chroot", temporary, *compiling)
+        compiled_packages = Path(temporary) / SITE_PACKAGES_DIR
+        shutil.copytree(packages, compiled_packages, dirs_exist_ok=True)
+        command = ["python3", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", f"/{SITE_PACKAGES_DIR}"]
+        _run("chroot", temporary, *command)
         for folder in [path for path in packages.rglob("*") if path.is_dir()]:
-            compiled = inside / folder.relative_to(packages) / "__pycache__"
+            compiled = compiled_packages / folder.relative_to(packages) / "__pycache__"
             if compiled.exists():
                 shutil.copytree(compiled, folder / "__pycache__")
 
 
 def _program_layer(program: Path) -> Path:
-    """A single static program and nothing else."""
+    """Build a layer that contains one static program and no other file."""
     layer = _cache_path(program.name, _digest(program), suffix=".tar")
     if not layer.exists():
         _build_layer(layer, lambda root: shutil.copy2(program, root / program.name))
@@ -180,7 +187,7 @@ def _program_layer(program: Path) -> Path:
 def _build_archive(name: str, layers: Sequence[Path], images: Sequence[Image]) -> ImageArchive:
     path = _cache_path(name, RECIPE_VERSION, *(layer.name for layer in layers), *map(str, images), suffix=".oci.tar")
     if not path.exists():
-        require_free_disk(path, 1, "making container images")
+        require_free_disk(path, 1, "building container images")
         staging = path.with_name(f".{path.name}.{os.getpid()}")
         with tarfile.open(staging, "w") as archive:
             _write_oci(archive, layers, images)
@@ -189,10 +196,10 @@ def _build_archive(name: str, layers: Sequence[Path], images: Sequence[Image]) -
 
 
 def _write_oci(archive: tarfile.TarFile, layers: Sequence[Path], images: Sequence[Image]) -> None:
-    described = [_layer_descriptor(layer) for layer in layers]
-    for layer, descriptor in zip(layers, described, strict=True):
+    descriptors = [_layer_descriptor(layer) for layer in layers]
+    for layer, descriptor in zip(layers, descriptors, strict=True):
         archive.add(layer, f"blobs/{descriptor['digest'].replace(':', '/')}")
-    manifests = [_write_image(archive, described, image) for image in images]
+    manifests = [_write_image(archive, descriptors, image) for image in images]
     _add_json(archive, "oci-layout", {"imageLayoutVersion": "1.0.0"})
     _add_json(archive, "index.json", {"schemaVersion": 2, "manifests": manifests})
 
@@ -248,15 +255,15 @@ def _cache_path(name: str, *ingredients: str, suffix: str) -> Path:
 
 
 def _build_layer(layer: Path, fill: Callable[[Path], object]) -> None:
-    """Fill a folder and pack it into the layer, whole or not at all."""
+    """Fill a folder and pack it into a layer. The layer file appears only when it is complete."""
     scratch = layer.with_name(f".{layer.name}.{os.getpid()}")
     root = scratch / "root"
     root.mkdir(parents=True)
     try:
         fill(root)
-        packed = scratch / "layer.tar"
-        _run("tar", "--create", "--file", str(packed), "--numeric-owner", "--sort=name", "--directory", str(root), ".")
-        packed.rename(layer)
+        staging = scratch / "layer.tar"
+        _run("tar", "--create", "--file", str(staging), "--numeric-owner", "--sort=name", "--directory", str(root), ".")
+        staging.rename(layer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -267,6 +274,7 @@ def _digest(path: Path) -> str:
 
 
 def _run(*command: str, cwd: Path | None = None) -> None:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise MissingRequirement(f"`{' '.join(command[:3])} …` failed: {(done.stderr or done.stdout).strip()[-300:]}")
+    completed = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        reason = (completed.stderr or completed.stdout).strip()[-300:]
+        raise MissingRequirement(f"`{' '.join(command[:3])} …` failed: {reason}")

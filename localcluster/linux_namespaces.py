@@ -1,10 +1,11 @@
-"""The namespaces that a node lives in: its own processes, mounts and network.
+"""Creates the Linux namespaces of a node: PID, mount, network and IPC namespaces of its own.
 
-Process 1 in there is the supervisor. When it ends, however it ends, the kernel ends every other process, and with them
-go their mounts, interfaces, addresses, routes and firewall rules: nothing has to be undone by hand. Only the cgroups
-stay, which `remove_cgroups` takes away.
+The supervisor is process 1 of the PID namespace. When it exits for any reason, the kernel kills every other process of
+the node and removes its mounts, interfaces, addresses, routes and firewall rules. Only the cgroups remain;
+`remove_cgroups` deletes them.
 
-The first thing to run inside is this module's `main`, which arranges the mounts and then becomes the supervisor.
+The `main` function of this module runs first inside the namespaces. It sets up the mounts and then executes the
+supervisor.
 """
 
 import hashlib
@@ -23,7 +24,8 @@ from localcluster.supervisor_client import SupervisorClient
 
 NETWORK_INDEXES = range(64)
 
-# The kubelet insists on these and would set them for the whole machine; in here they read as it wants them.
+# The kubelet requires these values and would set them for the whole machine. Inside the namespaces, files with these
+# values are mounted over the kernel's files instead.
 KERNEL_SETTINGS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -36,7 +38,7 @@ KERNEL_SETTINGS = {
 
 @dataclass(frozen=True)
 class NodeNetwork:
-    """The addresses of one node. Each node has its own, so that several run side by side."""
+    """The address ranges of one node. Each node has a different index, so that several nodes can run side by side."""
 
     index: int
 
@@ -66,12 +68,12 @@ class NodeNetwork:
 
 
 def find_free_network() -> NodeNetwork:
-    """A network that nothing on this machine uses yet."""
+    """Return a network that overlaps with no route of this machine."""
     used = _used_networks()
     for index in NETWORK_INDEXES:
         network = NodeNetwork(index)
-        wanted = [ipaddress.ip_network(cidr) for cidr in (network.link_cidr, network.pod_cidr, network.service_cidr)]
-        if not any(one.overlaps(other) for one in wanted for other in used):
+        ranges = [ipaddress.ip_network(cidr) for cidr in (network.link_cidr, network.pod_cidr, network.service_cidr)]
+        if not any(candidate.overlaps(other) for candidate in ranges for other in used):
             return network
     raise MissingRequirement(
         "every network from 10.244.0.0 to 10.246.255.255 is in use on this machine: stop a local cluster."
@@ -79,8 +81,8 @@ def find_free_network() -> NodeNetwork:
 
 
 def _used_networks() -> list[ipaddress.IPv4Network]:
-    said = subprocess.run(["ip", "-json", "-4", "route"], capture_output=True, text=True, check=True).stdout
-    destinations = [route["dst"] for route in json.loads(said or "[]")]
+    routes = subprocess.run(["ip", "-json", "-4", "route"], capture_output=True, text=True, check=True).stdout
+    destinations = [route["dst"] for route in json.loads(routes or "[]")]
     return [ipaddress.IPv4Network(dst) for dst in destinations if dst != "default"]
 
 
@@ -95,23 +97,24 @@ class NodeNamespaces:
         return _cgroup_name(self.state_dir)
 
     def launch(self, processes: SupervisorClient, *, die_with_parent: bool, fds: Sequence[int] = ()) -> None:
-        """Make the namespaces, start the supervisor in them, and connect them to this machine."""
+        """Create the namespaces, start the supervisor in them, and connect their network to this machine."""
         self._write_mounted_files()
-        # A real power cut leaves none. Each that is left costs the kubelet six seconds before it looks at its pods.
+        # Each cgroup that remains from a previous run delays the kubelet by six seconds before it starts with its pods.
+        # A real power loss leaves no cgroups.
         remove_cgroups(self.state_dir)
         self._make_cgroups()
         unshare = ["unshare", "--mount", "--net", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "--"]
-        arrange = [sys.executable, "-P", "-m", "localcluster.linux_namespaces", str(self.state_dir), "--"]
-        processes.launch([*unshare, *arrange], die_with_parent=die_with_parent, fds=fds)
+        set_up_mounts = [sys.executable, "-P", "-m", "localcluster.linux_namespaces", str(self.state_dir), "--"]
+        processes.launch([*unshare, *set_up_mounts], die_with_parent=die_with_parent, fds=fds)
         self._connect_network(processes.supervisor_pid())
 
     def run(self, processes: SupervisorClient, *command: str | Path) -> str:
-        """Run a command inside and return what it says."""
+        """Run a command inside the namespaces and return its stdout."""
         enter = ["nsenter", f"--target={processes.supervisor_pid()}", "--mount", "--net", "--pid", "--"]
-        done = subprocess.run([*enter, *map(str, command)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-        return done.stdout
+        completed = subprocess.run([*enter, *map(str, command)], capture_output=True, text=True, check=False)
+        if completed.returncode:
+            raise RuntimeError(f"{' '.join(map(str, command))}: {completed.stderr.strip()}")
+        return completed.stdout
 
     def _write_mounted_files(self) -> None:
         files = self.state_dir / "files"
@@ -125,66 +128,70 @@ class NodeNamespaces:
             (files / name.replace("/", ".")).write_text(f"{value}\n")
 
     def _connect_network(self, pid: int) -> None:
-        """A cable between this machine and the node, and the way to the node's Services and pods over it."""
+        """Create a veth pair between this machine and the node, and routes to the node's Services and pods."""
         network = self.network
-        here = [
+        host_commands = [
             f"link add {network.interface} type veth peer name eth0 netns {pid}",
             f"addr add {network.host_ip}/30 dev {network.interface}",
             f"link set {network.interface} up",
             f"route add {network.service_cidr} via {network.node_ip}",
             f"route add {network.pod_cidr} via {network.node_ip}",
         ]
-        there = [
+        node_commands = [
             "link set lo up",
             f"addr add {network.node_ip}/30 dev eth0",
             "link set eth0 up",
-            # A packet to a Service must have a route before kube-proxy's rules can send it elsewhere.
+            # The kernel drops a packet without a route before kube-proxy's rules can redirect it to a pod.
             f"route add {network.service_cidr} dev eth0",
         ]
-        _ip(there[:1], pid)
-        _ip(here[:1])
-        _ip(there[1:], pid)
-        _ip(here[1:])
+        _ip(node_commands[:1], pid)
+        _ip(host_commands[:1])
+        _ip(node_commands[1:], pid)
+        _ip(host_commands[1:])
 
     def _make_cgroups(self) -> None:
         for root in _cgroup_roots():
             (root / self.cgroup).mkdir(exist_ok=True)
 
 
-def remove_cgroups(state: Path) -> None:
-    """Take away the one thing that the kernel keeps when a node's processes are gone."""
+def remove_cgroups(state_dir: Path) -> None:
+    """Delete the cgroups of a node. The kernel keeps them after the node's last process has exited."""
     for root in _cgroup_roots():
-        top = root / _cgroup_name(state)
+        top = root / _cgroup_name(state_dir)
         if top.exists():
             _remove_cgroup(top)
 
 
-def _cgroup_name(state: Path) -> str:
-    return f"localcluster-{hashlib.sha256(bytes(state)).hexdigest()[:12]}"
+def _cgroup_name(state_dir: Path) -> str:
+    return f"localcluster-{hashlib.sha256(bytes(state_dir)).hexdigest()[:12]}"
 
 
 def _meminfo(gib: int) -> str:
-    """This machine's memory report with more memory than it has, so that large requests can be scheduled."""
+    """Return /proc/meminfo with a larger amount of memory than the machine has.
+
+    The kubelet then advertises that amount, and pods with large memory requests can be scheduled.
+    """
     lines = []
     for line in Path("/proc/meminfo").read_text().splitlines():
         name = line.partition(":")[0]
-        larger = name in ("MemTotal", "MemFree", "MemAvailable")
-        lines.append(f"{name + ':':<16}{gib * 1024 * 1024:>8} kB" if larger else line)
+        is_replaced = name in ("MemTotal", "MemFree", "MemAvailable")
+        lines.append(f"{name + ':':<16}{gib * 1024 * 1024:>8} kB" if is_replaced else line)
     return "\n".join(lines) + "\n"
 
 
 def _ip(commands: Sequence[str], pid: int | None = None) -> None:
     enter = ["nsenter", f"--net=/proc/{pid}/ns/net", "--"] if pid else []
     batch = "\n".join(commands)
-    done = subprocess.run([*enter, "ip", "-batch", "-"], input=batch, capture_output=True, text=True, check=False)
-    if done.returncode:
+    completed = subprocess.run([*enter, "ip", "-batch", "-"], input=batch, capture_output=True, text=True, check=False)
+    if completed.returncode:
         raise MissingRequirement(
-            f"the node's network could not be made ({done.stderr.strip()}): `make down` removes an older one."
+            f"cannot create the node's network ({completed.stderr.strip()}): if the network of an earlier platform "
+            "still exists, `make down` removes it."
         )
 
 
 def _cgroup_roots() -> list[Path]:
-    """The one hierarchy of cgroup v2, or one for each controller of v1."""
+    """Return the single hierarchy of cgroup v2, or the hierarchy of each controller of cgroup v1."""
     base = Path("/sys/fs/cgroup")
     if (base / "cgroup.procs").exists():
         return [base]
@@ -201,7 +208,7 @@ def _remove_cgroup(folder: Path, timeout: float = 30) -> None:
             folder.rmdir()
         except FileNotFoundError:
             return
-        except OSError:  # the kernel has not finished with the last process yet
+        except OSError:  # the kernel has not removed the last process from the cgroup yet
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -210,14 +217,14 @@ def _remove_cgroup(folder: Path, timeout: float = 30) -> None:
 
 
 def main() -> None:
-    state, command = Path(sys.argv[1]), sys.argv[3:]
-    files = state / "files"
+    state_dir, command = Path(sys.argv[1]), sys.argv[3:]
+    files = state_dir / "files"
     _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/run")
     _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/var/log")
     for folder in ("/var/lib/cni", "/var/lib/kubelet"):
         Path(folder).mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/var/lib/cni")
-    _mount("--bind", str(state / "kubelet"), "/var/lib/kubelet")
+    _mount("--bind", str(state_dir / "kubelet"), "/var/lib/kubelet")
     _mount_file(files / "resolv.conf", Path("/etc/resolv.conf").resolve())
     _mount_file(files / "meminfo", Path("/proc/meminfo"))
     for name in KERNEL_SETTINGS:
@@ -228,7 +235,7 @@ def main() -> None:
 
 
 def _mount_file(source: Path, target: Path) -> None:
-    if not target.exists():  # such as a resolv.conf that pointed into /run
+    if not target.exists():  # for example a resolv.conf that was a link into /run
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch()
     _mount("--bind", str(source), str(target))

@@ -1,4 +1,4 @@
-"""A real NATS server with JetStream on a free port, with an account of one's own for whoever asks."""
+"""Runs a real NATS server with JetStream on a free port, and creates isolated accounts on it."""
 
 import itertools
 import secrets
@@ -16,14 +16,15 @@ from localcluster.paths import scratch_dir
 from localcluster.supervisor_client import SupervisorClient, wait_until
 
 NATS_SERVER_BINARY = Path(sys.executable).with_name("nats-server")
-# What streams may reserve together. By itself the server takes three quarters of the disk that is free at its start,
-# and then refuses the streams of the next account although nobody has written a byte.
+# The limit of the storage that all streams together may reserve. The default is three quarters of the disk space that
+# is free when the server starts. With the default, the reservations of some accounts make the server reject the streams
+# of the next account, even if no stream has stored any data.
 MAX_FILE_STORE = "1TB"
 
 
 @dataclass(frozen=True)
 class NatsAccount:
-    """A tenant of the server: its streams, subjects and buckets are nobody else's."""
+    """An account of the server. Its streams, subjects and buckets are isolated from those of other accounts."""
 
     name: str
     url: str
@@ -33,12 +34,13 @@ class NatsAccount:
 class NatsServer:
     state_dir: Path
     port: int
-    accounts: dict[str, str] = field(default_factory=lambda: {"nobody": secrets.token_hex(8)})
-    """Names and passwords. There is always one: a server without any admits everybody, and cuts them off later."""
+    accounts: dict[str, str] = field(default_factory=lambda: {"unused": secrets.token_hex(8)})
+    """Account names and passwords. There is always at least one account: a server without accounts accepts every
+    client, and disconnects these clients when the first account is added."""
     access_config: str = ""
-    """Who may come in, in the words of the server's configuration. Empty: those who have an account."""
+    """The authentication part of the server configuration. If it is empty, clients log in with one of `accounts`."""
     monitor_port: int = field(default_factory=free_port)
-    """Where it answers over HTTP how it is."""
+    """The port of the server's HTTP monitoring endpoints."""
     _account_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @cached_property
@@ -51,13 +53,13 @@ class NatsServer:
         self.processes.wait_for("nats", self._is_listening)
 
     def create_account(self) -> NatsAccount:
-        """Make an account and return when the server knows it."""
+        """Create an account and wait until the server accepts its login."""
         name, password = f"account-{next(self._account_numbers)}", secrets.token_hex(8)
         self.accounts[name] = password
         self._write_config()
         self.processes.signal("nats", signal.SIGHUP)
         account = NatsAccount(name, f"nats://{name}:{password}@127.0.0.1:{self.port}")
-        wait_until(lambda: self._accepts_login(name, password), 10, lambda: f"NATS did not learn of {name}")
+        wait_until(lambda: self._accepts_login(name, password), 10, lambda: f"NATS did not load the account {name}")
         return account
 
     @property
@@ -96,13 +98,17 @@ class NatsServer:
 
 @contextmanager
 def temporary_nats_server(
-    access_config: str = "", supervisor_wrapper: Callable[[Path], Sequence[str]] = lambda _state: ()
+    access_config: str = "", supervisor_wrapper: Callable[[Path], Sequence[str]] = lambda _state_dir: ()
 ) -> Iterator[NatsServer]:
-    """A server of one's own, gone with its data at the end; inside whatever the wrapping command makes of its state."""
-    with scratch_dir("nats") as state:
-        server = NatsServer(state, free_port(), access_config=access_config)
+    """Run a NATS server. The server and its data are removed when the context ends.
+
+    `supervisor_wrapper` gets the state folder and returns a command that runs the supervisor, for example in a mount
+    namespace.
+    """
+    with scratch_dir("nats") as state_dir:
+        server = NatsServer(state_dir, free_port(), access_config=access_config)
         try:
-            server.processes.launch(supervisor_wrapper(state), die_with_parent=True)
+            server.processes.launch(supervisor_wrapper(state_dir), die_with_parent=True)
             server.start()
             yield server
         finally:

@@ -1,4 +1,4 @@
-"""A node on which real pods run: containerd, kubelet, kube-proxy, DNS, volumes, and GPUs that are not there."""
+"""Runs a Kubernetes node with real pods: containerd, kubelet, kube-proxy, CoreDNS, volumes, and simulated GPUs."""
 
 import datetime
 import json
@@ -31,7 +31,7 @@ NODE_MANIFESTS = Path(__file__).with_suffix(".yaml")
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of a cluster, and the control plane that runs on it."""
+    """The only machine of a cluster, and the control plane that runs on it."""
 
     state_dir: Path
     network: NodeNetwork
@@ -58,9 +58,9 @@ class Node:
         return binaries.resolve(NODE_BINARIES)
 
     def start(self, *, die_with_parent: bool, fds: Sequence[int] = ()) -> None:
-        """Start everything and return when the node is Ready with its GPUs."""
+        """Start all processes and wait until the node is Ready and has registered its GPUs."""
         archives = prepare()
-        started = datetime.datetime.now(datetime.UTC)
+        started_at = datetime.datetime.now(datetime.UTC)
         with progress_step("Starting the control plane"):
             self.namespaces.launch(self.processes, die_with_parent=die_with_parent, fds=fds)
             self.start_containerd()
@@ -74,7 +74,7 @@ class Node:
             self.start_kube_proxy()
             self.start_coredns()
             self.control_plane.start_provisioner()
-            self.processes.wait_for("kubelet", lambda: self.is_ready(since=started), 180)
+            self.processes.wait_for("kubelet", lambda: self.is_ready(since=started_at), 180)
 
     def start_containerd(self) -> None:
         config = self._write(
@@ -102,10 +102,10 @@ state = "/run/containerd"
 
     def import_images(self, archives: Sequence[images.ImageArchive]) -> None:
         self.processes.wait_for("containerd", self._is_containerd_ready)
-        done = self.state_dir / "containerd" / "imported"
-        known = done.read_text().split() if done.exists() else []
+        imported_file = self.state_dir / "containerd" / "imported"
+        imported = imported_file.read_text().split() if imported_file.exists() else []
         for archive in archives:
-            if archive.path.name not in known:
+            if archive.path.name not in imported:
                 self.namespaces.run(
                     self.processes,
                     "ctr",
@@ -115,7 +115,7 @@ state = "/run/containerd"
                     "import",
                     archive.path,
                 )
-        done.write_text("\n".join(archive.path.name for archive in archives))
+        imported_file.write_text("\n".join(archive.path.name for archive in archives))
 
     def start_kubelet(self) -> None:
         user = f"system:node:{NODE_NAME}"
@@ -148,10 +148,10 @@ state = "/run/containerd"
             "maxPods": 250,
             "serializeImagePulls": False,
             "registryPullQPS": 0,
-            # The machine's disk may be full of other things, and the advertised memory is not there.
+            # No evictions: other data may fill the disk of this machine, and the advertised memory does not exist.
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
-            # Quick to notice and to try again: people and tests wait for this node.
+            # Short intervals for status updates and restarts, because users and tests wait for this node.
             "nodeStatusUpdateFrequency": "1s",
             "nodeLeaseDurationSeconds": 10,
             "syncFrequency": "5s",
@@ -178,7 +178,7 @@ state = "/run/containerd"
                 "kubeconfig": str(self.control_plane.kubeconfig_for("kube-proxy", "system:kube-proxy"))
             },
             "nftables": {"minSyncPeriod": "10ms", "syncPeriod": "30s"},
-            # Nothing of this machine's connection tracking is to be changed.
+            # Zero leaves the connection tracking settings of this machine unchanged.
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         }
         config = self._write("kube-proxy.yaml", yaml.safe_dump(settings))
@@ -197,7 +197,7 @@ cluster.local:53 in-addr.arpa:53 {{
         kubeconfig {kubeconfig} local
     }}
 }}
-# There is no world outside: say so at once instead of letting a resolver wait for it.
+# External names do not resolve. The immediate NXDOMAIN saves resolvers from waiting for a timeout.
 .:53 {{
     bind {self.network.node_ip}
     template ANY ANY {{
@@ -209,7 +209,10 @@ cluster.local:53 in-addr.arpa:53 {{
         self.processes.start("coredns", [self.binary_paths["coredns"], "-conf", config])
 
     def is_ready(self, since: datetime.datetime) -> bool:
-        """Whether the node takes pods and has its GPUs; what it said before it was last switched off does not count."""
+        """Whether the node is Ready and has all its GPUs.
+
+        The node lease must have been renewed after `since`. An older status is from before the last shutdown.
+        """
         with self.control_plane.client() as client:
             try:
                 lease = client.get(Lease, NODE_NAME, namespace="kube-node-lease")
@@ -222,15 +225,15 @@ cluster.local:53 in-addr.arpa:53 {{
         return conditions.get("Ready") == "True" and (status.allocatable or {}).get("nvidia.com/gpu") == str(self.gpus)
 
     def apply(self, path: Path) -> None:
-        """Apply a manifest, or a folder with a kustomization."""
-        how = "-k" if path.is_dir() else "-f"
-        self.kubectl("apply", "--server-side", "--force-conflicts", how, str(path))
+        """Apply a manifest file, or a folder with a kustomization."""
+        flag = "-k" if path.is_dir() else "-f"
+        self.kubectl("apply", "--server-side", "--force-conflicts", flag, str(path))
 
     def kubectl(self, *arguments: str) -> str:
         return self.control_plane.kubectl(*arguments)
 
     def stop(self) -> None:
-        """Cut the power: nothing of the node is left but its files."""
+        """Kill all processes of the node, as a power loss does. Only the node's files remain."""
         self.processes.shutdown()
         remove_cgroups(self.state_dir)
 
@@ -268,9 +271,9 @@ cluster.local:53 in-addr.arpa:53 {{
 
 
 def prepare() -> list[images.ImageArchive]:
-    """Whatever a node needs of this machine, made or installed where it is missing."""
+    """Install or build all requirements of a node that are missing, and return the image archives."""
     if os.geteuid() != 0:
-        raise MissingRequirement("a node needs root for its namespaces and mounts: run this with sudo.")
+        raise MissingRequirement("a node needs root for its namespaces and mounts: run the command with sudo.")
     require_free_disk(LOCAL_STATE_DIR, 3, "a node")
     apt_packages.install_missing()
     binaries.resolve(NODE_BINARIES)
@@ -279,17 +282,17 @@ def prepare() -> list[images.ImageArchive]:
 
 @contextmanager
 def temporary_node(gpus: int = 16) -> Iterator[Node]:
-    """A node of one's own beside any other, gone without a trace at the end."""
+    """Run a node beside other nodes. Its processes, files and cgroups are removed when the context ends."""
     prepare()
-    with scratch_dir("nodes", remove_node_state) as state:
-        local = Node(state, find_free_network(), gpus)
+    with scratch_dir("nodes", remove_node_state) as state_dir:
+        node = Node(state_dir, find_free_network(), gpus)
         try:
-            local.start(die_with_parent=True)
-            yield local
+            node.start(die_with_parent=True)
+            yield node
         finally:
-            local.stop()
+            node.stop()
 
 
-def remove_node_state(state: Path) -> None:
-    remove_cgroups(state)
-    remove_tree(state)
+def remove_node_state(state_dir: Path) -> None:
+    remove_cgroups(state_dir)
+    remove_tree(state_dir)

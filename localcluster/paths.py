@@ -1,4 +1,4 @@
-"""Where things live: the project, its local state, and the per-user cache of what is expensive to make."""
+"""The folders of the project, of its local state, and of the per-user cache of expensive build results."""
 
 import fcntl
 import os
@@ -20,13 +20,13 @@ def cache_dir() -> Path:
 
 
 def require_free_disk(path: Path, gigabytes: float, purpose: str) -> None:
-    """Refuse before the work starts rather than fail in the middle of it."""
+    """Raise an error before the work starts if the disk would be too small for it."""
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     free = shutil.disk_usage(existing).free / 1e9
     if free < gigabytes:
         raise MissingRequirement(
-            f"{purpose} needs {gigabytes:g} GB of disk at {existing} and {free:.1f} GB are free: "
-            f"free some, or point XDG_CACHE_HOME to a larger disk."
+            f"{purpose} needs {gigabytes:g} GB of disk space at {existing}, but only {free:.1f} GB are free: "
+            f"delete files, or set XDG_CACHE_HOME to a folder on a larger disk."
         )
 
 
@@ -36,11 +36,11 @@ def remove_tree(folder: Path) -> None:
 
 @contextmanager
 def scratch_dir(kind: str, discard: Callable[[Path], None] = remove_tree) -> Iterator[Path]:
-    """A folder for a cluster that lives as long as its owner, and the end of those whose owners were killed."""
+    """Create a folder that exists as long as the context, and remove the folders whose owner process was killed."""
     base = LOCAL_STATE_DIR / kind
     base.mkdir(parents=True, exist_ok=True)
-    with (base / ".lock").open("w") as sweeping:
-        fcntl.flock(sweeping, fcntl.LOCK_EX)
+    with (base / ".lock").open("w") as cleanup_lock:
+        fcntl.flock(cleanup_lock, fcntl.LOCK_EX)
         for orphan in base.iterdir():
             if orphan.is_dir() and not _has_live_owner(orphan):
                 discard(orphan)
@@ -55,7 +55,7 @@ def scratch_dir(kind: str, discard: Callable[[Path], None] = remove_tree) -> Ite
 
 
 def _owner_lock_file(folder: Path) -> Path:
-    """A file that the owner holds locked; the kernel lets go of it when the owner dies, however that happens."""
+    """Return the file that the owner process keeps locked. The kernel releases the lock when the process exits."""
     return folder / "owner"
 
 

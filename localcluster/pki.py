@@ -1,4 +1,4 @@
-"""Certificates and kubeconfigs of one cluster: a certificate authority, and an identity for everyone who calls."""
+"""Issues the certificates of one cluster with a certificate authority of its own, and writes kubeconfigs."""
 
 import base64
 import datetime
@@ -19,7 +19,7 @@ CERTIFICATE_VALIDITY = datetime.timedelta(days=3650)
 
 @dataclass(frozen=True)
 class CertificatePair:
-    """A certificate and its key on disk."""
+    """The paths of a certificate and its private key."""
 
     certificate: Path
     key: Path
@@ -27,7 +27,7 @@ class CertificatePair:
 
 @dataclass(frozen=True)
 class CertificateAuthority:
-    """The cluster's own certificate authority. What it has issued is kept, so a restarted cluster keeps its clients."""
+    """The certificate authority of one cluster. Issued certificates are stored, so they stay valid after a restart."""
 
     folder: Path
 
@@ -37,8 +37,8 @@ class CertificateAuthority:
 
     @cached_property
     def _ca_pair(self) -> CertificatePair:
-        identity = self._paths("ca")
-        if not identity.key.exists():
+        pair = self._paths("ca")
+        if not pair.key.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             key = ec.generate_private_key(ec.SECP256R1())
             name = _subject("localcluster")
@@ -47,13 +47,13 @@ class CertificateAuthority:
                 x509.BasicConstraints(True, None), True
             )
             builder = builder.add_extension(usage, True)
-            _write_pair(identity, builder.sign(key, hashes.SHA256()), key)
-        return identity
+            _write_pair(pair, builder.sign(key, hashes.SHA256()), key)
+        return pair
 
     def issue(self, name: str, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> CertificatePair:
-        """An identity for a user of these groups that can also serve under these host names and addresses."""
-        identity = self._paths(name)
-        if not identity.key.exists():
+        """Issue a certificate for a user with these groups. It is also a server certificate for these hosts."""
+        pair = self._paths(name)
+        if not pair.key.exists():
             authority_key = serialization.load_pem_private_key(self._ca_pair.key.read_bytes(), None)
             assert isinstance(authority_key, ec.EllipticCurvePrivateKey)  # noqa: S101
             issuer = x509.load_pem_x509_certificate(self._ca_pair.certificate.read_bytes()).subject
@@ -65,18 +65,18 @@ class CertificateAuthority:
                 builder = builder.add_extension(
                     x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False
                 )
-            _write_pair(identity, builder.sign(authority_key, hashes.SHA256()), key)
-        return identity
+            _write_pair(pair, builder.sign(authority_key, hashes.SHA256()), key)
+        return pair
 
     def signing_key(self, name: str) -> Path:
-        """A bare key, such as the one that signs service account tokens."""
+        """Return a key without certificate, for example the key that signs service account tokens."""
         path = self.folder / f"{name}.key"
         if not path.exists():
             _write_private(path, _pem(rsa.generate_private_key(65537, 2048)))
         return path
 
-    def write_kubeconfig(self, path: Path, server: str, identity: CertificatePair) -> Path:
-        """A kubeconfig that stands alone: everything it needs is inside."""
+    def write_kubeconfig(self, path: Path, server: str, pair: CertificatePair) -> Path:
+        """Write a kubeconfig with embedded certificates and key, so that it depends on no other file."""
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -92,8 +92,8 @@ class CertificateAuthority:
                 {
                     "name": "local",
                     "user": {
-                        "client-certificate-data": _base64_of(identity.certificate),
-                        "client-key-data": _base64_of(identity.key),
+                        "client-certificate-data": _base64_of(pair.certificate),
+                        "client-key-data": _base64_of(pair.key),
                     },
                 }
             ],
@@ -106,8 +106,8 @@ class CertificateAuthority:
 
 
 def _subject(user: str, groups: Sequence[str] = ()) -> x509.Name:
-    organisations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
-    return x509.Name([*organisations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+    organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    return x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -132,13 +132,13 @@ def _certificate_builder(
     )
 
 
-def _write_pair(identity: CertificatePair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    identity.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _write_private(identity.key, _pem(key))
+def _write_pair(pair: CertificatePair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write_private(pair.key, _pem(key))
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Whole or not at all, and for the owner's eyes only."""
+    """Write a file atomically. Only its owner can read it."""
     staging = path.with_name(f".{path.name}.new")
     staging.touch(mode=0o600)
     staging.write_bytes(data)

@@ -1,4 +1,4 @@
-"""What a person sees while the machine works: a line per step, with a bar where the end is known."""
+"""Prints the progress of long steps: one line for each step, with a bar if the total amount of work is known."""
 
 import sys
 import time
@@ -11,14 +11,14 @@ UPDATE_INTERVAL_SECONDS = 10.0
 
 
 class ProgressStep:
-    """One step under way. On a terminal it redraws its line; elsewhere it prints one every few seconds."""
+    """One running step. On a terminal it redraws its line; otherwise it prints a new line every few seconds."""
 
     def __init__(self, title: str, out: TextIO) -> None:
         self.title = title
-        self.started = time.monotonic()
+        self.started_at = time.monotonic()
         self._out = out
         self._is_terminal = out.isatty()
-        self._next_line = self.started + UPDATE_INTERVAL_SECONDS
+        self._next_line_at = self.started_at + UPDATE_INTERVAL_SECONDS
         if self._is_terminal:
             self._draw(f"  … {title}")
 
@@ -28,12 +28,12 @@ class ProgressStep:
         bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {share:4.0%}"
         if self._is_terminal:
             self._draw(f"  … {self.title} {bar} {detail}")
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + UPDATE_INTERVAL_SECONDS
+        elif time.monotonic() >= self._next_line_at:
+            self._next_line_at = time.monotonic() + UPDATE_INTERVAL_SECONDS
             print(f"  … {self.title} {bar} {detail}", file=self._out, flush=True)
 
     def finish(self, mark: str) -> None:
-        seconds = time.monotonic() - self.started
+        seconds = time.monotonic() - self.started_at
         line = f"  {mark} {self.title} ({seconds:.1f} s)"
         if self._is_terminal:
             self._draw(line)
@@ -47,10 +47,10 @@ class ProgressStep:
 
 @contextmanager
 def progress_step(title: str) -> Iterator[ProgressStep]:
-    current = ProgressStep(title, sys.stderr)
+    step = ProgressStep(title, sys.stderr)
     try:
-        yield current
+        yield step
     except BaseException:
-        current.finish("✗")
+        step.finish("✗")
         raise
-    current.finish("✓")
+    step.finish("✓")

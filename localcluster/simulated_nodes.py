@@ -1,4 +1,4 @@
-"""Simulated GPU nodes: kwok plays their kubelets, so that thousands of pods become Ready without a container."""
+"""Adds simulated GPU nodes. kwok acts as their kubelet, so that thousands of pods become Ready without a container."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def start_kwok(plane: ControlPlane, kwok: Path) -> None:
             f"--config={KWOK_STAGES}",
             f"--kubeconfig={plane.kubeconfig_for('kwok', 'kwok', 'system:masters')}",
             f"--manage-nodes-with-annotation-selector={KWOK_NODE_ANNOTATION}=fake",
-            "--node-lease-duration-seconds=20",  # renewed four times in that time, well within the grace period
+            # kwok renews each lease four times in this time. It is much shorter than the node monitor grace period.
+            "--node-lease-duration-seconds=20",
             "--cidr=10.128.0.0/9",
             "--node-ip=10.127.0.1",
         ],
@@ -33,7 +34,7 @@ def start_kwok(plane: ControlPlane, kwok: Path) -> None:
 
 
 def add_nodes(client: Client, count: int, gpus: int, prefix: str = "simulated") -> list[str]:
-    """Create nodes with GPUs and room for as many small pods as anyone wants."""
+    """Create nodes with GPUs and capacity for thousands of small pods."""
     names = [f"{prefix}-{index}" for index in range(count)]
     for name in names:
         add_node(client, name, gpus)

@@ -1,10 +1,12 @@
-"""Holds the processes of one cluster: starts them, restarts what ends by itself, and takes all of them along.
+"""Supervises the processes of one cluster: starts them, restarts those that exit, and kills all of them when it exits.
 
-A program of its own: `python -m localcluster.supervisor SOCKET`. In the node shape it is process 1 of the cluster's
-namespaces, so it also reaps what others orphan, and its death ends everything that runs there. Elsewhere its children
-ask the kernel to be killed with it. `localcluster.supervisor_client` is its client: one line of JSON in, one out.
+A separate program: `python -m localcluster.supervisor SOCKET`. For a node it is process 1 of the node's namespaces:
+it also reaps orphaned processes, and the kernel kills all processes of the namespaces when it exits. Outside of
+namespaces, its children ask the kernel to kill them when the supervisor exits. The client is
+`localcluster.supervisor_client`. A request is one line of JSON, and so is the response.
 
-Power is simply cut at the end: whatever runs here is built to survive that, and is reminded of it daily.
+The supervisor kills its processes with SIGKILL, without a graceful shutdown. All of them must survive a crash, and
+every stop of a cluster tests this.
 """
 
 import contextlib
@@ -26,10 +28,10 @@ INITIAL_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 5.0
 BACKOFF_RESET_SECONDS = 10.0
 NOT_STARTED_EXIT_CODE = 127
-"""The exit status of what could not even be started, as shells have it."""
+"""The exit code of a process that could not be started, as in shells."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""The option of prctl(2) that sets the signal a process gets when its parent exits."""
 
 
 @dataclass
@@ -52,13 +54,13 @@ class SupervisedProcess:
         self.started_at = time.monotonic()
         with Path(self.log).open("ab") as log:
             try:
-                running = self._popen(log)
+                process = self._popen(log)
             except OSError as error:
                 log.write(f"{error}\n".encode())
                 self.record_exit(NOT_STARTED_EXIT_CODE)
                 return
-        running.returncode = 0  # reaped by the supervisor's own waitpid, not by Popen
-        self.pid = running.pid
+        process.returncode = 0  # the waitpid call of the supervisor reaps the process, not Popen
+        self.pid = process.pid
 
     def _popen(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
@@ -70,18 +72,19 @@ class SupervisedProcess:
             cwd=self.cwd,
             pass_fds=self.fds,
             start_new_session=True,
-            preexec_fn=functools.partial(kill_on_parent_death, os.getpid()),  # noqa: PLW1509 - there is one thread
+            preexec_fn=functools.partial(kill_on_parent_death, os.getpid()),  # noqa: PLW1509 - only one thread
         )
 
     def record_exit(self, code: int) -> None:
-        steady = time.monotonic() - self.started_at > BACKOFF_RESET_SECONDS
-        self.backoff_seconds = INITIAL_BACKOFF_SECONDS if steady else min(self.backoff_seconds * 2, MAX_BACKOFF_SECONDS)
+        was_stable = time.monotonic() - self.started_at > BACKOFF_RESET_SECONDS
+        next_backoff = min(self.backoff_seconds * 2, MAX_BACKOFF_SECONDS)
+        self.backoff_seconds = INITIAL_BACKOFF_SECONDS if was_stable else next_backoff
         self.pid, self.last_exit_code, self.restart_at = None, code, time.monotonic() + self.backoff_seconds
         self.restarts += 1
 
 
 def kill_on_parent_death(parent: int) -> None:
-    """Ask the kernel to be killed with the parent, which may have died before this was asked for."""
+    """Ask the kernel to kill this process when its parent exits. Exit now if the parent has exited already."""
     if LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL)) != 0 or os.getppid() != parent:
         os._exit(NOT_STARTED_EXIT_CODE)
 
@@ -125,8 +128,8 @@ class Supervisor:
         self.stopping = True
 
     def _seconds_until_restart(self) -> float | None:
-        waiting = [child.restart_at for child in self.children.values() if child.should_run and child.pid is None]
-        return max(0.0, min(waiting) - time.monotonic()) if waiting else None
+        restarts = [child.restart_at for child in self.children.values() if child.should_run and child.pid is None]
+        return max(0.0, min(restarts) - time.monotonic()) if restarts else None
 
     def _read_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -155,11 +158,11 @@ class Supervisor:
         with connection, connection.makefile("rb") as stream:
             connection.settimeout(5)
             try:
-                answer = self._handle(json.loads(stream.readline()))
+                response = self._handle(json.loads(stream.readline()))
             except (OSError, ValueError, KeyError, TypeError) as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            with contextlib.suppress(OSError):  # whoever asked may be gone
-                connection.sendall(json.dumps(answer).encode() + b"\n")
+                response = {"error": f"{type(error).__name__}: {error}"}
+            with contextlib.suppress(OSError):  # the client may have disconnected
+                connection.sendall(json.dumps(response).encode() + b"\n")
 
     def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.pop("op"):
@@ -182,11 +185,11 @@ class Supervisor:
         return {}
 
     def _start(self, child: SupervisedProcess) -> None:
-        known = self.children.get(child.name)
-        if known and known.pid:
-            if known.should_run and known.argv == child.argv:
+        existing = self.children.get(child.name)
+        if existing and existing.pid:
+            if existing.should_run and existing.argv == child.argv:
                 return
-            raise ValueError(f"{child.name} is running already; stop it first")
+            raise ValueError(f"{child.name} is already running; stop it first")
         child.spawn()
         self.children[child.name] = child
 
@@ -195,9 +198,9 @@ class Supervisor:
         return {
             "name": child.name,
             "pid": child.pid,
-            "wanted": child.should_run,
+            "should_run": child.should_run,
             "restarts": child.restarts,
-            "last_exit": child.last_exit_code,
+            "last_exit_code": child.last_exit_code,
             "log": child.log,
         }
 

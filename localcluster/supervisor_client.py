@@ -1,4 +1,4 @@
-"""The client of `localcluster.supervisor`: a cluster's processes as its owner sees them."""
+"""The client of `localcluster.supervisor`: starts, signals, stops and lists the processes of a cluster."""
 
 import contextlib
 import json
@@ -18,12 +18,12 @@ from localcluster.paths import PROJECT_ROOT
 
 
 class ProcessFailed(Exception):
-    """A process of the cluster did not do its part; the message carries the end of its log."""
+    """A process of the cluster failed or was not ready in time. The message contains the last lines of its log."""
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """What the supervisor says of one process."""
+    """The state of one process, as reported by the supervisor."""
 
     name: str
     pid: int | None
@@ -34,24 +34,25 @@ class ProcessStatus:
 
 
 class SupervisorClient:
-    def __init__(self, state: Path) -> None:
-        self.logs = state / "logs"
-        self._socket = state / "supervisor.sock"
+    def __init__(self, state_dir: Path) -> None:
+        self.logs = state_dir / "logs"
+        self._socket = state_dir / "supervisor.sock"
         self._supervisor: subprocess.Popen[bytes] | None = None
 
     def launch(self, wrap: Sequence[str] = (), *, die_with_parent: bool, fds: Sequence[int] = ()) -> None:
-        """Start the supervisor, inside whatever the wrapping command makes.
+        """Start the supervisor. `wrap` is a command that runs it, for example in new namespaces.
 
-        An owned cluster dies with the process that launched it, even if that one is killed.
+        With `die_with_parent`, the kernel kills the cluster when the process that launched it exits, even if that
+        process is killed.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         self._socket.unlink(missing_ok=True)
-        tie = ["setpriv", "--pdeathsig", "KILL", "--"] if die_with_parent else []
+        parent_death = ["setpriv", "--pdeathsig", "KILL", "--"] if die_with_parent else []
         supervisor = [sys.executable, "-P", "-m", "localcluster.supervisor", self._socket.name]
         with (self.logs / "supervisor.log").open("ab") as log:
             self._supervisor = subprocess.Popen(
-                [*tie, *wrap, *supervisor],
-                cwd=self._socket.parent,  # a socket's path may have 108 characters at most, so it is given relatively
+                [*parent_death, *wrap, *supervisor],
+                cwd=self._socket.parent,  # the path is relative, because a socket path has at most 108 characters
                 env=os.environ | {"PYTHONPATH": str(PROJECT_ROOT)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -69,7 +70,7 @@ class SupervisorClient:
         return True
 
     def supervisor_pid(self) -> int:
-        """The supervisor's process id as seen from here, whatever namespace it lives in."""
+        """Return the process ID of the supervisor in this process's PID namespace."""
         with self._connect() as connection:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             pid: int = struct.unpack("3i", credentials)[0]
@@ -78,21 +79,21 @@ class SupervisorClient:
     def start(
         self, name: str, argv: Sequence[str | Path], *, env: dict[str, str] | None = None, fds: Sequence[int] = ()
     ) -> None:
-        command = [str(word) for word in argv]
+        command = [str(argument) for argument in argv]
         log = str(self.logs / f"{name}.log")
         self._request({"op": "start", "name": name, "argv": command, "env": env or {}, "log": log, "fds": list(fds)})
 
     def stop(self, name: str, number: Signals = Signals.SIGKILL, timeout: float = 60) -> None:
-        """Stop a process and keep it down until it is started again."""
+        """Stop a process. The supervisor does not restart it until `start` is called."""
         self._request({"op": "stop", "name": name, "signal": int(number)})
-        wait_until(lambda: self.get(name).pid is None, timeout, lambda: f"{name} did not end on {number.name}")
+        wait_until(lambda: self.get(name).pid is None, timeout, lambda: f"{name} did not exit on {number.name}")
 
     def signal(self, name: str, number: Signals) -> None:
-        """Send a signal; a process that ends of it is started again."""
+        """Send a signal. If the process exits, the supervisor restarts it."""
         self._request({"op": "signal", "name": name, "signal": int(number)})
 
     def signal_supervisor(self, number: Signals) -> None:
-        """What an accident does to the cluster as a whole."""
+        """Send a signal to the supervisor, for example to simulate the loss of the whole cluster."""
         os.kill(self.supervisor_pid(), number)
 
     def list(self) -> list[ProcessStatus]:
@@ -108,10 +109,10 @@ class SupervisorClient:
         wait_until(ready, timeout, explain)
 
     def shutdown(self, timeout: float = 30) -> None:
-        """Cut the power. Returns when the supervisor, and so everything it held, is gone."""
+        """Kill the cluster. Returns when the supervisor, and so all its processes, have exited."""
         with contextlib.suppress(OSError):
             _terminate(self.supervisor_pid(), timeout)
-        if self._supervisor is not None:  # which may not have come as far as listening
+        if self._supervisor is not None:  # the supervisor may have failed before it listened on its socket
             self._supervisor.kill()
             self._supervisor.wait(timeout)
             self._supervisor = None
@@ -137,10 +138,10 @@ class SupervisorClient:
             line = stream.readline()
         if not line:
             raise ConnectionError("the supervisor closed the connection")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise ProcessFailed(answer["error"])
-        return answer
+        response: dict[str, Any] = json.loads(line)
+        if "error" in response:
+            raise ProcessFailed(response["error"])
+        return response
 
 
 def wait_until(
@@ -154,15 +155,15 @@ def wait_until(
 
 
 def _terminate(pid: int, timeout: float) -> None:
-    for number in (Signals.SIGTERM, Signals.SIGKILL):  # a process that was paused, or hangs, still obeys the second
+    for number in (Signals.SIGTERM, Signals.SIGKILL):  # SIGKILL also ends a stopped or hanging process
         with contextlib.suppress(ProcessFailed):
             os.kill(pid, number)
             return wait_until(lambda: not process_exists(pid), timeout, lambda: "")
-    raise ProcessFailed(f"the supervisor (process {pid}) does not end")
+    raise ProcessFailed(f"the supervisor (process {pid}) did not exit")
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process runs; one that is only waiting to be reaped does not."""
+    """Whether a process is running. A zombie process is not running."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,5 @@
-"""Small disks that can be filled: they exist for the processes of one supervisor alone, and end with it."""
+"""Provides small tmpfs disks that tests can fill. A disk is visible only to the processes of one supervisor, and the
+kernel removes it when the supervisor exits."""
 
 import os
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ MOUNT_SCRIPT = 'mount -t tmpfs -o size="$1" none "$2" && shift 2 && exec "$@"'
 
 
 def tmpfs_command(folder: Path, size: str) -> Sequence[str]:
-    """What a supervisor is wrapped in so that the folder is a disk of this size, which nobody else sees."""
+    """Return a command that runs the supervisor in a mount namespace in which the folder is a disk of this size."""
     if os.geteuid() != 0:
-        raise MissingRequirement("disks that can be filled need root: run this with sudo.")
+        raise MissingRequirement("a tmpfs disk needs root: run the command with sudo.")
     folder.mkdir(parents=True, exist_ok=True)
     return ["unshare", "--mount", "--propagation=private", "--", "sh", "-c", MOUNT_SCRIPT, "sh", size, str(folder)]
 
@@ -30,7 +31,7 @@ class TmpfsDisk:
         return Path(f"/proc/{self.processes.supervisor_pid()}/root{self.folder}/filler")
 
     def fill(self) -> None:
-        """To the last byte."""
+        """Fill the disk completely, to the last byte."""
         with self._filler.open("ab", buffering=0) as filler:
             for size in (1 << 20, 1 << 12, 1):
                 with suppress(OSError):

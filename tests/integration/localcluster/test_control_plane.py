@@ -1,4 +1,4 @@
-"""The control plane shape is a real Kubernetes: it schedules, it authenticates, it refuses."""
+"""The local control plane is a real Kubernetes: it schedules pods, authenticates callers, and enforces policies."""
 
 import json
 import signal
@@ -55,24 +55,26 @@ def test_pod_beyond_the_gpu_capacity_is_pending(kube: Client, namespace: str) ->
     node = {"kubernetes.io/hostname": f"{namespace}-0"}
     kube.create(deployment("full", replicas=3, gpus=1, node=node), namespace=namespace)
 
-    def refusals() -> list[str]:
+    def unschedulable_messages() -> list[str]:
         pods = kube.list(Pod, namespace=namespace)
         conditions = [c for pod in pods if pod.status for c in pod.status.conditions or []]
         return [c.message or "" for c in conditions if c.reason == "Unschedulable"]
 
-    wait_until(lambda: ready_replicas(kube, "full", namespace) == 2, 60, lambda: "two of three are not Ready")
-    wait_until(lambda: len(refusals()) == 1, 60, lambda: f"no pod waits: {refusals()}")
-    assert "Insufficient nvidia.com/gpu" in refusals()[0]
+    wait_until(lambda: ready_replicas(kube, "full", namespace) == 2, 60, lambda: "two of three pods are not Ready")
+    wait_until(
+        lambda: len(unschedulable_messages()) == 1, 60, lambda: f"unschedulable pods: {unschedulable_messages()}"
+    )
+    assert "Insufficient nvidia.com/gpu" in unschedulable_messages()[0]
 
 
 def test_anonymous_is_401_and_users_have_no_default_rights(control_plane: ControlPlane) -> None:
     anonymous = ssl.create_default_context(cafile=str(control_plane.authority.certificate))
-    with pytest.raises(urllib.error.HTTPError, match="Unauthorized") as refusal:
+    with pytest.raises(urllib.error.HTTPError, match="Unauthorized") as raised:
         urllib.request.urlopen(f"{control_plane.url}/api/v1/namespaces", timeout=60, context=anonymous)  # noqa: S310
-    refusal.value.close()
-    config = KubeConfig.from_file(control_plane.kubeconfig_for("nobody", "nobody"))
-    with Client(config=config) as nobody, pytest.raises(ApiError, match='User "nobody" cannot list resource "pods"'):
-        list(nobody.list(Pod))
+    raised.value.close()
+    config = KubeConfig.from_file(control_plane.kubeconfig_for("guest", "guest"))
+    with Client(config=config) as guest, pytest.raises(ApiError, match='User "guest" cannot list resource "pods"'):
+        list(guest.list(Pod))
 
 
 def test_pod_security_label_is_enforced(kube: Client, namespace: str) -> None:
@@ -94,11 +96,11 @@ def test_control_planes_run_side_by_side_and_clean_up(control_plane: ControlPlan
 
 
 def test_killed_owner_ends_its_control_plane() -> None:
-    """The kernel ends every process of a cluster whose owner was killed, however that one died."""
+    """The kernel kills every process of a control plane when the process that started it is killed."""
     program = (
         "import json, time\n"
-        "from localcluster.control_plane import control_plane\n"
-        "with control_plane(nodes=0) as plane:\n"
+        "from localcluster.control_plane import temporary_control_plane\n"
+        "with temporary_control_plane(nodes=0) as plane:\n"
         "    print(json.dumps([process.pid for process in plane.processes.list()]), flush=True)\n"
         "    time.sleep(600)\n"
     )
@@ -116,13 +118,13 @@ def test_a_process_that_dies_is_started_again(control_plane: ControlPlane) -> No
     wait_until(
         lambda: control_plane.processes.get("kube-scheduler").pid not in (None, before.pid),
         60,
-        lambda: "the scheduler did not come back",
+        lambda: "the supervisor did not restart the scheduler",
     )
 
 
 def test_namespace_creation_is_fast(kube: Client, namespace: str) -> None:
-    """A guard against a set-up that waits for something: the order of magnitude, not a measurement."""
-    started = time.monotonic()
+    """The limit only detects a configuration that makes the creation wait, for example for a timeout."""
+    started_at = time.monotonic()
     kube.create(Namespace(metadata=ObjectMeta(name=f"{namespace}-b")))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started_at < 30
     kube.delete(Namespace, f"{namespace}-b")

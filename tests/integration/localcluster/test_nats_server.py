@@ -1,4 +1,4 @@
-"""NATS accounts are worlds of their own, and JetStream keeps what it was given."""
+"""NATS accounts are isolated from each other, and JetStream stores messages."""
 
 import asyncio
 
@@ -30,15 +30,15 @@ def test_a_stream_keeps_messages(nats_account: NatsAccount) -> None:
 
 def test_accounts_do_not_see_each_other(nats: NatsServer, nats_account: NatsAccount) -> None:
     async def scenario() -> bool:
-        mine, theirs = await connected(nats_account), await connected(nats.create_account())
-        await mine.jetstream().add_stream(name="mine", subjects=["x"])
+        first, second = await connected(nats_account), await connected(nats.create_account())
+        await first.jetstream().add_stream(name="private", subjects=["x"])
         try:
-            await theirs.jetstream().stream_info("mine")
+            await second.jetstream().stream_info("private")
         except NotFoundError:
             return False
         finally:
-            await mine.close()
-            await theirs.close()
+            await first.close()
+            await second.close()
         return True
 
     assert asyncio.run(scenario()) is False

@@ -1,4 +1,4 @@
-"""Programs are taken where they fit, and built where they are missing, or refused in one sentence."""
+"""Binaries are used if their version is accepted, and built if they are missing. A failed build is reported."""
 
 import stat
 from pathlib import Path
@@ -9,10 +9,10 @@ from localcluster import binaries
 from localcluster.errors import MissingRequirement
 
 
-def program(folder: Path, name: str, says: str) -> Path:
+def program(folder: Path, name: str, output: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.write_text(f"#!/bin/sh\necho '{output}'\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
 
@@ -25,7 +25,7 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says", "fits"),
+    ("name", "output", "is_accepted"),
     [
         ("kube-apiserver", "Kubernetes v1.36.4", True),
         ("kube-apiserver", "Kubernetes v1.36.0", True),
@@ -43,8 +43,8 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("gpu-device-plugin", "whatever", False),
     ],
 )
-def test_program_is_accepted_by_its_version_output(tmp_path: Path, name: str, says: str, fits: bool) -> None:
-    assert binaries.version_matches(name, str(program(tmp_path, name, says))) is fits
+def test_program_is_accepted_by_its_version_output(tmp_path: Path, name: str, output: str, is_accepted: bool) -> None:
+    assert binaries.version_matches(name, str(program(tmp_path, name, output))) is is_accepted
 
 
 def test_kubebuilder_assets_come_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_assets_of_another_version_are_skipped(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_another_build_recipe_has_another_cache_path() -> None:
-    one = binaries.GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"})
-    other = binaries.GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, ldflags="-s")
-    assert one.install_dir != other.install_dir
+    first = binaries.GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"})
+    second = binaries.GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, ldflags="-s")
+    assert first.install_dir != second.install_dir
 
 
 def test_missing_module_proxy_is_reported_and_leaves_no_partial_build(
@@ -77,10 +77,10 @@ def test_missing_module_proxy_is_reported_and_leaves_no_partial_build(
         'echo "k8s.io/api@v0.36.4: module lookup disabled by GOPROXY=off" >&2\nexit 1\n'
     )
     monkeypatch.setenv("PATH", f"{go.parent}:/usr/bin:/bin")
-    with pytest.raises(MissingRequirement) as refusal:
+    with pytest.raises(MissingRequirement) as raised:
         binaries.resolve(["kwok"])
-    assert "module lookup disabled" in str(refusal.value)
-    assert "make a Go module proxy reachable" in str(refusal.value)
-    assert "KUBEBUILDER_ASSETS" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    assert "module lookup disabled" in str(raised.value)
+    assert "check that a Go module proxy is reachable" in str(raised.value)
+    assert "KUBEBUILDER_ASSETS" in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"] == []

@@ -1,4 +1,4 @@
-"""The forwarder passes on what it gets, and is not what cuts a request while the pods behind a Service change."""
+"""The forwarder passes all data on, and does not fail requests while the pods of a Service are replaced."""
 
 import socket
 import subprocess
@@ -15,31 +15,31 @@ from localcluster.paths import PROJECT_ROOT
 
 @contextmanager
 def forwarder(port: int) -> Iterator[tuple[str, int]]:
-    """Where it accepts what is to reach that port of this machine."""
-    with socket.socket() as accepting:
-        accepting.bind(("127.0.0.1", 0))
-        accepting.listen()
-        route = f"{accepting.fileno()}=127.0.0.1:{port}"
+    """Run a forwarder to this port of 127.0.0.1, and return the address on which it accepts connections."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        route = f"{listener.fileno()}=127.0.0.1:{port}"
         command = [sys.executable, "-m", "localcluster.forwarder", route]
-        running = subprocess.Popen(command, pass_fds=[accepting.fileno()], cwd=PROJECT_ROOT)
+        process = subprocess.Popen(command, pass_fds=[listener.fileno()], cwd=PROJECT_ROOT)
         try:
-            yield accepting.getsockname()
+            yield listener.getsockname()
         finally:
-            running.kill()
-            running.wait(60)
+            process.kill()
+            process.wait(60)
 
 
 def server(port: int) -> socket.socket:
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", port))
-    made.listen()
-    made.settimeout(60)
-    return made
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    listener.settimeout(60)
+    return listener
 
 
-def send_all(connection: socket.socket, what: bytes) -> None:
-    connection.sendall(what)
+def send_all(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(data)
     connection.shutdown(socket.SHUT_WR)
 
 
@@ -52,7 +52,7 @@ def test_connection_without_a_backend_waits_for_the_next_backend() -> None:
     with forwarder(port) as address, socket.create_connection(address, timeout=60) as client:
         client.sendall(b"question")
         client.settimeout(0.5)
-        with pytest.raises(TimeoutError):  # neither an answer nor an end
+        with pytest.raises(TimeoutError):  # neither data nor a close
             client.recv(1)
         with server(port) as listening:
             client.settimeout(60)
@@ -64,14 +64,14 @@ def test_connection_without_a_backend_waits_for_the_next_backend() -> None:
 
 
 def test_data_sent_before_a_half_close_arrives_on_both_sides() -> None:
-    port, much = free_port(), b"x" * 3_000_000
+    port, data = free_port(), b"x" * 3_000_000
     with server(port) as listening, forwarder(port) as address, socket.create_connection(address, timeout=60) as client:
         pod, _ = listening.accept()
         with pod:
             pod.settimeout(10)
-            sending = threading.Thread(target=send_all, args=(client, much))
-            sending.start()
-            assert receive_all(pod) == much
-            sending.join()
-            pod.sendall(much)
-        assert receive_all(client) == much
+            sender = threading.Thread(target=send_all, args=(client, data))
+            sender.start()
+            assert receive_all(pod) == data
+            sender.join()
+            pod.sendall(data)
+        assert receive_all(client) == data

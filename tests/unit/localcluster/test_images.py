@@ -1,3 +1,5 @@
+"""The cache of container images keeps only the newest product images."""
+
 import os
 from pathlib import Path
 

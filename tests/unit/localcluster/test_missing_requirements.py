@@ -1,4 +1,4 @@
-"""What is missing is said in one sentence with the remedy, before anything is started."""
+"""A missing requirement is reported with its remedy before any process is started."""
 
 import ipaddress
 import shutil
@@ -21,7 +21,7 @@ class DiskUsage(NamedTuple):
 def test_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: DiskUsage(10**9, 10**9, 2 * 10**8))
     with pytest.raises(
-        MissingRequirement, match=r"building X needs 8 GB .* 0\.2 GB are free: free some, or point XDG_CACHE_HOME"
+        MissingRequirement, match=r"building X needs 8 GB .* 0\.2 GB are free: delete files, or set XDG_CACHE_HOME"
     ):
         require_free_disk(tmp_path / "not" / "there" / "yet", 8, "building X")
 
@@ -34,13 +34,13 @@ def test_node_without_root_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_packages_without_root_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(MissingRequirement, match="run `sudo apt-get install some-package`"):
+    with pytest.raises(MissingRequirement, match="Run `sudo apt-get install some-package`"):
         apt_packages.install_missing({"no-such-program": "some-package"})
 
 
 def test_missing_packages_on_another_distribution_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(MissingRequirement, match="has no apt-get: install them with its package manager"):
+    with pytest.raises(MissingRequirement, match="apt-get is not available: install them with the package manager"):
         apt_packages.install_missing({"no-such-program": "some-package"})
 
 
@@ -49,18 +49,18 @@ def test_missing_requirement_is_printed_once_with_exit_status_2(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert cli.main(["node"]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said == "Cannot go on: a node needs root for its namespaces and mounts: run this with sudo."
+    printed = capsys.readouterr().err.strip()
+    assert printed == "Cannot continue: a node needs root for its namespaces and mounts: run the command with sudo."
 
 
 def test_networks_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     first = linux_namespaces.NodeNetwork(0)
-    monkeypatch.setattr(linux_namespaces, "_routes", lambda: [ipaddress.IPv4Network(first.service_cidr)])
+    monkeypatch.setattr(linux_namespaces, "_used_networks", lambda: [ipaddress.IPv4Network(first.service_cidr)])
     assert linux_namespaces.find_free_network() == linux_namespaces.NodeNetwork(1)
 
 
 def test_exhausted_networks_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linux_namespaces, "_routes", lambda: [ipaddress.IPv4Network("10.0.0.0/8")])
+    monkeypatch.setattr(linux_namespaces, "_used_networks", lambda: [ipaddress.IPv4Network("10.0.0.0/8")])
     with pytest.raises(MissingRequirement, match="stop a local cluster"):
         linux_namespaces.find_free_network()
 
