@@ -1,7 +1,8 @@
-"""What every test may ask for: a shared control plane, a namespace of its own, a NATS account of its own.
+"""Fixtures for all tests: a shared control plane and NATS server, and a namespace and a NATS account for each test.
 
-Starting the shared ones costs seconds once per run; a test's own namespace and account cost milliseconds. Where this
-machine cannot give them, the tests that asked are left out, which is said at the end of the run and fails it in CI.
+The start of the shared servers takes seconds, once per run. A namespace or an account takes milliseconds. If a
+requirement of the servers is missing on this machine, the tests that need them are skipped. The end of the run lists
+the skipped tests. In CI a skipped test fails the run.
 """
 
 import os
@@ -23,24 +24,24 @@ from localcluster.errors import MissingRequirement
 from localcluster.nats_server import NatsAccount, NatsServer, temporary_nats_server
 from tests.xdist_scheduler import SerialGroupScheduling
 
-SKIP_REASON_PREFIX = "LEFT OUT: "
+SKIP_REASON_PREFIX = "SKIPPED: "
 
 T = TypeVar("T")
 
 
 @contextmanager
-def enter_or_skip(thing: AbstractContextManager[T]) -> Iterator[T]:
-    """Enter it, or leave the tests out that need it."""
+def enter_or_skip(context: AbstractContextManager[T]) -> Iterator[T]:
+    """Enter a context. Skip the tests that need it if a requirement is missing, or fail them in CI."""
     try:
-        entered = thing.__enter__()
-    except MissingRequirement as unmet:
+        entered = context.__enter__()
+    except MissingRequirement as error:
         if os.environ.get("CI") == "true":
-            pytest.fail(f"nothing may be left out in CI: {unmet}", pytrace=False)
-        pytest.skip(f"{SKIP_REASON_PREFIX}{unmet}")
+            pytest.fail(f"no test may be skipped in CI: {error}", pytrace=False)
+        pytest.skip(f"{SKIP_REASON_PREFIX}{error}")
     try:
         yield entered
     finally:
-        thing.__exit__(None, None, None)
+        context.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="session")
@@ -52,14 +53,14 @@ def control_plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def kube(control_plane: ControlPlane) -> Iterator[Client]:
-    """A client with every right, for looking at the cluster with other eyes than the product's."""
+    """A client with administrator rights. It does not use the product's own client code."""
     with control_plane.client() as client:
         yield client
 
 
 @pytest.fixture
 def namespace(kube: Client) -> Iterator[str]:
-    """A namespace of the test's own. Its end is asked for, not waited for: that takes Kubernetes five seconds."""
+    """A namespace for one test. The fixture does not wait for its deletion, which takes five seconds."""
     name = f"test-{uuid.uuid4().hex[:12]}"
     kube.create(Namespace(metadata=ObjectMeta(name=name)))
     yield name
@@ -75,7 +76,7 @@ def nats() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def nats_account(nats: NatsServer) -> NatsAccount:
-    """A NATS account of the test's own: nobody else sees its streams and subjects."""
+    """A NATS account for one test. Its streams and subjects are isolated from other accounts."""
     return nats.create_account()
 
 
@@ -90,6 +91,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if SKIP_REASON_PREFIX in reason:
             reasons[reason.partition(SKIP_REASON_PREFIX)[2]] += 1
     if reasons:
-        terminalreporter.section("NOT EVERYTHING WAS TESTED", sep="!", red=True, bold=True)
+        terminalreporter.section("SOME TESTS WERE SKIPPED", sep="!", red=True, bold=True)
         for reason, count in reasons.items():
-            terminalreporter.line(f"{count} tests were left out: {reason}", red=True)
+            terminalreporter.line(f"{count} tests were skipped: {reason}", red=True)

@@ -1,7 +1,7 @@
-"""Two tests at a time, in two processes, but never two of those that make a machine busy.
+"""Distributes tests to two pytest-xdist workers, and runs the tests with a high load one after the other.
 
-Tests of one file run in one process, one after the other, since they share what they have started. Of two that load an
-API server, or two real nodes, each would only wait for the other.
+All tests of a file run in one worker, because they share fixtures. The tests with a high load, such as those with a
+real node, form one group that runs in one worker: two of them at the same time would only slow each other down.
 """
 
 from xdist.scheduler import LoadScopeScheduling
@@ -17,5 +17,5 @@ SERIAL_TEST_PATHS = (
 
 class SerialGroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        """What runs in one process. The busy ones are collected first, and so begin at once."""
-        return "busy" if nodeid.startswith(SERIAL_TEST_PATHS) else nodeid.partition("::")[0]
+        """Return the group of a test. The serial group is collected first, so it also starts first."""
+        return "serial" if nodeid.startswith(SERIAL_TEST_PATHS) else nodeid.partition("::")[0]

@@ -1,9 +1,9 @@
-"""Faults under load, round after round, and after each of them the truth.
+"""Injects faults into the system under load, in rounds, and checks all invariants after each round.
 
     python -m tests.chaos --minutes 5 --seed 7 [--round 3]
 
-What happens is a function of the seed, as far as that goes: the same faults at the same times and the same requests.
-How processes interleave with them is not.
+The seed decides the faults, the times of the faults, and the requests. The interleaving of the processes is not
+deterministic.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tests.integration.runtime_api.live_platform import ClusterReader
 
 ARTIFACTS_DIR = LOCAL_STATE_DIR / "chaos"
 MIN_ROUND_SECONDS = 60.0
-"""Seconds that a round takes at least: none begins that has not so many left."""
+"""The minimum duration of a round. No round starts if less time remains."""
 
 
 @dataclass
@@ -51,8 +51,8 @@ class ChaosSummary:
     workers: int = 0
     longest_recovery_seconds: float = 0
 
-    def add(self, done: ChaosRound) -> None:
-        history = done.history
+    def add(self, chaos_round: ChaosRound) -> None:
+        history = chaos_round.history
         self.rounds += 1
         self.requests += history.requests
         self.retries += history.retries
@@ -62,25 +62,25 @@ class ChaosSummary:
         self.terminal_states.update(
             each.terminal_views[0]["state"] for each in history.invocations.values() if each.terminal_views
         )
-        self.executions += done.executions
-        self.repeated_executions += done.repeated_executions
-        self.longest_recovery_seconds = max(self.longest_recovery_seconds, done.recovery_seconds)
+        self.executions += chaos_round.executions
+        self.repeated_executions += chaos_round.repeated_executions
+        self.longest_recovery_seconds = max(self.longest_recovery_seconds, chaos_round.recovery_seconds)
 
     def rows(self) -> Iterator[tuple[str, object]]:
         yield "rounds", self.rounds
         for kind in FaultKind:
             yield f"faults: {kind}", self.faults[kind]
         yield "requests", self.requests
-        yield "requests sent again", self.retries
-        yield "units made", self.units
-        yield "storages made", self.storages
+        yield "retried requests", self.retries
+        yield "units created", self.units
+        yield "storages created", self.storages
         yield "invocations", self.invocations
         for state, times in sorted(self.terminal_states.items()):
             yield f"invocations: {state}", times
         yield "executions", self.executions
-        yield "executions of what had run before", self.repeated_executions
+        yield "repeated executions", self.repeated_executions
         yield "workers started", self.workers
-        yield "longest until in order", f"{self.longest_recovery_seconds:.1f} s"
+        yield "longest recovery", f"{self.longest_recovery_seconds:.1f} s"
 
     def __str__(self) -> str:
         return "\n".join(f"  {name:<36}{value!s:>10}" for name, value in self.rows())
@@ -96,12 +96,12 @@ class ChaosRun:
     summary: ChaosSummary = field(default_factory=ChaosSummary)
 
     async def run_round(self, number: int) -> bool:
-        """Whether everything held."""
+        """Run a round and return whether all invariants held."""
         print_line(f"round {number} of seed {self.seed}")
         self._truncate_logs()
         faults = FaultInjector(self.platform, self.kubelet, print_line)
-        happening = schedule_faults(self.seed, number)
-        made = ChaosRound(
+        schedule = schedule_faults(self.seed, number)
+        chaos_round = ChaosRound(
             self.platform,
             self.kubelet,
             self.cluster_watch,
@@ -109,48 +109,51 @@ class ChaosRun:
             faults,
             self.seed,
             number,
-            happening,
+            schedule,
             print_line,
         )
         try:
-            await made.run()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the seed and the logs tell of it
-            await self._report_violation(made, failure_text(error))
+            await chaos_round.run()
+        except Exception as error:  # noqa: BLE001 - every error is reported with the seed and the logs
+            await self._report_violation(chaos_round, failure_text(error))
             return False
         finally:
-            self.summary.add(made)
+            self.summary.add(chaos_round)
             self.summary.faults.update(faults.injected_kinds)
             self.summary.workers = self.kubelet.started_count
-        print_line(f"        in order after {made.recovery_seconds:.1f} s")
+        print_line(f"        recovered after {chaos_round.recovery_seconds:.1f} s")
         return True
 
     def _truncate_logs(self) -> None:
-        """Of rounds that went well nothing is kept."""
+        """Delete the log lines of the previous rounds, which were successful."""
         for folder in self.platform.log_dirs.values():
             for log in folder.glob("*.log"):
                 with log.open("r+b") as file:
                     file.truncate()
 
-    async def _report_violation(self, made: ChaosRound, found: str) -> None:
-        folder = ARTIFACTS_DIR / f"seed-{self.seed}-round-{made.number}"
+    async def _report_violation(self, chaos_round: ChaosRound, violation: str) -> None:
+        folder = ARTIFACTS_DIR / f"seed-{self.seed}-round-{chaos_round.number}"
         shutil.rmtree(folder, ignore_errors=True)
-        await made.save_artifacts(folder)
-        again = f"make chaos SEED={self.seed} ROUND={made.number}"
-        faults = "\n".join(f"  {each}" for each in made.faults.injected_faults)
+        await chaos_round.save_artifacts(folder)
+        repeat_command = f"make chaos SEED={self.seed} ROUND={chaos_round.number}"
+        faults = "\n".join(f"  {each}" for each in chaos_round.faults.injected_faults)
         text = (
-            f"VIOLATED in round {made.number} of seed {self.seed}\n{found}\n\nThe faults:\n{faults}\n\n"
-            f"The logs of the round: {folder}\nThe same round again: {again}"
+            f"VIOLATED in round {chaos_round.number} of seed {self.seed}\n{violation}\n\nThe faults:\n{faults}\n\n"
+            f"The logs of the round: {folder}\nRepeat the round: {repeat_command}"
         )
         (folder / "violation.txt").write_text(text + "\n")
         print_line(text)
 
 
 def failure_text(error: BaseException) -> str:
-    """A violation says it itself, also where it comes out of a group of tasks. Anything else is ours to mend."""
+    """Return the messages of the violations, also from an exception group.
+
+    An error without a violation is a defect of the test program and is returned with its traceback.
+    """
     if isinstance(error, InvariantViolated):
         return str(error)
-    if isinstance(error, BaseExceptionGroup) and (found := error.subgroup(InvariantViolated)):
-        return "\n".join(map(failure_text, found.exceptions))
+    if isinstance(error, BaseExceptionGroup) and (violations := error.subgroup(InvariantViolated)):
+        return "\n".join(map(failure_text, violations.exceptions))
     return "".join(traceback.format_exception(error))
 
 
@@ -158,46 +161,46 @@ def print_line(text: str) -> None:
     print(text, flush=True)
 
 
-async def run(seed: int, minutes: float, only: int | None) -> bool:
-    """Whether everything held."""
-    began = time.monotonic()
+async def run(seed: int, minutes: float, only_round: int | None) -> bool:
+    """Run rounds until the time is over, and return whether all invariants held."""
+    started_at = time.monotonic()
     async with AsyncExitStack() as stack:
         platform = await stack.enter_async_context(running_system())
         kube = AsyncClient(config=KubeConfig.from_file(platform.control_plane.kubeconfig))
         stack.push_async_callback(kube.close)
         watch = await stack.enter_async_context(watch_cluster(kube))
-        minder = await stack.enter_async_context(running_kubelet(platform))
-        watch.listeners.append(minder.sync_pods)
-        made = ChaosRun(platform, minder, watch, ClusterReader(kube), seed)
-        print_line(f"the platform is up after {time.monotonic() - began:.0f} s")
+        kubelet = await stack.enter_async_context(running_kubelet(platform))
+        watch.listeners.append(kubelet.sync_pods)
+        chaos_run = ChaosRun(platform, kubelet, watch, ClusterReader(kube), seed)
+        print_line(f"the platform is up after {time.monotonic() - started_at:.0f} s")
         try:
-            for number in [only] if only else count(1):
-                if not await made.run_round(number):
+            for number in [only_round] if only_round else count(1):
+                if not await chaos_run.run_round(number):
                     return False
-                if time.monotonic() - began > 60 * minutes - MIN_ROUND_SECONDS:
+                if time.monotonic() - started_at > 60 * minutes - MIN_ROUND_SECONDS:
                     break
         finally:
-            print_line(str(made.summary))
+            print_line(str(chaos_run.summary))
         return True
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--round", type=int, default=None, help="only this one")
+    parser.add_argument("--minutes", type=float, default=5, help="how long rounds are started (default 5)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of faults and requests (default: random)")
+    parser.add_argument("--round", type=int, default=None, help="run only the round with this number")
     options = parser.parse_args()
     seed = random.randrange(10**6) if options.seed is None else options.seed  # noqa: S311
-    print_line(f"seed {seed}: the same again with make chaos MINUTES={options.minutes:g} SEED={seed}")
+    print_line(f"seed {seed}: repeat with make chaos MINUTES={options.minutes:g} SEED={seed}")
     try:
-        held = uvloop.run(run(seed, options.minutes, options.round))
-    except MissingRequirement as unmet:
-        sys.exit(str(unmet))
+        all_held = uvloop.run(run(seed, options.minutes, options.round))
+    except MissingRequirement as error:
+        sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    if not held:
+    if not all_held:
         sys.exit(1)
-    print_line(f"seed {seed}: everything held")
+    print_line(f"seed {seed}: all invariants held")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""In place of a kubelet: every pod of a worker gets its two processes here, and they end with it."""
+"""Acts as the kubelet of worker pods: starts the framework and the sidecar process of each pod, and stops them when the
+pod is deleted."""
 
 import asyncio
 import json
@@ -22,7 +23,7 @@ from tests.chaos.tcp_proxy import TcpProxy, running_proxy
 from tests.integration.controller_manager.conftest import Object
 
 DRAIN_TIMEOUT_SECONDS = 12.0
-"""Seconds that the end of a pod waits for what its worker has in hand."""
+"""How long the stop of a pod waits for the invocations in flight of its worker."""
 
 
 @dataclass
@@ -54,21 +55,21 @@ class FakeKubelet:
     platform: SystemUnderTest
     tasks: asyncio.TaskGroup
     workers: dict[str, WorkerProcesses] = field(default_factory=dict)
-    """By the UIDs of their pods."""
+    """The workers, by the UID of their pod."""
     started_count: int = 0
 
     def sync_pods(self, pods: Iterable[Object]) -> None:
-        """These pods are there, and no others."""
-        serving = {each["metadata"]["uid"]: each for each in pods if _is_worker_pod(each)}
-        for uid in self.workers.keys() - serving.keys():
+        """Start and stop processes so that exactly these pods have their processes."""
+        worker_pods = {each["metadata"]["uid"]: each for each in pods if _is_worker_pod(each)}
+        for uid in self.workers.keys() - worker_pods.keys():
             self.workers[uid].stopped.set()
-        for uid in serving.keys() - self.workers.keys():
-            self.workers[uid] = worker = WorkerProcesses(serving[uid])
+        for uid in worker_pods.keys() - self.workers.keys():
+            self.workers[uid] = worker = WorkerProcesses(worker_pods[uid])
             self.tasks.create_task(self._run_worker(worker))
 
     @property
     def running_workers(self) -> list[WorkerProcesses]:
-        """Those whose processes run, in an order that does not depend on names that nobody can foresee."""
+        """The workers whose processes run. They are sorted by unit name, because pod names and UIDs are random."""
         return sorted(
             (each for each in self.workers.values() if each.proxy and not each.stopped.is_set()), key=lambda w: w.unit
         )
@@ -86,29 +87,29 @@ class FakeKubelet:
                 del self.workers[worker.uid]
 
     def _start(self, worker: WorkerProcesses) -> None:
-        place = self.platform.state_dir / "pods"
-        place.mkdir(exist_ok=True)
-        socket, config = place / f"{worker.uid[:13]}.sock", place / f"{worker.uid[:13]}.yaml"
+        folder = self.platform.state_dir / "pods"
+        folder.mkdir(exist_ok=True)
+        socket, config = folder / f"{worker.uid[:13]}.sock", folder / f"{worker.uid[:13]}.yaml"
         config.write_text(json.dumps(self._settings(worker, socket)))
         processes, container = self.platform.processes, worker.pod["spec"]["containers"][0]
-        told = {each["name"]: each.get("value", "") for each in container["env"]} | {SOCKET_VARIABLE: str(socket)}
+        env = {each["name"]: each.get("value", "") for each in container["env"]} | {SOCKET_VARIABLE: str(socket)}
         arguments: list[str] = [*container["command"], *container["args"]][1:]
-        processes.start(worker.framework, [sys.executable, *arguments], env=told)
+        processes.start(worker.framework, [sys.executable, *arguments], env=env)
         command = [str(GPU_RUNTIME_PROGRAM), "worker-sidecar", "--config", str(config)]
         processes.start(worker.sidecar, command, env={"POD_UID": worker.uid})
 
     def _settings(self, worker: WorkerProcesses, socket: Path) -> dict[str, Any]:
-        given: dict[str, Any] = json.loads(worker.pod["metadata"]["annotations"][SETTINGS_ANNOTATION])
+        settings: dict[str, Any] = json.loads(worker.pod["metadata"]["annotations"][SETTINGS_ANNOTATION])
         assert worker.proxy
-        given["nats"]["urls"] = [self.platform.nats_url_via(worker.proxy)]
-        given["framework"]["socketPath"] = str(socket)
-        return given | {"health": {"bindAddress": f"127.0.0.1:{worker.port}"}}
+        settings["nats"]["urls"] = [self.platform.nats_url_via(worker.proxy)]
+        settings["framework"]["socketPath"] = str(socket)
+        return settings | {"health": {"bindAddress": f"127.0.0.1:{worker.port}"}}
 
     async def _drain(self, worker: WorkerProcesses) -> None:
-        """The hook before the user's container ends."""
-        patience = aiohttp.ClientTimeout(total=DRAIN_TIMEOUT_SECONDS)
+        """Call the preStop hook, as the kubelet does before it stops the user's container."""
+        timeout = aiohttp.ClientTimeout(total=DRAIN_TIMEOUT_SECONDS)
         with suppress(aiohttp.ClientError, TimeoutError, OSError):
-            async with self.platform.http.get(f"http://127.0.0.1:{worker.port}/drain", timeout=patience):
+            async with self.platform.http.get(f"http://127.0.0.1:{worker.port}/drain", timeout=timeout):
                 pass
 
     def _stop(self, worker: WorkerProcesses) -> None:
@@ -122,15 +123,15 @@ class FakeKubelet:
 
 
 def _is_worker_pod(pod: Object) -> bool:
-    about = pod["metadata"]
-    return Label.NATS_ACCESS in about.get("labels", {}) and "deletionTimestamp" not in about
+    metadata = pod["metadata"]
+    return Label.NATS_ACCESS in metadata.get("labels", {}) and "deletionTimestamp" not in metadata
 
 
 @asynccontextmanager
 async def running_kubelet(platform: SystemUnderTest) -> AsyncIterator[FakeKubelet]:
     async with asyncio.TaskGroup() as tasks:
-        made = FakeKubelet(platform, tasks)
+        kubelet = FakeKubelet(platform, tasks)
         try:
-            yield made
+            yield kubelet
         finally:
-            made.sync_pods(())
+            kubelet.sync_pods(())

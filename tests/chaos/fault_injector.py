@@ -1,4 +1,4 @@
-"""Faults carried out: begun, held for their time, and healed whatever happens meanwhile."""
+"""Injects the faults of a schedule: starts each fault, keeps it active for its duration, and always ends it."""
 
 import asyncio
 from collections import Counter
@@ -23,21 +23,21 @@ class FaultInjector:
     log: Callable[[str], None]
     injected_kinds: Counter[FaultKind] = field(default_factory=Counter)
     killed_processes: Counter[str] = field(default_factory=Counter)
-    """Processes of the product, by name."""
+    """How often each process of the product was killed, by process name."""
     injected_faults: list[str] = field(default_factory=list)
-    """Those of this round, in order, with who was hit."""
+    """The faults of this round in the order of their start, with the affected process or link."""
 
-    async def inject_all(self, plan: tuple[Fault, ...]) -> None:
+    async def inject_all(self, schedule: tuple[Fault, ...]) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for fault in plan:
+            for fault in schedule:
                 tasks.create_task(self._inject(fault))
 
     async def _inject(self, fault: Fault) -> None:
         await asyncio.sleep(fault.start_seconds)
-        async with self._active_fault(fault) as whom:
-            self.injected_faults.append(f"{fault} ({whom or 'nobody was there'})")
+        async with self._active_fault(fault) as target_name:
+            self.injected_faults.append(f"{fault} ({target_name or 'no such target'})")
             self.log(self.injected_faults[-1])
-            if whom:
+            if target_name:
                 self.injected_kinds[fault.kind] += 1
                 await asyncio.sleep(fault.duration_seconds)
 
@@ -49,21 +49,21 @@ class FaultInjector:
                 yield name if await self._signal(processes, name, Signals.SIGKILL) else ""
             case FaultKind.PAUSE:
                 processes, name = await self._target_process(fault.target, fault.target_index)
-                there = await self._signal(processes, name, Signals.SIGSTOP)
+                is_paused = await self._signal(processes, name, Signals.SIGSTOP)
                 try:
-                    yield name if there else ""
+                    yield name if is_paused else ""
                 finally:
                     await self._signal(processes, name, Signals.SIGCONT)
             case FaultKind.STALL | FaultKind.DISCONNECT:
-                link, name = await self._target_proxy(fault.target, fault.target_index)
-                broken = (
+                proxy, name = await self._target_proxy(fault.target, fault.target_index)
+                proxy_fault = (
                     nullcontext()
-                    if link is None
-                    else link.disconnected()
+                    if proxy is None
+                    else proxy.disconnected()
                     if fault.kind is FaultKind.DISCONNECT
-                    else link.stalled()
+                    else proxy.stalled()
                 )
-                with broken:
+                with proxy_fault:
                     yield name
             case FaultKind.FULL_DISK:
                 disk = self.platform.disks[fault.target]
@@ -82,35 +82,35 @@ class FaultInjector:
             self.killed_processes[name] += 1
         return True
 
-    async def _target_process(self, target: str, pick: int) -> tuple[SupervisorClient, str]:
+    async def _target_process(self, target: str, index: int) -> tuple[SupervisorClient, str]:
         platform = self.platform
         if target in KUBERNETES_PROCESSES:
             return platform.control_plane.processes, target
         if target == "nats":
             return platform.nats.processes, target
         if target in ("sidecar", "framework"):
-            worker = self._target_worker(pick)
+            worker = self._target_worker(index)
             return platform.processes, str(getattr(worker, target)) if worker else ""
-        return platform.processes, (await self._target_replica(target, pick)).name
+        return platform.processes, (await self._target_replica(target, index)).name
 
-    async def _target_proxy(self, target: str, pick: int) -> tuple[TcpProxy | None, str]:
-        whose, _, end = target.partition(" to ")
-        if whose == "sidecar":
-            worker = self._target_worker(pick)
+    async def _target_proxy(self, target: str, index: int) -> tuple[TcpProxy | None, str]:
+        source, _, destination = target.partition(" to ")
+        if source == "sidecar":
+            worker = self._target_worker(index)
             return (worker.proxy, worker.sidecar) if worker else (None, "")
-        name = f"{(await self._target_replica(whose, pick)).name} to {end}"
+        name = f"{(await self._target_replica(source, index)).name} to {destination}"
         return self.platform.proxies[name], name
 
-    async def _target_replica(self, target: str, pick: int) -> ProductProcess:
-        """One of that kind; where one of them leads, it matters which."""
+    async def _target_replica(self, target: str, index: int) -> ProductProcess:
+        """Return a replica of the target's kind. A target can ask for the leader or for a replica on standby."""
         role, _, kind = target.rpartition(" ")
-        copies = self.platform.replicas_of(kind)
+        replicas = self.platform.replicas_of(kind)
         if role:
-            leads = await asyncio.gather(*(self.platform.is_leader(each) for each in copies))
-            wanted = [each for each, leading in zip(copies, leads, strict=True) if leading == (role == "leading")]
-            copies = wanted or copies
-        return copies[pick % len(copies)]
+            leaders = await asyncio.gather(*(self.platform.is_leader(each) for each in replicas))
+            matching = [each for each, leads in zip(replicas, leaders, strict=True) if leads == (role == "leading")]
+            replicas = matching or replicas
+        return replicas[index % len(replicas)]
 
-    def _target_worker(self, pick: int) -> WorkerProcesses | None:
-        living = self.kubelet.running_workers
-        return living[pick % len(living)] if living else None
+    def _target_worker(self, index: int) -> WorkerProcesses | None:
+        workers = self.kubelet.running_workers
+        return workers[index % len(workers)] if workers else None

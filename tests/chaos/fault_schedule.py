@@ -1,7 +1,7 @@
-"""What goes wrong in a round, where and when: a pure function of the seed and the round's number.
+"""Decides the faults of a round, with targets and times. The schedule is a pure function of seed and round number.
 
-Faults are dealt from a shuffled deck, as cards are, so that a few rounds have had every one of them, and the order and
-the company in which they come differ from seed to seed.
+Faults are drawn from a shuffled list of all faults. When the list is used up, it is shuffled again. Every fault
+therefore occurs within a few rounds, and the order and the combinations depend on the seed.
 """
 
 import random
@@ -12,45 +12,45 @@ from itertools import count, islice
 
 FAULTS_PER_ROUND = 10
 FIRST_FAULT_SECONDS = 3.0
-"""Seconds of undisturbed load at the beginning of a round."""
+"""How long the load runs without a fault at the start of a round."""
 
 
 class FaultKind(StrEnum):
     KILL = "kill"
-    """SIGKILL; whoever minds the process starts it again."""
+    """SIGKILL. The supervisor of the process restarts it."""
     PAUSE = "pause"
-    """SIGSTOP, for longer than leases and deliveries last, and SIGCONT."""
-    STALL = "silence"
-    """A link on which nothing arrives, and everything that was sent arrives late."""
-    DISCONNECT = "cut"
-    """A link whose connections break, and which takes no new ones."""
+    """SIGSTOP for longer than the lease durations and ack waits, then SIGCONT."""
+    STALL = "stall"
+    """A link that delivers no data. Everything that is sent during the stall arrives after it."""
+    DISCONNECT = "disconnect"
+    """A link whose connections are closed, and that accepts no new connections."""
     FULL_DISK = "full disk"
 
 
 @dataclass(frozen=True)
 class Fault:
     start_seconds: float
-    """Seconds after the round's load began."""
+    """Seconds after the start of the load."""
     kind: FaultKind
     target: str
     duration_seconds: float
     target_index: int
-    """Which one is meant, where there are several, by whatever number of them there is then."""
+    """Selects one of several possible targets: the index modulo the number of targets when the fault starts."""
 
     @property
     def end_seconds(self) -> float:
         return round(self.start_seconds + self.duration_seconds, 1)
 
     def __str__(self) -> str:
-        lasting = f" for {self.duration_seconds:.1f} s" if self.duration_seconds else ""
-        return f"{self.start_seconds:5.1f} s  {self.kind} {self.target}{lasting}"
+        duration = f" for {self.duration_seconds:.1f} s" if self.duration_seconds else ""
+        return f"{self.start_seconds:5.1f} s  {self.kind} {self.target}{duration}"
 
 
 PROCESSES = (
     "runtime-api",
     "leading controller-manager",
     "leading activator",
-    "standing-by activator",
+    "standby activator",
     "result-store",
     "sidecar",
     "framework",
@@ -58,7 +58,7 @@ PROCESSES = (
     "kube-apiserver",
     "etcd",
 )
-KILL_ONLY_PROCESSES = ("standing-by controller-manager", "kube-controller-manager", "kube-scheduler")
+KILL_ONLY_PROCESSES = ("standby controller-manager", "kube-controller-manager", "kube-scheduler")
 LINKS = (
     "runtime-api to kubernetes",
     "runtime-api to nats",
@@ -66,7 +66,7 @@ LINKS = (
     "leading activator to kubernetes",
     "leading activator to nats",
     "leading activator to runtime-api",
-    "standing-by activator to nats",
+    "standby activator to nats",
     "result-store to nats",
     "sidecar to nats",
 )
@@ -87,23 +87,23 @@ DURATION_SECONDS = {
     FaultKind.DISCONNECT: (3.0, 8.0),
     FaultKind.FULL_DISK: (5.0, 9.0),
 }
-"""Seconds, at least and at most."""
+"""The minimum and maximum duration of each kind of fault."""
 INTERVAL_SECONDS = (1.0, 5.5)
-"""Seconds between the beginnings of two faults, at least and at most, unless two of them are still going on."""
+"""The minimum and maximum time between the starts of two faults. It is longer while two faults are active."""
 
 
 def schedule_faults(seed: int, number: int) -> tuple[Fault, ...]:
-    """The faults of the round with this number, counted from one, by when they begin. Two at a time at most."""
-    chance = random.Random(f"{seed}/round/{number}")  # noqa: S311 - it is to be the same every time
+    """Return the faults of a round, sorted by start time. At most two faults overlap. Round numbers start at one."""
+    rng = random.Random(f"{seed}/round/{number}")  # noqa: S311 - the schedule must be reproducible
     faults: list[Fault] = []
-    at = FIRST_FAULT_SECONDS
+    start = FIRST_FAULT_SECONDS
     for kind, target in islice(_shuffled_faults(seed), (number - 1) * FAULTS_PER_ROUND, number * FAULTS_PER_ROUND):
         if len(faults) > 1:
-            at = max(at, sorted(each.end_seconds for each in faults)[-2])
-        seconds = round(chance.uniform(*DURATION_SECONDS[kind]), 1)
-        at = round(at, 1)
-        faults.append(Fault(at, kind, target, seconds, chance.randrange(2**16)))
-        at += chance.uniform(*INTERVAL_SECONDS)
+            start = max(start, sorted(each.end_seconds for each in faults)[-2])
+        duration = round(rng.uniform(*DURATION_SECONDS[kind]), 1)
+        start = round(start, 1)
+        faults.append(Fault(start, kind, target, duration, rng.randrange(2**16)))
+        start += rng.uniform(*INTERVAL_SECONDS)
     return tuple(faults)
 
 

@@ -1,4 +1,4 @@
-"""What callers asked, and what they heard."""
+"""Records the requests of the callers and the responses that they received."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ TERMINAL_STATES = ("succeeded", "failed", "expired", "dead_lettered", "cancelled
 
 @dataclass(frozen=True)
 class RecordedResponse:
-    """One answer to a request under an operationID."""
+    """One response to a request with an operationID."""
 
     sent_at: float
     received_at: float
     status: int
     code: str = ""
     identity: str = ""
-    """What was made, so that one of the same name that comes later is another one."""
+    """Identifies the created object. A later object of the same name has another identity."""
     changed_body: bool = False
-    """Whether the request was not the one that the operationID stands for."""
+    """Whether the request had another body than the first request with this operationID."""
 
     def __str__(self) -> str:
         return f"{self.status} {self.code or self.identity}{' (other body)' if self.changed_body else ''}"
@@ -30,14 +30,14 @@ class RecordedResponse:
 
 @dataclass
 class Operation:
-    """An operationID, and all that was said to it."""
+    """An operationID, its request, and all responses."""
 
     id: str
     path: str
     request: Object
     responses: list[RecordedResponse] = field(default_factory=list)
     deletion_requested_at: float | None = None
-    """When somebody first asked for the end of what it made."""
+    """When a caller first requested the deletion of the created object."""
 
     @property
     def succeeded(self) -> bool:
@@ -46,7 +46,7 @@ class Operation:
 
 @dataclass
 class PossibleValues(Generic[T]):
-    """What a field of an object may be: a change that was asked for and not answered may be carried out at any time."""
+    """The values that a field may have. The API may apply a change at any later time if its request had no response."""
 
     latest: T
     unconfirmed: set[T] = field(default_factory=set)
@@ -62,7 +62,7 @@ class Unit:
     running: PossibleValues[bool] = field(default_factory=lambda: PossibleValues(latest=True))
     mounts: PossibleValues[frozenset[str]] = field(default_factory=lambda: PossibleValues(frozenset()))
     deleted: bool = False
-    """Whether its deletion was answered."""
+    """Whether the API has confirmed the deletion."""
 
     @property
     def name(self) -> str:
@@ -77,20 +77,20 @@ class Storage:
 
 @dataclass
 class Invocation:
-    """A call, and all the ends that callers were told it came to."""
+    """An invocation, and all results that callers have seen."""
 
     id: str
     function: str
     request: Object
     accepted: bool = False
     sent_at: float = 0
-    """When the caller first asked, by the wall's clock."""
+    """The wall clock time of the first request."""
     cancelled: bool = False
-    """Whether somebody asked for that, with whatever answer."""
+    """Whether a caller has requested the cancellation, independent of the response."""
     terminal_views: list[Object] = field(default_factory=list)
-    """As they were looked up, each that differs from the one before."""
+    """The results that callers have read. A result that equals the previous one is not added."""
     sync_responses: list[Object] = field(default_factory=list)
-    """What the synchronous caller was answered."""
+    """The results in the responses to synchronous invocations."""
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -98,29 +98,29 @@ class Invocation:
         return bool(self.terminal_views)
 
     def record_view(self, view: Object) -> None:
-        """Somebody has looked it up, and this is what was there."""
+        """Record the invocation as a caller has read it."""
         if view["state"] in TERMINAL_STATES:
             if not self.terminal_views or self.terminal_views[-1] != view:
                 self.terminal_views.append(view)
         elif self.terminal_views:
-            self.violations.append(f"it had ended and was then told to be {view['state']}")
+            self.violations.append(f"the state was terminal, and a later read returned {view['state']}")
 
 
 @dataclass
 class RequestHistory:
-    """Of one round."""
+    """All requests of one round."""
 
     operations: dict[str, Operation] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)
     storages: dict[str, Storage] = field(default_factory=dict)
     invocations: dict[str, Invocation] = field(default_factory=dict)
     seeded: Counter[str] = field(default_factory=Counter)
-    """By flavor, what was accepted."""
+    """The number of accepted stock units, by flavor."""
     requests: int = 0
     retries: int = 0
-    """Requests that were sent again, since nobody had answered."""
+    """Requests that were sent again because the previous attempt had no final response."""
     pending_requests: Counter[str] = field(default_factory=Counter)
-    """What is asked for right now."""
+    """The requests that have no final response yet."""
     status_counts: Counter[int] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
-    """Answers that nobody should ever get."""
+    """Responses that the API must never send."""

@@ -1,7 +1,7 @@
-"""The platform as it runs, every process of it a process, under the identity that the RBAC manifests give it.
+"""Runs the complete system for chaos tests: each process of the product, with the identity of its RBAC manifests.
 
-Kubernetes' control plane and NATS are real; only nodes are simulated. Whoever is killed is started again, as the
-kubelet would. Each way from one process to another is a link that can be broken.
+The Kubernetes control plane and NATS are real; only the nodes are simulated. A supervisor restarts killed processes, as
+the kubelet does. Each connection between two processes goes through a TCP proxy that can stall or disconnect.
 """
 
 import asyncio
@@ -26,35 +26,35 @@ from localcluster.supervisor_client import ProcessFailed, SupervisorClient, tail
 from localcluster.tmpfs_disk import TmpfsDisk, tmpfs_command
 from tests.chaos.invariants import StreamBacklog
 from tests.chaos.tcp_proxy import TcpProxy, running_proxy
-from tests.integration.activator.activator_harness import ACTIVATOR_USER as ACTIVATOR
+from tests.integration.activator.activator_harness import ACTIVATOR_USER
 from tests.integration.conftest import nats_liveness_path
-from tests.integration.controller_manager.conftest import CONTROLLER_MANAGER_USER as MANAGER
-from tests.integration.controller_manager.conftest import install_manifests
-from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER as API
+from tests.integration.controller_manager.conftest import CONTROLLER_MANAGER_USER, install_manifests
+from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER
 from tests.integration.runtime_api.live_platform import TOKEN
 
 GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 SettingsDict = dict[str, Any]
 
 LEADER_ELECTION_SETTINGS = {"leaseDurationSeconds": 7, "renewDeadlineSeconds": 5, "retryPeriodSeconds": 1}
-"""As `config/default` has them."""
+"""The same values as in `config/default`."""
 ACK_WAITS = {"invokeAckWaitSeconds": 8, "dispatchAckWaitSeconds": 6, "resultAckWaitSeconds": 8}
-"""Shorter than usual: what a pause outlives is to come again within the round."""
+"""Shorter than the defaults, so that messages of a paused process are redelivered within the round."""
 STREAM_LIMITS = {"maxStreamBytes": 16 * 1024**2, "maxDeadLetterBytes": 8 * 1024**2}
 MAX_DELIVERIES = 10
-"""Deliveries before an invocation becomes a dead letter: so many kills hit no single one."""
+"""The maximum number of deliveries of an invocation. It is so high that kills alone never dead-letter an invocation."""
 NATS_DISK_SIZE, RESULT_STORE_DISK_SIZE = "96m", "24m"
 
 
 @dataclass(frozen=True)
 class ProductProcess:
-    """One of the product, as the supervisor knows it."""
+    """A process of the product."""
 
     name: str
+    """The name under which the supervisor runs the process."""
     health_port: int
-    """Of health and metrics."""
+    """The port of the health and metrics endpoints."""
     api_port: int = 0
-    """Of the API, if it serves that."""
+    """The port of the API. Zero if the process does not serve the API."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class SystemUnderTest:
     http: aiohttp.ClientSession
     product_processes: list[ProductProcess] = field(default_factory=list)
     proxies: dict[str, TcpProxy] = field(default_factory=dict)
-    """By the names of both ends: `runtime-api-0 to nats`."""
+    """The proxies, by source and destination, for example `runtime-api-0 to nats`."""
 
     @property
     def api_replicas(self) -> list[ProductProcess]:
@@ -85,38 +85,38 @@ class SystemUnderTest:
 
     @property
     def log_dirs(self) -> dict[str, Path]:
-        """Folders of logs."""
+        """The log folders of the product, Kubernetes and NATS."""
         return {
             "product": self.processes.logs,
             "kubernetes": self.control_plane.processes.logs,
             "nats": self.nats.processes.logs,
         }
 
-    def nats_url_via(self, link: TcpProxy) -> str:
-        """Where NATS is for somebody on this link."""
-        return self.nats_url.replace(f":{self.nats.port}", f":{link.port}")
+    def nats_url_via(self, proxy: TcpProxy) -> str:
+        """Return the NATS URL that goes through this proxy."""
+        return self.nats_url.replace(f":{self.nats.port}", f":{proxy.port}")
 
     def nats_settings(self, url: str) -> SettingsDict:
         return {"urls": [url], "requestTimeoutSeconds": 3, "streams": {**ACK_WAITS, **STREAM_LIMITS}}
 
     async def get(self, port: int, path: str) -> str:
-        """What it answers; empty where that is a refusal, or nothing."""
-        patience = aiohttp.ClientTimeout(total=2)
+        """Return the response body. It is empty if the status is not 200 or if there is no response."""
+        timeout = aiohttp.ClientTimeout(total=2)
         try:
-            async with self.http.get(f"http://127.0.0.1:{port}{path}", timeout=patience) as answer:
-                return await answer.text() if answer.status == 200 else ""
+            async with self.http.get(f"http://127.0.0.1:{port}{path}", timeout=timeout) as response:
+                return await response.text() if response.status == 200 else ""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return ""
 
     async def is_leader(self, process: ProductProcess) -> bool:
         lines = (await self.get(process.health_port, "/metrics")).splitlines()
-        return any(line.startswith("kube_leading{") and line.endswith(" 1.0") for line in lines)
+        return any(line.startswith("leader_election_master_status{") and line.endswith(" 1.0") for line in lines)
 
     async def not_ready(self) -> list[str]:
-        """Processes of the product that are not, or do not say so, and kinds of which nobody leads."""
-        found = await asyncio.gather(*(self.get(each.health_port, "/readyz") for each in self.product_processes))
-        missing = [each.name for each, ready in zip(self.product_processes, found, strict=True) if not ready]
-        return missing + [
+        """Return the processes of the product that are not ready, and the kinds that have no leader."""
+        responses = await asyncio.gather(*(self.get(each.health_port, "/readyz") for each in self.product_processes))
+        not_ready = [each.name for each, ready in zip(self.product_processes, responses, strict=True) if not ready]
+        return not_ready + [
             f"a leading {kind}" for kind in ("controller-manager", "activator") if not await self._has_leader(kind)
         ]
 
@@ -124,15 +124,15 @@ class SystemUnderTest:
         return any(await asyncio.gather(*(self.is_leader(each) for each in self.replicas_of(kind))))
 
     async def stream_backlogs(self) -> dict[str, StreamBacklog]:
-        """What each stream holds, by the end of its name."""
-        said = await self.get(self.nats.monitor_port, "/jsz?accounts=true&streams=true&consumers=true")
-        accounts = json.loads(said)["account_details"] if said else []
+        """Return the backlog of each stream, by the last part of its name."""
+        response = await self.get(self.nats.monitor_port, "/jsz?accounts=true&streams=true&consumers=true")
+        accounts = json.loads(response)["account_details"] if response else []
         streams = [stream for account in accounts for stream in account.get("stream_detail", ())]
         return {stream["name"].rpartition("_")[2]: _stream_backlog(stream) for stream in streams}
 
-    async def purge_streams(self, queues: Iterable[str]) -> None:
+    async def purge_streams(self, names: Iterable[str]) -> None:
         client = await nats.connect(self.nats_url)
-        for each in queues:
+        for each in names:
             await client.jetstream().purge_stream(f"RUNTIME_SERVERLESS_{each}")
         await client.close()
 
@@ -147,34 +147,36 @@ def _stream_backlog(stream: dict[str, Any]) -> StreamBacklog:
 @asynccontextmanager
 async def running_system() -> AsyncIterator[SystemUnderTest]:
     async with AsyncExitStack() as stack:
-        state = stack.enter_context(scratch_dir("chaos-platforms"))
-        plane, queue = await asyncio.to_thread(_start_dependencies, stack)
-        processes = stack.enter_context(_running_supervisor(state))
+        state_dir = stack.enter_context(scratch_dir("chaos-platforms"))
+        plane, nats_server = await asyncio.to_thread(_start_dependencies, stack)
+        processes = stack.enter_context(_running_supervisor(state_dir))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        url = (await asyncio.to_thread(queue.create_account)).url
-        made = SystemUnderTest(plane, queue, url, state, processes, http)
-        await _start_processes(made, stack)
-        await _wait_ready(made)
-        stack.enter_context(_restart_unhealthy_nats(made))
-        yield made
+        url = (await asyncio.to_thread(nats_server.create_account)).url
+        platform = SystemUnderTest(plane, nats_server, url, state_dir, processes, http)
+        await _start_processes(platform, stack)
+        await _wait_ready(platform)
+        stack.enter_context(_restart_unhealthy_nats(platform))
+        yield platform
 
 
 def _start_dependencies(stack: AsyncExitStack) -> tuple[ControlPlane, NatsServer]:
-    queue = stack.enter_context(
-        temporary_nats_server(supervisor_wrapper=lambda state: tmpfs_command(state / "jetstream", NATS_DISK_SIZE))
+    nats_server = stack.enter_context(
+        temporary_nats_server(
+            supervisor_wrapper=lambda state_dir: tmpfs_command(state_dir / "jetstream", NATS_DISK_SIZE)
+        )
     )
     plane = stack.enter_context(temporary_control_plane(nodes=4, gpus_per_node=1000))
     install_manifests(plane)
     plane.kubectl("apply", "--server-side", "-f", str(PROJECT_ROOT / "localcluster" / "node.yaml"))
     plane.start_provisioner()
-    return plane, queue
+    return plane, nats_server
 
 
 @contextmanager
-def _running_supervisor(state: Path) -> Iterator[SupervisorClient]:
-    processes = SupervisorClient(state)
+def _running_supervisor(state_dir: Path) -> Iterator[SupervisorClient]:
+    processes = SupervisorClient(state_dir)
     try:
-        processes.launch(tmpfs_command(state / "results", RESULT_STORE_DISK_SIZE), die_with_parent=True)
+        processes.launch(tmpfs_command(state_dir / "results", RESULT_STORE_DISK_SIZE), die_with_parent=True)
         yield processes
     finally:
         processes.shutdown()
@@ -182,10 +184,10 @@ def _running_supervisor(state: Path) -> Iterator[SupervisorClient]:
 
 @contextmanager
 def _restart_unhealthy_nats(platform: SystemUnderTest) -> Iterator[None]:
-    """As the kubelet does with the liveness probe of `config/nats`: a server that fails it is started anew."""
+    """Restart the NATS server if it fails the liveness probe of `config/nats`, as the kubelet does."""
     path = nats_liveness_path()
 
-    async def mind() -> None:
+    async def probe() -> None:
         failures = 0
         while True:
             await asyncio.sleep(1)
@@ -193,10 +195,10 @@ def _restart_unhealthy_nats(platform: SystemUnderTest) -> Iterator[None]:
             failures = 0 if healthy else failures + 1
             if failures == 6:
                 failures = 0
-                with suppress(ProcessFailed):  # it is on its way back already
+                with suppress(ProcessFailed):  # the supervisor is already restarting the server
                     await asyncio.to_thread(platform.nats.processes.signal, "nats", Signals.SIGTERM)
 
-    task = asyncio.create_task(mind())
+    task = asyncio.create_task(probe())
     try:
         yield
     finally:
@@ -204,49 +206,49 @@ def _restart_unhealthy_nats(platform: SystemUnderTest) -> Iterator[None]:
 
 
 async def _start_processes(platform: SystemUnderTest, stack: AsyncExitStack) -> None:
-    queue, api = platform.nats.port, platform.control_plane.port
-    names = {
-        "controller-manager": (2, MANAGER, ("kubernetes",)),
-        "runtime-api": (3, API, ("kubernetes", "nats")),
-        "activator": (2, ACTIVATOR, ("kubernetes", "nats", "runtime-api")),
+    processes = {
+        "controller-manager": (2, CONTROLLER_MANAGER_USER, ("kubernetes",)),
+        "runtime-api": (3, RUNTIME_API_USER, ("kubernetes", "nats")),
+        "activator": (2, ACTIVATOR_USER, ("kubernetes", "nats", "runtime-api")),
         "result-store": (1, "", ("nats",)),
     }
-    for command, (copies, identity, ends) in names.items():
-        for number in range(copies):
+    for command, (replicas, user, destinations) in processes.items():
+        for number in range(replicas):
             name = f"{command}-{number}"
-            reached = {
-                "kubernetes": [api],
-                "nats": [queue],
+            ports = {
+                "kubernetes": [platform.control_plane.port],
+                "nats": [platform.nats.port],
                 "runtime-api": [each.api_port for each in platform.api_replicas],
             }
-            for end in ends:
-                platform.proxies[f"{name} to {end}"] = await stack.enter_async_context(running_proxy(*reached[end]))
-            await asyncio.to_thread(_start_process, platform, command, name, identity)
+            for destination in destinations:
+                proxy = await stack.enter_async_context(running_proxy(*ports[destination]))
+                platform.proxies[f"{name} to {destination}"] = proxy
+            await asyncio.to_thread(_start_process, platform, command, name, user)
 
 
-def _start_process(platform: SystemUnderTest, command: str, name: str, identity: str) -> None:
+def _start_process(platform: SystemUnderTest, command: str, name: str, user: str) -> None:
     process = ProductProcess(name, free_port(), free_port() if command == "runtime-api" else 0)
     config = platform.state_dir / f"{name}.yaml"
-    own = {"health": {"bindAddress": f"127.0.0.1:{process.health_port}"}}
-    if identity:
-        own["kubernetes"] = {"kubeconfig": str(_kubeconfig(platform, name, identity))}
-    config.write_text(yaml.safe_dump(own | _settings(platform, command, process)))
+    settings = {"health": {"bindAddress": f"127.0.0.1:{process.health_port}"}}
+    if user:
+        settings["kubernetes"] = {"kubeconfig": str(_kubeconfig(platform, name, user))}
+    config.write_text(yaml.safe_dump(settings | _settings(platform, command, process)))
     platform.processes.start(name, [GPU_RUNTIME_PROGRAM, command, "--config", config])
     platform.product_processes.append(process)
 
 
-def _kubeconfig(platform: SystemUnderTest, name: str, identity: str) -> Path:
+def _kubeconfig(platform: SystemUnderTest, name: str, user: str) -> Path:
     authority, port = platform.control_plane.authority, platform.proxies[f"{name} to kubernetes"].port
     path = platform.state_dir / f"{name}.kubeconfig"
-    return authority.write_kubeconfig(path, f"https://127.0.0.1:{port}", authority.issue(name, identity))
+    return authority.write_kubeconfig(path, f"https://127.0.0.1:{port}", authority.issue(name, user))
 
 
 def _settings(platform: SystemUnderTest, command: str, process: ProductProcess) -> SettingsDict:
-    tokens, token = platform.state_dir / "tokens.yaml", platform.state_dir / "token"
+    token_list_file, token_file = platform.state_dir / "tokens.yaml", platform.state_dir / "token"
     entry = {"name": "chaos", "token": TOKEN, "scopes": ["operator", "runtime"]}
-    tokens.write_text(yaml.safe_dump({"tokens": [entry]}))
-    token.write_text(TOKEN)
-    links = platform.proxies
+    token_list_file.write_text(yaml.safe_dump({"tokens": [entry]}))
+    token_file.write_text(TOKEN)
+    proxies = platform.proxies
     match command:
         case "controller-manager":
             sidecar = {"maxDeliveries": MAX_DELIVERIES, "heartbeatSeconds": 1, "drainTimeoutSeconds": 10}
@@ -258,30 +260,35 @@ def _settings(platform: SystemUnderTest, command: str, process: ProductProcess) 
         case "runtime-api":
             return {
                 "api": {"bindAddress": f"127.0.0.1:{process.api_port}"},
-                "authentication": {"mode": "required", "tokenFile": str(tokens)},
+                "authentication": {"mode": "required", "tokenFile": str(token_list_file)},
                 "limits": {"requestsPerSecond": 0, "requestTimeoutSeconds": 15},
-                "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
+                "nats": platform.nats_settings(platform.nats_url_via(proxies[f"{process.name} to nats"])),
             }
         case "activator":
-            url = f"http://127.0.0.1:{links[f'{process.name} to runtime-api'].port}"
+            url = f"http://127.0.0.1:{proxies[f'{process.name} to runtime-api'].port}"
             return {
                 "leaderElection": LEADER_ELECTION_SETTINGS,
-                "runtimeAPI": {"url": url, "tokenFile": str(token), "requestTimeoutSeconds": 5},
-                "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
-                "scaling": {"workerLivenessTimeoutSeconds": 30, "failedWorkerGraceSeconds": 10, "initialBackoffSeconds": 1, "maxBackoffSeconds": 5},
+                "runtimeAPI": {"url": url, "tokenFile": str(token_file), "requestTimeoutSeconds": 5},
+                "nats": platform.nats_settings(platform.nats_url_via(proxies[f"{process.name} to nats"])),
+                "scaling": {
+                    "workerLivenessTimeoutSeconds": 30,
+                    "failedWorkerGraceSeconds": 10,
+                    "initialBackoffSeconds": 1,
+                    "maxBackoffSeconds": 5,
+                },
             }
     return {
-        "nats": platform.nats_settings(platform.nats_url_via(links[f"{process.name} to nats"])),
+        "nats": platform.nats_settings(platform.nats_url_via(proxies[f"{process.name} to nats"])),
         "database": {"path": str(platform.state_dir / "results" / "results.db")},
         "retention": {"maxBytes": 16 * 1024**2},
     }
 
 
 async def _wait_ready(platform: SystemUnderTest) -> None:
-    missing: Sequence[str] = ()
+    not_ready: Sequence[str] = ()
     for _ in range(900):
-        if not (missing := await platform.not_ready()):
+        if not (not_ready := await platform.not_ready()):
             return
         await asyncio.sleep(0.1)
-    said = "\n".join(tail_log(platform.processes.logs / f"{each.name}.log") for each in platform.product_processes)
-    raise ProcessFailed(f"not ready: {', '.join(missing)}\n{said}")
+    logs = "\n".join(tail_log(platform.processes.logs / f"{each.name}.log") for each in platform.product_processes)
+    raise ProcessFailed(f"not ready: {', '.join(not_ready)}\n{logs}")

@@ -1,4 +1,4 @@
-"""The ways between the processes: TCP that can fall silent or break, as networks do."""
+"""A TCP proxy between two processes that can stall or disconnect, as a network can."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -8,17 +8,17 @@ from itertools import count
 
 CHUNK_BYTES = 1 << 16
 CONNECTION_ERRORS = (OSError, RuntimeError)
-"""What is met where the other side is no longer there; the second one is the event loop's own word for it."""
+"""The errors of a connection whose other side is closed. The event loop raises RuntimeError for a closed transport."""
 
 
 @dataclass
 class TcpProxy:
-    """From one process to another one, or to several that do the same, in turn."""
+    """Forwards connections to one process, or to several replicas in round-robin order."""
 
     upstream_ports: Sequence[int]
-    """Where those listen that it leads to."""
+    """The ports of the processes to which the proxy forwards."""
     port: int = 0
-    """Where it begins."""
+    """The port on which the proxy listens."""
     _flowing: asyncio.Event = field(default_factory=asyncio.Event)
     _stall_count: int = 0
     _disconnect_count: int = 0
@@ -28,7 +28,7 @@ class TcpProxy:
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
-        """Nothing arrives any more. Who sends does not notice; what was sent arrives when the silence is over."""
+        """Deliver no data. The senders do not notice it. Data that is sent during the stall arrives afterwards."""
         self._stall_count += 1
         self._flowing.clear()
         try:
@@ -40,7 +40,7 @@ class TcpProxy:
 
     @contextmanager
     def disconnected(self) -> Iterator[None]:
-        """All connections break, and nobody gets a new one."""
+        """Close all connections and accept no new ones."""
         self._disconnect_count += 1
         self._abort_connections()
         try:
@@ -72,9 +72,9 @@ class TcpProxy:
             await self._flowing.wait()
             if self._disconnect_count:
                 return
-            there, back = await self._connect_upstream()
-            with self._tracked(back):
-                await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+            upstream_reader, upstream_writer = await self._connect_upstream()
+            with self._tracked(upstream_writer):
+                await asyncio.gather(self._pump(reader, upstream_writer), self._pump(upstream_reader, writer))
 
     @contextmanager
     def _tracked(self, writer: asyncio.StreamWriter) -> Iterator[None]:
@@ -87,18 +87,18 @@ class TcpProxy:
             writer.close()
 
     async def _connect_upstream(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        refused: OSError = ConnectionRefusedError()
+        last_error: OSError = ConnectionRefusedError()
         for _ in self.upstream_ports:
             try:
                 return await asyncio.open_connection(
                     "127.0.0.1", self.upstream_ports[next(self._upstream_counter) % len(self.upstream_ports)]
                 )
             except OSError as error:
-                refused = error
-        raise refused
+                last_error = error
+        raise last_error
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Until the source has ended, which the sink is told as well."""
+        """Copy data until the source is closed, then close the same direction of the sink."""
         while True:
             data = await source.read(CHUNK_BYTES)
             await self._flowing.wait()
@@ -112,11 +112,11 @@ class TcpProxy:
 
 @asynccontextmanager
 async def running_proxy(*ports: int) -> AsyncIterator[TcpProxy]:
-    made = TcpProxy(ports)
-    server = await asyncio.start_server(made.accept, "127.0.0.1", 0)
-    made.start(server.sockets[0].getsockname()[1])
+    proxy = TcpProxy(ports)
+    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
+    proxy.start(server.sockets[0].getsockname()[1])
     try:
-        yield made
+        yield proxy
     finally:
         server.close()
-        await made.stop()
+        await proxy.stop()

@@ -1,4 +1,5 @@
-"""Callers that have units and storages: each has its own, and the stock and a few storages are everybody's."""
+"""Generates load on units and storages. Each load has its own units and storages. All loads share the stock and a few
+storages."""
 
 import asyncio
 import time
@@ -25,28 +26,28 @@ class UnitLoad:
     name: str
     flavor: str
     shared_storages: list[str]
-    """Storages that others want as well. They stay."""
+    """Storages that all loads mount. No load deletes them."""
     units: list[Unit] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     request_count: int = 0
 
     async def run(self, until: float) -> None:
-        chance = self.caller.rng
+        rng = self.caller.rng
         while time.monotonic() < until:
-            acts = [self._create_unit] * 4 + [
+            actions = [self._create_unit] * 4 + [
                 self._seed_stock,
                 self._create_storage,
                 self._replay_request,
                 self._reuse_operation_id,
             ]
-            acts += (
+            actions += (
                 [self._delete_unit, self._start_or_stop, self._start_or_stop, self._change_mounts, self._change_mounts]
                 if self.units
                 else []
             )
-            acts += [self._delete_storage] if self.storages else []
-            await chance.choice(acts)()
-            await asyncio.sleep(chance.uniform(0.2, 1.2))
+            actions += [self._delete_storage] if self.storages else []
+            await rng.choice(actions)()
+            await asyncio.sleep(rng.uniform(0.2, 1.2))
 
     def _next_name(self, kind: str) -> str:
         self.request_count += 1
@@ -55,24 +56,24 @@ class UnitLoad:
     async def _create_unit(self) -> None:
         if len(self.units) >= MAX_UNITS:
             return await self._delete_unit()
-        wanted = self._choose_storages()
+        storages = self._choose_storages()
         operation = Operation(
-            "", UNITS_PATH, unit_request(self.flavor, self._next_name("u")) | PORTS | storage_mounts(*wanted)
+            "", UNITS_PATH, unit_request(self.flavor, self._next_name("u")) | PORTS | storage_mounts(*storages)
         )
         operation.id = operation.request["operationID"]
-        unit = Unit(operation, mounts=PossibleValues(frozenset(wanted)))
+        unit = Unit(operation, mounts=PossibleValues(frozenset(storages)))
         self.caller.history.units[unit.name] = unit
-        answer = await self.caller.run_operation(operation, (200, 201, 409))
-        if answer.status in (200, 201):
+        response = await self.caller.run_operation(operation, (200, 201, 409))
+        if response.status in (200, 201):
             self.units.append(unit)
-        elif answer.code not in ("no_stock", "storage_in_use"):
-            self.caller.history.violations.append(f"{operation.request} was answered {answer}")
+        elif response.code not in ("no_stock", "storage_in_use", "being_deleted"):
+            self.caller.history.violations.append(f"{operation.request} had the response {response}")
         return None
 
     def _choose_storages(self) -> list[str]:
-        chance = self.caller.rng
+        rng = self.caller.rng
         own = [each.name for each in self.storages]
-        return chance.sample([*own, *self.shared_storages], k=chance.choice((0, 0, 1, 1, 2)))
+        return rng.sample([*own, *self.shared_storages], k=rng.choice((0, 0, 1, 1, 2)))
 
     async def _seed_stock(self) -> None:
         name, count = self._next_name("s"), self.caller.rng.randint(1, 3)
@@ -81,18 +82,18 @@ class UnitLoad:
         self.caller.history.seeded[self.flavor] += count
 
     async def _replay_request(self) -> None:
-        """An old request once more, whatever came of it."""
+        """Send an earlier successful request again."""
         own = [each for each in self.caller.history.operations.values() if each.id.find(self.name) >= 0]
         if own and (operation := self.caller.rng.choice(own)).succeeded:
             await self.caller.send_operation(operation)
 
     async def _reuse_operation_id(self) -> None:
-        """Another request under an ID that stands for something."""
+        """Send a changed request with an operationID that was used before."""
         own = [each for each in self.caller.history.operations.values() if each.succeeded and self.name in each.id]
         if own:
             operation = self.caller.rng.choice(own)
-            other: dict[str, Any] = {"image": "python:3.11"} if operation.path == UNITS_PATH else {"replicas": 9}
-            await self.caller.send_operation(operation, **other)
+            changes: dict[str, Any] = {"image": "python:3.11"} if operation.path == UNITS_PATH else {"replicas": 9}
+            await self.caller.send_operation(operation, **changes)
 
     async def _delete_unit(self) -> None:
         unit = self.units.pop(self.caller.rng.randrange(len(self.units)))
@@ -104,23 +105,23 @@ class UnitLoad:
         unit = self.caller.rng.choice(self.units)
         running = self.caller.rng.random() < 0.5
         verb = "start" if running else "stop"
-        _, doubtful = await self.caller.request("POST", f"{UNITS_PATH}/{unit.name}/{verb}", None, (200,))
+        _, uncertain = await self.caller.request("POST", f"{UNITS_PATH}/{unit.name}/{verb}", None, (200,))
         unit.running.latest = running
-        if doubtful:
+        if uncertain:
             unit.running.unconfirmed.add(running)
 
     async def _change_mounts(self) -> None:
-        """Another set of storages: what it lets go, another one may want."""
+        """Mount another set of storages. Another load may mount the storages that the unit releases."""
         unit = self.caller.rng.choice(self.units)
-        wanted = frozenset(self._choose_storages())
-        answer, doubtful = await self._update_mounts(unit, wanted)
-        if doubtful:
-            unit.mounts.unconfirmed.add(wanted)
-        if answer.status == 200:
-            unit.mounts.latest = wanted
+        storages = frozenset(self._choose_storages())
+        response, uncertain = await self._update_mounts(unit, storages)
+        if uncertain:
+            unit.mounts.unconfirmed.add(storages)
+        if response.status == 200:
+            unit.mounts.latest = storages
 
-    async def _update_mounts(self, unit: Unit, wanted: frozenset[str]) -> tuple[ApiResponse, bool]:
-        body = storage_mounts(*sorted(wanted))
+    async def _update_mounts(self, unit: Unit, storages: frozenset[str]) -> tuple[ApiResponse, bool]:
+        body = storage_mounts(*sorted(storages))
         return await self.caller.request("PUT", f"{UNITS_PATH}/{unit.name}", body, (200, 409))
 
     async def _create_storage(self) -> None:
@@ -129,13 +130,14 @@ class UnitLoad:
             self.storages.append(storage)
 
     async def _delete_storage(self) -> None:
-        """If it is in use, it stays."""
+        """Delete a storage. The API rejects the deletion with 409 if the storage is in use."""
         storage = self.caller.rng.choice(self.storages)
-        answer, doubtful = await self.caller.request("DELETE", f"{STORAGES_PATH}/{storage.name}", None, (204, 404, 409))
-        if answer.status == 409:
-            storage.exists.unconfirmed |= {False} if doubtful else set()
-            # Somebody may still carry out what nobody answered: nobody counts on this storage any more.
-            if not doubtful:
+        path = f"{STORAGES_PATH}/{storage.name}"
+        response, uncertain = await self.caller.request("DELETE", path, None, (204, 404, 409))
+        if response.status == 409:
+            storage.exists.unconfirmed |= {False} if uncertain else set()
+            # The API may still apply an earlier attempt that had no response. The load then stops using this storage.
+            if not uncertain:
                 return
         else:
             storage.exists.latest = False
@@ -144,6 +146,6 @@ class UnitLoad:
 
 async def create_storage(caller: RetryingApiClient, name: str) -> Storage:
     caller.history.storages[name] = storage = Storage(name, PossibleValues(latest=True))
-    _, doubtful = await caller.request("POST", STORAGES_PATH, {"name": name, "size": "1Gi"}, (200, 201))
-    storage.exists.unconfirmed |= {True} if doubtful else set()
+    _, uncertain = await caller.request("POST", STORAGES_PATH, {"name": name, "size": "1Gi"}, (200, 201))
+    storage.exists.unconfirmed |= {True} if uncertain else set()
     return storage

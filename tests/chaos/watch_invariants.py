@@ -1,7 +1,7 @@
-"""What is in the cluster, event by event, and what must never be there at the same time.
+"""Watches the cluster and checks, event by event, what must never exist at the same time.
 
-The API server is killed and paused like everything else: when a watch breaks, all is listed anew, and what was not seen
-in between is not judged.
+Faults also kill and pause the API server. When a watch is interrupted, all objects are listed again. States that
+existed only during the interruption are not checked.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from tests.integration.runtime_api.live_platform import UNIT_NAMESPACE
 from tests.integration.runtime_api.storages.storage_observer import MountObserver
 
 API_SERVER_ERRORS = (ApiError, httpx2.HTTPError, OSError)
-"""What one who asks the API server meets while that is away."""
+"""The errors of requests while the API server is not available."""
 
 
 @dataclass
 class StockOrigins:
-    """Which unit comes from which stock."""
+    """Records from which stock unit each unit was created."""
 
     units: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Of every unit that is there, by its UID: its name, and the UID of the stock that it was made from."""
+    """The existing units by UID: the name of the unit, and the UID of its stock unit."""
     violations: list[str] = field(default_factory=list)
-    """What must never be: two units of one stock."""
+    """Pairs of units that were created from the same stock unit."""
 
     def observe(self, event: str, unit: Object) -> None:
-        about = unit["metadata"]
-        self.units.pop(about["uid"], None)
-        stock = (about.get("annotations") or {}).get(Annotation.SOURCE_STOCK_UID)
+        metadata = unit["metadata"]
+        self.units.pop(metadata["uid"], None)
+        stock = (metadata.get("annotations") or {}).get(Annotation.SOURCE_STOCK_UID)
         if event == "DELETED" or not stock:
             return
         others = [name for name, origin in self.units.values() if origin == stock]
-        self.violations += [f"{about['name']} and {other} were both made from stock {stock}" for other in others]
-        self.units[about["uid"]] = about["name"], stock
+        self.violations += [f"{metadata['name']} and {other} were created from stock unit {stock}" for other in others]
+        self.units[metadata["uid"]] = metadata["name"], stock
 
 
 @dataclass
@@ -48,9 +48,9 @@ class ClusterWatch:
     mounts: MountObserver = field(default_factory=MountObserver)
     origins: StockOrigins = field(default_factory=StockOrigins)
     pods: dict[str, Object] = field(default_factory=dict)
-    """By UID."""
+    """The existing pods, by UID."""
     listeners: list[Callable[[Iterable[Object]], None]] = field(default_factory=list)
-    """Who hears of all pods after each change."""
+    """Functions that are called with all pods after each change of a pod."""
     watch_restarts: int = 0
 
     @property
@@ -65,53 +65,53 @@ class ClusterWatch:
         for listener in self.listeners:
             listener(self.pods.values())
 
-    def resync_pods(self, found: Sequence[Object]) -> None:
-        there = {each["metadata"]["uid"] for each in found}
-        for gone in [pod for uid, pod in self.pods.items() if uid not in there]:
-            self.observe_pod("DELETED", gone)
+    def resync_pods(self, listed: Sequence[Object]) -> None:
+        uids = {each["metadata"]["uid"] for each in listed}
+        for deleted in [pod for uid, pod in self.pods.items() if uid not in uids]:
+            self.observe_pod("DELETED", deleted)
 
-    def resync_units(self, found: Sequence[Object]) -> None:
-        there = {each["metadata"]["uid"] for each in found}
-        self.origins.units = {uid: each for uid, each in self.origins.units.items() if uid in there}
+    def resync_units(self, listed: Sequence[Object]) -> None:
+        uids = {each["metadata"]["uid"] for each in listed}
+        self.origins.units = {uid: each for uid, each in self.origins.units.items() if uid in uids}
 
-    def resync_storages(self, _found: Sequence[Object]) -> None:
+    def resync_storages(self, _listed: Sequence[Object]) -> None:
         self.mounts.attached_units.clear()
 
 
 @asynccontextmanager
 async def watch_cluster(kube: AsyncClient) -> AsyncIterator[ClusterWatch]:
-    made = ClusterWatch()
+    watch = ClusterWatch()
     tasks = [
-        asyncio.create_task(_watch_kind(made, kube, Pod, made.resync_pods, made.observe_pod)),
-        asyncio.create_task(_watch_kind(made, kube, UNIT, made.resync_units, made.origins.observe)),
-        asyncio.create_task(_watch_kind(made, kube, STORAGE, made.resync_storages, made.mounts.observe_storage)),
+        asyncio.create_task(_watch_kind(watch, kube, Pod, watch.resync_pods, watch.observe_pod)),
+        asyncio.create_task(_watch_kind(watch, kube, UNIT, watch.resync_units, watch.origins.observe)),
+        asyncio.create_task(_watch_kind(watch, kube, STORAGE, watch.resync_storages, watch.mounts.observe_storage)),
     ]
     try:
-        yield made
-        assert not any(each.done() for each in tasks), "nobody was watching"
+        yield watch
+        assert not any(each.done() for each in tasks), "a watch task has ended"
     finally:
         for each in tasks:
             each.cancel()
 
 
 async def _watch_kind(
-    made: ClusterWatch,
+    watch: ClusterWatch,
     kube: AsyncClient,
     kind: Any,
-    all_of: Callable[[Sequence[Object]], None],
-    note: Callable[[str, Object], None],
+    resync: Callable[[Sequence[Object]], None],
+    observe: Callable[[str, Object], None],
 ) -> None:
     while True:
         try:
             listed = kube.list(kind, namespace=UNIT_NAMESPACE)
-            found = [as_dict(each) async for each in listed]
-            all_of(found)
-            for each in found:
-                note("ADDED", each)
+            objects = [as_dict(each) async for each in listed]
+            resync(objects)
+            for each in objects:
+                observe("ADDED", each)
             async for event, each in kube.watch(
                 kind, namespace=UNIT_NAMESPACE, resource_version=listed.resourceVersion
             ):
-                note(event, as_dict(each))
+                observe(event, as_dict(each))
         except API_SERVER_ERRORS:
             await asyncio.sleep(0.2)
-        made.watch_restarts += 1
+        watch.watch_restarts += 1

@@ -1,4 +1,4 @@
-"""The whole platform, once per run, for what is fuzzed from outside."""
+"""One running platform per test run, for tests that fuzz it through its interfaces."""
 
 from collections.abc import Iterator
 

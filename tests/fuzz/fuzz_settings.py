@@ -1,6 +1,6 @@
-"""How many cases a fuzz test has and which ones: FUZZ_CASES and FUZZ_SEED say it, and `make fuzz` sets them.
+"""The number of cases and the seed of the fuzz tests, from FUZZ_CASES and FUZZ_SEED. `make fuzz` sets both.
 
-Without them a run is short and the same every time. A failure names the seed and the smallest case that was found.
+Without them, a run is short and always the same. A failure reports the seed and the smallest failing case.
 """
 
 import functools
@@ -12,27 +12,28 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 
 CASE_COUNT = int(os.environ.get("FUZZ_CASES", "0"))
-"""How many of each surface. 0: as few as the surface says itself."""
+"""The number of cases of each test. 0 uses the small default of the test."""
 
 FUZZ_SEED = int(os.environ.get("FUZZ_SEED", "0"))
 
 T = TypeVar("T")
-Refusal = TypeVar("Refusal", bound=Exception)
+Rejection = TypeVar("Rejection", bound=Exception)
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
-def case_count(few: int) -> int:
-    return CASE_COUNT or few
+def case_count(default: int) -> int:
+    return CASE_COUNT or default
 
 
-def settings(few: int, each: int = 1, shrinks: bool = True) -> hypothesis.settings:
-    """So many cases, of which one example of the test holds `each`.
+def settings(default: int, per_example: int = 1, shrinks: bool = True) -> hypothesis.settings:
+    """Hypothesis settings for the number of cases of this run. One example of the test contains `per_example` cases.
 
-    What waits for a cluster is not made smaller: every try would wait again, and a whole example says enough.
+    Tests that wait for a cluster disable shrinking: every shrink attempt would wait again, and the unshrunk example is
+    sufficient.
     """
     phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if shrinks else [])]
     return hypothesis.settings(
-        max_examples=-(-case_count(few) // each),
+        max_examples=-(-case_count(default) // per_example),
         database=None,
         deadline=None,
         print_blob=True,
@@ -41,11 +42,11 @@ def settings(few: int, each: int = 1, shrinks: bool = True) -> hypothesis.settin
     )
 
 
-def fuzzed(few: int, each: int = 1, shrinks: bool = True) -> Callable[[Test], Test]:
-    """Makes a property out of a test with `@given`, with the cases of this run."""
+def fuzzed(default: int, per_example: int = 1, shrinks: bool = True) -> Callable[[Test], Test]:
+    """Decorator for a test with `@given` that applies the seed and the number of cases of this run."""
 
     def wrap(test: Test) -> Test:
-        seeded = hypothesis.seed(FUZZ_SEED)(settings(few, each, shrinks)(test))
+        seeded = hypothesis.seed(FUZZ_SEED)(settings(default, per_example, shrinks)(test))
 
         @functools.wraps(seeded)
         def run(*args: Any, **kwargs: Any) -> None:
@@ -57,16 +58,18 @@ def fuzzed(few: int, each: int = 1, shrinks: bool = True) -> Callable[[Test], Te
     return wrap
 
 
-def call_or_rejection(kind: type[Refusal], call: Callable[[], T]) -> tuple[T, None] | tuple[None, Refusal]:
-    """What came of it, or the refusal of this kind. Whatever else is raised is a defect."""
+def call_or_rejection(
+    rejection_type: type[Rejection], call: Callable[[], T]
+) -> tuple[T, None] | tuple[None, Rejection]:
+    """The result of the call, or the rejection that it raised. Every other exception is a bug and propagates."""
     try:
         return call(), None
-    except kind as refusal:
-        return None, refusal
+    except rejection_type as rejection:
+        return None, rejection
 
 
-class replay_hint:  # noqa: N801 - it reads as a word
-    """Whoever fails in here says how to see it again."""
+class replay_hint:  # noqa: N801 - used like a function in `with`
+    """A context that adds the command for a replay to an exception."""
 
     def __enter__(self) -> None:
         pass
@@ -74,5 +77,5 @@ class replay_hint:  # noqa: N801 - it reads as a word
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
             error.add_note(
-                f"To see it again: make fuzz SEED={FUZZ_SEED} CASES={CASE_COUNT}, with ARGS='-k <this test>'."
+                f"To replay this failure: make fuzz SEED={FUZZ_SEED} CASES={CASE_COUNT} ARGS='-k <this test>'."
             )

@@ -1,4 +1,4 @@
-"""An event loop beside the test: hypothesis calls functions that wait, and what they wait for is asynchronous."""
+"""An event loop in a thread: hypothesis calls synchronous test functions, which must wait for asynchronous code."""
 
 import asyncio
 import threading
@@ -23,37 +23,40 @@ class LoopThread:
         self._thread.join()
         self._loop.close()
 
-    def call(self, doing: Coroutine[Any, Any, T], within: float = 60) -> T:
-        """What it gives. TimeoutError where it hangs."""
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_seconds: float = 60) -> T:
+        """Run a coroutine in the loop and return its result. Raises TimeoutError."""
 
         async def limited() -> T:
-            async with asyncio.timeout(within):
-                return await doing
+            async with asyncio.timeout(timeout_seconds):
+                return await coroutine
 
         return asyncio.run_coroutine_threadsafe(limited(), self._loop).result()
 
     @contextmanager
     def entered(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """For the length of the block, entered and left by one task, as contexts with tasks of their own need it."""
-        entered: asyncio.Future[T] = self.call(_future())
-        over: asyncio.Event = self.call(_event())
+        """Enter an asynchronous context during the block.
 
-        async def live() -> None:
+        One task enters and exits it, because contexts with a task group require this.
+        """
+        entered: asyncio.Future[T] = self.call(_future())
+        exit_requested: asyncio.Event = self.call(_event())
+
+        async def hold_context() -> None:
             try:
-                async with context as given:
-                    entered.set_result(given)
-                    await over.wait()
+                async with context as value:
+                    entered.set_result(value)
+                    await exit_requested.wait()
             except BaseException as error:
                 if not entered.done():
                     entered.set_exception(error)
                 raise
 
-        living = asyncio.run_coroutine_threadsafe(live(), self._loop)
+        task = asyncio.run_coroutine_threadsafe(hold_context(), self._loop)
         try:
             yield self.call(_awaited(entered))
         finally:
-            self._loop.call_soon_threadsafe(over.set)
-            living.result(60)
+            self._loop.call_soon_threadsafe(exit_requested.set)
+            task.result(60)
 
 
 async def _future() -> "asyncio.Future[Any]":

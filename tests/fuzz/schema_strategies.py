@@ -1,4 +1,4 @@
-"""Objects of the platform's kinds, made from the schemas of their definitions, with values that break things."""
+"""Strategies for custom resources: specs from the schemas of the CRDs, with boundary and unusual values."""
 
 from functools import cache
 from pathlib import Path
@@ -17,14 +17,14 @@ Schema = dict[str, Any]
 
 @cache
 def spec_schema(plural: str) -> Schema:
-    """Of the kind's spec."""
+    """The OpenAPI schema of the spec of a kind."""
     definition = yaml.safe_load((CRD_DIR / f"{GROUP}_{plural}.yaml").read_text())
-    found: Schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return found
+    schema: Schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return schema
 
 
 def values(schema: Schema, name: str = "") -> SearchStrategy[Any]:
-    """Values that the schema admits, or hardly does not."""
+    """Values that the schema accepts or almost accepts."""
     match schema.get("type"):
         case "object" if "properties" in schema:
             return _objects(schema)
@@ -41,16 +41,16 @@ def values(schema: Schema, name: str = "") -> SearchStrategy[Any]:
 
 def _objects(schema: Schema) -> SearchStrategy[dict[str, Any]]:
     fields = {name: values(inner, name) for name, inner in schema["properties"].items()}
-    needed = {name: fields[name] for name in schema.get("required", ())}
-    optional = {name: each for name, each in fields.items() if name not in needed}
-    return st.fixed_dictionaries(needed, optional=optional)
+    required = {name: fields[name] for name in schema.get("required", ())}
+    optional = {name: each for name, each in fields.items() if name not in required}
+    return st.fixed_dictionaries(required, optional=optional)
 
 
 def _integers(schema: Schema, name: str) -> SearchStrategy[int]:
-    least, most = schema.get("minimum", -(2**31)), schema.get("maximum", 2**31 - 1)
-    if name == "replicas":  # each would be a pod
+    minimum, maximum = schema.get("minimum", -(2**31)), schema.get("maximum", 2**31 - 1)
+    if name == "replicas":  # each replica is a pod
         return st.integers(0, 2)
-    return st.one_of(st.integers(least, min(most, least + 5)), st.sampled_from([least, most]))
+    return st.one_of(st.integers(minimum, min(maximum, minimum + 5)), st.sampled_from([minimum, maximum]))
 
 
 UNUSUAL_QUANTITIES = (

@@ -1,4 +1,4 @@
-"""One good message of every kind, as the JSON that is on the wire: what mutations begin with."""
+"""One valid JSON document of every message type. The fuzz tests mutate them."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ RESULT: Document = {
     "invocationID": "inv-1",
     "serverlessRequestID": FUNCTION,
     "state": "failed",
-    "failure": {"class": "function_error", "message": "it said no"},
+    "failure": {"class": "function_error", "message": "the function failed"},
     "statusCode": 500,
     "contentType": "text/plain",
     "body": "bm8=",
@@ -67,7 +67,7 @@ RECORD: Document = {
     "updatedAt": TIMESTAMP,
     "worker": f"{FUNCTION}-w0",
 }
-LETTER: Document = {
+DEAD_LETTER: Document = {
     "version": 1,
     "id": "invoke-1",
     "source": "invoke",
@@ -77,7 +77,7 @@ LETTER: Document = {
     "headers": {"Gpu-Runtime-Revision": "7"},
     "data": "e30=",
     "class": "bad_message",
-    "reason": "cannot be read",
+    "reason": "undecodable",
     "deliveryCount": 5,
     "publishedAt": TIMESTAMP,
     "deadLetteredAt": TIMESTAMP,
@@ -95,20 +95,26 @@ EVENT: Document = {
     "concurrency": 2,
     "invocationID": "inv-1",
 }
-FIND: Document = {"version": 1, "invocationID": "inv-1"}
-LIST: Document = {"version": 1, "serverlessRequestID": FUNCTION, "state": "failed", "limit": 5, "continueToken": ""}
+GET_RESULT: Document = {"version": 1, "invocationID": "inv-1"}
+LIST_RESULTS: Document = {
+    "version": 1,
+    "serverlessRequestID": FUNCTION,
+    "state": "failed",
+    "limit": 5,
+    "continueToken": "",
+}
 
 SAMPLES: dict[type[Message], Document] = {
     Invocation: INVOCATION,
     Dispatch: DISPATCH,
     Result: RESULT,
     InvocationRecord: RECORD,
-    DeadLetter: LETTER,
+    DeadLetter: DEAD_LETTER,
     WorkerEvent: EVENT,
-    GetResultRequest: FIND,
+    GetResultRequest: GET_RESULT,
     GetResultResponse: {"version": 1, "result": RESULT},
-    ListResultsRequest: LIST,
-    ListResultsResponse: {"version": 1, "results": [RESULT, RESULT], "after": "7"},
+    ListResultsRequest: LIST_RESULTS,
+    ListResultsResponse: {"version": 1, "results": [RESULT, RESULT], "continueToken": "7"},
     DrainRequest: {"version": 1},
     DrainStatus: {"version": 1, "accepted": True, "inFlight": 0},
 }

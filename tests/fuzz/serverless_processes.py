@@ -1,4 +1,4 @@
-"""The processes of the serverless plane around a platform: activator, result store, one worker with its sidecar."""
+"""Starts the processes of the serverless plane for a platform: activator, result store, and one worker sidecar."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ TRACEBACK = re.compile(rb"Traceback[^\n]*")
 
 @dataclass
 class WatchedProcess:
-    """A process with its log."""
+    """A process and its log file."""
 
     name: str
     process: "subprocess.Popen[bytes]"
@@ -31,15 +31,15 @@ class WatchedProcess:
     read_bytes: int = 0
 
     def new_failure(self) -> str:
-        """What is wrong with it since it was last asked: that it has ended, or that it met what it did not expect."""
+        """A failure since the last call: the process has exited or has logged a traceback. Empty if there is none."""
         if self.process.poll() is not None:
             return f"{self.name} has ended with {self.process.returncode}: {self.log.read_bytes()[-4000:]!r}"
         with self.log.open("rb") as log:
             log.seek(self.read_bytes)
             new = log.read()
         self.read_bytes += len(new)
-        found = TRACEBACK.search(new)
-        return f"{self.name}: {new[max(0, found.start() - 1000) : found.end() + 4000]!r}" if found else ""
+        match = TRACEBACK.search(new)
+        return f"{self.name}: {new[max(0, match.start() - 1000) : match.end() + 4000]!r}" if match else ""
 
 
 def new_failures(watched: list[WatchedProcess]) -> list[str]:
@@ -57,7 +57,7 @@ def watch_platform(platform: LivePlatform) -> list[WatchedProcess]:
 
 @contextmanager
 def running_activator(platform: LivePlatform, folder: Path) -> Iterator[WatchedProcess]:
-    """Impatient with what waits for nobody."""
+    """An activator with short grace periods, so that messages of unknown functions are dead-lettered quickly."""
     token = folder / "token"
     token.write_text(TOKEN)
     settings: Object = {
@@ -81,9 +81,9 @@ def running_activator(platform: LivePlatform, folder: Path) -> Iterator[WatchedP
 def _running_process(name: str, folder: Path, settings: Object, **environment: str) -> Iterator[WatchedProcess]:
     config, log = folder / f"{name}.yaml", folder / f"{name}.log"
     config.write_text(yaml.safe_dump(settings))
-    with log.open("ab") as to:
+    with log.open("ab") as log_file:
         command = ["setpriv", "--pdeathsig", "KILL", "--", str(GPU_RUNTIME_PROGRAM), name, "--config", str(config)]
-        process = subprocess.Popen(command, stderr=to, env=environment or None)
+        process = subprocess.Popen(command, stderr=log_file, env=environment or None)
     try:
         yield WatchedProcess(name, process, log)
     finally:
@@ -93,7 +93,7 @@ def _running_process(name: str, folder: Path, settings: Object, **environment: s
 
 @contextmanager
 def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[list[WatchedProcess]]:
-    """All of it, with one function that echoes and one worker of it that is always there."""
+    """All processes, with one echo function and one worker that never stops."""
     nats = nats_settings(platform.nats_account)
     with platform.control_plane.client() as kube, ExitStack() as stack:
         serverless = {"enabled": True, "requestID": FUNCTION}
@@ -105,8 +105,8 @@ def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[list[Wa
             "nats": nats,
             "database": {"path": str(folder / "results.db")},
         }
-        place = stack.enter_context(temporary_socket_dir())
-        framework = stack.enter_context(running_framework(ECHO_SOURCE, place))
+        socket_dir = stack.enter_context(temporary_socket_dir())
+        framework = stack.enter_context(running_framework(ECHO_SOURCE, socket_dir))
         sidecar = {
             "health": {"bindAddress": f"127.0.0.1:{free_port()}"},
             "nats": nats,

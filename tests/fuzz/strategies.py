@@ -1,4 +1,4 @@
-"""Values that break things: the ones that software meets sooner or later, and mutations of what is right."""
+"""Strategies for unusual values and for mutations of valid documents and bytes."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -79,9 +79,9 @@ BYTE_FRAGMENTS = (
 )
 
 
-@cache  # a strategy that is made anew for every case costs more than the case
+@cache  # creating a strategy for every case costs more than the case itself
 def texts(alphabet: str | None = None, max_size: int = 40) -> SearchStrategy[str]:
-    """Text of this alphabet, of any, or what is known to be trouble."""
+    """Text of this alphabet, or of any characters if it is None, or one of the unusual texts."""
     free = st.text(alphabet, max_size=max_size) if alphabet else st.text(max_size=max_size)
     return st.one_of(free, st.sampled_from(UNUSUAL_TEXTS))
 
@@ -104,7 +104,7 @@ def json_values() -> SearchStrategy[Any]:
 
 
 def deeply_nested() -> SearchStrategy[bytes]:
-    """Nested so deeply that what recurses comes to its end."""
+    """JSON that is nested so deeply that recursive code reaches its limit."""
     pairs = st.sampled_from([(b"[", b"]"), (b'{"a":', b"}")])
     depths = st.sampled_from([100, 1_000, 5_000])
     return st.builds(
@@ -121,20 +121,20 @@ EDITS = st.lists(
     min_size=1,
     max_size=5,
 )
-"""Where in the data, how much is taken out, and what is put there instead; None: the same twice."""
+"""The relative position, the number of replaced bytes, and the replacement; None repeats the bytes."""
 
 
 def mutated_bytes(seeds: Sequence[bytes]) -> SearchStrategy[bytes]:
-    """One of these, with a few bytes cut out, doubled, or replaced."""
+    """One of the seeds with a few bytes removed, repeated or replaced."""
     return st.builds(_apply_edits, st.sampled_from(list(seeds)), EDITS)
 
 
 def _apply_edits(data: bytes, edits: Sequence[tuple[float, int, bytes | None]]) -> bytes:
     edited = bytearray(data)
-    for where, length, piece in edits:
-        at = round(where * len(edited))
-        to = min(len(edited), at + length)
-        edited[at:to] = bytes(edited[at:to]) * 2 if piece is None else piece
+    for position, length, replacement in edits:
+        start = round(position * len(edited))
+        end = min(len(edited), start + length)
+        edited[start:end] = bytes(edited[start:end]) * 2 if replacement is None else replacement
     return bytes(edited)
 
 
@@ -143,21 +143,21 @@ CHANGES = st.lists(
     st.tuples(st.integers(0, 50), st.one_of(st.just(ABSENT), json_values()), st.one_of(st.none(), texts(max_size=8))),
     max_size=4,
 )
-"""Which of all fields, what it becomes, and another name for it."""
+"""The index of a field, its new value, and its new name; None keeps the name."""
 
 
 def altered_documents(documents: Sequence[dict[str, Any]]) -> SearchStrategy[dict[str, Any]]:
-    """One of these documents with some fields, also inner ones, replaced, left out or added."""
+    """One of the documents with some fields, at any depth, replaced, removed or added."""
     return st.builds(_apply_changes, st.sampled_from(list(documents)), CHANGES)
 
 
 def _apply_changes(document: dict[str, Any], changes: Sequence[tuple[int, Any, str | None]]) -> dict[str, Any]:
     changed = copy.deepcopy(document)
-    for which, value, name in changes:
-        places = list(_fields(changed))
-        if not places:
+    for index, value, name in changes:
+        fields = list(_fields(changed))
+        if not fields:
             break
-        part, key = places[which % len(places)]
+        part, key = fields[index % len(fields)]
         if value is ABSENT:
             part.pop(key, None)
         else:
@@ -166,7 +166,7 @@ def _apply_changes(document: dict[str, Any], changes: Sequence[tuple[int, Any, s
 
 
 def _fields(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Every field at any depth, with the object that has it."""
+    """Every field at any depth, with the object that contains it."""
     if isinstance(document, dict):
         for key, value in document.items():
             yield document, key
@@ -177,11 +177,11 @@ def _fields(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def message_bytes(documents: Sequence[dict[str, Any]]) -> SearchStrategy[bytes]:
-    """Bytes for whoever expects one of these documents as JSON."""
-    good = [encode_json(document) for document in documents]
+    """Bytes for a decoder that expects one of the documents as JSON."""
+    valid = [encode_json(document) for document in documents]
     return st.one_of(
         altered_documents(documents).map(encode_json),
-        mutated_bytes(good),
+        mutated_bytes(valid),
         json_values().map(encode_json),
         st.binary(max_size=200),
         deeply_nested().map(lambda value: b'{"version":1,"x":' + value + b"}"),
@@ -189,7 +189,7 @@ def message_bytes(documents: Sequence[dict[str, Any]]) -> SearchStrategy[bytes]:
 
 
 def encode_json(value: Any) -> bytes:
-    """As JSON, also what JSON has no word for."""
+    """The value as JSON, or its `repr` if JSON cannot express it."""
     try:
         return msgspec.json.encode(value)
     except (msgspec.MsgspecError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Quantities, names, paths and specs: there is a verdict on each, and one spelling for all that mean the same."""
+"""Validation of quantities, names, paths, specs and requests never raises, and normalization is idempotent."""
 
 import re
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from gpu_runtime.activator.runtime_api_client import fault_from_response as refusal_of_api
+from gpu_runtime.activator.runtime_api_client import fault_from_response as api_fault
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import (
     Access,
@@ -30,7 +30,7 @@ from gpu_runtime.contract.validation.normalize import normalize_pool, normalize_
 from gpu_runtime.contract.validation.specs import growth_errors, pool_errors, storage_errors, unit_errors
 from gpu_runtime.contract.validation.values import bytes_errors, name_errors
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.kube.errors import error_from_response as refusal_of_kubernetes
+from gpu_runtime.kube.errors import error_from_response as kube_error
 from gpu_runtime.kube.meta import KubeObject, ObjectMeta, parse_timestamp
 from gpu_runtime.kube.quantity import Quantity, canonical_quantity, same_quantity
 from gpu_runtime.runtime_api.dead_letters.service import start_sequence
@@ -46,7 +46,7 @@ from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, Update
 from tests.fuzz.fuzz_settings import call_or_rejection, fuzzed
 from tests.fuzz.strategies import message_bytes, texts
 
-AMOUNTS = st.one_of(
+QUANTITIES = st.one_of(
     st.from_regex(r"[+-]?[0-9]{0,12}\.?[0-9]{0,12}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?", fullmatch=True),
     texts(),
 )
@@ -55,16 +55,18 @@ PATHS = st.one_of(st.text("/.a:~ \0", max_size=12), st.text("/.a", max_size=12).
 NAMES = st.one_of(st.from_regex(r"[a-z]([-a-z0-9]{0,62}[a-z0-9])?", fullmatch=True), texts("az-09.A", max_size=70))
 
 
-def many(item: SearchStrategy[Any], most: int = 3) -> SearchStrategy[tuple[Any, ...]]:
-    return st.lists(item, max_size=most).map(tuple)
+def tuples_of(item: SearchStrategy[Any], max_size: int = 3) -> SearchStrategy[tuple[Any, ...]]:
+    return st.lists(item, max_size=max_size).map(tuple)
 
 
 TEMPLATES = st.builds(
     Template,
-    command=many(texts()),
-    args=many(texts()),
-    envs=many(st.builds(EnvVar, name=texts("ABZ._-9"), value=texts())),
-    ports=many(st.builds(Port, name=texts("ab-9"), port=COUNTS, protocol=st.sampled_from(["TCP", "udp", "", "ICMP"]))),
+    command=tuples_of(texts()),
+    args=tuples_of(texts()),
+    envs=tuples_of(st.builds(EnvVar, name=texts("ABZ._-9"), value=texts())),
+    ports=tuples_of(
+        st.builds(Port, name=texts("ab-9"), port=COUNTS, protocol=st.sampled_from(["TCP", "udp", "", "ICMP"]))
+    ),
 )
 FUNCTIONS = st.builds(
     Serverless,
@@ -77,12 +79,12 @@ FUNCTIONS = st.builds(
     framework=st.builds(Framework, socket_path=PATHS, invoke_path=PATHS, health_path=PATHS),
     worker_of=NAMES,
 )
-MOUNTS = many(st.builds(StorageMount, name=NAMES, mount_path=PATHS, read_only=st.booleans()))
+MOUNTS = tuples_of(st.builds(StorageMount, name=NAMES, mount_path=PATHS, read_only=st.booleans()))
 UNITS = st.builds(
     GPUUnitSpec,
     spec_name=texts("aA.-_1"),
     image=texts(),
-    memory=AMOUNTS,
+    memory=QUANTITIES,
     gpu=COUNTS,
     template=TEMPLATES,
     access=st.none() | st.builds(Access, primary_port=texts("ab"), scheme=st.sampled_from(["http", "HTTPS", "", "x"])),
@@ -94,30 +96,30 @@ POOLS = st.builds(
     StockPoolSpec,
     spec_name=texts("aA.-_1"),
     image=texts(),
-    memory=AMOUNTS,
+    memory=QUANTITIES,
     gpu=COUNTS,
     replicas=COUNTS,
     template=TEMPLATES,
 )
-STORAGES = st.builds(GPUStorageSpec, size=AMOUNTS, storage_class_name=texts())
+STORAGES = st.builds(GPUStorageSpec, size=QUANTITIES, storage_class_name=texts())
 
 
 @fuzzed(100)
-@given(AMOUNTS)
+@given(QUANTITIES)
 @example("1" * 5000)
 @example("1e100")
 @example("-0")
 def test_quantity_is_normalized_and_validated(text: str) -> None:
-    spelled = canonical_quantity(text)
-    assert canonical_quantity(spelled) == spelled
+    canonical = canonical_quantity(text)
+    assert canonical_quantity(canonical) == canonical
     list(bytes_errors(text, "size"))
     try:
         amount = Quantity(text)
     except ValueError:
-        assert spelled == text
+        assert canonical == text
         return
-    if (amount.value * 10**9).denominator == 1:  # what is finer is rounded, as Kubernetes does it
-        assert same_quantity(text, spelled)
+    if (amount.value * 10**9).denominator == 1:  # Kubernetes rounds a more precise value
+        assert same_quantity(text, canonical)
     assert list(growth_errors(text, text)) == list(bytes_errors(text, "size"))
 
 
@@ -141,12 +143,12 @@ def test_mount_path_is_normalized_and_contains_itself(path: str, other: str) -> 
 @fuzzed(100)
 @given(UNITS, st.sampled_from(UnitRole))
 def test_unit_and_its_normalized_form_validate_equally(spec: GPUUnitSpec, role: UnitRole) -> None:
-    spelled = normalize_unit(spec)
-    assert normalize_unit(spelled) == spelled
-    problems = unit_errors(spec, role)
-    assert all(str(problem) for problem in problems)
-    assert problems or not unit_errors(spelled, role)
-    one, other = canonical_request(spelled), canonical_request(normalize_unit(spelled))
+    normalized = normalize_unit(spec)
+    assert normalize_unit(normalized) == normalized
+    errors = unit_errors(spec, role)
+    assert all(str(error) for error in errors)
+    assert errors or not unit_errors(normalized, role)
+    one, other = canonical_request(normalized), canonical_request(normalize_unit(normalized))
     assert request_hash(OperationType.CREATE_UNIT, one) == request_hash(OperationType.CREATE_UNIT, other)
     assert msgspec.json.decode(msgspec.json.encode(spec), type=GPUUnitSpec) == spec
 
@@ -173,18 +175,18 @@ BODIES: dict[type[Body], dict[str, Any]] = {
 }
 
 
-SENT = st.one_of([st.tuples(st.just(model), message_bytes([sample])) for model, sample in BODIES.items()])
+REQUEST_BODIES = st.one_of([st.tuples(st.just(model), message_bytes([sample])) for model, sample in BODIES.items()])
 
 
 @fuzzed(100)
-@given(SENT)
+@given(REQUEST_BODIES)
 @example((Invoke, b'{"serverlessRequestID":"f","payload":' + b"[" * 5000 + b"]" * 5000 + b"}"))
 @example((Invoke, b'{"serverlessRequestID":"f","timeoutSeconds":' + b"9" * 5000 + b"}"))
 @example((CreateUnit, b"\xff"))
 def test_body_is_decoded_or_invalid(sent: tuple[type[Body], bytes]) -> None:
     model, raw = sent
-    taken, refusal = call_or_rejection(Invalid, lambda: decode_body(raw, "application/json", model))
-    assert isinstance(taken, model) or (refusal and refusal.errors)
+    body, rejection = call_or_rejection(Invalid, lambda: decode_body(raw, "application/json", model))
+    assert isinstance(body, model) or (rejection and rejection.errors)
 
 
 PARAMETERS = texts() | st.sampled_from(["limit", "phase", "serverless", "continue"])
@@ -194,8 +196,8 @@ PARAMETERS = texts() | st.sampled_from(["limit", "phase", "serverless", "continu
 @given(st.lists(st.tuples(PARAMETERS, texts()), max_size=4))
 def test_query_is_decoded_or_invalid(pairs: list[tuple[str, str]]) -> None:
     for model in (ListUnits, ListInvocations):
-        taken, refusal = call_or_rejection(Invalid, partial(decode_query, pairs, model))
-        assert isinstance(taken, model) or (refusal and refusal.errors)
+        query, rejection = call_or_rejection(Invalid, partial(decode_query, pairs, model))
+        assert isinstance(query, model) or (rejection and rejection.errors)
 
 
 @fuzzed(100)
@@ -205,16 +207,16 @@ def test_query_is_decoded_or_invalid(pairs: list[tuple[str, str]]) -> None:
 def test_continue_token_is_decoded_or_invalid(after: str) -> None:
     query = ListInvocations(serverless_request_id="f", after=after)
     for read in (lambda: start_sequence(after), lambda: start_position(query)):
-        place, refusal = call_or_rejection(Invalid, read)
-        assert place is not None or (refusal and refusal.errors)
+        position, rejection = call_or_rejection(Invalid, read)
+        assert position is not None or (rejection and rejection.errors)
 
 
 @fuzzed(100)
 @given(st.integers(400, 599), message_bytes([{"error": {"code": "no_stock", "message": "none"}}, {"code": 409}]))
 @example(409, b'{"error":{"code":"\xff"}}')
 def test_any_error_response_maps_to_a_fault(status: int, body: bytes) -> None:
-    assert str(refusal_of_api(status, body))
-    assert isinstance(refusal_of_kubernetes(status, body), KubeError)
+    assert str(api_fault(status, body))
+    assert isinstance(kube_error(status, body), KubeError)
 
 
 UNUSUAL_TIMESTAMPS = (
@@ -229,7 +231,7 @@ UNUSUAL_TIMESTAMPS = (
 @given(texts() | st.datetimes().map(datetime.isoformat) | st.sampled_from(UNUSUAL_TIMESTAMPS), texts())
 @example("2026-12-31T23:59:60Z", "9" * 5000)
 def test_any_object_metadata_is_parsed_without_exception(time: str, attempt: str) -> None:
-    moment = parse_timestamp(time)
-    assert moment is None or moment < datetime.now(UTC) or moment >= datetime(2020, 1, 1, tzinfo=UTC)
-    made = KubeObject(metadata=ObjectMeta(annotations={Annotation.OPERATION_ATTEMPT: attempt}))
-    assert attempt_of(made) >= 0
+    parsed = parse_timestamp(time)
+    assert parsed is None or parsed < datetime.now(UTC) or parsed >= datetime(2020, 1, 1, tzinfo=UTC)
+    obj = KubeObject(metadata=ObjectMeta(annotations={Annotation.OPERATION_ATTEMPT: attempt}))
+    assert attempt_of(obj) >= 0

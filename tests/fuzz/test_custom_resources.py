@@ -1,4 +1,4 @@
-"""Whatever the API server admits: every process survives it, it gets a verdict, and a healthy object becomes Ready."""
+"""Random custom resources: no process fails, every admitted object gets a condition, and a valid unit becomes Ready."""
 
 import asyncio
 import itertools
@@ -28,10 +28,10 @@ from tests.integration.runtime_api.live_platform import OPERATION, STOCK_NAMESPA
 KINDS: dict[str, Any] = {"gpuunits": UNIT, "gpustorages": STORAGE, "stockpools": POOL, "operations": OPERATION}
 NUMBERS = itertools.count()
 REASONS = {reason.value for reason in ReadyReason}
-REFUSALS = (400, 404, 409, 422)
-"""With which the API server refuses what is wrong, or too late."""
+REJECTION_STATUSES = (400, 404, 409, 422)
+"""The statuses with which the API server rejects invalid objects, and objects that are already deleted."""
 BATCH_SIZE = 40
-"""Objects of one example. Each that is admitted is changed once, too."""
+"""The number of objects in one example. Each admitted object is also updated once."""
 
 
 @dataclass
@@ -41,18 +41,18 @@ class Manifest:
     metadata: Object
     spec: Object
     change: Object
-    """Of the spec, as a merge patch."""
+    """A merge patch of the spec."""
     status: Object
-    """Somebody else's, as a merge patch."""
+    """A merge patch of the status, as from another client."""
     name: str = field(default_factory=lambda: f"z{next(NUMBERS)}")
 
     @property
     def is_reconciled(self) -> bool:
-        """Whether the controller manager says something of it. Operations are records."""
+        """Whether the controller manager sets a condition. Operations are only records."""
         return self.plural != "operations"
 
     def identity(self) -> str:
-        if self.plural == "operations":  # under another name it is nobody's
+        if self.plural == "operations":  # the API ignores an Operation with any other name
             return operation_name(str(self.spec.get("operationID")))
         return self.name
 
@@ -84,7 +84,7 @@ MANIFESTS = st.one_of(
 
 @dataclass
 class FuzzCluster:
-    """Where the manifests go, and what became of them."""
+    """Applies manifests to the cluster and counts the outcomes."""
 
     platform: LivePlatform
     loop: LoopThread
@@ -94,68 +94,70 @@ class FuzzCluster:
 
     async def create(self, manifest: Manifest) -> bool:
         kind = KINDS[manifest.plural]
-        about = manifest.metadata | {"name": manifest.identity(), "namespace": manifest.namespace}
+        metadata = manifest.metadata | {"name": manifest.identity(), "namespace": manifest.namespace}
         return await self._is_accepted(
-            manifest.plural, self.kube.create(kind.from_dict({"metadata": about, "spec": manifest.spec}))
+            manifest.plural, self.kube.create(kind.from_dict({"metadata": metadata, "spec": manifest.spec}))
         )
 
     async def update(self, manifest: Manifest) -> None:
         kind, name = KINDS[manifest.plural], manifest.identity()
-        for changed, patch in ((kind, {"spec": manifest.change}), (kind.Status, {"status": manifest.status})):
+        for resource, patch in ((kind, {"spec": manifest.change}), (kind.Status, {"status": manifest.status})):
             if next(iter(patch.values())):
-                call = self.kube.patch(changed, name, patch, namespace=manifest.namespace, patch_type=PatchType.MERGE)
-                await self._is_accepted(f"change of {manifest.plural}", call)
+                call = self.kube.patch(resource, name, patch, namespace=manifest.namespace, patch_type=PatchType.MERGE)
+                await self._is_accepted(f"update of {manifest.plural}", call)
 
-    async def _is_accepted(self, what: str, call: Any) -> bool:
+    async def _is_accepted(self, request: str, call: Any) -> bool:
         try:
             await call
-        except ApiError as refusal:
-            if refusal.status.code not in REFUSALS:
+        except ApiError as error:
+            if error.status.code not in REJECTION_STATUSES:
                 raise
-            self.count[f"{what} refused"] += 1
+            self.count[f"{request} rejected"] += 1
             return False
-        self.count[f"{what} admitted"] += 1
+        self.count[f"{request} admitted"] += 1
         return True
 
     async def missing_condition(self, manifest: Manifest) -> str:
-        """What is missing of its verdict."""
+        """Why the object has no current Ready condition. Empty if it has one or is deleted."""
         try:
-            found = as_dict(
+            obj = as_dict(
                 await self.kube.get(KINDS[manifest.plural], manifest.identity(), namespace=manifest.namespace)
             )
         except ApiError as error:
             return "" if error.status.code == 404 else str(error)
-        if "deletionTimestamp" in found["metadata"]:  # by the activator, which removes workers of nobody
+        if "deletionTimestamp" in obj["metadata"]:  # the activator deletes orphaned workers
             return ""
-        said = ready_condition(found)
-        if said.get("reason") in REASONS and said.get("observedGeneration") == found["metadata"]["generation"]:
+        condition = ready_condition(obj)
+        if condition.get("reason") in REASONS and condition.get("observedGeneration") == obj["metadata"]["generation"]:
             return ""
-        return f"{manifest.plural}/{manifest.identity()}: {said} of {found['metadata']} {found['spec']}"
+        return f"{manifest.plural}/{manifest.identity()}: {condition} of {obj['metadata']} {obj['spec']}"
 
     async def delete(self, manifest: Manifest) -> None:
         kind, name = KINDS[manifest.plural], manifest.identity()
-        release = {"metadata": {"finalizers": None}}
+        without_finalizers = {"metadata": {"finalizers": None}}
         try:
             await self.kube.delete(kind, name, namespace=manifest.namespace)
-            await self.kube.patch(kind, name, release, namespace=manifest.namespace, patch_type=PatchType.MERGE)
+            await self.kube.patch(
+                kind, name, without_finalizers, namespace=manifest.namespace, patch_type=PatchType.MERGE
+            )
         except ApiError as error:
-            if error.status.code not in REFUSALS:
+            if error.status.code not in REJECTION_STATUSES:
                 raise
 
-    async def for_each(self, doing: Any, batch: list[Manifest]) -> list[Any]:
-        return list(await asyncio.gather(*(doing(each) for each in batch)))
+    async def for_each(self, function: Any, batch: list[Manifest]) -> list[Any]:
+        return list(await asyncio.gather(*(function(each) for each in batch)))
 
     def wait_for_conditions(self, batch: list[Manifest]) -> None:
-        """On each of them. Those that have theirs are not looked at again: looking is what takes longest."""
-        left, missing = batch, [""]
+        """Wait for the condition of each object. Objects with a condition are not read again: reads are slow."""
+        remaining, missing = batch, [""]
 
-        def none_left() -> bool:
-            nonlocal left, missing
-            missing = self.loop.call(self.for_each(self.missing_condition, left))
-            left = [each for each, why in zip(left, missing, strict=True) if why]
-            return not left
+        def all_have_conditions() -> bool:
+            nonlocal remaining, missing
+            missing = self.loop.call(self.for_each(self.missing_condition, remaining))
+            remaining = [each for each, reason in zip(remaining, missing, strict=True) if reason]
+            return not remaining
 
-        wait_until(none_left, 60, lambda: str(list(filter(None, missing))[:2]), interval_seconds=0.1)
+        wait_until(all_have_conditions, 60, lambda: str(list(filter(None, missing))[:2]), interval_seconds=0.1)
 
     def list_statuses(self) -> list[int]:
         paths = ("gpu-units", "gpu-storages", "operator/stock-units", "operator/stockpools", "operator/inventory")
@@ -174,15 +176,15 @@ class FuzzCluster:
 
 @pytest.fixture(scope="module")
 def cluster(platform: LivePlatform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzCluster]:
-    with LoopThread() as loop, running_activator(platform, tmp_path_factory.mktemp("activator")) as leading:
+    with LoopThread() as loop, running_activator(platform, tmp_path_factory.mktemp("activator")) as activator:
 
         async def connected() -> AsyncClient:
             return AsyncClient(config=KubeConfig.from_file(platform.control_plane.kubeconfig))
 
         kube = loop.call(connected())
-        made = FuzzCluster(platform, loop, kube, [*watch_platform(platform), leading])
-        yield made
-        print(dict(sorted(made.count.items())))
+        fuzz_cluster = FuzzCluster(platform, loop, kube, [*watch_platform(platform), activator])
+        yield fuzz_cluster
+        print(dict(sorted(fuzz_cluster.count.items())))
         loop.call(kube.close())
 
 
@@ -216,23 +218,23 @@ def test_every_admitted_object_gets_a_condition_and_crashes_no_process(
 ) -> None:
     admitted = [
         each
-        for each, taken in zip(batch, cluster.loop.call(cluster.for_each(cluster.create, batch)), strict=True)
-        if taken
+        for each, accepted in zip(batch, cluster.loop.call(cluster.for_each(cluster.create, batch)), strict=True)
+        if accepted
     ]
-    judged = [each for each in admitted if each.is_reconciled]
+    reconciled = [each for each in admitted if each.is_reconciled]
     try:
-        cluster.wait_for_conditions(judged)
+        cluster.wait_for_conditions(reconciled)
         cluster.loop.call(cluster.for_each(cluster.update, admitted))
-        cluster.wait_for_conditions(judged)
+        cluster.wait_for_conditions(reconciled)
         assert set(cluster.list_statuses()) == {200}
-        assert set(cluster.operation_statuses(admitted)) <= {200, 400, 404}  # some IDs cannot stand in a path
+        assert set(cluster.operation_statuses(admitted)) <= {200, 400, 404}  # some IDs are not valid in a URL path
         assert cluster.platform.manager.crashes == 0
         assert new_failures(cluster.watched) == []
     finally:
         cluster.loop.call(cluster.for_each(cluster.delete, admitted))
 
 
-def test_a_healthy_unit_becomes_ready_afterwards(cluster: FuzzCluster) -> None:
+def test_valid_unit_becomes_ready_afterwards(cluster: FuzzCluster) -> None:
     healthy = unit(spec={"running": True})
     assert cluster.loop.call(cluster.create(healthy))
 

@@ -1,4 +1,7 @@
-"""Malformed HTTP on the framework's socket, in both directions: an answer that blames the sender, and a verdict."""
+"""Malformed HTTP on the framework socket, in both directions.
+
+The framework answers random requests with a 4xx status, and the sidecar makes a retry decision for random responses.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -64,9 +67,9 @@ REQUESTS = st.one_of(
 @pytest.fixture(scope="module")
 def framework() -> Iterator[FrameworkProcess]:
     with (
-        temporary_socket_dir() as place,
+        temporary_socket_dir() as socket_dir,
         running_framework(
-            ECHO_SOURCE, place, GPU_RUNTIME_CONCURRENCY="4", GPU_RUNTIME_MAX_BODY_BYTES="100000"
+            ECHO_SOURCE, socket_dir, GPU_RUNTIME_CONCURRENCY="4", GPU_RUNTIME_MAX_BODY_BYTES="100000"
         ) as running,
     ):
         yield running
@@ -80,7 +83,7 @@ def test_random_requests_never_crash_or_hang_the_framework(framework: FrameworkP
     open_before = open_files(framework)
     requests_are_answered(framework)
     assert framework.invoke({"n": 1}).json == {"n": 1}
-    assert "fault of the framework" not in framework.log
+    assert "this is a bug in gpu_runtime.framework" not in framework.log
     assert "Traceback" not in framework.log
     wait_until(lambda: open_files(framework) <= open_before, 10, lambda: "connections stay open")
 
@@ -90,14 +93,14 @@ def test_random_requests_never_crash_or_hang_the_framework(framework: FrameworkP
 @example(request_with_header("Deadline", "0001-01-01T00:00:00+23:59"))
 @example(request_with_header("Deadline", "9999-12-31T23:59:59-23:59"))
 @example(request_with_header("Attempt", "9" * 5000))
-def requests_are_answered(asked: FrameworkProcess, data: bytes) -> None:
-    """The echo cannot fail, so no answer may be a 5xx, except that a deadline in the past has passed."""
-    answer = exchange(asked.socket, data, half_close=True)
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
-    assert not {int(status) for status in STATUS_LINE_PATTERN.findall(answer)} & {500, 501, 502, 503, 505}
+def requests_are_answered(framework: FrameworkProcess, data: bytes) -> None:
+    """The echo handler cannot fail, so no response is a 5xx, except a 504 for a deadline in the past."""
+    response = exchange(framework.socket, data, half_close=True)
+    assert response == b"" or response.startswith(b"HTTP/1.1 ")
+    assert not {int(status) for status in STATUS_LINE_PATTERN.findall(response)} & {500, 501, 502, 503, 505}
 
 
-ANSWERS = (
+RESPONSES = (
     b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nContent-Length: 3\r\n\r\nabc",
     b"HTTP/1.1 503 No\r\nTransfer-Encoding: chunked\r\nRetry-After: 1\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc",
@@ -108,22 +111,22 @@ ANSWERS = (
 
 
 class UnusualFramework:
-    """Reads an invocation, writes what it was told to, and hangs up."""
+    """Reads an invocation, writes the configured response, and closes the connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.answer = b""
+        self.response = b""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(self.answer)
+            writer.write(self.response)
         finally:
             writer.close()
 
-    async def outcomes_of(self, answer: bytes) -> tuple[str | None, FrameworkOutcome]:
-        """What the sidecar makes of this answer, as one to its health check and to an invocation."""
-        self.answer = answer
+    async def outcomes_of(self, response: bytes) -> tuple[str | None, FrameworkOutcome]:
+        """How the sidecar interprets this response: to its health check, and to an invocation."""
+        self.response = response
         async with FrameworkClient(str(self.path), "/invoke", "/healthz", 1000) as client:
             deadline = datetime.now(UTC) + timedelta(seconds=5)
             return await client.check_health(), await client.invoke(
@@ -139,23 +142,23 @@ def loop_thread() -> Iterator[LoopThread]:
 
 @pytest.fixture(scope="module")
 def unusual_framework(loop_thread: LoopThread) -> Iterator[UnusualFramework]:
-    with temporary_socket_dir() as place:
-        made = UnusualFramework(place / "odd.sock")
+    with temporary_socket_dir() as socket_dir:
+        unusual = UnusualFramework(socket_dir / "odd.sock")
 
         async def listening() -> asyncio.Server:
-            return await asyncio.start_unix_server(made.serve, made.path)
+            return await asyncio.start_unix_server(unusual.serve, unusual.path)
 
         server = loop_thread.call(listening())
-        yield made
+        yield unusual
         server.close()
 
 
 @fuzzed(100)
-@given(st.one_of(mutated_bytes(ANSWERS), st.binary(max_size=100)))
-def test_random_responses_lead_to_a_retry_decision(
-    loop_thread: LoopThread, unusual_framework: UnusualFramework, answer: bytes
+@given(st.one_of(mutated_bytes(RESPONSES), st.binary(max_size=100)))
+def test_random_responses_result_in_a_retry_decision(
+    loop_thread: LoopThread, unusual_framework: UnusualFramework, response: bytes
 ) -> None:
-    """None raises, and none outlasts the deadline by much."""
-    problem, outcome = loop_thread.call(unusual_framework.outcomes_of(answer), within=10)
+    """No response raises an exception or takes much longer than the deadline."""
+    problem, outcome = loop_thread.call(unusual_framework.outcomes_of(response), timeout_seconds=10)
     assert problem is None or problem
     assert isinstance(disposition_of(outcome), FinishInvocation | RetryInvocation)

@@ -1,4 +1,4 @@
-"""Whatever bytes come, they are a message or Unreadable; and what can be read can be worked with."""
+"""Random bytes are decoded or rejected with MessageDecodeError, and every decoded message can be processed."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -19,13 +19,12 @@ from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.jetstream.delivery import NO_HEADERS, Delivery
 from gpu_runtime.worker_sidecar.retry_decision import InvocationAttempt, dead_letter_result
 from tests.fuzz.fuzz_settings import call_or_rejection, fuzzed
-from tests.fuzz.seed_corpus import FUNCTION, INVOCATION, SAMPLES
-from tests.fuzz.seed_corpus import RECORD as KEPT
+from tests.fuzz.seed_corpus import FUNCTION, INVOCATION, RECORD, SAMPLES
 from tests.fuzz.strategies import encode_json, message_bytes, texts
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MESSAGE_LIMIT = 1024 * 1024 - 8192
-"""What NATS takes, with room for headers."""
+"""The maximum payload of NATS, minus a reserve for headers."""
 NESTED = b'{"version":1,"x":' + b"[" * 5000 + b"]" * 5000 + b"}"
 
 
@@ -36,10 +35,10 @@ SENT = st.one_of([st.tuples(st.just(model), message_bytes([sample])) for model, 
 @given(SENT)
 @example((Invocation, NESTED))
 @example((Result, b'{"version":1,"invocationID":"\xff"}'))
-def test_bytes_are_a_message_or_a_decode_error(said: tuple[type[Message], bytes]) -> None:
-    model, data = said
-    message, refusal = call_or_rejection(MessageDecodeError, lambda: decode(data, model))
-    assert decode(encode(message), model) == message if message else refusal and refusal.message
+def test_bytes_are_a_message_or_a_decode_error(sent: tuple[type[Message], bytes]) -> None:
+    model, data = sent
+    message, rejection = call_or_rejection(MessageDecodeError, lambda: decode(data, model))
+    assert decode(encode(message), model) == message if message else rejection and rejection.message
 
 
 @fuzzed(100)
@@ -52,11 +51,11 @@ def test_bytes_are_a_message_or_a_decode_error(said: tuple[type[Message], bytes]
 @example(NESTED, FUNCTION)
 @example(b"\xff" * 1024 * 1024, FUNCTION)
 @example(b'{"version":1,"invocationID":"\xff"}', FUNCTION)
-def test_delivery_is_an_invocation_or_becomes_a_dead_letter(data: bytes, queue: str) -> None:
-    """Neither may raise: what raises while it is given up would be delivered for ever."""
+def test_delivery_is_an_invocation_or_becomes_a_dead_letter(data: bytes, request_id: str) -> None:
+    """Neither path may raise: a message that cannot be dead-lettered would be redelivered forever."""
     subjects = Subjects()
-    delivery = Delivery(f"{subjects.prefix}.invoke.{queue}", data, NO_HEADERS, "INVOKE", 1, 1, NOW)
-    failure = Failure(failure_class=FailureClass.BAD_MESSAGE, message="why")
+    delivery = Delivery(f"{subjects.prefix}.invoke.{request_id}", data, NO_HEADERS, "INVOKE", 1, 1, NOW)
+    failure = Failure(failure_class=FailureClass.BAD_MESSAGE, message="undecodable")
     letters = DeadLetterBuilder(subjects, Stream.INVOKE)
     letter = letters.build(delivery, failure, NOW)
     outgoing = letters.to_outgoing(letter)
@@ -73,10 +72,10 @@ def test_delivery_is_an_invocation_or_becomes_a_dead_letter(data: bytes, queue: 
 
 
 @fuzzed(100)
-@given(texts(), message_bytes([KEPT]))
-@example("9" * 5000, encode_json(KEPT))
-@example(str(2**64), encode_json(KEPT))
+@given(texts(), message_bytes([RECORD]))
+@example("9" * 5000, encode_json(RECORD))
+@example(str(2**64), encode_json(RECORD))
 @example("7", NESTED)
 def test_record_headers_are_decoded_or_ignored(revision: str, record: bytes) -> None:
-    known = record_from_headers({REVISION_HEADER: revision, RECORD_HEADER: record.decode(errors="surrogateescape")})
-    assert known is None or 0 <= known.revision < 2**64
+    stored = record_from_headers({REVISION_HEADER: revision, RECORD_HEADER: record.decode(errors="surrogateescape")})
+    assert stored is None or 0 <= stored.revision < 2**64

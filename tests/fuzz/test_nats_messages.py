@@ -1,4 +1,4 @@
-"""Whatever somebody sends on any subject: every process survives, poison ends as a dead letter, and work goes on."""
+"""Random messages on every subject: no process fails, undecodable ones become dead letters, and invocations work."""
 
 import base64
 import uuid
@@ -23,13 +23,13 @@ from localcluster.supervisor_client import wait_until
 from tests.fuzz.fuzz_settings import fuzzed
 from tests.fuzz.raw_nats import RawNats, raw_nats
 from tests.fuzz.seed_corpus import (
+    DEAD_LETTER,
     DISPATCH,
     EVENT,
-    FIND,
     FUNCTION,
+    GET_RESULT,
     INVOCATION,
-    LETTER,
-    LIST,
+    LIST_RESULTS,
     POD_UID,
     RECORD,
     RESULT,
@@ -41,9 +41,9 @@ from tests.integration.runtime_api.live_platform import TOKEN, LivePlatform
 TOPOLOGY = StreamTopology()
 PREFIX = TOPOLOGY.subjects.prefix
 MESSAGE_TYPES: dict[str, type[Message]] = {"invoke": Invocation, "dispatch": Dispatch, "result": Result}
-STREAMS = {queue.value: TOPOLOGY.stream_name(queue) for queue in Stream}
+STREAMS = {stream.value: TOPOLOGY.stream_name(stream) for stream in Stream}
 BATCH_SIZE = 60
-"""Messages of one example."""
+"""The number of messages in one example."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PublishedMessage:
 
     @property
     def is_poison(self) -> bool:
-        """Whether it lies in a queue and is no message of that queue."""
+        """Whether a stream stores it and its consumer cannot decode it."""
         model = MESSAGE_TYPES.get(self.subject.removeprefix(f"{PREFIX}.").split(".")[0])
         return model is not None and not _is_decodable(self.data, model)
 
@@ -68,11 +68,11 @@ def _is_decodable(data: bytes, model: type[Message]) -> bool:
 
 
 def with_future_deadline(document: dict[str, object]) -> dict[str, object]:
-    """With a time that is not over, so that it is not only ended at once."""
+    """The invocation with a deadline in the future, so that it is processed and does not only expire."""
     return document | {"enqueuedAt": None, "timeoutSeconds": 5.0, "mode": "async", "replyTo": ""}
 
 
-FUNCTIONS = st.sampled_from([FUNCTION, FUNCTION, FUNCTION, "nobody", "NOT-A-FUNCTION", "a$b"])
+FUNCTIONS = st.sampled_from([FUNCTION, FUNCTION, FUNCTION, "absent", "NOT-A-FUNCTION", "a$b"])
 IDS = st.one_of(st.sampled_from(["inv-1", "inv-2"]), st.uuids().map(str))
 NAMES = st.sampled_from(["Gpu-Runtime-Revision", "Gpu-Runtime-Record", "X", "Status", "Nats-Nothing"])
 VALUES = st.one_of(
@@ -93,25 +93,27 @@ def messages_on_subject(
 
 INVOKED = message_bytes([INVOCATION, with_future_deadline(INVOCATION)])
 DISPATCHED = message_bytes([DISPATCH, DISPATCH | {"invocation": with_future_deadline(INVOCATION)}])
-LETTERS = st.tuples(st.sampled_from(list(MESSAGE_TYPES)), FUNCTIONS).map(".".join)
+DEAD_LETTER_SUBJECTS = st.tuples(st.sampled_from(list(MESSAGE_TYPES)), FUNCTIONS).map(".".join)
 BUCKET = TOPOLOGY.record_bucket.name
 FORGED_IDS = ("forged-1", "forged-2", "a=b", "x" * 128)
 MESSAGES = st.one_of(
     messages_on_subject("invoke", FUNCTIONS, INVOKED),
     messages_on_subject("dispatch", FUNCTIONS, DISPATCHED),
     messages_on_subject("result", FUNCTIONS, message_bytes([RESULT])),
-    messages_on_subject("dlq", LETTERS, message_bytes([LETTER])),
+    messages_on_subject("dlq", DEAD_LETTER_SUBJECTS, message_bytes([DEAD_LETTER])),
     messages_on_subject("events", FUNCTIONS, message_bytes([EVENT])),
     messages_on_subject("demand", FUNCTIONS, st.binary(max_size=40)),
     messages_on_subject("cancel", FUNCTIONS, st.one_of(st.binary(max_size=40), IDS.map(str.encode))),
-    # One that can be read would drain the worker, which is what it is for.
+    # Only undecodable drain requests: a valid one would drain the worker.
     messages_on_subject(
         "control",
         st.just(POD_UID),
         message_bytes([{"version": 2}]).filter(lambda data: not _is_decodable(data, DrainRequest)),
     ),
-    messages_on_subject("query", st.sampled_from(["result", "results", "nothing"]), message_bytes([FIND, LIST])),
-    # Not of invocations that have results: those wait until their record can be read, or its time is over.
+    messages_on_subject(
+        "query", st.sampled_from(["result", "results", "nothing"]), message_bytes([GET_RESULT, LIST_RESULTS])
+    ),
+    # Only records of invocations without results: a result waits until its record is decodable or expires.
     st.builds(
         lambda key, data: PublishedMessage(f"$KV.{BUCKET}.{key}", data),
         st.sampled_from(FORGED_IDS),
@@ -129,34 +131,37 @@ class ServerlessTarget:
 
     def send(self, message: PublishedMessage) -> None:
         self.sent[message.subject.removeprefix(f"{PREFIX}.").split(".")[0]] += 1
-        self.nats.publish(message.subject, message.data, message.headers, reply="_INBOX.nobody")
+        self.nats.publish(message.subject, message.data, message.headers, reply="_INBOX.unused")
 
     def backlogs(self) -> dict[str, int]:
         return {
-            queue: self.nats.jetstream_request(f"STREAM.INFO.{name}")["state"]["messages"]
-            for queue, name in STREAMS.items()
+            stream: self.nats.jetstream_request(f"STREAM.INFO.{name}")["state"]["messages"]
+            for stream, name in STREAMS.items()
         }
 
     def pop_dead_letters(self) -> set[bytes]:
-        """What the dead letters hold, which then are thrown away."""
-        stream, found, number = TOPOLOGY.dead_letter_stream.name, set(), 1
+        """Return the original data of all dead letters, and purge their stream."""
+        stream, originals, sequence = TOPOLOGY.dead_letter_stream.name, set(), 1
         while "message" in (
-            answer := self.nats.jetstream_request(
-                f"STREAM.MSG.GET.{stream}", {"seq": number, "next_by_subj": f"{PREFIX}.dlq.>"}
+            response := self.nats.jetstream_request(
+                f"STREAM.MSG.GET.{stream}", {"seq": sequence, "next_by_subj": f"{PREFIX}.dlq.>"}
             )
         ):
-            number = answer["message"]["seq"] + 1
-            data = base64.b64decode(answer["message"].get("data", ""))
+            sequence = response["message"]["seq"] + 1
+            data = base64.b64decode(response["message"].get("data", ""))
             if _is_decodable(data, DeadLetter):
-                found.add(decode(data, DeadLetter).data)
+                originals.add(decode(data, DeadLetter).data)
         self.nats.jetstream_request(f"STREAM.PURGE.{stream}", {})
-        return found
+        return originals
 
     def request(self, path: str, method: str = "GET", *, forged: bool = False) -> int:
-        """What is answered. That a forged record cannot be read is said with 503, since it may be a newer version's."""
+        """Send a request and return its status, which must not be 5xx.
+
+        The API returns 503 for an undecodable record, because a newer version may have written it.
+        """
         reply = self.platform.shared_replicas[0].request(f"/api/v1/{path}", method, None, TOKEN, timeout=30)
-        unread = forged and reply.status == 503 and "cannot read this" in reply.json["error"]["message"]
-        assert unread or 0 < reply.status < 500, (method, path, reply.json)
+        undecodable = forged and reply.status == 503 and "cannot read this" in reply.json["error"]["message"]
+        assert undecodable or 0 < reply.status < 500, (method, path, reply.json)
         return reply.status
 
     def can_invoke(self) -> bool:
@@ -169,23 +174,23 @@ class ServerlessTarget:
 
 @pytest.fixture(scope="module")
 def serverless_target(platform: LivePlatform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerlessTarget]:
-    folder = tmp_path_factory.mktemp("plane")
+    folder = tmp_path_factory.mktemp("serverless")
     with running_serverless(platform, folder) as watched, raw_nats(platform.nats_account) as nats:
-        made = ServerlessTarget(platform, nats, watched, Counter())
-        wait_until(made.can_invoke, 60, lambda: f"no call is answered: {new_failures(watched)}")
-        yield made
-        print(dict(made.sent))
+        target = ServerlessTarget(platform, nats, watched, Counter())
+        wait_until(target.can_invoke, 60, lambda: f"no invocation succeeds: {new_failures(watched)}")
+        yield target
+        print(dict(target.sent))
 
 
 POISON = [
-    PublishedMessage(f"{PREFIX}.invoke.nobody", b"", b"Status: 404"),
+    PublishedMessage(f"{PREFIX}.invoke.absent", b"", b"Status: 404"),
     PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"invocationID":"\xff"}'),
     PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b'{"version":1,"x":' + b"[" * 5000),
     PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", encode_json(INVOCATION | {"timeoutSeconds": 1e300})),
     PublishedMessage(f"{PREFIX}.invoke.{FUNCTION}", b"\xff" * 1_000_000),
     PublishedMessage(f"{PREFIX}.dispatch.{FUNCTION}", b"\xff" * 1_000_000),
     PublishedMessage(f"{PREFIX}.dispatch.{FUNCTION}", b'{"invocation":{"invocationID":"\xff"}}'),
-    PublishedMessage(f"{PREFIX}.dispatch.nobody", encode_json(DISPATCH | {"deadline": "9999-12-31T23:59:59-23:59"})),
+    PublishedMessage(f"{PREFIX}.dispatch.absent", encode_json(DISPATCH | {"deadline": "9999-12-31T23:59:59-23:59"})),
     PublishedMessage(f"{PREFIX}.result.{FUNCTION}", b"\xff" * 1_000_000),
     PublishedMessage(
         f"{PREFIX}.invoke.{FUNCTION}",
@@ -209,8 +214,8 @@ def test_processing_continues_after_any_message(
         60,
         lambda: f"{serverless_target.backlogs()} {new_failures(serverless_target.watched)}",
     )
-    buried = serverless_target.pop_dead_letters()
-    lost = [each for each in batch if each.is_poison and each.data[:MAX_DEAD_LETTER_DATA_BYTES] not in buried]
+    dead_lettered = serverless_target.pop_dead_letters()
+    lost = [each for each in batch if each.is_poison and each.data[:MAX_DEAD_LETTER_DATA_BYTES] not in dead_lettered]
     assert lost == []
     assert serverless_target.can_invoke()
     assert serverless_target.request(f"serverless/invocations?serverlessRequestID={FUNCTION}") == 200
@@ -222,18 +227,24 @@ def test_processing_continues_after_any_message(
 
 
 @fuzzed(180, BATCH_SIZE, shrinks=False)
-@given(st.lists(messages_on_subject("dlq", LETTERS, message_bytes([LETTER])), min_size=BATCH_SIZE, max_size=BATCH_SIZE))
+@given(
+    st.lists(
+        messages_on_subject("dlq", DEAD_LETTER_SUBJECTS, message_bytes([DEAD_LETTER])),
+        min_size=BATCH_SIZE,
+        max_size=BATCH_SIZE,
+    )
+)
 @example(
     [
         PublishedMessage(
-            f"{PREFIX}.dlq.result.{FUNCTION}", encode_json(LETTER | {"source": "result", "subject": "two words"})
+            f"{PREFIX}.dlq.result.{FUNCTION}", encode_json(DEAD_LETTER | {"source": "result", "subject": "two words"})
         )
     ]
 )
 @example(
     [
         PublishedMessage(
-            f"{PREFIX}.dlq.result.{FUNCTION}", encode_json(LETTER | {"source": "result", "headers": {"a b": "\n"}})
+            f"{PREFIX}.dlq.result.{FUNCTION}", encode_json(DEAD_LETTER | {"source": "result", "headers": {"a b": "\n"}})
         )
     ]
 )

@@ -1,4 +1,4 @@
-"""Raw bytes to the runtime API's port: refused or hung up on, never a failure of ours; the next caller is served."""
+"""Raw bytes to the runtime API: it rejects them or disconnects, returns no 5xx, and serves the next caller."""
 
 import re
 import socket
@@ -22,7 +22,7 @@ SIZED = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n17\r\n" + BODY + b"\r\n0\r\nTrailer: 1\r\n\r\n"
 CALL = (
     b"POST /api/v1/serverless/invocations HTTP/1.1\r\n" + AUTHENTICATED_HEADERS + b"Content-Type: application/json\r\n"
-    b'Content-Length: 32\r\n\r\n{"serverlessRequestID":"nobody"}'
+    b'Content-Length: 32\r\n\r\n{"serverlessRequestID":"absent"}'
 )
 SEEDS = (
     *(LIST, SIZED, CHUNKED, CALL, LIST + SIZED, SIZED + CHUNKED + LIST),
@@ -60,14 +60,14 @@ REQUESTS = st.one_of(
 
 
 def exchange(replica: ApiProcess, data: bytes) -> bytes:
-    """Send, say that this was all, and give what comes back until the API hangs up."""
+    """Send the data, close the sending side, and return the response until the API disconnects."""
     with socket.create_connection(("127.0.0.1", replica.port), timeout=20) as connection:
         try:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(65536), b""))
         except ConnectionError:
-            return b""  # it was hung up on before it was sent
+            return b""  # the API disconnected before all data was sent
 
 
 def test_random_requests_never_crash_or_hang_the_api(platform: LivePlatform) -> None:

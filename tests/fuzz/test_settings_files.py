@@ -1,4 +1,4 @@
-"""A settings file is read, or refused with a sentence; and a key that nobody knows is named wherever it stands."""
+"""A settings file is accepted or rejected with a message, and an unknown key is reported at any depth."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ MODELS: dict[str, type[BaseSettings]] = {
 CONFIG = Path(__file__).parents[2] / "config" / "local"
 FILES = {name: (CONFIG / f"{name}.yaml").read_text() for name in MODELS}
 DOCUMENTS: dict[str, Any] = {name: yaml.safe_load(text) for name, text in FILES.items()}
-# What is nested ten times as deeply is the same to the reader, and takes it a hundred times as long.
+# The nesting stays moderate: ten times deeper nesting takes the same code path and a hundred times longer.
 ODD = ("a: 2001-99-99", "a: !!int x", "a: !!bool x", "a: !!timestamp x", "&a [*a]", "log: &a {level: *a}", "[" * 500)
 
 
@@ -38,10 +38,10 @@ def dumped(document: Any) -> str:
 
 
 def contents(name: str) -> SearchStrategy[bytes]:
-    """Of a file for this process: its sample file with other values, or broken, or something else."""
-    whole = altered_documents([DOCUMENTS[name]]).map(lambda document: dumped(document).encode())
-    broken = mutated_bytes([FILES[name].encode(), *(odd.encode() for odd in ODD)])
-    return st.one_of(whole, broken, texts(max_size=100).map(lambda text: text.encode(errors="replace")))
+    """Contents of a settings file of this process: the sample file with other values, mutated bytes, or random text."""
+    altered = altered_documents([DOCUMENTS[name]]).map(lambda document: dumped(document).encode())
+    mutated = mutated_bytes([FILES[name].encode(), *(odd.encode() for odd in ODD)])
+    return st.one_of(altered, mutated, texts(max_size=100).map(lambda text: text.encode(errors="replace")))
 
 
 SETTINGS_CONTENTS = st.one_of([st.tuples(st.just(name), contents(name)) for name in MODELS])
@@ -62,26 +62,26 @@ def test_settings_file_is_accepted_or_rejected_with_a_message(
     name, content = file
     path = tmp_path_factory.getbasetemp() / "settings.yaml"
     path.write_bytes(content)
-    read, refusal = call_or_rejection(InvalidSettings, lambda: load_settings(path, MODELS[name]))
-    assert isinstance(read, MODELS[name]) or (refusal and refusal.message.startswith(str(path)))
+    settings, rejection = call_or_rejection(InvalidSettings, lambda: load_settings(path, MODELS[name]))
+    assert isinstance(settings, MODELS[name]) or (rejection and rejection.message.startswith(str(path)))
 
 
 def sections(model: type[msgspec.Struct], document: dict[str, Any], at: str = "") -> list[str]:
-    """The paths of all sections of a file, the file itself included."""
+    """The paths of all sections of a file, including the root."""
     inner = [(f"{at}{key}.", value) for key, value in document.items() if isinstance(value, dict)]
-    return [at, *(path for place, value in inner for path in sections(model, value, place))]
+    return [at, *(path for section, value in inner for path in sections(model, value, section))]
 
 
 @fuzzed(50)
 @given(st.sampled_from(sorted(MODELS)), st.data())
 def test_unknown_settings_key_is_reported(name: str, data: st.DataObject) -> None:
     document = msgspec.to_builtins(DOCUMENTS[name])
-    place = data.draw(st.sampled_from(sections(MODELS[name], document)))
+    section = data.draw(st.sampled_from(sections(MODELS[name], document)))
     part = document
-    for step in place.split(".")[:-1]:
+    for step in section.split(".")[:-1]:
         part = part[step]
     key = data.draw(st.from_regex(r"[a-z][a-zA-Z]{0,12}Zz", fullmatch=True))
     part[key] = data.draw(st.sampled_from([1, "x", None, [], {}]))
-    with pytest.raises(InvalidSettings) as refusal:
+    with pytest.raises(InvalidSettings) as raised:
         parse_settings(dumped(document), MODELS[name])
-    assert f"{place}{key} is not a setting" in str(refusal.value)
+    assert f"{section}{key} is not a setting" in str(raised.value)

@@ -1,4 +1,7 @@
-"""The platform as it is shipped, every process under its own account's token, on an API server that is overheard."""
+"""Runs the platform with its installed manifests and settings on an API server whose authorization is recorded.
+
+Every process uses the token of its own service account.
+"""
 
 import json
 from collections.abc import Iterator
@@ -25,10 +28,11 @@ from tests.integration.runtime_api.live_platform import LiveApiProcess
 
 SYSTEM_NAMESPACE = "runtime-system"
 OTHER_NAMESPACE = "elsewhere"
-"""A namespace of units and pools whose name nobody knew when the platform was installed."""
+"""A namespace of units and pools that the manifests of the platform do not contain."""
 ADMISSION_PLUGINS = "NodeRestriction,PodSecurity,OwnerReferencesPermissionEnforcement"
-"""As in clusters that ask whether whoever makes somebody the owner of an object could finalize the owner."""
-TOKEN = "one-token-with-both-scopes"  # noqa: S105 - of these tests only
+"""With OwnerReferencesPermissionEnforcement, as in some clusters. The plugin checks whether a caller that sets an owner
+reference may update the finalizers of the owner."""
+TOKEN = "one-token-with-both-scopes"  # noqa: S105 - only used in these tests
 
 
 class FastRetentionApiProcess(LiveApiProcess):
@@ -59,15 +63,15 @@ class AuditedPlatform:
         return self.api.request(f"/api/v1/{path}", method, body, TOKEN)
 
     def list_objects(self, kinds: str) -> list[Object]:
-        """Every object of these kinds in the cluster, as the API server has them."""
-        found: list[Object] = json.loads(self.control_plane.kubectl("get", kinds, "-A", "-o", "json"))["items"]
-        return found
+        """Return all objects of these kinds, read from the API server."""
+        items: list[Object] = json.loads(self.control_plane.kubectl("get", kinds, "-A", "-o", "json"))["items"]
+        return items
 
 
 @contextmanager
 def running_audited_platform(folder: Path, nats: NatsAccount) -> Iterator[AuditedPlatform]:
-    with authorization_recorder(folder) as heard:
-        flags = heard.apiserver_flags() | {"enable-admission-plugins": ADMISSION_PLUGINS}
+    with authorization_recorder(folder) as recorder:
+        flags = recorder.apiserver_flags() | {"enable-admission-plugins": ADMISSION_PLUGINS}
         with (
             enter_or_skip(
                 control_planes.temporary_control_plane(nodes=2, gpus_per_node=8, apiserver_flags=flags)
@@ -76,69 +80,76 @@ def running_audited_platform(folder: Path, nats: NatsAccount) -> Iterator[Audite
         ):
             _install(plane)
             kube.create(Namespace(metadata=ObjectMeta(name=OTHER_NAMESPACE)))
-            made = _create_processes(ControllerCluster(plane, kube, folder), heard, nats)
-            processes = (made.api, made.manager, made.activator)
+            platform = _create_processes(ControllerCluster(plane, kube, folder), recorder, nats)
+            processes = (platform.api, platform.manager, platform.activator)
             try:
                 for process in processes:
                     process.start()
-                made.api.wait_ready()
-                for leader in (made.manager, made.activator):
+                platform.api.wait_ready()
+                for leader in (platform.manager, platform.activator):
                     leader.wait_ready().wait_leading()
-                yield made
+                yield platform
             finally:
                 for process in processes:
                     process.stop()
 
 
 def _install(plane: ControlPlane) -> None:
-    """All of it: its pods run on simulated nodes, where they do nothing."""
+    """Install all manifests. The pods run on simulated nodes, without containers."""
     apply = ("apply", "--server-side", "--validate=strict")
     plane.kubectl(*apply, "-k", str(CONFIG_DIR / "crd"))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
     plane.kubectl(*apply, "-k", str(CONFIG_DIR / "default"))
 
 
-def _create_processes(cluster: ControllerCluster, heard: AuthorizationRecorder, nats: NatsAccount) -> AuditedPlatform:
+def _create_processes(
+    cluster: ControllerCluster, recorder: AuthorizationRecorder, nats: NatsAccount
+) -> AuditedPlatform:
     folder, plane = cluster.folder, cluster.control_plane
-    queue = {"urls": [nats.url], "streams": {"maxStreamBytes": 8 * 1024**2, "maxDeadLetterBytes": 1024**2}}
-    tokens, own_token = folder / "tokens.yaml", folder / "activator.token"
-    tokens.write_text(
+    nats_settings = {"urls": [nats.url], "streams": {"maxStreamBytes": 8 * 1024**2, "maxDeadLetterBytes": 1024**2}}
+    token_list_file, activator_token_file = folder / "tokens.yaml", folder / "activator.token"
+    token_list_file.write_text(
         yaml.safe_dump({"tokens": [{"name": "tests", "token": TOKEN, "scopes": ["operator", "runtime"]}]})
     )
-    own_token.write_text(_service_account_token(plane, "activator", "--audience=gpu-runtime"))
-    shipped = _installed_settings("api")
+    activator_token_file.write_text(_service_account_token(plane, "activator", "--audience=gpu-runtime"))
+    api_settings = _installed_settings("runtime-api")
     api = FastRetentionApiProcess(
         folder / "api",
         _token_kubeconfig(plane, folder, "runtime-api"),
-        shipped
+        api_settings
         | {
-            "nats": queue,
-            "authentication": shipped["authentication"] | {"tokenFile": str(tokens)},
+            "nats": nats_settings,
+            "authentication": api_settings["authentication"] | {"tokenFile": str(token_list_file)},
             "namespaces": {"units": ["runtime-instance", OTHER_NAMESPACE], "pools": ["default", OTHER_NAMESPACE]},
         },
     )
     manager = ControllerManagerProcess(
         folder / "manager", _token_kubeconfig(plane, folder, "controller-manager"), _installed_settings("manager")
     )
-    impatient = {"pollIntervalSeconds": 0.2, "drainRequestTimeoutSeconds": 1, "failedWorkerGraceSeconds": 0.1, "initialBackoffSeconds": 0.1}
-    calling = {"url": api.url(""), "tokenFile": str(own_token)}
+    fast_scaling = {
+        "pollIntervalSeconds": 0.2,
+        "drainRequestTimeoutSeconds": 1,
+        "failedWorkerGraceSeconds": 0.1,
+        "initialBackoffSeconds": 0.1,
+    }
+    api_access = {"url": api.url(""), "tokenFile": str(activator_token_file)}
     activator = ActivatorProcess(
         folder / "activator",
         _token_kubeconfig(plane, folder, "activator"),
-        _installed_settings("activator") | {"nats": queue, "runtimeAPI": calling, "scaling": impatient},
+        _installed_settings("activator") | {"nats": nats_settings, "runtimeAPI": api_access, "scaling": fast_scaling},
     )
-    return AuditedPlatform(cluster, heard, nats, api, manager, activator)
+    return AuditedPlatform(cluster, recorder, nats, api, manager, activator)
 
 
 def _installed_settings(folder: str) -> Object:
-    """The settings of a process in the cluster, except where it listens."""
+    """Return the settings of a process in the cluster, without the sections of its listen addresses."""
     settings: Object = yaml.safe_load((CONFIG_DIR / folder / "settings.yaml").read_text())
-    return {name: value for name, value in settings.items() if name not in ("endpoints", "api")}
+    return {name: value for name, value in settings.items() if name not in ("health", "api")}
 
 
 def _token_kubeconfig(plane: ControlPlane, folder: Path, account: str) -> Path:
     return write_kubeconfig(folder / f"{account}.kubeconfig", plane, {"token": _service_account_token(plane, account)})
 
 
-def _service_account_token(plane: ControlPlane, account: str, *more: str) -> str:
-    return plane.kubectl("create", "token", account, f"--namespace={SYSTEM_NAMESPACE}", "--duration=1h", *more).strip()
+def _service_account_token(plane: ControlPlane, account: str, *flags: str) -> str:
+    return plane.kubectl("create", "token", account, f"--namespace={SYSTEM_NAMESPACE}", "--duration=1h", *flags).strip()

@@ -1,8 +1,9 @@
-"""Every question of an API server whether an account of the platform may do something, overheard.
+"""Records every authorization request of an API server about the service accounts of the platform.
 
-The server asks its authorizers one after the other until one has an opinion. Here two more than usual are among them,
-and neither ever has one: the first hears what RBAC is about to be asked, the last what RBAC did not allow. So they hear
-what admission asks on behalf of a request, too, which no audit log tells.
+The API server asks its authorizers in order until one of them allows or denies the request. The recorder adds two
+webhook authorizers that never decide. The first one is asked before RBAC and sees every request. The last one is asked
+after RBAC and sees only the requests that RBAC did not allow. The webhooks also see the authorization requests of
+admission plugins, which the audit log does not contain.
 """
 
 import json
@@ -29,34 +30,35 @@ class AuthorizationRecorder:
     folder: Path
     port: int = 0
     requested: defaultdict[str, set[Right]] = field(default_factory=lambda: defaultdict(set))
-    """By account."""
+    """The requested rights, by service account."""
     denied: defaultdict[str, set[Right]] = field(default_factory=lambda: defaultdict(set))
+    """The rights that RBAC did not allow, by service account."""
 
     def apiserver_flags(self) -> dict[str, object]:
-        """Of an API server that is to be overheard."""
-        authorizers = [self._webhook("asked"), {"type": "Node", "name": "node"}, {"type": "RBAC", "name": "rbac"}]
+        """Write the authorization configuration and return the flags that make an API server use it."""
+        authorizers = [self._webhook("requested"), {"type": "Node", "name": "node"}, {"type": "RBAC", "name": "rbac"}]
         config = {
             "apiVersion": "apiserver.config.k8s.io/v1",
             "kind": "AuthorizationConfiguration",
-            "authorizers": [*authorizers, self._webhook("refused")],
+            "authorizers": [*authorizers, self._webhook("denied")],
         }
         path = self.folder / "authorization.yaml"
         path.write_text(yaml.safe_dump(config))
         return {"authorization-mode": None, "authorization-config": path}
 
-    def record(self, ear: str, review: Any) -> None:
+    def record(self, webhook: str, review: Any) -> None:
         if review["spec"].get("resourceAttributes", {}).get("resource") == "*":
-            return  # admission's shortcut: who may do everything need not be asked about each thing
-        heard: defaultdict[str, set[Right]] = getattr(self, ear)
-        heard[review["spec"]["user"].removeprefix(PLATFORM_USER_PREFIX)].add(reviewed_right(review))
+            return  # a shortcut of admission plugins: they first ask whether the account may do everything
+        rights: defaultdict[str, set[Right]] = getattr(self, webhook)
+        rights[review["spec"]["user"].removeprefix(PLATFORM_USER_PREFIX)].add(reviewed_right(review))
 
     def denials(self) -> list[str]:
-        return [f"{account} may not {each}" for account, what in self.denied.items() for each in sorted(what)]
+        return [f"{account} may not {each}" for account, rights in self.denied.items() for each in sorted(rights)]
 
     def _webhook(self, name: str) -> dict[str, Any]:
         webhook = {
             "timeout": "30s",
-            # What was once heard need not be heard again at once.
+            # One request for each right is enough, so the API server may cache the responses.
             "authorizedTTL": "30s",
             "unauthorizedTTL": "30s",
             "subjectAccessReviewVersion": "v1",
@@ -67,49 +69,49 @@ class AuthorizationRecorder:
         }
         return {"type": "Webhook", "name": name, "webhook": webhook}
 
-    def _kubeconfig(self, ear: str) -> Path:
+    def _kubeconfig(self, webhook: str) -> Path:
         config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "current-context": ear,
-            "contexts": [{"name": ear, "context": {"cluster": ear, "user": ear}}],
-            "clusters": [{"name": ear, "cluster": {"server": f"http://127.0.0.1:{self.port}/{ear}"}}],
-            "users": [{"name": ear, "user": {}}],
+            "current-context": webhook,
+            "contexts": [{"name": webhook, "context": {"cluster": webhook, "user": webhook}}],
+            "clusters": [{"name": webhook, "cluster": {"server": f"http://127.0.0.1:{self.port}/{webhook}"}}],
+            "users": [{"name": webhook, "user": {}}],
         }
-        path = self.folder / f"{ear}.kubeconfig"
+        path = self.folder / f"{webhook}.kubeconfig"
         path.write_text(yaml.safe_dump(config))
         return path
 
 
 @contextmanager
 def authorization_recorder(folder: Path) -> Iterator[AuthorizationRecorder]:
-    """Whatever fails meanwhile may have failed for a right that is missing, so that is told with it."""
-    heard = AuthorizationRecorder(folder)
+    """Run the webhooks. Each error gets a note with the rights that RBAC denied, because they may be its cause."""
+    recorder = AuthorizationRecorder(folder)
 
-    class Ear(BaseHTTPRequestHandler):
+    class WebhookHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            heard.record(self.path.partition("?")[0].strip("/"), review)
-            answer = json.dumps(NO_OPINION).encode()
+            recorder.record(self.path.partition("?")[0].strip("/"), review)
+            response = json.dumps(NO_OPINION).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", str(len(response)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(response)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - it is called so
-            """Nothing: what it hears is looked at, not read."""
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is defined by the base class
+            """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Ear)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), WebhookHandler)
     server.daemon_threads = True
-    heard.port = server.server_address[1]
+    recorder.port = server.server_address[1]
     Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield heard
-    except Exception as failure:
-        failure.add_note("\n".join(["What RBAC refused:", *heard.denials()]))
+        yield recorder
+    except Exception as error:
+        error.add_note("\n".join(["Denied by RBAC:", *recorder.denials()]))
         raise
     finally:
         server.shutdown()

@@ -1,6 +1,6 @@
-"""The runtime API as it is, only that it looks for operations to forget every second and not every minute.
+"""The runtime API with an eviction interval for operations of one second instead of one minute.
 
-A program of its own: `python -m tests.integration.privilege.fast_retention_api SETTINGS`.
+A separate program: `python -m tests.integration.privilege.fast_retention_api SETTINGS`.
 """
 
 import sys

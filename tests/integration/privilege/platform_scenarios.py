@@ -1,4 +1,4 @@
-"""Everything that the processes do in Kubernetes, the rare things among it."""
+"""Makes the processes of the platform use every Kubernetes right that they need, also the rarely used ones."""
 
 import asyncio
 import uuid
@@ -37,41 +37,43 @@ NAMESPACE_QUERY = f"?namespace={OTHER_NAMESPACE}"
 
 
 def run_api_requests(platform: AuditedPlatform) -> None:
-    """Storages, stock, units from stock and pools; and an operation is forgotten."""
-    ask, cluster = partial(_expect_status, platform), platform.cluster
-    old = _create_expired_operation(cluster)
-    ask(201, "POST", "gpu-storages", {"name": "asked", "namespace": OTHER_NAMESPACE, "size": "1Gi"})
-    ask(200, "PUT", f"gpu-storages/asked{NAMESPACE_QUERY}", {"size": "2Gi"})
+    """Create, change and delete storages, stock, units and pools through the API. An expired operation is evicted."""
+    expect, cluster = partial(_expect_status, platform), platform.cluster
+    expired = _create_expired_operation(cluster)
+    expect(201, "POST", "gpu-storages", {"name": "from-api", "namespace": OTHER_NAMESPACE, "size": "1Gi"})
+    expect(200, "PUT", f"gpu-storages/from-api{NAMESPACE_QUERY}", {"size": "2Gi"})
     seeding = {"operationID": "seed", "specName": "g1.1", "memory": "1Gi", "gpu": 1, "replicas": 2}
-    ask(202, "POST", "operator/stock-units", seeding)
-    ask(200, "POST", "operator/stock-units", seeding)
-    mounts = {"storageMounts": [{"name": "asked", "mountPath": "/data"}]}
+    expect(202, "POST", "operator/stock-units", seeding)
+    expect(200, "POST", "operator/stock-units", seeding)
+    mounts = {"storageMounts": [{"name": "from-api", "mountPath": "/data"}]}
     unit = {
         "operationID": "make",
-        "name": "asked",
+        "name": "from-api",
         "namespace": OTHER_NAMESPACE,
         "specName": "g1.1",
         "image": "python:3.12",
     }
-    _wait_until(lambda: platform.request("POST", "gpu-units", unit | mounts).status == 201, "a unit is made from stock")
-    ask(409, "POST", "gpu-units", unit | {"operationID": "none", "name": "none", "specName": "g9.9"})
-    ask(200, "PUT", f"gpu-units/asked{NAMESPACE_QUERY}", {"template": SERVING_TEMPLATE})
-    for verb in ("stop", "start"):
-        ask(200, "POST", f"gpu-units/asked/{verb}{NAMESPACE_QUERY}")
-    ask(204, "DELETE", f"gpu-units/asked{NAMESPACE_QUERY}")
     _wait_until(
-        lambda: platform.request("DELETE", f"gpu-storages/asked{NAMESPACE_QUERY}").status == 204,
-        "its storage is released",
+        lambda: platform.request("POST", "gpu-units", unit | mounts).status == 201, "a unit is created from stock"
     )
-    pool = {"operationID": "pool", "name": "asked", "namespace": OTHER_NAMESPACE, "specName": "g1.1", "replicas": 1}
-    ask(202, "POST", "operator/stockpools", pool)
-    _wait_until(lambda: not cluster.is_deleted(POOL, OTHER_NAMESPACE, "asked"), "the pool is there")
-    ask(204, "DELETE", f"operator/stockpools/asked{NAMESPACE_QUERY}")
-    _wait_until(lambda: cluster.is_deleted(OPERATION, SYSTEM_NAMESPACE, old), "an old operation is forgotten")
+    expect(409, "POST", "gpu-units", unit | {"operationID": "none", "name": "none", "specName": "g9.9"})
+    expect(200, "PUT", f"gpu-units/from-api{NAMESPACE_QUERY}", {"template": SERVING_TEMPLATE})
+    for verb in ("stop", "start"):
+        expect(200, "POST", f"gpu-units/from-api/{verb}{NAMESPACE_QUERY}")
+    expect(204, "DELETE", f"gpu-units/from-api{NAMESPACE_QUERY}")
+    _wait_until(
+        lambda: platform.request("DELETE", f"gpu-storages/from-api{NAMESPACE_QUERY}").status == 204,
+        "the storage of the unit can be deleted",
+    )
+    pool = {"operationID": "pool", "name": "from-api", "namespace": OTHER_NAMESPACE, "specName": "g1.1", "replicas": 1}
+    expect(202, "POST", "operator/stockpools", pool)
+    _wait_until(lambda: not cluster.is_deleted(POOL, OTHER_NAMESPACE, "from-api"), "the pool exists")
+    expect(204, "DELETE", f"operator/stockpools/from-api{NAMESPACE_QUERY}")
+    _wait_until(lambda: cluster.is_deleted(OPERATION, SYSTEM_NAMESPACE, expired), "the expired operation is evicted")
 
 
 def run_drift_and_deletion(platform: AuditedPlatform) -> None:
-    """Units, storages and a pool are kept true by the controller manager, whatever others do to what it made."""
+    """Create units, storages and a pool, and change their child objects. The controller manager repairs them."""
     cluster = platform.cluster
     _cause_invalid_spec_twice(cluster)
     cluster.create_ready_storage(OTHER_NAMESPACE, "data")
@@ -86,19 +88,19 @@ def run_drift_and_deletion(platform: AuditedPlatform) -> None:
         _remove_owner(cluster, kind, "web")
     _remove_managed_label(cluster, PersistentVolumeClaim, "data")
     cluster.merge_patch(UNIT, OTHER_NAMESPACE, "web", {"spec": {"template": {"ports": []}, "storageMounts": []}})
-    _wait_until(lambda: cluster.is_deleted(Service, OTHER_NAMESPACE, "web"), "a Service without ports goes")
+    _wait_until(
+        lambda: cluster.is_deleted(Service, OTHER_NAMESPACE, "web"), "the Service of a unit without ports is deleted"
+    )
     _create_orphaned_attachment(cluster)
     _create_pending_storage(cluster)
     cluster.kube.delete(STORAGE, "data", namespace=OTHER_NAMESPACE)
-    _wait_until(lambda: cluster.is_deleted(STORAGE, OTHER_NAMESPACE, "data"), "a storage goes with its claim")
+    _wait_until(lambda: cluster.is_deleted(STORAGE, OTHER_NAMESPACE, "data"), "the storage is deleted with its PVC")
     cluster.wait_for(UNIT, OTHER_NAMESPACE, "web", _is_current_and_ready)
-    _wait_until(
-        lambda: _has_repeated_event(cluster, "troubled", "InvalidSpec"), "a trouble that comes again is counted"
-    )
+    _wait_until(lambda: _has_repeated_event(cluster, "invalid", "InvalidSpec"), "the repeated event has a series count")
 
 
 def run_invocations(platform: AuditedPlatform) -> None:
-    """One has a worker from stock, which goes; the workers of the other fail, again and again."""
+    """Invoke a function whose worker comes from stock and is deleted again, and run a function whose workers fail."""
     asyncio.run(_run_invocations(platform))
 
 
@@ -106,23 +108,23 @@ async def _run_invocations(platform: AuditedPlatform) -> None:
     url, cluster = platform.nats_account.url, platform.cluster
     kube = AsyncClient(config=KubeConfig.from_file(platform.control_plane.kubeconfig))
     async with connect_nats(ConnectionOptions((url,), backoff=Backoff(initial_seconds=0.05, max_seconds=0.2))) as nats:
-        plane = ActivatorHarness(
+        harness = ActivatorHarness(
             platform.control_plane, kube, nats, stream_topology(nats_settings(url)), url, platform.api.url("")
         )
         failing = {"enabled": True, "requestID": "failing", "minAvailableCount": 1, "maxWorkers": 1}
         spec = WEB_SPEC | {"specName": "cold", "memory": "much", "running": False, "serverless": failing}
         cluster.create(UNIT, OTHER_NAMESPACE, "failing", spec)
         _seed_stock(platform, "warm")
-        await plane.create_function("warm", maxWorkers=1)
-        async with plane.running_result_store(), SidecarFleet(plane, "warm").running():
-            await plane.wait_result(await plane.accept_invocation("warm"))
-            await until(lambda: _is_scaled_to_zero(plane), "the worker goes, and its stock comes back")
-        await until(lambda: _event_is_repeated(cluster), "a failure that comes again is counted")
+        await harness.create_function("warm", maxWorkers=1)
+        async with harness.running_result_store(), SidecarFleet(harness, "warm").running():
+            await harness.wait_result(await harness.accept_invocation("warm"))
+            await until(lambda: _is_scaled_to_zero(harness), "the worker is deleted and its stock is returned")
+        await until(lambda: _event_is_repeated(cluster), "the repeated event has a series count")
     await kube.close()
 
 
-async def _is_scaled_to_zero(plane: ActivatorHarness) -> bool:
-    return not await plane.list_workers("warm") and len(await plane.list_units("runtime-stock", "warm")) == 1
+async def _is_scaled_to_zero(harness: ActivatorHarness) -> bool:
+    return not await harness.list_workers("warm") and len(await harness.list_units("runtime-stock", "warm")) == 1
 
 
 async def _event_is_repeated(cluster: ControllerCluster) -> bool:
@@ -130,12 +132,13 @@ async def _event_is_repeated(cluster: ControllerCluster) -> bool:
 
 
 def run_orphan_collection(platform: AuditedPlatform) -> None:
-    """A ReplicaSet whose Deployment is gone, and its pod. Nothing else goes on meanwhile: Kubernetes' own controllers
-    would be faster."""
-    plane, here = platform.control_plane, (platform.cluster, OTHER_NAMESPACE)
+    """Create a ReplicaSet whose Deployment does not exist, and its pod. The controller manager of the platform deletes
+    them. Kubernetes' own controllers are stopped, because they would delete the objects earlier. Therefore this
+    scenario must not run concurrently with the others."""
+    plane, target = platform.control_plane, (platform.cluster, OTHER_NAMESPACE)
     plane.processes.stop("kube-controller-manager")
-    create_pod(*here, "stray", create_replica_set(*here, "stray", "gone", str(uuid.uuid4())), "gone")
-    _wait_until(lambda: platform.cluster.is_deleted(ReplicaSet, OTHER_NAMESPACE, "stray"), "a stray goes")
+    create_pod(*target, "orphan", create_replica_set(*target, "orphan", "missing", str(uuid.uuid4())), "missing")
+    _wait_until(lambda: platform.cluster.is_deleted(ReplicaSet, OTHER_NAMESPACE, "orphan"), "the orphan is deleted")
     plane.start_controller_manager()
 
 
@@ -152,7 +155,7 @@ def _seed_stock(platform: AuditedPlatform, flavor: str) -> None:
 
 
 def _create_expired_operation(cluster: ControllerCluster) -> str:
-    """An operation that ended long ago."""
+    """Create an operation that finished years ago."""
     name, target = "long-ago", {"kind": "GPUUnit", "namespace": OTHER_NAMESPACE}
     spec = {"operationID": name, "type": "SeedStock", "requestHash": "0" * 64, "target": target}
     cluster.create(OPERATION, SYSTEM_NAMESPACE, name, spec, labels={Label.CREATED_HOUR: "2020-01-01T00"})
@@ -163,17 +166,17 @@ def _create_expired_operation(cluster: ControllerCluster) -> str:
 
 
 def _cause_invalid_spec_twice(cluster: ControllerCluster) -> None:
-    """The same trouble twice."""
-    cluster.create(UNIT, OTHER_NAMESPACE, "troubled", WEB_SPEC | {"memory": "much"})
-    cluster.wait_reason(UNIT, OTHER_NAMESPACE, "troubled", "InvalidSpec")
-    cluster.merge_patch(UNIT, OTHER_NAMESPACE, "troubled", {"spec": {"memory": "1Gi"}})
-    cluster.wait_reason(UNIT, OTHER_NAMESPACE, "troubled", "UnitReady")
-    cluster.merge_patch(UNIT, OTHER_NAMESPACE, "troubled", {"spec": {"memory": "much"}})
+    """Make a unit invalid, repair it, and make it invalid again."""
+    cluster.create(UNIT, OTHER_NAMESPACE, "invalid", WEB_SPEC | {"memory": "much"})
+    cluster.wait_reason(UNIT, OTHER_NAMESPACE, "invalid", "InvalidSpec")
+    cluster.merge_patch(UNIT, OTHER_NAMESPACE, "invalid", {"spec": {"memory": "1Gi"}})
+    cluster.wait_reason(UNIT, OTHER_NAMESPACE, "invalid", "UnitReady")
+    cluster.merge_patch(UNIT, OTHER_NAMESPACE, "invalid", {"spec": {"memory": "much"}})
 
 
 def _has_repeated_event(cluster: ControllerCluster, name: str, reason: str) -> bool:
-    told = [each for each in cluster.list_objects(Event, OTHER_NAMESPACE) if each["involvedObject"]["name"] == name]
-    return any(each["reason"] == reason and each.get("series", {}).get("count", 1) > 1 for each in told)
+    events = [each for each in cluster.list_objects(Event, OTHER_NAMESPACE) if each["involvedObject"]["name"] == name]
+    return any(each["reason"] == reason and each.get("series", {}).get("count", 1) > 1 for each in events)
 
 
 def _is_current_and_ready(unit: Object) -> bool:
@@ -182,21 +185,23 @@ def _is_current_and_ready(unit: Object) -> bool:
 
 
 def _remove_managed_label(cluster: ControllerCluster, kind: Any, name: str) -> None:
-    """The caches no longer see it, so it is found by asking."""
+    """Remove the label that the informers select on, so that the controller manager must read the object live."""
     cluster.merge_patch(kind, OTHER_NAMESPACE, name, {"metadata": {"labels": {Label.MANAGED_BY: None}}})
-    cluster.wait_for(kind, OTHER_NAMESPACE, name, lambda found: Label.MANAGED_BY in found["metadata"].get("labels", {}))
+    cluster.wait_for(
+        kind, OTHER_NAMESPACE, name, lambda stored: Label.MANAGED_BY in stored["metadata"].get("labels", {})
+    )
 
 
 def _remove_owner(cluster: ControllerCluster, kind: Any, name: str) -> None:
     cluster.merge_patch(kind, OTHER_NAMESPACE, name, {"metadata": {"ownerReferences": None}})
-    cluster.wait_for(kind, OTHER_NAMESPACE, name, lambda found: bool(found["metadata"].get("ownerReferences")))
+    cluster.wait_for(kind, OTHER_NAMESPACE, name, lambda stored: bool(stored["metadata"].get("ownerReferences")))
 
 
 def _create_orphaned_attachment(cluster: ControllerCluster) -> None:
-    """By an operation that is forgotten, for a unit that never came."""
-    held = {"attachedTo": {"unit": "nobody", "operationID": "forgotten", "attempt": 1}}
-    cluster.create(STORAGE, OTHER_NAMESPACE, "held", {"size": "1Gi", **held})
-    cluster.wait_for(STORAGE, OTHER_NAMESPACE, "held", lambda found: "attachedTo" not in found["spec"])
+    """Create a storage that is attached by an evicted operation to a unit that was never created."""
+    attachment = {"attachedTo": {"unit": "missing", "operationID": "evicted", "attempt": 1}}
+    cluster.create(STORAGE, OTHER_NAMESPACE, "attached", {"size": "1Gi", **attachment})
+    cluster.wait_for(STORAGE, OTHER_NAMESPACE, "attached", lambda stored: "attachedTo" not in stored["spec"])
 
 
 def _create_pending_storage(cluster: ControllerCluster) -> None:
@@ -205,5 +210,5 @@ def _create_pending_storage(cluster: ControllerCluster) -> None:
     cluster.wait_reason(STORAGE, OTHER_NAMESPACE, "slow", "ClaimPending")
 
 
-def _wait_until(condition: Callable[[], bool], what: str) -> None:
-    wait_until(condition, 60, lambda: f"not within 60 s: {what}", interval_seconds=0.2)
+def _wait_until(condition: Callable[[], bool], expectation: str) -> None:
+    wait_until(condition, 60, lambda: f"not within 60 s: {expectation}", interval_seconds=0.2)

@@ -1,6 +1,6 @@
-"""What an account may do by its roles, beside what it was seen to do. Pure.
+"""Compares the rights that roles grant to an account with the rights that the account has requested. Pure functions.
 
-A wildcard is taken by its letter. Nobody ever asks for `*`, so it is a right that nobody uses.
+A wildcard is treated as a literal name. No request ever asks for `*`, so a rule with a wildcard is reported as unused.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,26 +14,26 @@ Object = Mapping[str, Any]
 
 ALL_NAMESPACES = ""
 PLATFORM_NAMESPACES = frozenset({SYSTEM_NAMESPACE, STOCK_NAMESPACE, INSTANCE_NAMESPACE, "default"})
-"""Namespaces whose names are known when the platform is installed: for these, Roles would do."""
+"""The namespaces that are known when the platform is installed. Roles are sufficient for these namespaces."""
 BOOTSTRAPPING_LABEL = "kubernetes.io/bootstrapping"
 
 
 @dataclass(frozen=True, order=True)
 class Right:
-    """One thing that may be done; also a question whether somebody may do it, which then is about one place."""
+    """A granted right, or the right that an authorization request asks for. A request concerns one namespace."""
 
     resource: str
-    """With its subresource and its group, as in `deployments/status.apps`; or a path that is no resource's."""
+    """The resource with its subresource and group, such as `deployments/status.apps`, or a non-resource path."""
     verb: str
     namespace: str = ALL_NAMESPACES
     name: str = ""
-    """Empty: whatever its name is."""
+    """The name of the object. Empty for all names."""
 
-    def covers(self, question: "Right") -> bool:
+    def covers(self, requested: "Right") -> bool:
         return (
-            (self.resource, self.verb) == (question.resource, question.verb)
-            and self.namespace in (ALL_NAMESPACES, question.namespace)
-            and self.name in ("", question.name)
+            (self.resource, self.verb) == (requested.resource, requested.verb)
+            and self.namespace in (ALL_NAMESPACES, requested.namespace)
+            and self.name in ("", requested.name)
         )
 
     def __str__(self) -> str:
@@ -42,31 +42,31 @@ class Right:
 
 
 def reviewed_right(review: Object) -> Right:
-    """What a SubjectAccessReview asks."""
-    about = review["spec"].get("resourceAttributes")
-    if about is None:
+    """Return the right that a SubjectAccessReview asks for."""
+    attributes = review["spec"].get("resourceAttributes")
+    if attributes is None:
         path = review["spec"]["nonResourceAttributes"]
         return Right(path["path"], path["verb"])
-    resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
-    name = _in_group(resource, about.get("group", ""))
-    return Right(name, about["verb"], about.get("namespace", ALL_NAMESPACES), about.get("name", ""))
+    resource = "/".join(filter(None, (attributes["resource"], attributes.get("subresource"))))
+    name = _in_group(resource, attributes.get("group", ""))
+    return Right(name, attributes["verb"], attributes.get("namespace", ALL_NAMESPACES), attributes.get("name", ""))
 
 
 def granted_rights(roles: Iterable[Object], account: str, namespace: str = SYSTEM_NAMESPACE) -> set[Right]:
-    """The rights that bindings to this very account give it. What every account has is not among them."""
-    found = list(roles)
-    rules = {_key(each["kind"], each["metadata"]): each.get("rules") or () for each in found if "roleRef" not in each}
+    """Return the rights from bindings to this account. Bindings to groups, such as all accounts, are not included."""
+    objects = list(roles)
+    rules = {_key(each["kind"], each["metadata"]): each.get("rules") or () for each in objects if "roleRef" not in each}
     rights: set[Right] = set()
-    for binding in (each for each in found if "roleRef" in each and _binds(each, account, namespace)):
-        where = binding["metadata"].get("namespace", ALL_NAMESPACES)
-        role = {"name": binding["roleRef"]["name"], "namespace": where}
+    for binding in (each for each in objects if "roleRef" in each and _binds(each, account, namespace)):
+        binding_namespace = binding["metadata"].get("namespace", ALL_NAMESPACES)
+        role = {"name": binding["roleRef"]["name"], "namespace": binding_namespace}
         for rule in rules[_key(binding["roleRef"]["kind"], role)]:
-            rights.update(_rights(rule, where))
+            rights.update(_rights(rule, binding_namespace))
     return rights
 
 
 def bound_subjects(roles: Iterable[Object]) -> set[str]:
-    """Everybody to whom a binding gives anything, except for those that come with Kubernetes."""
+    """Return the subjects of all bindings, except for the default bindings of Kubernetes."""
     bindings = [
         each for each in roles if "roleRef" in each and BOOTSTRAPPING_LABEL not in each["metadata"].get("labels", {})
     ]
@@ -74,27 +74,27 @@ def bound_subjects(roles: Iterable[Object]) -> set[str]:
     return {"/".join(filter(None, (each["kind"], each.get("namespace"), each["name"]))) for each in subjects}
 
 
-def right_findings(rights: Collection[Right], asked: Collection[Right]) -> list[str]:
-    """A line for each right that is missing, that nobody used, and that reaches further than it was used."""
-    return [*_missing(rights, asked), *_unused(rights, asked), *_cluster_wide(rights, asked)]
+def right_findings(rights: Collection[Right], requested: Collection[Right]) -> list[str]:
+    """Return a line for each right that is missing, unused, or granted for more namespaces than necessary."""
+    return [*_missing(rights, requested), *_unused(rights, requested), *_cluster_wide(rights, requested)]
 
 
-def _missing(rights: Collection[Right], asked: Collection[Right]) -> Iterator[str]:
-    """Paths that are no resource's are left out: version and discovery are open to every account."""
-    for each in sorted(asked):
+def _missing(rights: Collection[Right], requested: Collection[Right]) -> Iterator[str]:
+    """Non-resource paths are not checked: Kubernetes grants version and discovery to every account."""
+    for each in sorted(requested):
         if not each.resource.startswith("/") and not any(right.covers(each) for right in rights):
             yield f"missing: {each}"
 
 
-def _unused(rights: Collection[Right], asked: Collection[Right]) -> Iterator[str]:
+def _unused(rights: Collection[Right], requested: Collection[Right]) -> Iterator[str]:
     for right in sorted(rights):
-        if not any(right.covers(each) for each in asked):
+        if not any(right.covers(each) for each in requested):
             yield f"unused: {right}"
 
 
-def _cluster_wide(rights: Collection[Right], asked: Collection[Right]) -> Iterator[str]:
+def _cluster_wide(rights: Collection[Right], requested: Collection[Right]) -> Iterator[str]:
     for right in sorted(each for each in rights if each.namespace == ALL_NAMESPACES):
-        used = {each.namespace for each in asked if right.covers(each)}
+        used = {each.namespace for each in requested if right.covers(each)}
         if used and used <= PLATFORM_NAMESPACES:
             yield f"too wide: {right}, used only in {', '.join(sorted(used))}"
 
@@ -119,5 +119,5 @@ def _binds(binding: Object, account: str, namespace: str) -> bool:
 
 
 def _key(kind: str, metadata: Object) -> tuple[str, str, str]:
-    """A ClusterRole has no namespace, from wherever it is referred to."""
+    """Return the key of a role. A ClusterRole has no namespace, even if a RoleBinding refers to it."""
     return kind, "" if kind == "ClusterRole" else metadata["namespace"], metadata["name"]

@@ -1,7 +1,8 @@
-"""Every process has the rights that it uses, and no others.
+"""Every process has exactly the Kubernetes rights that it uses.
 
-The platform runs as it is shipped, every process with the token of its own account, and is made to do all it can do.
-What the API server was asked about each account is then held against what the roles give it.
+The platform runs with its installed manifests. Every process uses the token of its own service account. The scenarios
+make the processes use all their rights. The test then compares the recorded authorization requests of each account with
+the rights that its roles grant.
 """
 
 import re
@@ -29,30 +30,30 @@ ROLES = "clusterroles,clusterrolebindings,roles,rolebindings"
 
 @pytest.fixture(scope="module")
 def exercised_platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[AuditedPlatform]:
-    """A platform that has done everything once."""
+    """A platform on which all scenarios have run."""
     with running_audited_platform(tmp_path_factory.mktemp("privilege"), nats.create_account()) as platform:
-        parts = (
+        scenarios = (
             platform_scenarios.run_api_requests,
             platform_scenarios.run_drift_and_deletion,
             platform_scenarios.run_invocations,
         )
-        with ThreadPoolExecutor() as stage:
-            for played in [stage.submit(part, platform) for part in parts]:
-                played.result()
+        with ThreadPoolExecutor() as executor:
+            for future in [executor.submit(scenario, platform) for scenario in scenarios]:
+                future.result()
         platform_scenarios.run_orphan_collection(platform)
         yield platform
 
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_process_has_exactly_the_rights_it_uses(exercised_platform: AuditedPlatform, process: str) -> None:
-    rights, asked = (
+    rights, requested = (
         granted_rights(exercised_platform.list_objects(ROLES), process),
         exercised_platform.authorization.requested[process],
     )
-    found = right_findings(rights, asked)
-    assert not found, f"the rights of {process}:\n" + "\n".join(found)
+    findings = right_findings(rights, requested)
+    assert not findings, f"the rights of {process}:\n" + "\n".join(findings)
     for right in rights:
-        assert right_findings(rights - {right}, asked), f"nothing is missing without this right: {right}"
+        assert right_findings(rights - {right}, requested), f"no finding without this right: {right}"
 
 
 def test_rbac_rejects_no_request_of_a_process(exercised_platform: AuditedPlatform) -> None:
@@ -67,7 +68,7 @@ def test_no_other_subject_has_role_bindings(exercised_platform: AuditedPlatform)
 
 
 def test_only_pods_of_these_processes_have_a_token(exercised_platform: AuditedPlatform) -> None:
-    """The pods of the platform as it is installed, and those that it made: of stock, units, workers and pools."""
+    """The pods are those of the installed platform, and those of stock, units, workers and pools."""
     pods = exercised_platform.list_objects("pods")
     assert {_account(pod) for pod in pods if _has_token(pod)} == {
         f"{SYSTEM_NAMESPACE}/{process}" for process in PROCESSES
@@ -79,16 +80,16 @@ def test_only_pods_of_these_processes_have_a_token(exercised_platform: AuditedPl
 
 
 def test_rejected_access_is_recorded_by_the_webhook(exercised_platform: AuditedPlatform) -> None:
-    """The last one here: it leaves its words behind."""
+    """This test must run last in this file, because its request stays in the recorder."""
     with pytest.raises(
         ProcessFailed, match=re.escape(f'User "{PLATFORM_USER_PREFIX}result-store" cannot list resource "gpuunits"')
     ):
         exercised_platform.control_plane.kubectl(
             "get", "gpuunits", f"--namespace={OTHER_NAMESPACE}", f"--as={PLATFORM_USER_PREFIX}result-store"
         )
-    question = Right("gpuunits.runtime.lokiwager.io", "list", OTHER_NAMESPACE)
-    assert question in exercised_platform.authorization.requested["result-store"]
-    assert question in exercised_platform.authorization.denied["result-store"]
+    right = Right("gpuunits.runtime.lokiwager.io", "list", OTHER_NAMESPACE)
+    assert right in exercised_platform.authorization.requested["result-store"]
+    assert right in exercised_platform.authorization.denied["result-store"]
 
 
 def _account(pod: Object) -> str:

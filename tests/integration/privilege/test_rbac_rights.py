@@ -1,4 +1,4 @@
-"""Rights held against what was asked for: too few, too many, too wide. Nothing but Python is needed."""
+"""The comparison of granted and requested rights reports missing, unused and too wide rights. No cluster is needed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,12 @@ HOME, ELSEWHERE = "runtime-system", "elsewhere"
 Rule = dict[str, Any]
 
 
-def rule(group: str, resource: str, *verbs: str, **more: Any) -> Rule:
-    return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs), **more}
+def rule(group: str, resource: str, *verbs: str, **fields: Any) -> Rule:
+    return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs), **fields}
 
 
 def role(rules: Sequence[Rule], namespace: str = "", account: str = "manager") -> list[dict[str, Any]]:
-    """A role and its binding; without a namespace, those of the whole cluster."""
+    """Return a Role and its RoleBinding, or a ClusterRole and its binding if there is no namespace."""
     metadata = {"name": account} | ({"namespace": namespace} if namespace else {})
     kind = "Role" if namespace else "ClusterRole"
     subject = {"kind": "ServiceAccount", "name": account, "namespace": HOME}
@@ -32,9 +32,9 @@ def role(rules: Sequence[Rule], namespace: str = "", account: str = "manager") -
     return [{"kind": kind, "metadata": metadata, "rules": list(rules)}, binding | {"subjects": [subject]}]
 
 
-def review(verb: str, resource: str, **more: str) -> dict[str, Any]:
-    """As API servers ask it."""
-    return {"spec": {"user": "manager", "resourceAttributes": {"verb": verb, "resource": resource, **more}}}
+def review(verb: str, resource: str, **attributes: str) -> dict[str, Any]:
+    """Return a SubjectAccessReview as an API server sends it."""
+    return {"spec": {"user": "manager", "resourceAttributes": {"verb": verb, "resource": resource, **attributes}}}
 
 
 UNITS = rule("apps", "deployments", "list", "create")
@@ -58,14 +58,14 @@ def test_used_and_sufficient_rights_have_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "line"),
+    ("rules", "line"),
     [
         ([UNITS], "missing: patch deployments/status.apps named web in elsewhere"),
         ([rule("apps", "deployments", "create"), STATUS], "missing: list deployments.apps everywhere"),
     ],
 )
-def test_missing_rule_is_reported(left: list[Rule], line: str) -> None:
-    assert right_findings(granted_rights([*role(left), *role([LEASE], HOME)], "manager"), REQUESTED_RIGHTS) == [line]
+def test_missing_rule_is_reported(rules: list[Rule], line: str) -> None:
+    assert right_findings(granted_rights([*role(rules), *role([LEASE], HOME)], "manager"), REQUESTED_RIGHTS) == [line]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_unused_rule_is_reported(added: Rule, lines: list[str]) -> None:
 
 def test_role_covers_only_its_namespace_and_names() -> None:
     other = rule("coordination.k8s.io", "leases", "get", resourceNames=["activator"])
-    found = right_findings(
+    findings = right_findings(
         granted_rights([*role([UNITS, STATUS]), *role([LEASE], ELSEWHERE), *role([other], HOME)], "manager"),
         REQUESTED_RIGHTS,
     )
-    assert found == [
+    assert findings == [
         "missing: get leases.coordination.k8s.io named manager in runtime-system",
         "unused: get leases.coordination.k8s.io named manager in elsewhere",
         "unused: get leases.coordination.k8s.io named activator in runtime-system",
@@ -102,17 +102,17 @@ def test_role_covers_only_its_namespace_and_names() -> None:
 
 
 def test_cluster_wide_right_used_in_platform_namespaces_is_reported() -> None:
-    found = right_findings(
+    findings = right_findings(
         granted_rights(role([UNITS, STATUS, LEASE | {"resourceNames": []}]), "manager"), REQUESTED_RIGHTS
     )
-    assert found == ["too wide: get leases.coordination.k8s.io everywhere, used only in runtime-system"]
+    assert findings == ["too wide: get leases.coordination.k8s.io everywhere, used only in runtime-system"]
 
 
 def test_a_cluster_role_may_be_bound_in_one_namespace() -> None:
     cluster_role, _ = role([UNITS])
     _, binding = role([], ELSEWHERE)
-    bound_here = binding | {"roleRef": {"kind": "ClusterRole", "name": "manager"}}
-    assert granted_rights([cluster_role, bound_here], "manager") == {
+    role_binding = binding | {"roleRef": {"kind": "ClusterRole", "name": "manager"}}
+    assert granted_rights([cluster_role, role_binding], "manager") == {
         Right("deployments.apps", "list", ELSEWHERE),
         Right("deployments.apps", "create", ELSEWHERE),
     }

@@ -1,11 +1,11 @@
-"""What goes wrong is decided by the seed alone."""
+"""The schedule of faults depends only on the seed and the round number."""
 
 from collections import Counter
 
 from tests.chaos.fault_schedule import ALL_FAULTS, FAULTS_PER_ROUND, Fault, schedule_faults
 
 ROUNDS = -(-len(ALL_FAULTS) // FAULTS_PER_ROUND)
-"""After so many of them every fault was there."""
+"""The number of rounds after which every fault has occurred."""
 
 
 def schedule_of(seed: int) -> list[Fault]:
@@ -29,11 +29,12 @@ def test_every_fault_occurs_within_a_few_rounds() -> None:
 
 
 def test_at_most_two_faults_overlap() -> None:
-    at_once: Counter[int] = Counter()
+    active_faults: Counter[int] = Counter()
     for seed in range(20):
         for number in range(1, ROUNDS + 1):
             faults = schedule_faults(seed, number)
             assert [fault.start_seconds for fault in faults] == sorted(fault.start_seconds for fault in faults)
             for fault in faults:
-                at_once[sum(other.start_seconds <= fault.start_seconds < other.end_seconds for other in faults)] += 1
-    assert set(at_once) == {0, 1, 2}
+                active = sum(other.start_seconds <= fault.start_seconds < other.end_seconds for other in faults)
+                active_faults[active] += 1
+    assert set(active_faults) == {0, 1, 2}

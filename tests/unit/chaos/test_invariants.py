@@ -1,6 +1,7 @@
-"""Each check lets pass what is right, and finds what is wrong."""
+"""Each invariant check accepts a consistent state and reports an inconsistent one."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,24 +32,24 @@ def response(
     return RecordedResponse(sent, sent + 0.5, status, code, identity, other_body)
 
 
-def created(*answers: RecordedResponse, deletion_asked: float | None = None) -> Operation:
-    return Operation("make-a", "/units", unit_request("f", "a"), list(answers), deletion_asked)
+def created(*responses: RecordedResponse, deletion_requested_at: float | None = None) -> Operation:
+    return Operation("make-a", "/units", unit_request("f", "a"), list(responses), deletion_requested_at)
 
 
 CONSISTENT_OPERATIONS = [
     created(response(201, 0, "a"), response(200, 1, "a")),
     created(response(409, 0, code="no_stock"), response(201, 1, "a")),
-    created(response(201, 0, "a"), response(410, 3), deletion_asked=2),
+    created(response(201, 0, "a"), response(410, 3), deletion_requested_at=2),
     created(response(201, 0, "a"), response(409, 1, code="operation_reused", other_body=True)),
-    created(response(409, 0.1, code="no_stock"), response(201, 0, "a")),  # sent before the other one was answered
+    created(response(409, 0.1, code="no_stock"), response(201, 0, "a")),  # sent before the other response arrived
 ]
 INCONSISTENT_OPERATIONS = {
-    "twice": created(response(201, 0, "a"), response(201, 1, "a")),
+    "created twice": created(response(201, 0, "a"), response(201, 1, "a")),
     "another unit": created(response(201, 0, "a"), response(200, 1, "b")),
-    "forgotten": created(response(201, 0, "a"), response(409, 1, code="no_stock")),
-    "gone by itself": created(response(201, 0, "a"), response(410, 1)),
-    "another body is taken": created(response(201, 0, "a"), response(200, 1, "a", other_body=True)),
-    "another body is refused for another reason": created(response(409, 1, code="no_stock", other_body=True)),
+    "no stock after success": created(response(201, 0, "a"), response(409, 1, code="no_stock")),
+    "deleted without a request": created(response(201, 0, "a"), response(410, 1)),
+    "another body is accepted": created(response(201, 0, "a"), response(200, 1, "a", other_body=True)),
+    "another body is rejected with another code": created(response(409, 1, code="no_stock", other_body=True)),
 }
 
 
@@ -92,8 +93,9 @@ def consumed_operation(name: str, stock: str) -> Object:
     return an_operation("CreateUnit", unit_request("f", name), name, **status)
 
 
-def world(units: list[Object], stock: list[Object], operations: list[Object], **more: Any) -> Snapshot:
-    return Snapshot(ClusterSnapshot(stock, units, {each["spec"]["operationID"]: each for each in operations}), **more)
+def make_snapshot(units: list[Object], stock: list[Object], operations: list[Object], **fields: Any) -> Snapshot:
+    by_id = {each["spec"]["operationID"]: each for each in operations}
+    return Snapshot(ClusterSnapshot(stock, units, by_id), **fields)
 
 
 def seeded(**counts: int) -> RequestHistory:
@@ -102,7 +104,7 @@ def seeded(**counts: int) -> RequestHistory:
     return history
 
 
-ONE_CONSUMED = world([a_unit("a", stock="s1")], [a_stock_unit("s2")], [consumed_operation("a", "s1")])
+ONE_CONSUMED = make_snapshot([a_unit("a", stock="s1")], [a_stock_unit("s2")], [consumed_operation("a", "s1")])
 
 
 def test_remaining_and_consumed_stock_is_conserved() -> None:
@@ -110,48 +112,50 @@ def test_remaining_and_consumed_stock_is_conserved() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "snapshot",
     [
-        world([a_unit("a", stock="s1")], [], [consumed_operation("a", "s1")]),
-        world([a_unit("a", stock="s1")], [a_stock_unit("s2"), a_stock_unit("s3")], [consumed_operation("a", "s1")]),
-        world([], [a_stock_unit("s2")], [consumed_operation("a", "s1")]),
-        world(
+        make_snapshot([a_unit("a", stock="s1")], [], [consumed_operation("a", "s1")]),
+        make_snapshot(
+            [a_unit("a", stock="s1")], [a_stock_unit("s2"), a_stock_unit("s3")], [consumed_operation("a", "s1")]
+        ),
+        make_snapshot([], [a_stock_unit("s2")], [consumed_operation("a", "s1")]),
+        make_snapshot(
             [a_unit("a", stock="s1"), a_unit("b", stock="s1")],
             [],
             [consumed_operation("a", "s1"), consumed_operation("b", "s1")],
         ),
-        world([a_unit("a", stock="s1")], [a_stock_unit("s2")], []),
+        make_snapshot([a_unit("a", stock="s1")], [a_stock_unit("s2")], []),
     ],
-    ids=["lost", "too much", "unit lost", "two units of one", "unit of nobody"],
+    ids=["lost", "too much", "unit lost", "two units from one stock unit", "unit without operation"],
 )
-def test_lost_or_duplicated_stock_is_reported(found: Snapshot) -> None:
-    assert list(invariants.stock_violations(found, seeded(f=2), ()))
+def test_lost_or_duplicated_stock_is_reported(snapshot: Snapshot) -> None:
+    assert list(invariants.stock_violations(snapshot, seeded(f=2), ()))
 
 
 def test_stock_of_deleted_workers_must_be_returned() -> None:
     request = seed_request("fn", 1, "return-uid-w0")
-    back = an_operation("SeedStock", request, state="Succeeded")
+    returned = an_operation("SeedStock", request, state="Succeeded")
     status = {"state": "Succeeded", "targetUID": "uid-fn-w0", "stock": {"uid": "s1"}}
-    taken = an_operation("CreateUnit", unit_request("fn", "fn-w0"), "fn-w0", **status)
+    worker_created = an_operation("CreateUnit", unit_request("fn", "fn-w0"), "fn-w0", **status)
     template = a_unit("fn", "fn", "Empty", running=False)
-    rested = world([template], [a_stock_unit("s2", "fn")], [taken, back])
-    assert list(invariants.stock_violations(rested, seeded(fn=1), ("fn",))) == []
-    assert list(invariants.stock_violations(world([template], [], [taken]), seeded(fn=1), ("fn",)))
+    stock_returned = make_snapshot([template], [a_stock_unit("s2", "fn")], [worker_created, returned])
+    assert list(invariants.stock_violations(stock_returned, seeded(fn=1), ("fn",))) == []
+    stock_lost = make_snapshot([template], [], [worker_created])
+    assert list(invariants.stock_violations(stock_lost, seeded(fn=1), ("fn",)))
 
 
 def test_unfinished_seeding_is_reported() -> None:
-    done = an_operation("SeedStock", seed_request("f", 1), state="Succeeded")
-    assert list(invariants.unfinished_operations(world([], [], [done]), ("f",))) == []
-    begun = an_operation("SeedStock", seed_request("f", 1), state="Running")
-    assert list(invariants.unfinished_operations(world([], [], [begun]), ("f",)))
+    succeeded = an_operation("SeedStock", seed_request("f", 1), state="Succeeded")
+    assert list(invariants.unfinished_operations(make_snapshot([], [], [succeeded]), ("f",))) == []
+    running = an_operation("SeedStock", seed_request("f", 1), state="Running")
+    assert list(invariants.unfinished_operations(make_snapshot([], [], [running]), ("f",)))
 
 
 def requested_unit(**changes: Any) -> RequestHistory:
     history = RequestHistory()
-    unit = Unit(created(response(201, 0, "a"), deletion_asked=changes.pop("deletion_asked", None)))
-    for name, value in changes.items():
-        setattr(unit, name, value)
-    history.units["a"] = unit
+    deletion_requested_at = changes.pop("deletion_requested_at", None)
+    unit = Unit(created(response(201, 0, "a"), deletion_requested_at=deletion_requested_at))
+    history.units["a"] = replace(unit, **changes)
     return history
 
 
@@ -161,11 +165,11 @@ def requested_unit(**changes: Any) -> RequestHistory:
         (requested_unit(), [a_unit("a")]),
         (requested_unit(running=PossibleValues(latest=True, unconfirmed={False})), [a_unit("a", running=False)]),
         (requested_unit(mounts=PossibleValues(frozenset("d"))), [a_unit("a", storageMounts=[{"name": "d"}])]),
-        (requested_unit(deletion_asked=1.0, gone=True), []),
+        (requested_unit(deletion_requested_at=1.0, deleted=True), []),
     ],
 )
 def test_units_that_match_the_callers_history_pass(history: RequestHistory, units: list[Object]) -> None:
-    assert list(invariants.history_violations(world(units, [], []), history)) == []
+    assert list(invariants.history_violations(make_snapshot(units, [], []), history)) == []
 
 
 @pytest.mark.parametrize(
@@ -174,12 +178,12 @@ def test_units_that_match_the_callers_history_pass(history: RequestHistory, unit
         (requested_unit(), []),
         (requested_unit(), [a_unit("a", running=False)]),
         (requested_unit(), [a_unit("a", storageMounts=[{"name": "d"}])]),
-        (requested_unit(deletion_asked=1.0, gone=True), [a_unit("a")]),
+        (requested_unit(deletion_requested_at=1.0, deleted=True), [a_unit("a")]),
     ],
-    ids=["lost", "stopped by nobody", "mounts what nobody asked for", "back again"],
+    ids=["lost", "stopped without a request", "mounts without a request", "exists after its deletion"],
 )
 def test_units_that_differ_from_the_callers_history_are_reported(history: RequestHistory, units: list[Object]) -> None:
-    assert list(invariants.history_violations(world(units, [], []), history))
+    assert list(invariants.history_violations(make_snapshot(units, [], []), history))
 
 
 def a_storage(name: str, holder: str = "", status: str = "True") -> Object:
@@ -188,7 +192,7 @@ def a_storage(name: str, holder: str = "", status: str = "True") -> Object:
 
 
 @pytest.mark.parametrize(
-    ("there", "found", "is_right"),
+    ("exists", "storages", "is_consistent"),
     [
         (PossibleValues(latest=True), {"d": a_storage("d")}, True),
         (PossibleValues(latest=False), {}, True),
@@ -196,18 +200,19 @@ def a_storage(name: str, holder: str = "", status: str = "True") -> Object:
         (PossibleValues(latest=True), {}, False),
         (PossibleValues(latest=False), {"d": a_storage("d")}, False),
         (PossibleValues(latest=True), {"d": a_storage("d", status="False")}, False),
-        (PossibleValues(latest=True), {"d": a_storage("d", holder="nobody")}, False),
+        (PossibleValues(latest=True), {"d": a_storage("d", holder="missing-unit")}, False),
     ],
 )
 def test_storages_are_compared_with_the_callers_history(
-    there: PossibleValues[bool], found: dict[str, Object], is_right: bool
+    exists: PossibleValues[bool], storages: dict[str, Object], is_consistent: bool
 ) -> None:
-    history = RequestHistory(storages={"d": Storage("d", there)})
-    assert (list(invariants.history_violations(world([], [], [], storages=found), history)) == []) is is_right
+    history = RequestHistory(storages={"d": Storage("d", exists)})
+    violations = list(invariants.history_violations(make_snapshot([], [], [], storages=storages), history))
+    assert (violations == []) is is_consistent
 
 
-def a_pod(name: str, unit: str, *claims: str) -> Object:
-    volumes = [{"persistentVolumeClaim": {"claimName": each}} for each in claims]
+def a_pod(name: str, unit: str, *pvcs: str) -> Object:
+    volumes = [{"persistentVolumeClaim": {"claimName": each}} for each in pvcs]
     return an_object(
         name, metadata={"labels": {Label.UNIT_UID: f"uid-{unit}", Label.UNIT: unit}}, spec={"volumes": volumes}
     )
@@ -217,33 +222,42 @@ def test_converged_snapshot_passes() -> None:
     ports = {"ports": [{"name": "http", "port": 80}]}
     units = [a_unit("a", template=ports), a_unit("b", phase="Empty", running=False)]
     children = {"deployments": [an_object("a"), an_object("b")], "services": [an_object("a")]}
-    found = world(units, [], [], pods=[a_pod("p", "a")], **children)
-    assert list(invariants.convergence_violations(found)) == []
+    snapshot = make_snapshot(units, [], [], pods=[a_pod("p", "a")], **children)
+    assert list(invariants.convergence_violations(snapshot)) == []
 
 
 @pytest.mark.parametrize(
-    "found",
+    "snapshot",
     [
-        world([a_unit("a", phase="Progressing")], [], [], deployments=[an_object("a")]),
-        world([a_unit("a", running=False)], [], [], deployments=[an_object("a")]),
-        world([a_unit("a")], [], []),
-        world([], [], [], deployments=[an_object("a")]),
-        world([], [], [], services=[an_object("a")]),
-        world([], [], [], claims=[an_object("a")]),
-        world([], [], [], pods=[a_pod("p", "a")]),
-        world([], [], [], storages={"d": a_storage("d")}),
+        make_snapshot([a_unit("a", phase="Progressing")], [], [], deployments=[an_object("a")]),
+        make_snapshot([a_unit("a", running=False)], [], [], deployments=[an_object("a")]),
+        make_snapshot([a_unit("a")], [], []),
+        make_snapshot([], [], [], deployments=[an_object("a")]),
+        make_snapshot([], [], [], services=[an_object("a")]),
+        make_snapshot([], [], [], pvcs=[an_object("a")]),
+        make_snapshot([], [], [], pods=[a_pod("p", "a")]),
+        make_snapshot([], [], [], storages={"d": a_storage("d")}),
     ],
-    ids=["not ready", "not stopped", "no deployment", "deployment", "service", "claim", "pod", "no claim"],
+    ids=[
+        "not ready",
+        "not stopped",
+        "no deployment",
+        "orphaned deployment",
+        "orphaned service",
+        "orphaned pvc",
+        "orphaned pod",
+        "no pvc",
+    ],
 )
-def test_unconverged_snapshot_is_reported(found: Snapshot) -> None:
-    assert list(invariants.convergence_violations(found))
+def test_unconverged_snapshot_is_reported(snapshot: Snapshot) -> None:
+    assert list(invariants.convergence_violations(snapshot))
 
 
 EMPTY = dict.fromkeys(invariants.WORK_STREAMS, StreamBacklog(0, 0))
 
 
 @pytest.mark.parametrize(
-    ("queues", "is_right", "disk_was_full"),
+    ("streams", "is_idle", "disk_was_full"),
     [
         (EMPTY, True, False),
         (EMPTY | {"DISPATCH": StreamBacklog(1, 1)}, False, True),
@@ -252,81 +266,90 @@ EMPTY = dict.fromkeys(invariants.WORK_STREAMS, StreamBacklog(0, 0))
         ({}, False, False),
     ],
 )
-def test_streams_are_idle_when_empty(queues: dict[str, StreamBacklog], is_right: bool, disk_was_full: bool) -> None:
-    assert (
-        list(invariants.idle_violations(world([a_unit("fn")], [], [], queues=queues), ("fn",), disk_was_full)) == []
-    ) is is_right
+def test_streams_are_idle_when_empty(streams: dict[str, StreamBacklog], is_idle: bool, disk_was_full: bool) -> None:
+    snapshot = make_snapshot([a_unit("fn")], [], [], streams=streams)
+    assert (list(invariants.idle_violations(snapshot, ("fn",), disk_was_full)) == []) is is_idle
 
 
 def test_function_with_workers_is_not_idle() -> None:
     worker = a_unit("fn-w0", serverless={"workerOf": "fn"})
-    assert list(invariants.idle_violations(world([worker], [], [], queues=EMPTY), ("fn",), disk_was_full=False))
+    snapshot = make_snapshot([worker], [], [], streams=EMPTY)
+    assert list(invariants.idle_violations(snapshot, ("fn",), disk_was_full=False))
 
 
 PAYLOAD = {"n": 1}
 
 
-def an_end(state: str = "succeeded", **more: Any) -> Object:
-    return {"state": state, "payload": PAYLOAD, "timings": {"finishedAt": "1970-01-01T00:02:00Z"}, **more}
+def a_result(state: str = "succeeded", **fields: Any) -> Object:
+    return {"state": state, "payload": PAYLOAD, "timings": {"finishedAt": "1970-01-01T00:02:00Z"}, **fields}
 
 
-def a_call(*ends: Object, **more: Any) -> Invocation:
-    invocation = Invocation("i", "fn", {"payload": PAYLOAD, "timeoutSeconds": 60}, accepted=True, sent_at=10)
-    for name, value in more.items():
-        setattr(invocation, name, value)
-    for end in ends:
-        invocation.record_view(end)
+def an_invocation(*results: Object, **changes: Any) -> Invocation:
+    default = Invocation("i", "fn", {"payload": PAYLOAD, "timeoutSeconds": 60}, accepted=True, sent_at=10)
+    invocation = replace(default, **changes)
+    for result in results:
+        invocation.record_view(result)
     return invocation
 
 
 @pytest.mark.parametrize(
-    "call",
+    "invocation",
     [
-        a_call(an_end(), an_end(), answers=[an_end()]),
-        a_call(an_end("cancelled"), cancelled=True),
-        a_call(an_end("expired")),
-        a_call(an_end("dead_lettered", attempts=10)),
-        a_call(accepted=False),
+        an_invocation(a_result(), a_result(), sync_responses=[a_result()]),
+        an_invocation(a_result("cancelled"), cancelled=True),
+        an_invocation(a_result("expired")),
+        an_invocation(a_result("dead_lettered", attempts=10)),
+        an_invocation(accepted=False),
     ],
 )
-def test_invocation_with_one_explained_result_passes(call: Invocation) -> None:
-    assert list(invariants.result_violations(call, 10, replies_may_be_lost=False)) == []
+def test_invocation_with_one_explained_result_passes(invocation: Invocation) -> None:
+    assert list(invariants.result_violations(invocation, 10, replies_may_be_lost=False)) == []
 
 
 @pytest.mark.parametrize(
-    "call",
+    "invocation",
     [
-        a_call(),
-        a_call(an_end(), an_end(attempts=2)),
-        a_call(an_end(), {"state": "running"}),
-        a_call(an_end(payload={"n": 2})),
-        a_call(an_end("cancelled")),
-        a_call(an_end("expired"), sent=100),
-        a_call(an_end("dead_lettered", attempts=2)),
-        a_call(an_end("failed")),
-        a_call(an_end("expired"), answers=[an_end()]),
+        an_invocation(),
+        an_invocation(a_result(), a_result(attempts=2)),
+        an_invocation(a_result(), {"state": "running"}),
+        an_invocation(a_result(payload={"n": 2})),
+        an_invocation(a_result("cancelled")),
+        an_invocation(a_result("expired"), sent_at=100),
+        an_invocation(a_result("dead_lettered", attempts=2)),
+        an_invocation(a_result("failed")),
+        an_invocation(a_result("expired"), sync_responses=[a_result()]),
     ],
-    ids=["lost", "changed", "undone", "another's", "by nobody", "too soon", "given up", "failed", "other answer"],
+    ids=[
+        "no result",
+        "changed result",
+        "not terminal any more",
+        "payload of another invocation",
+        "cancelled without a request",
+        "expired too early",
+        "dead-lettered too early",
+        "failed",
+        "other sync response",
+    ],
 )
-def test_invocation_without_one_explained_result_is_reported(call: Invocation) -> None:
-    assert list(invariants.result_violations(call, 10, replies_may_be_lost=False))
+def test_invocation_without_one_explained_result_is_reported(invocation: Invocation) -> None:
+    assert list(invariants.result_violations(invocation, 10, replies_may_be_lost=False))
 
 
 def test_unknown_and_duplicate_results_are_reported() -> None:
-    history = RequestHistory(invocations={"i": a_call()})
+    history = RequestHistory(invocations={"i": an_invocation()})
     assert list(invariants.unknown_results(["i"], history)) == []
     assert list(invariants.unknown_results(["j"], history))
     assert list(invariants.unknown_results(["i", "i"], history))
 
 
-def running(restarts: int, wanted: bool = True) -> ProcessStatus:
-    return ProcessStatus("api", 1, wanted, restarts, -9, "log")
+def process_status(restarts: int, should_run: bool = True) -> ProcessStatus:
+    return ProcessStatus("api", 1, should_run, restarts, -9, "log")
 
 
 def test_unexpected_process_exit_is_reported() -> None:
-    assert list(invariants.unexpected_exits([running(3)], {"api": 2}, {"api": 1})) == []
-    assert list(invariants.unexpected_exits([running(1, wanted=False)], {}, {})) == []
-    assert list(invariants.unexpected_exits([running(3)], {"api": 2}, {}))
+    assert list(invariants.unexpected_exits([process_status(3)], {"api": 2}, {"api": 1})) == []
+    assert list(invariants.unexpected_exits([process_status(1, should_run=False)], {}, {})) == []
+    assert list(invariants.unexpected_exits([process_status(3)], {"api": 2}, {}))
 
 
 def test_executions_and_repeated_executions_are_counted() -> None:
@@ -338,19 +361,19 @@ def test_storage_mounted_by_two_units_is_reported() -> None:
     watch.observe_pod("ADDED", a_pod("p", "a", "d"))
     watch.observe_pod("DELETED", a_pod("p", "a", "d"))
     watch.observe_pod("ADDED", a_pod("q", "b", "d"))
-    watch.resync_pods([])  # it went while nobody could see
+    watch.resync_pods([])  # the pod was deleted while the watch was interrupted
     watch.observe_pod("ADDED", a_pod("r", "c", "d"))
     assert watch.violations == []
     watch.observe_pod("ADDED", a_pod("s", "b", "d"))
     assert len(watch.violations) == 1
 
 
-@pytest.mark.parametrize(("between", "found"), [(None, 1), ("DELETED", 0)])
-def test_two_units_from_one_stock_unit_are_reported(between: str | None, found: int) -> None:
+@pytest.mark.parametrize(("event", "violations"), [(None, 1), ("DELETED", 0)])
+def test_two_units_from_one_stock_unit_are_reported(event: str | None, violations: int) -> None:
     origins = StockOrigins()
     origins.observe("ADDED", a_unit("a", stock="s"))
     origins.observe("MODIFIED", a_unit("a", stock="s"))
-    if between:
-        origins.observe(between, a_unit("a", stock="s"))
+    if event:
+        origins.observe(event, a_unit("a", stock="s"))
     origins.observe("ADDED", a_unit("b", stock="s"))
-    assert len(origins.violations) == found
+    assert len(origins.violations) == violations

@@ -1,4 +1,4 @@
-"""Links carry what they are given, and fail as networks do."""
+"""The TCP proxy forwards data, and can stall and disconnect."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,8 +20,8 @@ async def echo_server() -> AsyncIterator[int]:
                 writer.write(data)
         writer.close()
 
-    def accept(*both: Any) -> None:
-        echoes.append(asyncio.create_task(echo(*both)))
+    def accept(*streams: Any) -> None:
+        echoes.append(asyncio.create_task(echo(*streams)))
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
@@ -33,23 +33,23 @@ async def echo_server() -> AsyncIterator[int]:
 
 @pytest.fixture
 async def proxy() -> AsyncIterator[TcpProxy]:
-    async with echo_server() as port, running_proxy(port) as made:
-        yield made
+    async with echo_server() as port, running_proxy(port) as running:
+        yield running
 
 
 @asynccontextmanager
-async def connected_client(carried: TcpProxy) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", carried.port)
+async def connected_client(proxy: TcpProxy) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     try:
         yield reader, writer
     finally:
         writer.close()
 
 
-async def receive(reader: asyncio.StreamReader, within: float = 30) -> bytes:
-    """Nothing, also where the connection was reset."""
+async def receive(reader: asyncio.StreamReader, timeout: float = 30) -> bytes:  # noqa: ASYNC109
+    """Return one byte, or no bytes if the connection was closed or reset."""
     try:
-        return await asyncio.wait_for(reader.read(1), within)
+        return await asyncio.wait_for(reader.read(1), timeout)
     except ConnectionError:
         return b""
 

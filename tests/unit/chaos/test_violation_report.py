@@ -1,4 +1,4 @@
-"""How a run that does not end well tells of it."""
+"""The report of a failed chaos run names the violated invariants, or shows the traceback of another error."""
 
 import pytest
 
@@ -7,8 +7,9 @@ from tests.chaos.chaos_round import InvariantViolated
 
 
 def test_report_of_a_violation_omits_other_errors() -> None:
-    within = ExceptionGroup("callers", [InvariantViolated("two units of one stock")])
-    assert failure_text(ExceptionGroup("all", [within, ConnectionError("broken off")])) == "two units of one stock"
+    nested = ExceptionGroup("callers", [InvariantViolated("two units from one stock unit")])
+    error = ExceptionGroup("all", [nested, ConnectionError("connection closed")])
+    assert failure_text(error) == "two units from one stock unit"
 
 
 def test_report_of_another_error_includes_its_traceback() -> None:
