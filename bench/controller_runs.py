@@ -1,4 +1,4 @@
-"""What units cost the controller manager: while they become Ready, while they rest, and when it starts anew."""
+"""Measures the controller manager while units become Ready, while it is idle, and after a restart."""
 
 import asyncio
 import time
@@ -17,16 +17,17 @@ from bench.testbed import ALL_UNITS_PATH, RECONCILES_METRIC, Testbed, units_path
 from localcluster.supervisor_client import tail_log, wait_until
 
 NAMESPACE_COUNT = 10
-"""Kubernetes' own controllers compare every pod with every Service of its namespace, which at 5,000 in one takes them
-longer than all else. That is not what is measured here, so the units are spread."""
+"""Kubernetes' own controllers compare every pod with every Service of its namespace. With 5,000 units in one namespace
+this takes longer than everything else, and it is not the subject of this benchmark. Therefore the units are distributed
+to several namespaces."""
 WARM_UP_UNITS = 20
-"""Units before those that count: connections are opened, and code runs for the first time."""
+"""Units that are created before the measurement, to open connections and to run the code for the first time."""
 MAX_CONCURRENT_CREATES = 16
 CONTROLLER_WRITTEN_RESOURCES = {("gpuunits", "status"), ("deployments", ""), ("services", ""), ("networkpolicies", "")}
-"""What nobody but the controller manager writes while it converges: Kubernetes itself writes `deployments/status`, and
-the benchmark creates `gpuunits`."""
+"""The resources that only the controller manager writes while units converge. Kubernetes itself writes
+`deployments/status`, and the benchmark creates `gpuunits`."""
 RESYNC_SECONDS = 10
-"""Seconds after which each of all units is looked at again, in the last part."""
+"""The resync interval of the process in the last part of the benchmark."""
 IDLE_SECONDS = 20
 
 UNIT_SPEC = {
@@ -45,26 +46,26 @@ UNIT_SPEC = {
 
 
 class ScaleStep(msgspec.Struct):
-    """More units, from their creation until all are Ready and nothing moves. Seconds, MB and requests."""
+    """The cost of additional units, from their creation until all units are Ready and the process is idle."""
 
     units: int
-    """So many there are at the end of the step."""
+    """The number of units at the end of the step."""
     new_units: int
     cpu_seconds: float = 0
     wall_seconds: float = 0
     rss_megabytes: float = 0
     peak_rss_megabytes: float = 0
     requests: int = 0
-    """All of the controller manager's, by the API server's audit log."""
+    """All requests of the controller manager, from the audit log of the API server."""
     audited_writes: dict[str, int] = {}
-    """Its writes by the same."""
+    """The writes of the controller manager, from the audit log."""
     metric_writes: dict[str, int] = {}
-    """Its writes by the API server's metrics."""
+    """The writes of the controller manager, from the metrics of the API server."""
     floor: UnitCost = UnitCost(0, 0)
 
     @property
     def writes_per_unit(self) -> float:
-        """By the metrics, or by the audit log if that knows of more."""
+        """Return the larger of the two counts."""
         return max(sum(self.metric_writes.values()), sum(self.audited_writes.values())) / self.new_units
 
     @property
@@ -73,7 +74,7 @@ class ScaleStep(msgspec.Struct):
 
 
 class IdlePeriod(msgspec.Struct):
-    """Some time in which nothing changes."""
+    """A period without changes of units."""
 
     units: int
     seconds: float
@@ -83,7 +84,7 @@ class IdlePeriod(msgspec.Struct):
 
 
 class Restart(msgspec.Struct):
-    """A new process that finds all units Ready, until it has looked at each of them."""
+    """The cost of a new process until it has reconciled each unit once. All units are Ready before."""
 
     units: int
     cpu_seconds: float
@@ -95,51 +96,53 @@ class Restart(msgspec.Struct):
 class ControllerRuns(msgspec.Struct):
     empty_cpu_seconds: float = 0
     empty_rss_megabytes: float = 0
-    """Of a controller manager that has nothing to do: the floor of its memory."""
+    """The memory of the controller manager without units. It is the floor of the memory."""
     steps: list[ScaleStep] = []
     idle: IdlePeriod | None = None
     restart: Restart | None = None
     resync: IdlePeriod | None = None
 
 
-async def run_controller_steps(at: Testbed, steps: Sequence[int], rest_at: int) -> ControllerRuns:
+async def run_controller_steps(bed: Testbed, steps: Sequence[int], idle_at: int) -> ControllerRuns:
     for namespace in (*map(namespace_of, range(NAMESPACE_COUNT)), FLOOR_NAMESPACE):
-        await at.kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    found = ControllerRuns()
-    with start_controller_manager(at.control_plane, at.folder) as process:
+        await bed.kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    runs = ControllerRuns()
+    with start_controller_manager(bed.control_plane, bed.folder) as process:
         await asyncio.sleep(1)
-        found.empty_cpu_seconds, (found.empty_rss_megabytes, _) = process.cpu_seconds(), process.rss_megabytes()
-        await create_ready_units(at.kube, 0, WARM_UP_UNITS)
+        runs.empty_cpu_seconds, (runs.empty_rss_megabytes, _) = process.cpu_seconds(), process.rss_megabytes()
+        await create_ready_units(bed.kube, 0, WARM_UP_UNITS)
         for before, units in pairwise((0, *steps)):
-            log_progress(f"{units - before} more units, {units} in all")
-            step = await run_step(at, process, before, units)
-            step.floor = await measure_unit_writes(at.kube, min(step.new_units, 300), f"of-{units}")
-            found.steps.append(step)
-            if units == rest_at:
-                log_progress(f"{IDLE_SECONDS} s of rest at {units} units")
+            log_progress(f"{units - before} more units, {units} in total")
+            step = await run_step(bed, process, before, units)
+            step.floor = await measure_unit_writes(bed.kube, min(step.new_units, 300), f"of-{units}")
+            runs.steps.append(step)
+            if units == idle_at:
+                log_progress(f"{IDLE_SECONDS} s idle at {units} units")
                 await wait_until_idle(process)
-                found.idle = await run_idle(at, process, units, IDLE_SECONDS)
-    log_progress(f"another process at {steps[-1]} units")
-    with start_controller_manager(at.control_plane, at.folder, resyncSeconds=RESYNC_SECONDS) as process:
-        found.restart = await run_restart(at, process, steps[-1])
-        found.resync = await run_idle(at, process, steps[-1], 2 * RESYNC_SECONDS)
-    return found
+                runs.idle = await run_idle(bed, process, units, IDLE_SECONDS)
+    log_progress(f"new process at {steps[-1]} units")
+    with start_controller_manager(bed.control_plane, bed.folder, resyncSeconds=RESYNC_SECONDS) as process:
+        runs.restart = await run_restart(bed, process, steps[-1])
+        runs.resync = await run_idle(bed, process, steps[-1], 2 * RESYNC_SECONDS)
+    return runs
 
 
-async def run_step(at: Testbed, process: MeasuredProcess, before: int, units: int) -> ScaleStep:
+async def run_step(bed: Testbed, process: MeasuredProcess, before: int, units: int) -> ScaleStep:
     step = ScaleStep(units, units - before)
     await wait_until_idle(process)
-    metered = writes_from_metrics(at.control_plane, CONTROLLER_WRITTEN_RESOURCES)
-    at.audit_log.read_new()
+    writes_before = writes_from_metrics(bed.control_plane, CONTROLLER_WRITTEN_RESOURCES)
+    bed.audit_log.read_new()
     cpu, wall = process.cpu_seconds(), time.perf_counter()
-    await create_ready_units(at.kube, WARM_UP_UNITS + before, WARM_UP_UNITS + units)
+    await create_ready_units(bed.kube, WARM_UP_UNITS + before, WARM_UP_UNITS + units)
     step.wall_seconds = time.perf_counter() - wall
     await wait_until_idle(process)
     step.cpu_seconds = process.cpu_seconds() - cpu
     step.rss_megabytes, step.peak_rss_megabytes = process.rss_megabytes()
-    asked = at.audit_log.read_new()
-    step.requests, step.audited_writes = asked.total(), counts_by_name(select_writes(asked))
-    step.metric_writes = counts_by_name(writes_from_metrics(at.control_plane, CONTROLLER_WRITTEN_RESOURCES) - metered)
+    audited = bed.audit_log.read_new()
+    step.requests, step.audited_writes = audited.total(), counts_by_name(select_writes(audited))
+    step.metric_writes = counts_by_name(
+        writes_from_metrics(bed.control_plane, CONTROLLER_WRITTEN_RESOURCES) - writes_before
+    )
     return step
 
 
@@ -153,28 +156,28 @@ async def create_ready_units(api: RawKubeClient, before: int, units: int) -> Non
         tasks.create_task(wait_until_all_ready(api, ALL_UNITS_PATH, units))
 
 
-async def run_idle(at: Testbed, process: MeasuredProcess, units: int, seconds: float) -> IdlePeriod:
-    at.audit_log.read_new()
-    looks, cpu, wall = process.metric_sum(RECONCILES_METRIC), process.cpu_seconds(), time.perf_counter()
+async def run_idle(bed: Testbed, process: MeasuredProcess, units: int, seconds: float) -> IdlePeriod:
+    bed.audit_log.read_new()
+    reconciles, cpu, wall = process.metric_sum(RECONCILES_METRIC), process.cpu_seconds(), time.perf_counter()
     await asyncio.sleep(seconds)
-    passed, spent = time.perf_counter() - wall, process.cpu_seconds() - cpu
+    elapsed, spent = time.perf_counter() - wall, process.cpu_seconds() - cpu
     return IdlePeriod(
         units,
-        passed,
+        elapsed,
         spent,
-        process.metric_sum(RECONCILES_METRIC) - looks,
-        counts_by_name(select_writes(at.audit_log.read_new())),
+        process.metric_sum(RECONCILES_METRIC) - reconciles,
+        counts_by_name(select_writes(bed.audit_log.read_new())),
     )
 
 
-async def run_restart(at: Testbed, process: MeasuredProcess, units: int) -> Restart:
+async def run_restart(bed: Testbed, process: MeasuredProcess, units: int) -> Restart:
     wait_until(
         lambda: process.metric_sum(RECONCILES_METRIC) >= WARM_UP_UNITS + units,
         120,
-        lambda: f"it is not done:\n{tail_log(process.log_path)}",
+        lambda: f"the new process has not reconciled all units:\n{tail_log(process.log_path)}",
     )
     return Restart(
-        units, process.cpu_seconds(), *process.rss_megabytes(), counts_by_name(select_writes(at.audit_log.read_new()))
+        units, process.cpu_seconds(), *process.rss_megabytes(), counts_by_name(select_writes(bed.audit_log.read_new()))
     )
 
 

@@ -1,9 +1,10 @@
-"""Creates from a process of its own: at times that are fixed beforehand, or so many at a time.
+"""Generates create requests in a separate process, at a fixed rate or with a fixed concurrency.
 
     python -m bench.create_load < job.json > outcome.json
 
-At a rate, a create's latency counts from when it was to be sent, so that a server that makes others wait gains nothing
-by it. The contenders are the runtime API over HTTP, and the floor: the writes alone, made by this process itself.
+At a fixed rate, the latency of a create is measured from its scheduled time, so that a slow server does not hide the
+waiting time of later requests. The target is the runtime API over HTTP, or the floor: this process makes the Kubernetes
+writes of a create itself.
 """
 
 import asyncio
@@ -24,11 +25,11 @@ from bench.kube_api import KubeAccess, for_each_concurrently, raw_kube_client
 from localcluster.paths import PROJECT_ROOT
 
 START_DELAY_SECONDS = 0.2
-"""Seconds until the first create, in which nothing has to be ready yet."""
+"""The time between the start of a job and its first scheduled create."""
 
 
 class CreateAPITarget(msgspec.Struct, tag=True):
-    """Whoever is asked in turn, and the caller's token."""
+    """The URLs of the API replicas, used in round-robin order, and the token of the caller."""
 
     urls: list[str]
     token: str
@@ -43,12 +44,12 @@ class CreateJob(msgspec.Struct):
     target: CreateAPITarget | CreateFloorTarget
     requests: list[dict[str, Any]]
     rate: float = 0
-    """Creates per second. 0: as many as come of so many at a time."""
+    """Creates per second. If it is 0, `concurrency` limits the creates."""
     concurrency: int = 1
 
 
 class CreateResult(msgspec.Struct):
-    """In seconds of the machine's monotonic clock, which all its processes share."""
+    """Times are in seconds of the monotonic clock, which all processes of the machine share."""
 
     name: str
     due_at: float
@@ -63,25 +64,25 @@ class CreateResult(msgspec.Struct):
 class CreateLoadResult(msgspec.Struct):
     creates: list[CreateResult]
     cpu_seconds: float
-    """Seconds, of this process."""
+    """The CPU time of the load generator."""
     wall_seconds: float
 
 
 SendCreate = Callable[[int], Awaitable[str]]
-"""Sends the request with this number. Gives the refusal, if it is one."""
+"""Sends the request with this number and returns the error, or an empty string."""
 
 
 async def run_create_load(job: CreateJob, folder: Path) -> CreateLoadResult:
-    """The job, in a process of its own."""
-    given, found = folder / "job.json", folder / "outcome.json"
-    given.write_bytes(msgspec.json.encode(job))
-    with given.open("rb") as asked, found.open("wb") as answer:
+    """Run the job in a separate process."""
+    job_path, result_path = folder / "job.json", folder / "outcome.json"
+    job_path.write_bytes(msgspec.json.encode(job))
+    with job_path.open("rb") as stdin, result_path.open("wb") as stdout:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.create_load", stdin=asked, stdout=answer, cwd=PROJECT_ROOT
+            sys.executable, "-m", "bench.create_load", stdin=stdin, stdout=stdout, cwd=PROJECT_ROOT
         )
         if await process.wait():
             raise RuntimeError("the load generator failed")
-    return msgspec.json.decode(found.read_bytes(), type=CreateLoadResult)
+    return msgspec.json.decode(result_path.read_bytes(), type=CreateLoadResult)
 
 
 async def run_job(job: CreateJob) -> CreateLoadResult:
@@ -93,28 +94,28 @@ async def run_job(job: CreateJob) -> CreateLoadResult:
 
 async def _at_rate(job: CreateJob, send: SendCreate) -> list[CreateResult]:
     start = time.monotonic() + START_DELAY_SECONDS
-    due = [start + number / job.rate for number in range(len(job.requests))]
+    due_times = [start + number / job.rate for number in range(len(job.requests))]
     async with asyncio.TaskGroup() as tasks:
-        running = []
-        for number, moment in enumerate(due):
-            await asyncio.sleep(moment - time.monotonic())
-            running.append(tasks.create_task(_create(job, send, number, moment)))
-    return [task.result() for task in running]
+        create_tasks = []
+        for number, due_at in enumerate(due_times):
+            await asyncio.sleep(due_at - time.monotonic())
+            create_tasks.append(tasks.create_task(_create(job, send, number, due_at)))
+    return [task.result() for task in create_tasks]
 
 
 async def _at_concurrency(job: CreateJob, send: SendCreate) -> list[CreateResult]:
     creates: list[CreateResult] = []
 
-    async def one(number: int) -> None:
+    async def run_create(number: int) -> None:
         creates.append(await _create(job, send, number, time.monotonic()))
 
-    await for_each_concurrently(job.concurrency, range(len(job.requests)), one)
+    await for_each_concurrently(job.concurrency, range(len(job.requests)), run_create)
     return creates
 
 
-async def _create(job: CreateJob, send: SendCreate, number: int, due: float) -> CreateResult:
-    refusal = await send(number)
-    return CreateResult(job.requests[number]["name"], due, time.monotonic(), refusal)
+async def _create(job: CreateJob, send: SendCreate, number: int, due_at: float) -> CreateResult:
+    error = await send(number)
+    return CreateResult(job.requests[number]["name"], due_at, time.monotonic(), error)
 
 
 @asynccontextmanager
@@ -126,11 +127,11 @@ async def _open_target(job: CreateJob) -> AsyncIterator[SendCreate]:
             async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
                 yield _http_sender(session, urls, job.requests)
         case CreateFloorTarget(access, stock):
-            async with raw_kube_client(access) as api, asyncio.TaskGroup() as afterwards:
+            async with raw_kube_client(access) as api, asyncio.TaskGroup() as deletions:
 
                 async def write(number: int) -> str:
                     await write_handoff(api, job.requests[number], stock[number])
-                    afterwards.create_task(delete_stock_unit(api, stock[number]))
+                    deletions.create_task(delete_stock_unit(api, stock[number]))
                     return ""
 
                 yield write
@@ -141,14 +142,14 @@ def _http_sender(session: aiohttp.ClientSession, urls: Sequence[str], requests: 
 
     async def post(number: int) -> str:
         body = msgspec.json.encode(requests[number])
-        async with session.post(f"{next(replicas)}/api/v1/gpu-units", data=body) as answer:
-            text = await answer.text()
-            return "" if answer.status == 201 else f"{answer.status} {text}"
+        async with session.post(f"{next(replicas)}/api/v1/gpu-units", data=body) as response:
+            text = await response.text()
+            return "" if response.status == 201 else f"{response.status} {text}"
 
     return post
 
 
 if __name__ == "__main__":
-    gc.disable()  # its pauses would be taken for those of whoever is asked
-    given = msgspec.json.decode(sys.stdin.buffer.read(), type=CreateJob)
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run_job(given))))
+    gc.disable()  # the pauses of the garbage collector would be measured as latency of the target
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=CreateJob)
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run_job(job))))

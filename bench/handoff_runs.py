@@ -1,5 +1,5 @@
-"""What creates cost the runtime API and the API server behind it, and what the floor costs, alone and while controllers
-work."""
+"""Measures the cost of creates for the runtime API and the API server, and the cost of the floor, without and with
+controllers."""
 
 import asyncio
 import operator
@@ -38,11 +38,13 @@ from gpu_runtime.contract.crd.well_known import INSTANCE_NAMESPACE, STOCK_NAMESP
 
 CREATES_PER_SECOND = 45
 WARM_UP_CREATES = 20
-"""Creates before those whose latency counts: connections are opened and code paths run for the first time."""
+"""Creates that are not measured. They open connections and run the code for the first time."""
 IDLE_CHECK_SECONDS = 8
-"""Seconds. A replica's sweep looks up to 7.2 s after its start at what was there before it: at its third look."""
+"""A replica is idle if it sends no request for this time. The recovery sweep of a replica reads operations from before
+its start up to 7.2 s after its start, in its third pass."""
 API_WRITTEN_RESOURCES = {("operations", ""), ("operations", "status"), ("gpuunits", "")}
-"""What nobody but the runtime API writes, or the floor: of GPUUnits, the controller manager writes the status alone."""
+"""The resources that only the runtime API or the floor writes. The controller manager writes only the status of
+GPUUnits."""
 STOCK_PODS_PATH = f"/api/v1/namespaces/{STOCK_NAMESPACE}/pods"
 UNIT_MEMORY, UNIT_GPUS = "1Gi", 1
 MAX_SEED_REPLICAS = 1000
@@ -60,16 +62,16 @@ UNIT_REQUEST = {
 
 
 class LoadProfile(msgspec.Struct, frozen=True):
-    """So many creates at the rate, or so many at a time. Its name is the specName of its own stock."""
+    """A number of creates at a fixed rate or concurrency. The name of the profile is the specName of its stock."""
 
     name: str
     creates: int
     replicas: int = 1
-    """Of the runtime API. 0: the floor."""
+    """The number of replicas of the runtime API. 0 measures the floor."""
     rate: float = 0
     concurrency: int = 0
     with_controllers: bool = False
-    """Whether the controller manager is at work, too, and makes the units Ready."""
+    """Whether the controller manager also runs and makes the units Ready."""
 
     @property
     def stock_count(self) -> int:
@@ -77,36 +79,37 @@ class LoadProfile(msgspec.Struct, frozen=True):
 
 
 class LoadMeasurement(msgspec.Struct):
-    """What a load cost, from its first create until nothing moves, units that become Ready included. Seconds and
-    requests."""
+    """The cost of a load, from its first create until all processes are idle and, with controllers, all units Ready."""
 
     profile: LoadProfile
     latency_seconds: list[float]
-    """From when a create was due until its answer, in seconds, rising."""
+    """The times from the scheduled time of a create until its response, sorted."""
     pod_latency_seconds: list[float]
-    """From when a create was due until its unit's pod exists."""
+    """The times from the scheduled time of a create until the pod of its unit exists, sorted."""
     errors: list[str]
     creates_per_second: float
     target_cpu_seconds: float
     api_server_cpu_seconds: float
     audited_requests: dict[str, int]
-    """The contender's requests by the API server's audit log."""
+    """The requests of the target, from the audit log of the API server."""
     metric_writes: dict[str, int]
-    """Its writes by the API server's metrics."""
+    """The writes of the target, from the metrics of the API server."""
     list_requests: int
 
     @property
     def writes_per_create(self) -> float:
-        """By the metrics, or by the audit log if that knows of more."""
+        """Return the larger of the two counts."""
         audited = sum(
-            count for what, count in self.audited_requests.items() if what.split()[0] not in ("get", "list", "watch")
+            count
+            for request, count in self.audited_requests.items()
+            if request.split()[0] not in ("get", "list", "watch")
         )
         return max(sum(self.metric_writes.values()), audited) / self.profile.stock_count
 
     @property
     def reads_per_create(self) -> float:
         return (
-            sum(count for what, count in self.audited_requests.items() if what.startswith("get "))
+            sum(count for request, count in self.audited_requests.items() if request.startswith("get "))
             / self.profile.stock_count
         )
 
@@ -114,145 +117,155 @@ class LoadMeasurement(msgspec.Struct):
         return quantile(self.latency_seconds, share)
 
 
-async def measure_profiles(loads: Sequence[LoadProfile]) -> list[LoadMeasurement]:
-    """Those that have the machine to themselves, and then, on another control plane, those beside the controllers."""
-    alone, controlled = ([load for load in loads if load.with_controllers is each] for each in (False, True))
-    async with testbed(1, RUNTIME_API_USER) as at:
-        found = await measure_on_testbed(at, alone)
-    async with testbed(sum(load.stock_count for load in controlled), RUNTIME_API_USER) as at:
-        with start_controller_manager(at.control_plane, at.folder) as process:
-            return found + await measure_on_testbed(replace(at, controller_manager=process), controlled)
+async def measure_profiles(profiles: Sequence[LoadProfile]) -> list[LoadMeasurement]:
+    """Measure the profiles without controllers, and then the profiles with controllers on another control plane."""
+    without_controllers, with_controllers = (
+        [profile for profile in profiles if profile.with_controllers is each] for each in (False, True)
+    )
+    async with testbed(1, RUNTIME_API_USER) as bed:
+        measurements = await measure_on_testbed(bed, without_controllers)
+    async with testbed(sum(profile.stock_count for profile in with_controllers), RUNTIME_API_USER) as bed:
+        with start_controller_manager(bed.control_plane, bed.folder) as process:
+            bed_with_controllers = replace(bed, controller_manager=process)
+            return measurements + await measure_on_testbed(bed_with_controllers, with_controllers)
 
 
-async def measure_on_testbed(at: Testbed, loads: Sequence[LoadProfile]) -> list[LoadMeasurement]:
-    """On one replica, on two, and the floor without any. All stock is there before the first create."""
-    found: list[LoadMeasurement] = []
-    with start_runtime_api(at.control_plane, at.folder, "runtime-api-1") as first:
-        log_progress(f"stock for {sum(load.stock_count for load in loads)} units")
-        await seed_stock(at, first.url, loads)
-        found += await measure_with_replicas(at, loads, [first])
-        with start_runtime_api(at.control_plane, at.folder, "runtime-api-2") as second:
-            found += await measure_with_replicas(at, loads, [first, second])
-    return found + await measure_with_replicas(at, loads, [])
+async def measure_on_testbed(bed: Testbed, profiles: Sequence[LoadProfile]) -> list[LoadMeasurement]:
+    """Measure with one replica, with two replicas, and the floor without a replica. All stock is seeded first."""
+    measurements: list[LoadMeasurement] = []
+    with start_runtime_api(bed.control_plane, bed.folder, "runtime-api-1") as first:
+        log_progress(f"stock for {sum(profile.stock_count for profile in profiles)} units")
+        await seed_stock(bed, first.url, profiles)
+        measurements += await measure_with_replicas(bed, profiles, [first])
+        with start_runtime_api(bed.control_plane, bed.folder, "runtime-api-2") as second:
+            measurements += await measure_with_replicas(bed, profiles, [first, second])
+    return measurements + await measure_with_replicas(bed, profiles, [])
 
 
 async def measure_with_replicas(
-    at: Testbed, loads: Sequence[LoadProfile], replicas: Sequence[RuntimeAPIReplica]
+    bed: Testbed, profiles: Sequence[LoadProfile], replicas: Sequence[RuntimeAPIReplica]
 ) -> list[LoadMeasurement]:
-    """Those of the loads that are meant for so many replicas."""
-    await wait_until_all_idle(at, replicas)
-    found = []
-    for load in loads:
-        if load.replicas == len(replicas):
-            log_progress(load.name)
-            found.append(await measure_profile(at, load, replicas))
-            log_progress(
-                f"  p50 {1000 * found[-1].latency_quantile(0.5):.0f} ms, p99 {1000 * found[-1].latency_quantile(0.99):.0f} ms"
-            )
-    return found
+    """Measure the profiles for this number of replicas."""
+    await wait_until_all_idle(bed, replicas)
+    measurements = []
+    for profile in profiles:
+        if profile.replicas == len(replicas):
+            log_progress(profile.name)
+            measurements.append(await measure_profile(bed, profile, replicas))
+            p50, p99 = (1000 * measurements[-1].latency_quantile(share) for share in (0.5, 0.99))
+            log_progress(f"  p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    return measurements
 
 
-async def seed_stock(at: Testbed, url: str, loads: Sequence[LoadProfile]) -> None:
-    """Stock for every load, through the API, until all of it is Ready, or said to be where nobody makes it so."""
+async def seed_stock(bed: Testbed, url: str, profiles: Sequence[LoadProfile]) -> None:
+    """Seed stock for every profile through the API and wait until it is Ready. Without a controller manager the
+    benchmark sets the status of the stock to Ready."""
     headers = {"Authorization": f"Bearer {API_TOKEN}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
-        for load in loads:
-            for first in range(0, load.stock_count, MAX_SEED_REPLICAS):
-                count = min(MAX_SEED_REPLICAS, load.stock_count - first)
-                body = {"operationID": f"{load.name}-{first}", "specName": load.name, "replicas": count}
+        for profile in profiles:
+            for first in range(0, profile.stock_count, MAX_SEED_REPLICAS):
+                count = min(MAX_SEED_REPLICAS, profile.stock_count - first)
+                body = {"operationID": f"{profile.name}-{first}", "specName": profile.name, "replicas": count}
                 body |= {"memory": UNIT_MEMORY, "gpu": UNIT_GPUS}
-                async with session.post("/api/v1/operator/stock-units", json=body) as answer:
-                    if answer.status != 202:
-                        raise RuntimeError(await answer.text())
-    stock = sum(load.stock_count for load in loads)
+                async with session.post("/api/v1/operator/stock-units", json=body) as response:
+                    if response.status != 202:
+                        raise RuntimeError(await response.text())
+    stock = sum(profile.stock_count for profile in profiles)
     async with asyncio.timeout(600):
-        if at.controller_manager is None:
-            await patch_stock_ready(at.kube, stock)
-        await wait_until_all_ready(at.kube, STOCK_PATH, stock)
+        if bed.controller_manager is None:
+            await patch_stock_ready(bed.kube, stock)
+        await wait_until_all_ready(bed.kube, STOCK_PATH, stock)
 
 
 async def patch_stock_ready(api: RawKubeClient, stock: int) -> None:
-    """As the controller manager does, of stock that has no pods."""
-    ready, reported = {"status": {"phase": "Ready", "readyReplicas": 1}}, set[str]()
-    while len(reported) < stock:
-        found = {unit["metadata"]["name"] for unit in (await api.get(STOCK_PATH))["items"]}
-        await for_each_concurrently(8, found - reported, lambda name: api.patch(f"{STOCK_PATH}/{name}/status", ready))
-        reported |= found
+    """Set the status of stock without pods, as the controller manager does for stock with ready pods."""
+    ready, patched = {"status": {"phase": "Ready", "readyReplicas": 1}}, set[str]()
+    while len(patched) < stock:
+        names = {unit["metadata"]["name"] for unit in (await api.get(STOCK_PATH))["items"]}
+        await for_each_concurrently(8, names - patched, lambda name: api.patch(f"{STOCK_PATH}/{name}/status", ready))
+        patched |= names
 
 
-async def measure_profile(at: Testbed, load: LoadProfile, replicas: Sequence[RuntimeAPIReplica]) -> LoadMeasurement:
+async def measure_profile(bed: Testbed, profile: LoadProfile, replicas: Sequence[RuntimeAPIReplica]) -> LoadMeasurement:
     job = CreateJob(
-        await load_target(at, load, replicas), [unit_request(load, n) for n in range(load.stock_count)], load.rate
+        await load_target(bed, profile, replicas),
+        [unit_request(profile, n) for n in range(profile.stock_count)],
+        profile.rate,
     )
-    job.concurrency = load.concurrency
-    at.audit_log.read_new()
-    metered, server = (
-        writes_from_metrics(at.control_plane, API_WRITTEN_RESOURCES),
-        at.control_plane.processes.get("kube-apiserver").pid or 0,
+    job.concurrency = profile.concurrency
+    bed.audit_log.read_new()
+    writes_before, server_pid = (
+        writes_from_metrics(bed.control_plane, API_WRITTEN_RESOURCES),
+        bed.control_plane.processes.get("kube-apiserver").pid or 0,
     )
-    cpu, cpu_of_server = sum(each.process.cpu_seconds() for each in replicas), cpu_seconds_of(server)
-    outcome, pods = await run_load(at, job)
-    await wait_until_all_idle(at, replicas if load.rate else [])
-    spent = sum(each.process.cpu_seconds() for each in replicas) - cpu if replicas else outcome.cpu_seconds
-    audited = at.audit_log.read_new()
-    counted = sorted(outcome.creates, key=lambda create: create.due_at)[WARM_UP_CREATES:]
+    cpu_before, server_cpu_before = (
+        sum(each.process.cpu_seconds() for each in replicas),
+        cpu_seconds_of(server_pid),
+    )
+    outcome, pods = await run_load(bed, job)
+    await wait_until_all_idle(bed, replicas if profile.rate else [])
+    replica_cpu = sum(each.process.cpu_seconds() for each in replicas) - cpu_before
+    audited = bed.audit_log.read_new()
+    measured_creates = sorted(outcome.creates, key=lambda create: create.due_at)[WARM_UP_CREATES:]
     return LoadMeasurement(
-        profile=load,
-        latency_seconds=sorted(create.latency_seconds for create in counted),
-        pod_latency_seconds=sorted(pods[create.name] - create.due_at for create in counted if create.name in pods),
+        profile=profile,
+        latency_seconds=sorted(create.latency_seconds for create in measured_creates),
+        pod_latency_seconds=sorted(
+            pods[create.name] - create.due_at for create in measured_creates if create.name in pods
+        ),
         errors=[create.error for create in outcome.creates if create.error],
-        creates_per_second=_creates_per_second(counted),
-        target_cpu_seconds=spent / load.stock_count,
-        api_server_cpu_seconds=(cpu_seconds_of(server) - cpu_of_server) / load.stock_count,
+        creates_per_second=_creates_per_second(measured_creates),
+        target_cpu_seconds=(replica_cpu if replicas else outcome.cpu_seconds) / profile.stock_count,
+        api_server_cpu_seconds=(cpu_seconds_of(server_pid) - server_cpu_before) / profile.stock_count,
         audited_requests=counts_by_name(select_writes(audited) + _select_reads(audited)),
-        metric_writes=counts_by_name(writes_from_metrics(at.control_plane, API_WRITTEN_RESOURCES) - metered),
+        metric_writes=counts_by_name(writes_from_metrics(bed.control_plane, API_WRITTEN_RESOURCES) - writes_before),
         list_requests=sum(
-            count for (verb, what), count in audited.items() if verb == "list" and not _is_retention_list(what)
+            count for (verb, resource), count in audited.items() if verb == "list" and not _is_retention_list(resource)
         ),
     )
 
 
 async def load_target(
-    at: Testbed, load: LoadProfile, replicas: Sequence[RuntimeAPIReplica]
+    bed: Testbed, profile: LoadProfile, replicas: Sequence[RuntimeAPIReplica]
 ) -> CreateAPITarget | CreateFloorTarget:
     if replicas:
         return CreateAPITarget([each.url for each in replicas], API_TOKEN)
-    found = await at.kube.get(STOCK_PATH)
+    stock_units = await bed.kube.get(STOCK_PATH)
     stock = [
         StockUnit(each["metadata"]["name"], each["metadata"]["uid"], each["metadata"]["resourceVersion"])
-        for each in found["items"]
-        if each["spec"]["specName"] == load.name
+        for each in stock_units["items"]
+        if each["spec"]["specName"] == profile.name
     ]
-    return CreateFloorTarget(service_account_access(at.control_plane, "runtime-api"), stock)
+    return CreateFloorTarget(service_account_access(bed.control_plane, "runtime-api"), stock)
 
 
-def unit_request(load: LoadProfile, number: int) -> dict[str, Any]:
-    name = f"{load.name}-{number}"
-    asked = {"operationID": f"create-{name}", "name": name, "specName": load.name, **UNIT_REQUEST}
-    return asked if load.replicas else asked | {"memory": UNIT_MEMORY, "gpu": UNIT_GPUS}
+def unit_request(profile: LoadProfile, number: int) -> dict[str, Any]:
+    name = f"{profile.name}-{number}"
+    request = {"operationID": f"create-{name}", "name": name, "specName": profile.name, **UNIT_REQUEST}
+    return request if profile.replicas else request | {"memory": UNIT_MEMORY, "gpu": UNIT_GPUS}
 
 
-async def run_load(at: Testbed, job: CreateJob) -> tuple[CreateLoadResult, dict[str, float]]:
-    """The outcome of the load, and when the pods of its units were first seen."""
-    names, seen = {each["name"] for each in job.requests if at.controller_manager}, dict[str, float]()
+async def run_load(bed: Testbed, job: CreateJob) -> tuple[CreateLoadResult, dict[str, float]]:
+    """Run the load. Return its result, and the times at which the pods of its units were first seen."""
+    names, seen = {each["name"] for each in job.requests if bed.controller_manager}, dict[str, float]()
     unit = operator.methodcaller("get", Label.UNIT, "")
     async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(record_first_pods(at.kube, INSTANCE_NAMESPACE, names, unit, seen))
-        outcome = await run_create_load(job, at.folder)
+        watch_task = tasks.create_task(record_first_pods(bed.kube, INSTANCE_NAMESPACE, names, unit, seen))
+        outcome = await run_create_load(job, bed.folder)
         if any(create.error for create in outcome.creates):
-            watching.cancel()
+            watch_task.cancel()
     return outcome, seen
 
 
-async def wait_until_all_idle(at: Testbed, replicas: Sequence[RuntimeAPIReplica]) -> None:
-    """Until units are Ready, the pods of consumed stock are gone, and no replica has asked anything for longer than its
-    sweep takes to notice something."""
-    if at.controller_manager is not None:
-        await wait_until_idle(at.controller_manager)
-    await wait_until_consumed_stock_deleted(at.kube)
-    asked = -1.0
-    while (now := sum(each.process.metric_sum("kube_requests_total{") for each in replicas)) != asked:
-        asked = now
+async def wait_until_all_idle(bed: Testbed, replicas: Sequence[RuntimeAPIReplica]) -> None:
+    """Wait until units are Ready, the pods of consumed stock are deleted, and no replica has sent a request for longer
+    than the interval of its recovery sweep."""
+    if bed.controller_manager is not None:
+        await wait_until_idle(bed.controller_manager)
+    await wait_until_consumed_stock_deleted(bed.kube)
+    previous = -1.0
+    while (requests := sum(each.process.metric_sum("rest_client_requests_total{") for each in replicas)) != previous:
+        previous = requests
         await asyncio.sleep(IDLE_CHECK_SECONDS if replicas else 0)
 
 
@@ -273,8 +286,8 @@ def _select_reads(requests: RequestCounts) -> RequestCounts:
     return Counter({key: count for key, count in requests.items() if key[0] in ("get", "list")})
 
 
-def _is_retention_list(what: str) -> bool:
-    """Whether a list is one that looks for operations to forget: every replica does that about every minute, also when
-    nobody asks anything of it."""
-    resource, _, query = what.partition("?")
+def _is_retention_list(listed: str) -> bool:
+    """Whether a list request belongs to the retention of operations. Every replica sends these about every minute, also
+    without load."""
+    resource, _, query = listed.partition("?")
     return resource == "operations" and ("created-hour" in query or query == "limit=1")

@@ -1,4 +1,7 @@
-"""What the figures were measured on. A figure without it means nothing."""
+"""Describes the machine of a benchmark run: hardware, kernel and versions.
+
+Results of different machines are not comparable.
+"""
 
 import os
 import platform
@@ -9,21 +12,20 @@ from pathlib import Path
 import msgspec
 
 from localcluster import binaries
-from localcluster.nats_server import NATS_SERVER_BINARY as NATS_SERVER
+from localcluster.nats_server import NATS_SERVER_BINARY
 
 
 class HostInfo(msgspec.Struct, frozen=True):
     cores: int
-    """That this process may use."""
+    """The number of cores that this process may use."""
     memory_gib: float
-    """In GiB."""
     cpu_model: str
     kernel: str
     python: str
     kubernetes: str
     nats: str
     load_average: float
-    """How many processes wanted a core in the minute before the run. What is not ours disturbs."""
+    """The load average of the minute before the run. Load of other processes disturbs the measurement."""
 
     def __str__(self) -> str:
         parts = [f"{self.cores} cores ({self.cpu_model})", f"{self.memory_gib:.0f} GiB", f"Linux {self.kernel}"]
@@ -39,17 +41,17 @@ def host_info() -> HostInfo:
         kernel=platform.release(),
         python=platform.python_version(),
         kubernetes=_version([str(binaries.resolve(["kube-apiserver"])["kube-apiserver"]), "--version"]),
-        nats=_version([str(NATS_SERVER), "--version"]),
+        nats=_version([str(NATS_SERVER_BINARY), "--version"]),
         load_average=os.getloadavg()[0],
     )
 
 
 def _proc_field(path: str, name: str) -> str:
-    """The first of that name; some architectures do not name their CPU."""
+    """Return the first field of that name. Some architectures do not report the CPU model."""
     pairs = (line.partition(":") for line in Path(path).read_text().splitlines())
     return next((value.strip() for key, _, value in pairs if key.strip() == name), "unknown")
 
 
 def _version(command: Sequence[str]) -> str:
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return said.split()[-1].removeprefix("v")
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return output.split()[-1].removeprefix("v")

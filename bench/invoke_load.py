@@ -1,9 +1,9 @@
-"""Invocations from a process of their own, so many at a time.
+"""Generates invocations in a separate process, with a fixed concurrency.
 
     python -m bench.invoke_load < job.json > outcome.json
 
-The contenders are the runtime API over HTTP, and the floor: a bare NATS pipeline of the same hops, whose first hop is
-made by this process itself.
+The target is the runtime API over HTTP, or the floor: a plain NATS pipeline of the same hops, to which this process
+publishes directly.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from localcluster.paths import PROJECT_ROOT
 
 
 class InvokeAPITarget(msgspec.Struct, tag=True):
-    """Whoever is asked, the caller's token, and the functions that are called in turn."""
+    """The URL of the API, the token of the caller, and the functions that are called in round-robin order."""
 
     url: str
     token: str
@@ -39,7 +39,7 @@ class InvokePipelineTarget(msgspec.Struct, tag=True):
 class InvokeJob(msgspec.Struct):
     target: InvokeAPITarget | InvokePipelineTarget
     id_prefix: str
-    """What the IDs of its invocations begin with."""
+    """The prefix of the invocation IDs."""
     call_count: int
     concurrency: int
     sync: bool = False
@@ -48,45 +48,45 @@ class InvokeJob(msgspec.Struct):
 
 class InvokeLoadResult(msgspec.Struct):
     latency_seconds: list[float]
-    """Each call's, in their order."""
+    """The latency of each call, in the order of the calls."""
     started_at: float
-    """On the machine's monotonic clock, which all its processes share."""
+    """The start time on the monotonic clock, which all processes of the machine share."""
     cpu_seconds: float
     errors: list[str]
 
 
 InvokeCall = Callable[[str], Awaitable[str]]
-"""Invokes under this ID. Gives the refusal, if it is one."""
+"""Sends the invocation with this ID and returns the error, or an empty string."""
 
 
 async def run_invoke_load(job: InvokeJob, folder: Path) -> InvokeLoadResult:
-    """The job, in a process of its own."""
-    given, found = folder / "calls.json", folder / "called.json"
-    given.write_bytes(msgspec.json.encode(job))
-    with given.open("rb") as asked, found.open("wb") as answer:
+    """Run the job in a separate process."""
+    job_path, result_path = folder / "invoke-job.json", folder / "invoke-outcome.json"
+    job_path.write_bytes(msgspec.json.encode(job))
+    with job_path.open("rb") as stdin, result_path.open("wb") as stdout:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.invoke_load", stdin=asked, stdout=answer, cwd=PROJECT_ROOT
+            sys.executable, "-m", "bench.invoke_load", stdin=stdin, stdout=stdout, cwd=PROJECT_ROOT
         )
         if await process.wait():
-            raise RuntimeError("the caller failed")
-    return msgspec.json.decode(found.read_bytes(), type=InvokeLoadResult)
+            raise RuntimeError("the load generator failed")
+    return msgspec.json.decode(result_path.read_bytes(), type=InvokeLoadResult)
 
 
 async def run_job(job: InvokeJob) -> InvokeLoadResult:
     seconds = [0.0] * job.call_count
-    refusals: list[str] = []
+    errors: list[str] = []
     async with _open_target(job) as call:
 
-        async def one(number: int) -> None:
+        async def run_call(number: int) -> None:
             started = time.monotonic()
-            refusal = await call(f"{job.id_prefix}-{number}")
+            error = await call(f"{job.id_prefix}-{number}")
             seconds[number] = time.monotonic() - started
-            if refusal:
-                refusals.append(refusal)
+            if error:
+                errors.append(error)
 
-        cpu, began = time.process_time(), time.monotonic()
-        await for_each_concurrently(job.concurrency, range(job.call_count), one)
-        return InvokeLoadResult(seconds, began, time.process_time() - cpu, refusals)
+        cpu, started_at = time.process_time(), time.monotonic()
+        await for_each_concurrently(job.concurrency, range(job.call_count), run_call)
+        return InvokeLoadResult(seconds, started_at, time.process_time() - cpu, errors)
 
 
 @asynccontextmanager
@@ -97,35 +97,35 @@ async def _open_target(job: InvokeJob) -> AsyncIterator[InvokeCall]:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
                 yield _http_call(session, job, url, functions)
         case InvokePipelineTarget(nats):
-            async with pipeline_caller(nats) as first:
-                yield _pipeline_call(first, job)
+            async with pipeline_caller(nats) as caller:
+                yield _pipeline_call(caller, job)
 
 
 def _http_call(session: aiohttp.ClientSession, job: InvokeJob, url: str, functions: list[str]) -> InvokeCall:
-    called = cycle(functions)
-    wanted = 200 if job.sync else 202
+    next_function = cycle(functions)
+    expected_status = 200 if job.sync else 202
 
     async def post(invocation_id: str) -> str:
-        asked = {"invocationID": invocation_id, "serverlessRequestID": next(called), "payload": job.payload}
-        body = msgspec.json.encode(asked | {"mode": "sync" if job.sync else "async", "timeoutSeconds": 300})
-        async with session.post(f"{url}/api/v1/serverless/invocations", data=body) as answer:
-            text = await answer.text()
-            return "" if answer.status == wanted else f"{answer.status} {text}"
+        request = {"invocationID": invocation_id, "serverlessRequestID": next(next_function), "payload": job.payload}
+        body = msgspec.json.encode(request | {"mode": "sync" if job.sync else "async", "timeoutSeconds": 300})
+        async with session.post(f"{url}/api/v1/serverless/invocations", data=body) as response:
+            text = await response.text()
+            return "" if response.status == expected_status else f"{response.status} {text}"
 
     return post
 
 
-def _pipeline_call(first: PipelineCaller, job: InvokeJob) -> InvokeCall:
+def _pipeline_call(caller: PipelineCaller, job: InvokeJob) -> InvokeCall:
     body = msgspec.json.encode(job.payload)
 
     async def send(invocation_id: str) -> str:
-        await first.send(invocation_id, body, wait=job.sync)
+        await caller.send(invocation_id, body, wait=job.sync)
         return ""
 
     return send
 
 
 if __name__ == "__main__":
-    gc.disable()  # its pauses would be taken for those of whoever is asked
-    given = msgspec.json.decode(sys.stdin.buffer.read(), type=InvokeJob)
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run_job(given))))
+    gc.disable()  # the pauses of the garbage collector would be measured as latency of the target
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=InvokeJob)
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(run_job(job))))

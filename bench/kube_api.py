@@ -1,4 +1,4 @@
-"""What an API server says of the requests that reached it, and how to reach it with nothing between."""
+"""Counts the requests of an API server from its audit log and metrics, and provides a minimal Kubernetes client."""
 
 import asyncio
 import ssl
@@ -21,11 +21,11 @@ WRITE_VERBS = {"create", "update", "patch", "delete", "deletecollection"}
 AUDIT_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "APPLY": "patch", "DELETE": "delete"}
 
 RequestCounts = Counter[tuple[str, str]]
-"""How many, by verb and by resource with its subresource."""
+"""The number of requests, by verb and by resource with its subresource."""
 
 
 class AuditLog:
-    """The requests of one user, as the API server writes them down: Metadata only, nobody else's."""
+    """The audit log of an API server. It contains only the requests of one user, at the level Metadata."""
 
     def __init__(self, folder: Path, user: str) -> None:
         self._path = folder / "audit.log"
@@ -40,15 +40,15 @@ class AuditLog:
         return {"audit-policy-file": self._policy, "audit-log-path": self._path, "audit-log-maxsize": 1000}
 
     def read_new(self) -> RequestCounts:
-        """What was answered since this was last asked."""
+        """Return the finished requests since the previous call."""
         if not self._path.exists():
             return Counter()
         with self._path.open("rb") as log:
             log.seek(self._offset)
             text = log.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        entries = (_AUDIT_EVENT_DECODER.decode(line) for line in whole.splitlines())
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        entries = (_AUDIT_EVENT_DECODER.decode(line) for line in complete.splitlines())
         return Counter((each.verb, each.resource) for each in entries if each.stage == "ResponseComplete")
 
 
@@ -65,50 +65,50 @@ class _AuditEvent(msgspec.Struct, rename="camel"):
 
     @property
     def resource(self) -> str:
-        """The resource with its subresource; of a list also what was selected."""
-        named = "/".join(filter(None, (self.object_ref.resource, self.object_ref.subresource)))
-        return f"{named}?{self.request_uri.partition('?')[2]}" if self.verb == "list" else named
+        """The resource with its subresource. For a list request, also its query string."""
+        name = "/".join(filter(None, (self.object_ref.resource, self.object_ref.subresource)))
+        return f"{name}?{self.request_uri.partition('?')[2]}" if self.verb == "list" else name
 
 
 _AUDIT_EVENT_DECODER = msgspec.json.Decoder(_AuditEvent)
 
 
 def select_writes(requests: RequestCounts) -> RequestCounts:
-    """Without reads, Events and Leases."""
+    """Return the writes without those of Events and Leases."""
     return Counter(
         {key: n for key, n in requests.items() if key[0] in WRITE_VERBS and key[1] not in ("events", "leases")}
     )
 
 
 def counts_by_name(requests: RequestCounts) -> dict[str, int]:
-    """For JSON."""
-    return {f"{verb} {what}": number for (verb, what), number in sorted(requests.items())}
+    """Return the counts with string keys, for JSON."""
+    return {f"{verb} {resource}": number for (verb, resource), number in sorted(requests.items())}
 
 
 def writes_from_metrics(plane: ControlPlane, kinds: Collection[tuple[str, str]]) -> RequestCounts:
-    """Everybody's writes to these resources and subresources, from the API server's own metrics, since it started."""
+    """Return the writes of all users to these resources and subresources since the start of the API server."""
     request = urllib.request.Request(f"{plane.url}/metrics")  # noqa: S310 - https
-    with urllib.request.urlopen(request, timeout=30, context=admin_access(plane).ssl_context()) as answer:  # noqa: S310
-        text = "\n".join(line for line in answer.read().decode().splitlines() if "apiserver_request_total" in line)
-    found: RequestCounts = Counter()
+    with urllib.request.urlopen(request, timeout=30, context=admin_access(plane).ssl_context()) as response:  # noqa: S310
+        text = "\n".join(line for line in response.read().decode().splitlines() if "apiserver_request_total" in line)
+    counts: RequestCounts = Counter()
     for family in text_string_to_metric_families(text + "\n"):
         for sample in family.samples:
             resource, subresource = sample.labels["resource"], sample.labels["subresource"]
             verb = AUDIT_VERBS.get(sample.labels["verb"])
             if verb and (resource, subresource) in kinds:
-                found[verb, "/".join(filter(None, (resource, subresource)))] += int(sample.value)
-    return found
+                counts[verb, "/".join(filter(None, (resource, subresource)))] += int(sample.value)
+    return counts
 
 
 class RawKubeClient:
-    """The least that can be done: one session, no retries, no fence, no models."""
+    """A minimal Kubernetes client: one session, no retries, no leader fencing, no models."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.session, self.url = session, url
 
     async def get(self, path: str) -> Any:
-        async with self.session.get(self.url + path) as answer:
-            return msgspec.json.decode(await answer.read())
+        async with self.session.get(self.url + path) as response:
+            return msgspec.json.decode(await response.read())
 
     async def create(self, path: str, manifest: Mapping[str, Any]) -> Any:
         return await self._write("POST", path, manifest, "application/json")
@@ -119,24 +119,24 @@ class RawKubeClient:
     async def delete(self, path: str, options: Mapping[str, Any]) -> None:
         await self._write("DELETE", path, options, "application/json")
 
-    async def _write(self, method: str, path: str, body: Mapping[str, Any], content: str) -> Any:
-        data, headers = msgspec.json.encode(body), {"Content-Type": content}
-        async with self.session.request(method, self.url + path, data=data, headers=headers) as answer:
-            text = await answer.read()
-            if answer.status >= 300:
+    async def _write(self, method: str, path: str, body: Mapping[str, Any], content_type: str) -> Any:
+        data, headers = msgspec.json.encode(body), {"Content-Type": content_type}
+        async with self.session.request(method, self.url + path, data=data, headers=headers) as response:
+            text = await response.read()
+            if response.status >= 300:
                 raise RuntimeError(f"{method} {path}: {text.decode()}")
             return msgspec.json.decode(text)
 
 
 class KubeAccess(msgspec.Struct, frozen=True):
-    """How an API server is reached, and as whom, in a form that can be told to another process."""
+    """The address of an API server and the credentials of a user. It can be serialized for another process."""
 
     url: str
     ca_file: str
     cert_file: str = ""
     key_file: str = ""
     token: str = ""
-    """Instead of a certificate."""
+    """A bearer token. It replaces the client certificate."""
 
     def ssl_context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.ca_file)
@@ -148,7 +148,10 @@ class KubeAccess(msgspec.Struct, frozen=True):
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def write_kubeconfig(self, folder: Path) -> Path:
-        """For a process with a token, as it has one in its pod: a certificate is checked anew with every request."""
+        """Write a kubeconfig with the token, which is what a process has in its pod.
+
+        With a certificate the costs would differ, because the API server verifies it for every request.
+        """
         cluster = {"server": self.url, "certificate-authority": self.ca_file}
         config = {
             "apiVersion": "v1",
@@ -164,29 +167,29 @@ class KubeAccess(msgspec.Struct, frozen=True):
 
 
 def admin_access(plane: ControlPlane) -> KubeAccess:
-    issued = plane.authority.issue("admin", "admin", ["system:masters"])
-    return KubeAccess(plane.url, str(plane.authority.certificate), str(issued.certificate), str(issued.key))
+    admin = plane.authority.issue("admin", "admin", ["system:masters"])
+    return KubeAccess(plane.url, str(plane.authority.certificate), str(admin.certificate), str(admin.key))
 
 
 def service_account_access(plane: ControlPlane, name: str) -> KubeAccess:
-    """A process of the platform, under its own account and the rights that its manifests give it."""
+    """Return the access of a process of the platform, with the rights of its own service account."""
     token = plane.kubectl("create", "token", name, "--namespace=runtime-system", "--duration=4h").strip()
     return KubeAccess(plane.url, str(plane.authority.certificate), token=token)
 
 
 @asynccontextmanager
-async def raw_kube_client(reached: KubeAccess) -> AsyncIterator[RawKubeClient]:
-    connector = aiohttp.TCPConnector(ssl=reached.ssl_context(), limit=128)
-    patient = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=patient, headers=reached.headers()) as session:
-        yield RawKubeClient(session, reached.url)
+async def raw_kube_client(access: KubeAccess) -> AsyncIterator[RawKubeClient]:
+    connector = aiohttp.TCPConnector(ssl=access.ssl_context(), limit=128)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=access.headers()) as session:
+        yield RawKubeClient(session, access.url)
 
 
 async def for_each_concurrently(count: int, items: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
-    waiting = iter(items)
+    remaining = iter(items)
 
     async def worker() -> None:
-        for item in waiting:
+        for item in remaining:
             await work(item)
 
     async with asyncio.TaskGroup() as tasks:

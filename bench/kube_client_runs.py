@@ -1,7 +1,7 @@
-"""CPU per request of the Kubernetes client, against the floor of bare aiohttp with msgspec, in the same run.
+"""Measures the CPU time per request of the Kubernetes client, and of the floor: plain aiohttp with msgspec.
 
-Rounds alternate between floor and client, so that a busy machine disturbs both alike. The figure is the median of each
-one's rounds.
+The rounds alternate between floor and client, so that other load on the machine affects both in the same way. The
+result is the median of the rounds.
 """
 
 import ssl
@@ -27,7 +27,7 @@ NAMESPACE = "default"
 
 
 class ClientComparison(msgspec.Struct):
-    """Milliseconds of CPU per request, by verb."""
+    """The CPU time per request in milliseconds, by verb."""
 
     floor: dict[str, float]
     product: dict[str, float]
@@ -58,28 +58,28 @@ def lease_manifest(name: str) -> dict[str, object]:
 
 
 async def floor_client(plane: ControlPlane, stack: AsyncExitStack) -> MeasuredClient:
-    """The least that could be done: one session, one decoder, no retries, no fence, no errors."""
+    """The minimal implementation: one session, one decoder, no retries, no leader fencing, no error handling."""
     admin = plane.authority.issue("admin", "admin", ["system:masters"])
-    tls = ssl.create_default_context(cafile=str(plane.authority.certificate))
-    tls.load_cert_chain(admin.certificate, admin.key)
-    session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)))
+    tls_context = ssl.create_default_context(cafile=str(plane.authority.certificate))
+    tls_context.load_cert_chain(admin.certificate, admin.key)
+    session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls_context)))
     base = f"{plane.url}/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
     decoder = msgspec.json.Decoder(Lease)
-    json = {"Content-Type": "application/json"}
+    json_headers = {"Content-Type": "application/json"}
 
     async def create(name: str) -> Lease:
-        async with session.post(base, data=msgspec.json.encode(lease_manifest(name)), headers=json) as answer:
-            return decoder.decode(await answer.read())
+        async with session.post(base, data=msgspec.json.encode(lease_manifest(name)), headers=json_headers) as response:
+            return decoder.decode(await response.read())
 
     async def get(name: str) -> Lease:
-        async with session.get(f"{base}/{name}") as answer:
-            return decoder.decode(await answer.read())
+        async with session.get(f"{base}/{name}") as response:
+            return decoder.decode(await response.read())
 
     return MeasuredClient("bare aiohttp + msgspec", {"create": create, "get": get})
 
 
 async def product_client(plane: ControlPlane, stack: AsyncExitStack) -> MeasuredClient:
-    """The client as a leading controller uses it: fenced, with retries and strict validation."""
+    """The client as a leading controller uses it: with leader fencing, retries and strict validation."""
     config = load_cluster_config(plane.kubeconfig)
     client = (await stack.enter_async_context(open_kube_client(config, field_manager="bench"))).fenced(
         Leadership(lambda: 0.0, 60)
@@ -95,13 +95,13 @@ async def product_client(plane: ControlPlane, stack: AsyncExitStack) -> Measured
 
 async def measure(plane: ControlPlane, requests: int, rounds: int, concurrency: int) -> ClientComparison:
     async with AsyncExitStack() as stack:
-        contenders = [await floor_client(plane, stack), await product_client(plane, stack)]
-        for turn in range(-1, rounds):
-            for position, contender in enumerate(contenders):
-                names = [f"bench-{turn + 1}-{position}-{number}" for number in range(requests)]
+        clients = [await floor_client(plane, stack), await product_client(plane, stack)]
+        for round_number in range(-1, rounds):
+            for position, client in enumerate(clients):
+                names = [f"bench-{round_number + 1}-{position}-{number}" for number in range(requests)]
                 for verb in ("create", "get"):
-                    await contender.run(verb, names, concurrency)
-                if turn < 0:  # connections, caches and code paths are warm after the first turn
-                    contender.cpu_seconds.clear()
-        least, ours = contenders
-        return ClientComparison(least.median_milliseconds(), ours.median_milliseconds())
+                    await client.run(verb, names, concurrency)
+                if round_number < 0:  # the first round only warms up connections, caches and code paths
+                    client.cpu_seconds.clear()
+        floor, product = clients
+        return ClientComparison(floor.median_milliseconds(), product.median_milliseconds())

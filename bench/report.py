@@ -1,4 +1,4 @@
-"""What a benchmark found: a table for people, JSON for whoever goes on from there, and a status for the shell."""
+"""Reports the results of a benchmark: a table on stdout, a JSON file, and an exit status."""
 
 import math
 import sys
@@ -20,9 +20,10 @@ class Row(msgspec.Struct):
     value: float
     unit: str = ""
     floor: float | None = None
-    """The least it could be, measured in the same run; of a rate, the most."""
+    """The value of a minimal implementation that is measured in the same run. It is the lower bound of a cost, and the
+    upper bound of a rate."""
     target: str = ""
-    """At most so much."""
+    """The limit that the value must not exceed, as text. `>=` marks a lower limit."""
     missed: bool = False
 
     @property
@@ -31,46 +32,45 @@ class Row(msgspec.Struct):
 
 
 class Chart(msgspec.Struct):
-    """How figures grow."""
+    """A line chart of values against a size."""
 
     name: str
-    """Of its file."""
+    """The last part of the file name."""
     title: str
     x_label: str
-    """What is counted from left to right."""
     x_values: list[int]
     series: dict[str, list[float]]
-    """A figure for each of the points."""
+    """The lines, by name. A line has one value for each x value."""
     target: float | None = None
-    """The target, where there is one."""
+    """The target, if the values have one."""
 
 
 class BenchmarkResult(msgspec.Struct):
     rows: list[Row]
     charts: list[Chart]
     details: Any
-    """All that was measured, for JSON alone."""
+    """All measured values. They are only written to the JSON file."""
 
 
 class Report(msgspec.Struct):
     subject: str
     host: HostInfo
     duration_seconds: float
-    """That the benchmark took."""
+    """The duration of the benchmark."""
     rows: list[Row]
     charts: list[Chart]
     details: Any
 
 
 def report_and_exit(subject: str, measure: Callable[[], BenchmarkResult]) -> NoReturn:
-    """Measure, print, write, and end this process: with 1 where a target is missed."""
-    on, started = host_info(), time.perf_counter()
-    found = measure()
-    report = Report(subject, on, time.perf_counter() - started, found.rows, found.charts, found.details)
+    """Run the benchmark, print and save its report, and exit. The exit status is 1 if a target is missed."""
+    host, started_at = host_info(), time.perf_counter()
+    result = measure()
+    report = Report(subject, host, time.perf_counter() - started_at, result.rows, result.charts, result.details)
     path = REPORT_FOLDER / f"{subject}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    print(f"\n{on}\n")
+    print(f"\n{host}\n")
     print_table(report.rows)
     print(
         f"\nTook {report.duration_seconds:.0f} s. All figures: {path.relative_to(LOCAL_STATE_DIR.parent)}\n", flush=True
@@ -79,30 +79,28 @@ def report_and_exit(subject: str, measure: Callable[[], BenchmarkResult]) -> NoR
 
 
 def load_reports() -> list[Report]:
-    """Those of the last runs."""
+    """Return the latest report of each benchmark."""
     return [msgspec.json.decode(path.read_bytes(), type=Report) for path in sorted(REPORT_FOLDER.glob("*.json"))]
 
 
-def log_progress(what: str) -> None:
-    """How far it is."""
-    print(f"{time.perf_counter() - _STARTED_AT:4.0f} s … {what}", file=sys.stderr, flush=True)
+def log_progress(text: str) -> None:
+    """Print a progress line with the elapsed time to stderr."""
+    print(f"{time.perf_counter() - _STARTED_AT:4.0f} s … {text}", file=sys.stderr, flush=True)
 
 
-def quantile(rising: Sequence[float], share: float) -> float:
-    """The least value that so great a share of all does not exceed."""
-    return rising[math.ceil(share * len(rising)) - 1] if rising else math.nan
+def quantile(sorted_values: Sequence[float], share: float) -> float:
+    """Return the quantile of sorted values: the smallest value that is not exceeded by this share of the values."""
+    return sorted_values[math.ceil(share * len(sorted_values)) - 1] if sorted_values else math.nan
 
 
 def print_table(rows: Sequence[Row]) -> None:
     width = max(len(row.label) for row in rows)
-    print(f"{'':{width}}{'figure':>12}{'floor':>12}{'ratio':>8}  {'at most':<16}")
+    print(f"{'':{width}}{'value':>12}{'floor':>12}{'ratio':>8}  {'target':<16}")
     for row in rows:
         ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
-        verdict = "MISSED" if row.missed else "holds" if row.target else ""
-        print(
-            f"{row.label:{width}}{_format_value(row.value, row.unit):>12}{_format_value(row.floor, row.unit):>12}{ratio:>8}"
-            f"  {row.target:<16}{verdict}".rstrip()
-        )
+        status = "MISSED" if row.missed else "holds" if row.target else ""
+        value, floor = _format_value(row.value, row.unit), _format_value(row.floor, row.unit)
+        print(f"{row.label:{width}}{value:>12}{floor:>12}{ratio:>8}  {row.target:<16}{status}".rstrip())
 
 
 def _format_value(value: float | None, unit: str) -> str:

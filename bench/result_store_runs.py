@@ -1,4 +1,4 @@
-"""How fast the result store empties a full queue, and what stands in the queue before."""
+"""Measures how fast the result store stores the backlog of the result stream, and creates that backlog."""
 
 import asyncio
 import sqlite3
@@ -32,7 +32,7 @@ from gpu_runtime.jetstream.publisher import PubAck, Publisher
 FUNCTION_ID = "bench"
 CREATED_AT = to_utc_milliseconds(datetime.now(UTC))
 TOPOLOGY = StreamTopology()
-STORED_METRIC = "result_store_results_stored_total"
+STORED_METRIC = "gpu_runtime_results_stored_total"
 RUNNING_RECORD = InvocationRecord(
     request_hash="hash",
     serverless_request_id=FUNCTION_ID,
@@ -44,18 +44,18 @@ RUNNING_RECORD = InvocationRecord(
 
 
 class StoreThroughput(msgspec.Struct):
-    """What the result store did with a full queue."""
+    """The throughput of the result store for a backlog."""
 
     results_per_second: float
     mean_batch_size: float
-    """Results in one transaction, on average."""
+    """The mean number of results in one transaction."""
     cpu_seconds: float
-    """Seconds, without those of starting."""
+    """The CPU time without the startup."""
 
 
 @dataclass(frozen=True)
 class ResultBacklog:
-    """The queue of results and the records of their invocations, as sidecars leave them."""
+    """The result stream and the invocation records, with the same content as sidecars write."""
 
     nats: NatsConnection
 
@@ -67,21 +67,25 @@ class ResultBacklog:
             yield cls(nats)
 
     async def publish(self, results: Sequence[Result]) -> None:
-        """Each has a record, which says that it runs."""
+        """Create a record in the state running for each result, and publish the results."""
         publisher = Publisher(self.nats)
-        records, known = KeyValueBucket(self.nats, publisher, TOPOLOGY.record_bucket), dict[str, RecordAtRevision]()
+        records, record_revisions = (
+            KeyValueBucket(self.nats, publisher, TOPOLOGY.record_bucket),
+            dict[str, RecordAtRevision](),
+        )
 
         async def accept(invocation_id: str) -> None:
             revision = await records.create(invocation_id, encode(RUNNING_RECORD))
-            known[invocation_id] = RecordAtRevision(RUNNING_RECORD, revision or 0)
+            record_revisions[invocation_id] = RecordAtRevision(RUNNING_RECORD, revision or 0)
 
         await for_each_concurrently(256, [each.invocation_id for each in results], accept)
         subject = TOPOLOGY.subjects.result(FUNCTION_ID)
         outcomes = await publisher.publish_many(
-            OutgoingMessage(subject, encode(each), "", record_headers(known[each.invocation_id])) for each in results
+            OutgoingMessage(subject, encode(each), "", record_headers(record_revisions[each.invocation_id]))
+            for each in results
         )
         if not all(isinstance(each, PubAck) for each in outcomes):
-            raise RuntimeError("the queue does not take every result")
+            raise RuntimeError("JetStream did not accept every result")
 
     async def message_count(self) -> int:
         info = await api_request(self.nats, f"STREAM.INFO.{TOPOLOGY.result_consumer.stream}")
@@ -110,31 +114,31 @@ def make_results(count: int, body: int, name: str) -> list[Result]:
 
 @contextmanager
 def start_result_store(folder: Path, url: str, name: str = "results") -> Iterator[MeasuredProcess]:
-    """One that is ready, with a database of that name."""
+    """Run a result store with a database of that name, and wait until it is ready."""
     settings: dict[str, Any] = {"nats": {"urls": [url]}, "database": {"path": str(_database_path(folder, name))}}
     with start_process("result-store", folder, settings, MeasuredProcess.is_ready) as started:
         yield started
 
 
 async def measure_result_store(
-    queue: ResultBacklog, folder: Path, url: str, name: str, cpu_of_starting: float
+    backlog: ResultBacklog, folder: Path, url: str, name: str, startup_cpu_seconds: float
 ) -> StoreThroughput:
-    """A new process finds a full queue, and has stored and acknowledged every result of it."""
+    """Start a process and measure until it has stored and acknowledged all results of the backlog."""
     with start_result_store(folder, url, name) as store:
         async with asyncio.timeout(120):
-            while await queue.message_count():  # noqa: ASYNC110 - the queue tells nobody that it is empty
+            while await backlog.message_count():  # noqa: ASYNC110 - JetStream has no notification of an empty stream
                 await asyncio.sleep(0.1)
         stored, seconds = _stored_count_and_seconds(_database_path(folder, name))
-        batches = store.metric_sum("result_store_batch_results_count")
+        batches = store.metric_sum("gpu_runtime_result_batch_size_count")
         return StoreThroughput(
-            stored / seconds, store.metric_sum(STORED_METRIC) / batches, store.cpu_seconds() - cpu_of_starting
+            stored / seconds, store.metric_sum(STORED_METRIC) / batches, store.cpu_seconds() - startup_cpu_seconds
         )
 
 
 def _stored_count_and_seconds(path: Path) -> tuple[int, float]:
-    """How many were stored in how many seconds, from the first transaction's beginning to the last one's.
+    """Return the number of stored results, and the time from the start of the first to that of the last transaction.
 
-    The database says when each was stored, so that nobody has to ask the process while it works.
+    The database contains the time of each result, so the benchmark does not need to query the process while it works.
     """
     with closing(sqlite3.connect(path)) as database:
         first, last = database.execute("SELECT min(stored_at), max(stored_at) FROM results").fetchone()

@@ -1,7 +1,7 @@
-"""The serverless plane on this machine: every process of it as a process, and functions whose workers are processes.
+"""Runs all processes of the serverless platform on this machine, and the worker processes of functions.
 
-Only Kubernetes' nodes are simulated, so a worker's pod holds no container: its sidecar and the user's framework run
-here, beside the rest.
+Only the Kubernetes nodes are simulated. The pod of a worker has no containers. Its sidecar and framework run as
+processes of this machine.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class ServerlessStack:
     kube: RawKubeClient
     nats: NatsServer
     nats_url: str
-    """Of NATS, with the account that all processes share."""
+    """The NATS URL with the account of all processes."""
     runtime_api: RuntimeAPIReplica
     activator: MeasuredProcess
     result_store: MeasuredProcess
@@ -55,45 +55,52 @@ class ServerlessStack:
     def stored_count(self) -> int:
         return int(self.result_store.metric_sum(STORED_METRIC))
 
-    async def wait_until_stored(self, count: int, within: float) -> float:
-        """When so many results were stored, on the monotonic clock, a few milliseconds after it was so."""
-        ends = time.monotonic() + within
+    async def wait_until_stored(self, count: int, timeout_seconds: float) -> float:
+        """Wait until this number of results is stored, and return that time of the monotonic clock.
+
+        The returned time is a few milliseconds late because of the polling interval.
+        """
+        deadline = time.monotonic() + timeout_seconds
         while self.stored_count() < count:
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.stored_count()} of {count} results were stored")
             await asyncio.sleep(0.02)
         return time.monotonic()
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Seconds of each process of the platform since it started."""
-        programs = {
+        """Return the CPU time of each process since its start."""
+        processes = {
             "activator": self.activator,
             "result-store": self.result_store,
             "controller-manager": self.controller_manager,
         }
-        spent = {name: each.cpu_seconds() for name, each in programs.items()}
-        spent["runtime-api"] = self.runtime_api.process.cpu_seconds()
-        spent["nats-server"] = cpu_seconds_of(self.nats.processes.get("nats").pid or 0)
-        return spent
+        cpu_seconds = {name: each.cpu_seconds() for name, each in processes.items()}
+        cpu_seconds["runtime-api"] = self.runtime_api.process.cpu_seconds()
+        cpu_seconds["nats-server"] = cpu_seconds_of(self.nats.processes.get("nats").pid or 0)
+        return cpu_seconds
 
 
 @asynccontextmanager
 async def serverless_stack() -> AsyncIterator[ServerlessStack]:
-    async with testbed(1, ACTIVATOR_USER) as at:
-        with ExitStack() as running:
-            server = running.enter_context(temporary_nats_server())
+    async with testbed(1, ACTIVATOR_USER) as bed:
+        with ExitStack() as stack:
+            server = stack.enter_context(temporary_nats_server())
             url = server.create_account().url
             nats = {"nats": {"urls": [url]}}
-            controller = running.enter_context(start_controller_manager(at.control_plane, at.folder))
-            api = running.enter_context(start_runtime_api(at.control_plane, at.folder, "runtime-api", **nats))
-            store = running.enter_context(start_result_store(at.folder, url))
-            activator = running.enter_context(_start_activator(at.control_plane, at.folder, nats, api.url))
-            yield ServerlessStack(at.control_plane, at.kube, server, url, api, activator, store, controller, at.folder)
+            controller = stack.enter_context(start_controller_manager(bed.control_plane, bed.folder))
+            api = stack.enter_context(start_runtime_api(bed.control_plane, bed.folder, "runtime-api", **nats))
+            store = stack.enter_context(start_result_store(bed.folder, url))
+            activator = stack.enter_context(_start_activator(bed.control_plane, bed.folder, nats, api.url))
+            yield ServerlessStack(
+                bed.control_plane, bed.kube, server, url, api, activator, store, controller, bed.folder
+            )
 
 
-async def create_functions(at: ServerlessStack, names: Sequence[str], *, running: bool) -> None:
+async def create_functions(stack: ServerlessStack, names: Sequence[str], *, running: bool) -> None:
     await for_each_concurrently(
-        8, names, lambda name: at.kube.create(units_path("runtime-instance"), function_manifest(name, running=running))
+        8,
+        names,
+        lambda name: stack.kube.create(units_path("runtime-instance"), function_manifest(name, running=running)),
     )
 
 
@@ -113,29 +120,29 @@ class WorkerProcesses:
 
 
 @contextmanager
-def start_workers(at: ServerlessStack, functions: Sequence[str]) -> Iterator[list[WorkerProcesses]]:
-    """A worker each, warm. Some of them start and end at once, since each waits mostly for itself."""
+def start_workers(stack: ServerlessStack, functions: Sequence[str]) -> Iterator[list[WorkerProcesses]]:
+    """Start a worker for each function. Several workers start and stop concurrently, because each mostly waits."""
     with ThreadPoolExecutor(MAX_CONCURRENT_STARTS) as pool:
-        started = list(pool.map(lambda name: _start_worker(at, name), functions))
+        process = list(pool.map(lambda name: _start_worker(stack, name), functions))
         try:
-            yield started
+            yield process
         finally:
-            list(pool.map(lambda each: each.running.close(), started))
+            list(pool.map(lambda each: each.exit_stack.close(), process))
 
 
-def worker_cpu_seconds(running: Sequence[WorkerProcesses]) -> dict[str, float]:
-    """Seconds since they started."""
+def worker_cpu_seconds(workers: Sequence[WorkerProcesses]) -> dict[str, float]:
+    """Return the total CPU time of all sidecars and of all frameworks since their start."""
     return {
-        "worker-sidecar": sum(each.sidecar.cpu_seconds() for each in running),
-        "framework": sum(cpu_seconds_of(each.framework.pid) for each in running),
+        "worker-sidecar": sum(each.sidecar.cpu_seconds() for each in workers),
+        "framework": sum(cpu_seconds_of(each.framework.pid) for each in workers),
     }
 
 
-def _start_worker(at: ServerlessStack, name: str) -> WorkerProcesses:
-    with ExitStack() as running:
-        framework = running.enter_context(_start_framework(at.folder, name))
-        sidecar = running.enter_context(_start_sidecar(at, name))
-        return WorkerProcesses(sidecar, framework, running.pop_all())
+def _start_worker(stack: ServerlessStack, name: str) -> WorkerProcesses:
+    with ExitStack() as exit_stack:
+        framework = exit_stack.enter_context(_start_framework(stack.folder, name))
+        sidecar = exit_stack.enter_context(_start_sidecar(stack, name))
+        return WorkerProcesses(sidecar, framework, exit_stack.pop_all())
 
 
 @contextmanager
@@ -148,16 +155,16 @@ def _start_activator(
         "kubernetes": {"kubeconfig": str(kubernetes.kubeconfig_for("activator", ACTIVATOR_USER))},
         "runtimeAPI": {"url": api, "tokenFile": str(token)},
     }
-    with start_process("activator", folder, settings, _is_leader) as started:
-        yield started
+    with start_process("activator", folder, settings, _is_leader) as process:
+        yield process
 
 
 @contextmanager
 def _start_framework(folder: Path, name: str) -> Iterator["subprocess.Popen[bytes]"]:
     variables = {"GPU_RUNTIME_SOCKET": _socket_path(folder, name), "GPU_RUNTIME_CONCURRENCY": str(FUNCTION_CONCURRENCY)}
-    with (folder / f"framework-{name}.log").open("ab") as said:
+    with (folder / f"framework-{name}.log").open("ab") as stderr:
         process = subprocess.Popen(
-            [*DIE_WITH_PARENT, sys.executable, "-c", ECHO_FUNCTION_SOURCE], env=variables, stderr=said
+            [*DIE_WITH_PARENT, sys.executable, "-c", ECHO_FUNCTION_SOURCE], env=variables, stderr=stderr
         )
     try:
         yield process
@@ -167,22 +174,24 @@ def _start_framework(folder: Path, name: str) -> Iterator["subprocess.Popen[byte
 
 
 @contextmanager
-def _start_sidecar(at: ServerlessStack, name: str) -> Iterator[MeasuredProcess]:
+def _start_sidecar(stack: ServerlessStack, name: str) -> Iterator[MeasuredProcess]:
     settings = {
-        "nats": {"urls": [at.nats_url]},
+        "nats": {"urls": [stack.nats_url]},
         "requestID": name,
         "worker": name,
         "namespace": "runtime-instance",
         "concurrency": FUNCTION_CONCURRENCY,
-        "framework": {"socketPath": _socket_path(at.folder, name)},
+        "framework": {"socketPath": _socket_path(stack.folder, name)},
     }
-    with start_process("worker-sidecar", at.folder, settings, MeasuredProcess.is_ready, f"sidecar-{name}") as started:
-        yield started
+    with start_process(
+        "worker-sidecar", stack.folder, settings, MeasuredProcess.is_ready, f"sidecar-{name}"
+    ) as process:
+        yield process
 
 
 def _socket_path(folder: Path, name: str) -> str:
     return str(folder / f"{name}.sock")
 
 
-def _is_leader(started: MeasuredProcess) -> bool:
-    return started.is_ready() and started.metric_sum("kube_leading{") == 1
+def _is_leader(process: MeasuredProcess) -> bool:
+    return process.is_ready() and process.metric_sum("leader_election_master_status{") == 1

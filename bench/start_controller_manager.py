@@ -1,4 +1,4 @@
-"""The controller manager as a process of its own, under the identity that its RBAC manifests give it."""
+"""Runs the controller manager as a separate process with the identity of its RBAC manifests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +13,17 @@ CONTROLLER_MANAGER_USER = "system:serviceaccount:runtime-system:controller-manag
 
 @contextmanager
 def start_controller_manager(plane: ControlPlane, folder: Path, **settings: Any) -> Iterator[MeasuredProcess]:
-    """One that leads. It ends in an orderly way, so that the next one need not wait for its lease."""
-    given = {
+    """Run a controller manager and wait until it is the leader.
+
+    At the end it releases its lease, so that the next process does not have to wait until the lease expires.
+    """
+    defaults = {
         "kubernetes": {"kubeconfig": str(plane.kubeconfig_for("manager", CONTROLLER_MANAGER_USER))},
         "images": {"stock": "gpu-runtime:local", "placeholder": "gpu-runtime:local"},
     }
-    with start_process("controller-manager", folder, given | settings, _is_leader) as started:
-        yield started
+    with start_process("controller-manager", folder, defaults | settings, _is_leader) as process:
+        yield process
 
 
-def _is_leader(started: MeasuredProcess) -> bool:
-    return started.metric_sum("kube_leading{") == 1
+def _is_leader(process: MeasuredProcess) -> bool:
+    return process.metric_sum("leader_election_master_status{") == 1

@@ -1,4 +1,4 @@
-"""The runtime API as a process of its own, under the identity that its RBAC manifests give it."""
+"""Runs the runtime API as a separate process with the identity of its RBAC manifests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from bench.measured_process import MeasuredProcess, start_process
 from localcluster.control_plane import ControlPlane, free_port
 
 RUNTIME_API_USER = "system:serviceaccount:runtime-system:runtime-api"
-API_TOKEN = "bench-bench-bench-bench"  # noqa: S105 - it opens nothing but this benchmark's own process
+API_TOKEN = "bench-bench-bench-bench"  # noqa: S105 - only valid for the process of this benchmark
 NO_RATE_LIMIT = {"requestsPerSecond": 0}
-"""One caller makes all requests, and more of them than a replica takes of one caller."""
+"""The limit is off, because the benchmark is one caller and sends more requests than the default limit of a caller."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class RuntimeAPIReplica:
 
 
 @contextmanager
-def start_runtime_api(plane: ControlPlane, folder: Path, name: str, **more: Any) -> Iterator[RuntimeAPIReplica]:
-    """A replica whose caches are complete and who knows its callers by their tokens."""
-    port, tokens = free_port(), folder / "tokens.yaml"
+def start_runtime_api(plane: ControlPlane, folder: Path, name: str, **overrides: Any) -> Iterator[RuntimeAPIReplica]:
+    """Run a replica with token authentication, and wait until its caches are synchronized."""
+    port, token_file = free_port(), folder / "tokens.yaml"
     token = {"name": "bench", "token": API_TOKEN, "scopes": ["operator", "runtime"]}
-    tokens.write_text(yaml.safe_dump({"tokens": [token]}))
+    token_file.write_text(yaml.safe_dump({"tokens": [token]}))
     settings = {
         "api": {"bindAddress": f"127.0.0.1:{port}"},
         "kubernetes": {"kubeconfig": str(service_account_access(plane, "runtime-api").write_kubeconfig(folder))},
-        "authentication": {"tokenFile": str(tokens)},
+        "authentication": {"tokenFile": str(token_file)},
         "limits": NO_RATE_LIMIT,
     }
-    with start_process("runtime-api", folder, settings | more, MeasuredProcess.is_ready, name) as started:
-        yield RuntimeAPIReplica(started, f"http://127.0.0.1:{port}")
+    with start_process("runtime-api", folder, settings | overrides, MeasuredProcess.is_ready, name) as process:
+        yield RuntimeAPIReplica(process, f"http://127.0.0.1:{port}")

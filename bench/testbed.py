@@ -1,4 +1,4 @@
-"""A control plane with the platform installed, where a benchmark happens, and what there is to wait for in it."""
+"""Runs a control plane with the installed platform for a benchmark, and waits for conditions of its objects."""
 
 import asyncio
 import math
@@ -19,8 +19,8 @@ from localcluster.paths import PROJECT_ROOT
 
 GPUS_PER_NODE = 500
 ALL_UNITS_PATH = "/apis/runtime.lokiwager.io/v1alpha1/gpuunits"
-"""Those of all namespaces."""
-RECONCILES_METRIC = 'kube_reconciles_total{controller="gpu-unit"'
+"""The units of all namespaces."""
+RECONCILES_METRIC = 'controller_runtime_reconcile_total{controller="gpu-unit"'
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Testbed:
     audit_log: AuditLog
     folder: Path
     controller_manager: MeasuredProcess | None = None
-    """Where one is at work."""
+    """The controller manager, if one runs."""
 
 
 @asynccontextmanager
 async def testbed(gpus: int, watched_user: str) -> AsyncIterator[Testbed]:
-    """A control plane with so many GPUs, which writes down what that user asks of it."""
+    """Run a control plane with this number of GPUs and an audit log of this user's requests."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         audit = AuditLog(folder, watched_user)
@@ -59,7 +59,8 @@ def units_path(namespace: str) -> str:
 
 
 async def wait_until_all_ready(api: RawKubeClient, path: str, units: int) -> None:
-    """The API server ends a watch now and then, and the next one begins with all that there is."""
+    """Wait until this number of units is Ready. When the API server closes the watch, the next watch starts with all
+    existing units."""
     while not await _watch_until_all_ready(api, path, units):
         pass
 
@@ -83,35 +84,35 @@ async def record_first_pods(
     namespace: str,
     names: Collection[str],
     owner: Callable[[dict[str, str]], str],
-    seen: dict[str, float],
+    seen_at: dict[str, float],
 ) -> None:
-    """Until there was a pod of each. When the first one was seen, by the name of its owner, on the monotonic clock."""
+    """Wait until each owner has a pod. Store the time of the first pod of each owner in `seen_at` (monotonic clock)."""
     if not names:
         return
     async with watch_lines(api, f"/api/v1/namespaces/{namespace}/pods") as events:
         async for line in events:
             name = owner(_WATCH_EVENT_DECODER.decode(line).object.metadata.labels)
             if name in names:
-                seen.setdefault(name, monotonic())
-                if len(seen) == len(names):
+                seen_at.setdefault(name, monotonic())
+                if len(seen_at) == len(names):
                     return
 
 
 async def wait_until_idle(process: MeasuredProcess) -> None:
-    """Until nothing waits and no more Events are written."""
-    before = -1.0
+    """Wait until the work queues are empty and neither reconciles nor Events are added."""
+    previous = -1.0
     while True:
-        now = process.metric_sum("kube_events_total{") + process.metric_sum(RECONCILES_METRIC)
-        if now == before and process.metric_sum("kube_queue_depth{") == 0:
+        activity = process.metric_sum("gpu_runtime_kubernetes_events_total{") + process.metric_sum(RECONCILES_METRIC)
+        if activity == previous and process.metric_sum("workqueue_depth{") == 0:
             return
-        before = now
+        previous = activity
         await asyncio.sleep(1.5)
 
 
 @asynccontextmanager
 async def watch_lines(api: RawKubeClient, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
-    async with api.session.get(f"{api.url}{path}?watch=true") as answer:
-        yield split_lines(answer.content.iter_any())
+    async with api.session.get(f"{api.url}{path}?watch=true") as response:
+        yield split_lines(response.content.iter_any())
 
 
 class _Meta(msgspec.Struct):

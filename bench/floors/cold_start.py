@@ -1,7 +1,6 @@
-"""The floor of a start from zero: Deployments that somebody simply creates, until their pods exist.
+"""The floor of a cold start: the time from the creation of a Deployment until its pod exists.
 
-That is what Kubernetes itself takes between the wish for a pod and the pod. Nobody notices a call, decides, or makes a
-unit.
+This is the time that Kubernetes itself needs. No process receives a call, decides about scaling, or creates a unit.
 """
 
 import asyncio
@@ -18,14 +17,14 @@ DEPLOYMENTS_PATH = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 
 
 async def measure_pod_starts(api: RawKubeClient, names: Collection[str]) -> list[float]:
-    """Seconds from the first request until each one's pod exists, rising."""
-    seen: dict[str, float] = {}
+    """Return the sorted times from the first request until the pod of each Deployment exists."""
+    seen_at: dict[str, float] = {}
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        tasks.create_task(record_first_pods(api, NAMESPACE, names, operator.methodcaller("get", "app"), seen))
-        await asyncio.sleep(0.2)  # until the watch is there
-        began = time.monotonic()
+        tasks.create_task(record_first_pods(api, NAMESPACE, names, operator.methodcaller("get", "app"), seen_at))
+        await asyncio.sleep(0.2)  # the watch must be established before the first request
+        started_at = time.monotonic()
         await for_each_concurrently(len(names), names, lambda name: api.create(DEPLOYMENTS_PATH, _deployment(name)))
-    return sorted(moment - began for moment in seen.values())
+    return sorted(pod_at - started_at for pod_at in seen_at.values())
 
 
 def _deployment(name: str) -> dict[str, Any]:

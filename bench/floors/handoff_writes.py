@@ -1,8 +1,9 @@
-"""The floor of a handoff: its five writes, one after the other, with aiohttp and msgspec and nothing between: four
-before the answer, and one after it.
+"""The floor of a handoff: its five Kubernetes writes in sequence, with plain aiohttp and msgspec.
 
-What is written is what the runtime API writes, so that the API server has as much to check and the controller manager
-as much to do. Nothing is decided, validated, cached, retried or watched.
+Four writes come before the response, and one after it.
+
+The content of the writes is the same as in the runtime API, so that the API server and the controller manager have the
+same amount of work. The floor does not decide, validate, cache, retry or watch.
 """
 
 from typing import Any
@@ -31,7 +32,7 @@ TIMESTAMP = "2026-01-01T00:00:00Z"
 
 
 class StockUnit(msgspec.Struct, frozen=True):
-    """A stock unit as it was read before the first of the writes."""
+    """A stock unit that was read before the first write."""
 
     name: str
     uid: str
@@ -39,13 +40,13 @@ class StockUnit(msgspec.Struct, frozen=True):
 
 
 async def write_handoff(api: RawKubeClient, request: dict[str, Any], stock: StockUnit) -> None:
-    """Record, claim, make, commit."""
+    """Create the operation, claim the stock unit, create the unit, and set the operation to Succeeded."""
     operation = await api.create(OPERATIONS_PATH + STRICT_QUERY, _operation(request, stock))
     name, uid = operation["metadata"]["name"], operation["metadata"]["uid"]
     await api.patch(f"{STOCK_PATH}/{stock.name}{STRICT_QUERY}", _claim(request, stock))
     unit = await api.create(UNITS_PATH + STRICT_QUERY, _unit(request, uid, stock))
-    made = {"targetUID": unit["metadata"]["uid"], "finishedAt": TIMESTAMP}
-    succeeded = _status(operation, request, stock, state="Succeeded", **made)
+    result = {"targetUID": unit["metadata"]["uid"], "finishedAt": TIMESTAMP}
+    succeeded = _status(operation, request, stock, state="Succeeded", **result)
     await api.patch(f"{OPERATIONS_PATH}/{name}/status{STRICT_QUERY}", succeeded)
 
 
@@ -67,8 +68,8 @@ def _operation(request: dict[str, Any], stock: StockUnit) -> dict[str, Any]:
     return _manifest("Operation", {"name": name, "labels": labels}, spec)
 
 
-def _status(operation: Any, request: dict[str, Any], stock: StockUnit, **said: Any) -> dict[str, Any]:
-    status = {"stock": _stock_source(request, stock), "attempt": 1, "startedAt": TIMESTAMP, "error": None, **said}
+def _status(operation: Any, request: dict[str, Any], stock: StockUnit, **fields: Any) -> dict[str, Any]:
+    status = {"stock": _stock_source(request, stock), "attempt": 1, "startedAt": TIMESTAMP, "error": None, **fields}
     return {"metadata": {"resourceVersion": operation["metadata"]["resourceVersion"]}, "status": status}
 
 

@@ -1,10 +1,11 @@
-"""The floor of an invocation: the same hops through NATS with nats-py and nothing between.
+"""The floor of an invocation: the same hops through NATS, with plain nats-py.
 
     python -m bench.floors.nats_pipeline URL HOP
 
-Three queues on file and a key-value bucket, as the platform has them. The caller creates a key and publishes; each hop
-takes a message, writes the key, publishes to the next queue, and acknowledges; the last one writes the key and
-acknowledges. No HTTP, no function, no database, no fence, no retry, no message that anybody could read.
+There are three streams with file storage and a key-value bucket, as in the platform. The caller writes a key and
+publishes a message. Each hop pulls a message, writes the key, publishes to the next stream, and acks. The last hop
+writes the key and acks. There is no HTTP, no function, no database, no optimistic concurrency, no retry, and no message
+decoding.
 """
 
 import asyncio
@@ -60,34 +61,34 @@ class PipelineCaller:
 async def pipeline_caller(url: str) -> AsyncIterator[PipelineCaller]:
     client = await nats.connect(url)
     try:
-        stream = client.jetstream()
-        made = PipelineCaller(client, stream, await stream.key_value(BUCKET_NAME))
-        await client.subscribe(f"{made.inbox}.*", cb=made.on_reply)
-        yield made
+        jetstream = client.jetstream()
+        caller = PipelineCaller(client, jetstream, await jetstream.key_value(BUCKET_NAME))
+        await client.subscribe(f"{caller.inbox}.*", cb=caller.on_reply)
+        yield caller
     finally:
         await client.close()
 
 
 @contextmanager
-def start_hops(url: str, queues: Sequence[str] = HOPS) -> Iterator[None]:
-    """A process for each of the hops behind the caller."""
-    running = [
-        Popen([sys.executable, "-m", "bench.floors.nats_pipeline", url, queue], cwd=PROJECT_ROOT) for queue in queues
+def start_hops(url: str, hops: Sequence[str] = HOPS) -> Iterator[None]:
+    """Start a process for each hop."""
+    processes = [
+        Popen([sys.executable, "-m", "bench.floors.nats_pipeline", url, hop], cwd=PROJECT_ROOT) for hop in hops
     ]
     try:
         yield
     finally:
-        for process in running:
+        for process in processes:
             process.terminate()
             process.wait(10)
 
 
 async def wait_until_empty(url: str) -> float:
-    """When nothing was left in any of the queues, on the monotonic clock."""
+    """Wait until all streams are empty, and return that time of the monotonic clock."""
     client = await nats.connect(url)
     try:
         while True:
-            infos = [await client.jetstream().stream_info(f"FLOOR_{queue}") for queue in HOPS]
+            infos = [await client.jetstream().stream_info(f"FLOOR_{hop}") for hop in HOPS]
             if not any(info.state.messages for info in infos):
                 return time.monotonic()
             await asyncio.sleep(0.02)
@@ -95,59 +96,61 @@ async def wait_until_empty(url: str) -> float:
         await client.close()
 
 
-async def measure_consume_rate(url: str, queue: str, count: int, body: bytes) -> float:
-    """How many messages per second the hop behind a queue takes out of it, where so many wait."""
+async def measure_consume_rate(url: str, hop: str, count: int, body: bytes) -> float:
+    """Return the messages per second that a hop consumes from a stream with this number of messages."""
     client = await nats.connect(url)
-    stream = client.jetstream()
+    jetstream = client.jetstream()
 
-    async def left() -> int:
-        return (await stream.stream_info(f"FLOOR_{queue}")).state.messages
+    async def remaining() -> int:
+        return (await jetstream.stream_info(f"FLOOR_{hop}")).state.messages
 
     try:
-        send = partial(stream.publish, f"floor.{queue}.one", body)
-        await for_each_concurrently(256, range(count), lambda number: send(headers={ID_HEADER: f"{queue}-{number}"}))
-        with start_hops(url, [queue]):
-            while (first := await left()) == count:  # noqa: ASYNC110 - no queue tells how long it is
+        send = partial(jetstream.publish, f"floor.{hop}.one", body)
+        await for_each_concurrently(256, range(count), lambda number: send(headers={ID_HEADER: f"{hop}-{number}"}))
+        with start_hops(url, [hop]):
+            while (first_remaining := await remaining()) == count:  # noqa: ASYNC110 - JetStream has no notification of the stream length
                 await asyncio.sleep(0.02)
-            began = time.monotonic()
-            while await left():  # noqa: ASYNC110
+            started_at = time.monotonic()
+            while await remaining():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-            return first / (time.monotonic() - began)
+            return first_remaining / (time.monotonic() - started_at)
     finally:
         await client.close()
 
 
 async def create_streams(url: str) -> None:
     client = await nats.connect(url)
-    stream = client.jetstream()
-    for queue in HOPS:
-        wanted = StreamConfig(
-            name=f"FLOOR_{queue}", subjects=[f"floor.{queue}.*"], retention=RetentionPolicy.WORK_QUEUE
+    jetstream = client.jetstream()
+    for hop in HOPS:
+        stream_config = StreamConfig(
+            name=f"FLOOR_{hop}", subjects=[f"floor.{hop}.*"], retention=RetentionPolicy.WORK_QUEUE
         )
-        await stream.add_stream(wanted)
-    await stream.create_key_value(KeyValueConfig(bucket=BUCKET_NAME))
+        await jetstream.add_stream(stream_config)
+    await jetstream.create_key_value(KeyValueConfig(bucket=BUCKET_NAME))
     await client.close()
 
 
-async def run_hop(url: str, queue: str) -> None:
+async def run_hop(url: str, hop: str) -> None:
     client = await nats.connect(url)
-    stream = client.jetstream()
-    bucket = await stream.key_value(BUCKET_NAME)
-    pulled = await stream.pull_subscribe(f"floor.{queue}.*", durable=queue)
-    following = dict(pairwise(HOPS)).get(queue)
+    jetstream = client.jetstream()
+    bucket = await jetstream.key_value(BUCKET_NAME)
+    subscription = await jetstream.pull_subscribe(f"floor.{hop}.*", durable=hop)
+    next_hop = dict(pairwise(HOPS)).get(hop)
 
     async def handle(message: Msg) -> None:
         headers = message.headers or {}
-        await bucket.put(headers[ID_HEADER], queue.encode())
-        if following:
-            await stream.publish(f"floor.{following}.one", message.data, headers=headers)
-        if queue == "dispatch" and REPLY_HEADER in headers:
+        await bucket.put(headers[ID_HEADER], hop.encode())
+        if next_hop:
+            await jetstream.publish(f"floor.{next_hop}.one", message.data, headers=headers)
+        if hop == "dispatch" and REPLY_HEADER in headers:
             await client.publish(headers[REPLY_HEADER], message.data)
         await message.ack()
 
     while True:
         with suppress(TimeoutError):
-            await asyncio.gather(*(handle(message) for message in await pulled.fetch(FETCH_BATCH_SIZE, timeout=5)))
+            await asyncio.gather(
+                *(handle(message) for message in await subscription.fetch(FETCH_BATCH_SIZE, timeout=5))
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The floor of storing: the same rows into the same tables of SQLite, so many in a transaction, and nothing else.
+"""The floor of storing results: plain inserts of the same rows into the same SQLite tables, with the same batch size.
 
-No queue, no record of an invocation, no look at what stands already, no thread between. Each transaction is on the disk
-when the next one begins, as it is with the result store.
+There is no stream, no invocation record, no check of existing rows, and no thread. Each transaction is on disk before
+the next one starts, as in the result store.
 """
 
 import time
@@ -16,15 +16,15 @@ INSERT_SQL = """
 
 
 def measure_inserts(path: Path, rows: Sequence[ResultRow], batch: int) -> float:
-    """Seconds for all of them."""
+    """Return the time for all rows in seconds."""
     values = [(row.invocation_id, row.request_id, row.state, 0, row.head, row.body) for row in rows]
     database = open_database(path)
     try:
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         for first in range(0, len(values), batch):
             database.execute("BEGIN IMMEDIATE")
             database.executemany(INSERT_SQL, values[first : first + batch])
             database.execute("COMMIT")
-        return time.perf_counter() - started
+        return time.perf_counter() - started_at
     finally:
         database.close()

@@ -1,8 +1,8 @@
-"""The floor of a unit's convergence: its writes with aiohttp and msgspec, and nothing between.
+"""The floor of a unit's convergence: its Kubernetes writes with plain aiohttp and msgspec.
 
-A Deployment, a Service, a NetworkPolicy and two patches of a status for each. The Deployments want no pods, so that
-only the writes are measured. The patches say what the statuses say already, and another time, so that nobody has
-anything to correct.
+The writes of a unit are a Deployment, a Service, a NetworkPolicy and two patches of the status. The Deployments have no
+replicas, so that only the writes are measured. The patches repeat the current status with another time, so that the
+controller manager has nothing to correct.
 """
 
 import time
@@ -16,25 +16,25 @@ from bench.testbed import ALL_UNITS_PATH, units_path
 NAMESPACE = "floor"
 WRITES_PER_UNIT = 5
 MAX_CONCURRENT_UNITS = 16
-"""As many requests as the controller manager has workers."""
+"""The same number as the concurrent reconciles of the controller manager."""
 DEPLOYMENTS_PATH = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 SERVICES_PATH = f"/api/v1/namespaces/{NAMESPACE}/services"
 NETWORK_POLICIES_PATH = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
 
 
 class UnitCost(msgspec.Struct, frozen=True):
-    """Seconds per unit."""
+    """The cost of one unit."""
 
     cpu_seconds: float
     wall_seconds: float
 
 
 async def measure_unit_writes(api: RawKubeClient, count: int, suffix: str) -> UnitCost:
-    """What the writes of some of all units cost."""
-    found = (await api.get(f"{ALL_UNITS_PATH}?limit={count}"))["items"]
+    """Measure the writes for this number of existing units."""
+    units = (await api.get(f"{ALL_UNITS_PATH}?limit={count}"))["items"]
     cpu, wall = time.process_time(), time.perf_counter()
-    await for_each_concurrently(MAX_CONCURRENT_UNITS, found, lambda unit: _write_unit(api, unit, suffix))
-    return UnitCost((time.process_time() - cpu) / len(found), (time.perf_counter() - wall) / len(found))
+    await for_each_concurrently(MAX_CONCURRENT_UNITS, units, lambda unit: _write_unit(api, unit, suffix))
+    return UnitCost((time.process_time() - cpu) / len(units), (time.perf_counter() - wall) / len(units))
 
 
 async def _write_unit(api: RawKubeClient, unit: dict[str, Any], suffix: str) -> None:
@@ -44,16 +44,16 @@ async def _write_unit(api: RawKubeClient, unit: dict[str, Any], suffix: str) -> 
     await api.create(DEPLOYMENTS_PATH, {"metadata": metadata, "spec": _deployment_spec(labels)})
     ports = [{"name": "http", "port": 8080, "protocol": "TCP", "targetPort": 8080}]
     await api.create(SERVICES_PATH, {"metadata": metadata, "spec": {"selector": labels, "ports": ports}})
-    opened = [{"ports": [{"port": 8080, "protocol": "TCP"}]}]
-    policy = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": opened}
+    ingress = [{"ports": [{"port": 8080, "protocol": "TCP"}]}]
+    policy = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": ingress}
     await api.create(NETWORK_POLICIES_PATH, {"metadata": metadata, "spec": policy})
     status = f"{units_path(unit['metadata']['namespace'])}/{unit['metadata']['name']}/status"
-    for moment in ("2000-01-01T00:00:00Z", "2000-01-01T00:00:01Z"):
-        await api.patch(status, {"status": unit["status"] | {"lastSyncTime": moment}})
+    for timestamp in ("2000-01-01T00:00:00Z", "2000-01-01T00:00:01Z"):
+        await api.patch(status, {"status": unit["status"] | {"lastSyncTime": timestamp}})
 
 
 def _deployment_spec(labels: dict[str, str]) -> dict[str, Any]:
-    amounts = {"memory": "1Gi", "nvidia.com/gpu": "1"}
+    resources = {"memory": "1Gi", "nvidia.com/gpu": "1"}
     container = {
         "name": "main",
         "image": "python:3.12",
@@ -61,7 +61,7 @@ def _deployment_spec(labels: dict[str, str]) -> dict[str, Any]:
         "args": ["-m", "http.server", "8080"],
         "env": [{"name": "MODEL_ID", "value": "demo"}],
         "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}],
-        "resources": {"limits": amounts, "requests": amounts},
+        "resources": {"limits": resources, "requests": resources},
         "securityContext": {"allowPrivilegeEscalation": False},
     }
     pod = {"automountServiceAccountToken": False, "enableServiceLinks": False, "containers": [container]}

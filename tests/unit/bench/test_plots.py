@@ -1,4 +1,4 @@
-"""A chart as a picture, and what a table says."""
+"""Rendering of charts as SVG, and printing of result tables."""
 
 from xml.etree import ElementTree
 
@@ -13,11 +13,11 @@ CHART = Chart(
 
 
 def test_svg_has_a_point_per_value_and_escapes_text() -> None:
-    drawn = ElementTree.fromstring(render_svg(CHART))  # noqa: S314 - our own
-    words = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 6
-    assert "units < 5,000" in words
-    assert "target 12" in words
+    svg = ElementTree.fromstring(render_svg(CHART))  # noqa: S314 - trusted input
+    texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert len(list(svg.iter("{http://www.w3.org/2000/svg}circle"))) == 6
+    assert "units < 5,000" in texts
+    assert "target 12" in texts
 
 
 def test_axis_is_logarithmic() -> None:
@@ -25,11 +25,11 @@ def test_axis_is_logarithmic() -> None:
     assert [axis.position(value) for value in (1, 10, 100, 10_000)] == pytest.approx([0, 100, 200, 400])
 
 
-@pytest.mark.parametrize(("values", "enclosed"), [([3, 8], (2, 10)), ([9.5, 120], (5, 200)), ([0.3], (0.2, 0.5))])
-def test_axis_limits_are_round_and_include_all_values(values: list[float], enclosed: tuple[float, float]) -> None:
-    assert bounds(values) == pytest.approx(enclosed)
-    assert ticks(*bounds(values))[0] == pytest.approx(enclosed[0])
-    assert ticks(*bounds(values))[-1] == pytest.approx(enclosed[1])
+@pytest.mark.parametrize(("values", "limits"), [([3, 8], (2, 10)), ([9.5, 120], (5, 200)), ([0.3], (0.2, 0.5))])
+def test_axis_limits_are_round_and_include_all_values(values: list[float], limits: tuple[float, float]) -> None:
+    assert bounds(values) == pytest.approx(limits)
+    assert ticks(*bounds(values))[0] == pytest.approx(limits[0])
+    assert ticks(*bounds(values))[-1] == pytest.approx(limits[1])
 
 
 def test_table_marks_met_and_missed_targets(capsys: pytest.CaptureFixture[str]) -> None:
