@@ -1,17 +1,19 @@
 # syntax=docker/dockerfile:1
-# The platform's image, for any builder: `docker build --tag registry.example.com/gpu-runtime:0.1.0 .`
-# It has what the local cluster's image has: Python as `python`, the packages of locks/runtime.txt, and `gpu-runtime`.
+# The image of the platform: `docker build --tag registry.example.com/gpu-runtime:0.1.0 .`
+# It has the same content as the image of the local cluster: Python as `python`, the packages of locks/runtime.txt, and
+# `gpu-runtime`.
 ARG PYTHON_VERSION=3.13
 
 FROM python:${PYTHON_VERSION}-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY locks/ locks/
-# First what seldom changes. --no-deps: the lock is complete, and what it does not name does not belong here.
+# The dependencies come first, because they rarely change. --no-deps: the lock file contains all dependencies, and no
+# other package may be installed.
 RUN pip install --quiet --no-deps --no-compile --only-binary=:all: --require-hashes --prefix=/install \
       --requirement locks/runtime.txt
-# The build backend, as locked as the rest.
-RUN awk '/^[a-z]/ {wanted = /^(hatchling|packaging|pathspec|pluggy|trove-classifiers)==/} wanted' locks/dev.txt > backend.txt \
+# The build backend, with locked versions.
+RUN awk '/^[a-z]/ {selected = /^(hatchling|packaging|pathspec|pluggy|trove-classifiers)==/} selected' locks/dev.txt > backend.txt \
     && pip install --quiet --no-deps --only-binary=:all: --require-hashes --requirement backend.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY src/ src/
@@ -19,7 +21,8 @@ RUN pip install --quiet --no-deps --no-compile --no-build-isolation --prefix=/in
 
 FROM python:${PYTHON_VERSION}-slim
 COPY --from=build /install/ /usr/local/
-# Bytecode, of Python's own library, too: containers have a read-only root, and would compile at every start.
+# Compile all packages and the standard library. Containers have a read-only root file system. Without bytecode in the
+# image, Python would compile at every start.
 RUN python -m compileall -q --invalidation-mode=unchecked-hash "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
     && gpu-runtime --version
 ENV PYTHONUNBUFFERED=1
