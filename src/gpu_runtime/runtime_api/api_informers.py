@@ -1,4 +1,7 @@
-"""The caches of the runtime API: reads come from here, and only writes and doubts go to the API server."""
+"""The informers of the runtime API and their indexes.
+
+Handlers read from these local informers. Only writes, and reads that must not be stale, go to the API server.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,16 +25,15 @@ from gpu_runtime.runtime_api.settings import APINamespaceSettings
 T = TypeVar("T", bound=KubeObject)
 
 FLAVOR_INDEX = "flavor"
-"""Units by namespace and specName."""
+"""Index of units by namespace and specName."""
 UNIT_UID_INDEX = "unit-uid"
-"""Pods by the unit they belong to."""
+"""Index of pods by the UID of the unit that they belong to."""
 ATTACHED_INDEX = "attached"
-"""Storages that an operation has attached, under one value."""
+"""Index with one value: all storages that an operation has attached."""
 CLAIMED_INDEX = "claimed"
-"""Stock that an operation has claimed, under one value: there is never much of it."""
-
+"""Index with one value: all stock units that an operation has claimed. Their number stays small."""
 FUNCTION_INDEX = "function"
-"""Functions by requestID."""
+"""Index of functions by requestID."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,8 @@ class APIInformers:
     storages: Informer[GPUStorage]
     pools: Informer[StockPool]
     stock_pods: Informer[Pod]
-    """For the node on which a stock unit holds its GPUs."""
+    """Pods in the stock namespace. They show on which node a stock unit holds its GPUs."""
     unfinished_operations: Informer[OperationSummary]
-    """Operations that are not finished."""
 
     @property
     def all(self) -> Sequence[Informer[Any]]:
@@ -50,23 +51,26 @@ class APIInformers:
 
     @property
     def has_synced(self) -> bool:
-        return all(cache.has_synced for cache in self.all)
+        return all(informer.has_synced for informer in self.all)
 
     @property
     def last_error(self) -> str:
-        """Why what is read may be out of date; empty while every watch is open."""
-        return next((cache.last_error for cache in self.all if cache.last_error), "")
+        """Why the caches may be stale. Empty while every watch is open."""
+        return next((informer.last_error for informer in self.all if informer.last_error), "")
 
     def stock_of(self, namespace: str, spec_name: str) -> list[GPUUnit]:
+        """The units of this flavor in the namespace."""
         return self.units.store.by_index(FLAVOR_INDEX, flavor_key(namespace, spec_name))
 
     def node_of(self, unit: GPUUnit) -> str:
+        """The node of the stock unit's pod. Empty if no pod of it is scheduled."""
         pods = self.stock_pods.store.by_index(UNIT_UID_INDEX, unit.metadata.uid)
         return next((pod.spec.node_name for pod in pods if pod.spec.node_name), "")
 
 
 def new_informers(client: KubeClient, namespaces: APINamespaceSettings, metrics: KubeMetrics) -> APIInformers:
-    caches = APIInformers(
+    """Create the informers with their indexes. The caller runs them."""
+    informers = APIInformers(
         units=Informer(client, GPU_UNITS, metrics=metrics),
         storages=Informer(client, GPU_STORAGES, metrics=metrics),
         pools=Informer(client, STOCK_POOLS, metrics=metrics),
@@ -80,22 +84,22 @@ def new_informers(client: KubeClient, namespaces: APINamespaceSettings, metrics:
             metrics=metrics,
         ),
     )
-    caches.units.store.add_index(FLAVOR_INDEX, _flavor_keys)
-    caches.units.store.add_index(CLAIMED_INDEX, _claimed_values)
-    caches.units.store.add_index(FUNCTION_INDEX, function_request_ids)
-    caches.storages.store.add_index(ATTACHED_INDEX, _attached_values)
-    caches.stock_pods.store.add_index(UNIT_UID_INDEX, _unit_uids)
-    return caches
+    informers.units.store.add_index(FLAVOR_INDEX, _flavor_keys)
+    informers.units.store.add_index(CLAIMED_INDEX, _claimed_values)
+    informers.units.store.add_index(FUNCTION_INDEX, function_request_ids)
+    informers.storages.store.add_index(ATTACHED_INDEX, _attached_values)
+    informers.stock_pods.store.add_index(UNIT_UID_INDEX, _unit_uids)
+    return informers
 
 
-async def read_live(client: KubeClient, cache: Informer[T], key: ObjectKey) -> T | None:
-    """The object as it is now, of which the cache takes note; None where there is none."""
+async def read_live(client: KubeClient, informer: Informer[T], key: ObjectKey) -> T | None:
+    """Read the object from the API server and update the informer's cache. None if the object does not exist."""
     try:
-        found = await client.get(cache.resource, key)
+        current = await client.get(informer.resource, key)
     except KubeNotFound:
         return None
-    cache.record_write(found)
-    return found
+    informer.record_write(current)
+    return current
 
 
 def flavor_key(namespace: str, spec_name: str) -> str:
@@ -103,7 +107,7 @@ def flavor_key(namespace: str, spec_name: str) -> str:
 
 
 def function_request_ids(unit: GPUUnit) -> Iterable[str]:
-    """The requestID of a unit that is a function and stays one."""
+    """The requestID, if the unit is a function that is not being deleted."""
     function = unit.spec.serverless
     if function is None or not unit.spec.is_function or unit.metadata.deletion_timestamp is not None:
         return ()
@@ -119,8 +123,8 @@ def _claimed_values(unit: GPUUnit) -> Iterable[str]:
 
 
 def _attached_values(storage: GPUStorage) -> Iterable[str]:
-    held = storage.spec.attached_to
-    return (ATTACHED_INDEX,) if held is not None and held.operation_id else ()
+    attachment = storage.spec.attached_to
+    return (ATTACHED_INDEX,) if attachment is not None and attachment.operation_id else ()
 
 
 def _unit_uids(pod: Pod) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""What time it is, as something that a test can say."""
+"""The clock of the runtime API, as a protocol that tests replace."""
 
 import time
 from datetime import UTC, datetime
@@ -7,11 +7,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> datetime:
-        """The time of day, for records."""
+        """The wall-clock time in UTC, for timestamps."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never jump, for waiting."""
+        """Seconds of a clock that never jumps, for intervals."""
         ...
 
 
@@ -23,6 +23,6 @@ class SystemClock:
         return time.monotonic()
 
 
-def format_timestamp(moment: datetime) -> str:
-    """As Kubernetes writes it."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+def format_timestamp(time_utc: datetime) -> str:
+    """The time in the format of Kubernetes timestamps (RFC 3339, whole seconds)."""
+    return time_utc.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""A condition as callers see it. Pure."""
+"""The view of a Kubernetes condition in API responses. Pure."""
 
 from typing import Literal
 
@@ -13,29 +13,29 @@ class ConditionView(View, frozen=True, kw_only=True):
     """The aspect, for example Ready."""
 
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition holds."""
 
     reason: str = ""
-    """Why, as one word for programs."""
+    """The reason for the status, as one CamelCase word for programs."""
 
     message: str = ""
-    """Why, as a sentence for people."""
+    """The reason for the status, as a sentence for people."""
 
     last_transition_time: str | None = None
-    """When status last changed."""
+    """When the status last changed."""
 
     observed_generation: int = 0
-    """The generation that the condition speaks of."""
+    """The generation of the object that the condition describes."""
 
 
-def condition_view(found: Condition) -> ConditionView:
+def condition_view(condition: Condition) -> ConditionView:
     return ConditionView(
-        type=found.type,
-        status=_STATUSES.get(found.status, "Unknown"),
-        reason=found.reason,
-        message=found.message,
-        last_transition_time=found.last_transition_time,
-        observed_generation=found.observed_generation,
+        type=condition.type,
+        status=_STATUSES.get(condition.status, "Unknown"),
+        reason=condition.reason,
+        message=condition.message,
+        last_transition_time=condition.last_transition_time,
+        observed_generation=condition.observed_generation,
     )
 
 

@@ -1,4 +1,4 @@
-"""Many requests, a few at a time."""
+"""Runs an async function for many items, with a limit on how many run at the same time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -9,13 +9,16 @@ R = TypeVar("R")
 
 
 async def gather_bounded(
-    turns: asyncio.Semaphore, work: Callable[[A], Awaitable[R]], things: Iterable[A]
+    semaphore: asyncio.Semaphore, work: Callable[[A], Awaitable[R]], items: Iterable[A]
 ) -> list[R | BaseException]:
-    """What came of each, in order. A failure ends none of the others: what is under way at the API server cannot be
-    taken back, so its end is waited for."""
+    """The result or the exception of each item, in order.
 
-    async def one(thing: A) -> R:
-        async with turns:
-            return await work(thing)
+    An exception does not cancel the other calls: a request that the API server has received cannot be cancelled, so the
+    caller waits for all of them.
+    """
 
-    return await asyncio.gather(*(one(thing) for thing in things), return_exceptions=True)
+    async def run_one(item: A) -> R:
+        async with semaphore:
+            return await work(item)
+
+    return await asyncio.gather(*(run_one(item) for item in items), return_exceptions=True)

@@ -1,9 +1,19 @@
-"""What Kubernetes refuses, in the words of the product: the edge knows how to answer those."""
+"""Maps errors of the Kubernetes API to faults of the contract, which the HTTP edge turns into responses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, RuntimeFault, TooLarge, Unavailable
+from gpu_runtime.contract.errors import (
+    AdmissionDenied,
+    Conflict,
+    Invalid,
+    NotFound,
+    QuotaExceeded,
+    RuntimeFault,
+    TooLarge,
+    Unavailable,
+    WriteConflict,
+)
 from gpu_runtime.contract.validation.field_error import FieldError
 from gpu_runtime.kube import errors as kube
 
@@ -13,57 +23,73 @@ def fault_from_kube_error(error: kube.KubeError) -> RuntimeFault:
         case kube.KubeApiError():
             return _fault_from_api_error(error)
         case kube.KubeDecodeError():
-            return Unavailable(f"Kubernetes answered something that cannot be read: {error}")
+            return Unavailable(f"the response of Kubernetes cannot be decoded: {error}")
     return Unavailable(f"Kubernetes cannot be reached: {error}")
 
 
 def _fault_from_api_error(error: kube.KubeApiError) -> RuntimeFault:
     match error:
         case kube.KubeConflict() | kube.KubeAlreadyExists():
-            return Conflict(f"somebody else wrote at the same time; try again ({error})")
+            return WriteConflict(
+                f"another request created or changed the object at the same time; send the request again ({error})"
+            )
         case kube.KubeForbidden() if _is_policy_denial(error):
-            return Conflict(f"the cluster refuses it: {error}")
+            return policy_rejection(
+                error, f"a quota or an admission policy of the cluster rejects the request: {error}"
+            )
         case kube.KubeInvalid(code=413):
-            return TooLarge(f"the cluster does not take an object of this size: {error}")
+            return TooLarge(f"the object is too large for the cluster: {error}")
         case kube.KubeInvalid():
             return Invalid(tuple(_field_problems(error)))
         case kube.KubeNotFound():
             return NotFound(str(error))
-    return Unavailable(f"Kubernetes cannot do this now: {error}", retry_after=error.retry_after)
+    return Unavailable(f"Kubernetes cannot process the request now: {error}", retry_after=error.retry_after)
 
 
 def _field_problems(error: kube.KubeInvalid) -> Iterator[FieldError]:
-    """Field by field where the API server says which."""
+    """One error per field if the API server names the fields, else one error for the whole request."""
     for cause in error.causes:
         yield FieldError(_request_field_path(cause.field), cause.message or cause.reason)
     if not error.causes:
-        yield FieldError("request", f"the cluster does not accept it: {error}")
+        yield FieldError("request", f"the cluster rejects it: {error}")
 
 
 def _request_field_path(field: str) -> str:
-    """The field as the caller knows it: what a request says of an object becomes its spec or its name."""
+    """The path of the field in the HTTP request. Request fields become fields of the object's spec, or its name."""
     path = field.removeprefix("spec.").removeprefix("metadata.")
     return "request" if path in ("", "<nil>") else path
 
 
 def is_rbac_denial(error: kube.KubeForbidden) -> bool:
-    """Whether this process lacks a right; else a quota or a policy refused, which is the caller's concern."""
+    """Whether RBAC denies the request because this process lacks a permission.
+
+    Otherwise a quota or an admission policy rejected it, and the caller must change the request.
+    """
     return " cannot " in str(error) and "in API group" in str(error)
 
 
 def is_permanent_rejection(error: kube.KubeError) -> bool:
-    """Whether trying again cannot help: the object itself is refused, and nothing was written."""
+    """Whether a retry cannot succeed: Kubernetes rejects the object itself, and nothing was written."""
     return isinstance(error, kube.KubeInvalid) or (isinstance(error, kube.KubeForbidden) and _is_policy_denial(error))
 
 
+def policy_rejection(error: kube.KubeError, message: str) -> Conflict:
+    """Return QuotaExceeded if a ResourceQuota rejected the object, otherwise AdmissionDenied."""
+    return QuotaExceeded(message) if "exceeded quota" in str(error) else AdmissionDenied(message)
+
+
 def _is_policy_denial(error: kube.KubeForbidden) -> bool:
-    """Whether a quota or a policy says no. A quota that is new says for a moment that it has not counted yet."""
+    """Whether a quota or an admission policy rejects the object.
+
+    A new quota rejects requests with "status unknown for quota" until Kubernetes has counted its usage. That rejection
+    is temporary.
+    """
     return not is_rbac_denial(error) and "status unknown for quota" not in str(error)
 
 
 @contextmanager
 def translate_kube_errors() -> Iterator[None]:
-    """Around what is done for a caller: Kubernetes' refusals leave it as faults that the edge can answer."""
+    """Raise the faults of the contract instead of the Kubernetes errors that the block raises."""
     try:
         yield
     except kube.KubeError as error:

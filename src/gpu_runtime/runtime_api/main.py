@@ -1,7 +1,8 @@
-"""The runtime API: connect, keep the caches true, serve the routes, and end without dropping a request.
+"""The process of the runtime API: connects to Kubernetes and NATS, serves the routes and shuts down gracefully.
 
-It listens at once, so that health answers while Kubernetes is away; it is ready when the caches are complete. NATS may
-be away: then invocations are answered with 503, and everything else goes on.
+The process listens immediately, so that health requests are answered while Kubernetes is unreachable. It is ready when
+the informer caches are complete. While NATS is unreachable, requests for invocations and dead letters are answered with
+503, and all other requests work. On SIGTERM the process answers the requests in flight before it exits.
 """
 
 import asyncio
@@ -68,26 +69,32 @@ from gpu_runtime.runtime_api.units.stock_selector import StockSelector
 NAME = "runtime-api"
 
 KUBE_ATTEMPT_TIMEOUT_FRACTION = 0.1
-"""How much of a request's time one attempt at Kubernetes may take: a request has several things to ask there."""
+"""The share of the HTTP request timeout that one attempt of a Kubernetes request may use.
+
+One HTTP request makes several Kubernetes requests.
+"""
 REQUEST_RETRY_POLICY = RetryPolicy(
     max_attempts=2, backoff=Backoff(initial_seconds=0.05, max_seconds=0.2), max_retry_after_seconds=1.0
 )
-"""A caller waits: a short second try, and then an honest 503 rather than a long silence."""
+"""The HTTP caller is waiting: one short second attempt, then 503."""
 
 IDLE_CONNECTION_CLOSE_DELAY_SECONDS = 0.5
-"""Seconds between the listener's end and that of idle connections: what was sent on one before that is answered."""
+"""The delay between closing the listener and closing idle connections.
+
+A request that a client has sent on an idle connection before that time is answered.
+"""
 
 BackgroundTask: TypeAlias = Callable[[], Awaitable[object]]
-"""Runs until it is cancelled."""
+"""A coroutine function that runs until it is cancelled."""
 
 
 @dataclass(frozen=True)
 class Services:
-    """The parts of this process: what the routes answer with, and what runs beside the requests."""
+    """The services behind the routes, and the background tasks of the process."""
 
     settings: RuntimeAPISettings
     client: KubeClient
-    """With the patience of somebody whose caller waits."""
+    """Has the short timeout and the retry policy of a client whose HTTP caller is waiting."""
     informers: APIInformers
     units: UnitService
     storages: StorageService
@@ -108,7 +115,7 @@ class Services:
 
 
 def routes(services: Services) -> Sequence[Route]:
-    """Every route. A part of the product adds its list here."""
+    """All routes of the API. Each package adds its list here."""
     return (
         *health_route.routes(
             health_route.KubeProbe(services.client).check, services.stale_reason, services.nats_client.problem
@@ -125,13 +132,13 @@ def routes(services: Services) -> Sequence[Route]:
 
 
 def background_tasks(services: Services) -> Sequence[BackgroundTask]:
-    """Everything that runs beside the requests. A part of the product adds its tasks here."""
-    caches = (cache.run for cache in services.informers.all)
-    return (*caches, services.recovery.run, services.retention.run, services.nats_client.run)
+    """All tasks that run in the background. Each package adds its tasks here."""
+    informers = (informer.run for informer in services.informers.all)
+    return (*informers, services.recovery.run, services.retention.run, services.nats_client.run)
 
 
 async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
-    """Serve until told to stop."""
+    """Serve until `stopping` is set."""
     metrics = KubeMetrics(new_registry(NAME))
     kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
     config = load_cluster_config(kubeconfig, settings.kubernetes.context or None)
@@ -146,7 +153,7 @@ async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
 
 
 def kube_attempt_timeout(settings: RuntimeAPISettings) -> float:
-    """Seconds."""
+    """The timeout in seconds of one attempt of a Kubernetes request."""
     return min(
         settings.kubernetes.request_timeout_seconds,
         KUBE_ATTEMPT_TIMEOUT_FRACTION * settings.limits.request_timeout_seconds,
@@ -158,36 +165,45 @@ def build_services(
 ) -> Services:
     client = connected.with_options(kube_attempt_timeout(settings), REQUEST_RETRY_POLICY)
     namespaces, clock = settings.namespaces, SystemClock()
-    caches = new_informers(client, namespaces, metrics)
-    ledger = OperationStore(client, namespaces.system, clock)
-    attachments = StorageAttacher(client, caches)
-    consumed = ConsumedStockDeleter(client, caches)
-    handoff = Handoff(client, caches, ledger, StockSelector(caches, ledger), attachments, consumed_deleter=consumed)
-    pool_making = PoolCreator(client, caches, ledger)
-    drivers: OperationExecutors = {
+    informers = new_informers(client, namespaces, metrics)
+    operation_store = OperationStore(client, namespaces.system, clock)
+    attacher = StorageAttacher(client, informers)
+    consumed_deleter = ConsumedStockDeleter(client, informers)
+    handoff = Handoff(
+        client,
+        informers,
+        operation_store,
+        StockSelector(informers, operation_store),
+        attacher,
+        consumed_deleter=consumed_deleter,
+    )
+    pool_creator = PoolCreator(client, informers, operation_store)
+    executors: OperationExecutors = {
         OperationType.CREATE_UNIT: handoff,
-        OperationType.SEED_STOCK: StockSeeder(client, caches, ledger),
-        OperationType.CREATE_STOCK_POOL: pool_making,
+        OperationType.SEED_STOCK: StockSeeder(client, informers, operation_store),
+        OperationType.CREATE_STOCK_POOL: pool_creator,
     }
-    workers = BackgroundQueue(drivers)
-    messaging = NatsClient(nats, stream_topology(settings.nats))
-    invocations = _build_invocations(messaging, caches, settings, metrics)
+    background_queue = BackgroundQueue(executors)
+    nats_client = NatsClient(nats, stream_topology(settings.nats))
+    invocations = _build_invocations(nats_client, informers, settings, metrics)
     return Services(
         settings=settings,
         client=client,
-        informers=caches,
-        units=UnitService(client, caches, namespaces, handoff, handoff.finish_operation, attachments),
-        storages=StorageService(client, caches, namespaces),
-        pools=PoolService(client, caches, ledger, namespaces, pool_making, workers.enqueue),
-        stock_units=StockUnitService(caches, ledger, namespaces.stock, workers.enqueue),
-        inventory=InventoryService(caches, namespaces.stock),
-        jobs=JobService(ledger),
-        nats_client=messaging,
+        informers=informers,
+        units=UnitService(client, informers, namespaces, handoff, handoff.finish_operation, attacher),
+        storages=StorageService(client, informers, namespaces),
+        pools=PoolService(client, informers, operation_store, namespaces, pool_creator, background_queue.enqueue),
+        stock_units=StockUnitService(informers, operation_store, namespaces.stock, background_queue.enqueue),
+        inventory=InventoryService(informers, namespaces.stock),
+        jobs=JobService(operation_store),
+        nats_client=nats_client,
         invocations=invocations,
-        dead_letters=DeadLetterService(messaging, invocations.enqueuer),
-        background_queue=workers,
-        consumed_deleter=consumed,
-        recovery=OperationRecovery(client, caches, ledger, drivers, settings=settings.operations, clock=clock),
+        dead_letters=DeadLetterService(nats_client, invocations.enqueuer),
+        background_queue=background_queue,
+        consumed_deleter=consumed_deleter,
+        recovery=OperationRecovery(
+            client, informers, operation_store, executors, settings=settings.operations, clock=clock
+        ),
         retention=OperationRetention(
             client,
             namespaces.system,
@@ -199,20 +215,20 @@ def build_services(
 
 
 def _build_invocations(
-    messaging: NatsClient, caches: APIInformers, settings: RuntimeAPISettings, metrics: KubeMetrics
+    nats_client: NatsClient, informers: APIInformers, settings: RuntimeAPISettings, metrics: KubeMetrics
 ) -> InvocationService:
-    asked, streams, subjects = settings.invocations, settings.nats.streams, messaging.topology.subjects
+    own, streams, subjects = settings.invocations, settings.nats.streams, nats_client.topology.subjects
     clock = SystemClock()
-    longest = min(MAX_TIMEOUT_SECONDS, streams.record_retention_seconds)
+    max_timeout = min(MAX_TIMEOUT_SECONDS, streams.record_retention_seconds)
     return InvocationService(
-        nats_client=messaging,
-        functions=FunctionLookup(caches.units, settings.namespaces),
+        nats_client=nats_client,
+        functions=FunctionLookup(informers.units, settings.namespaces),
         enqueuer=InvocationEnqueuer(
-            InvocationRecordStore(messaging.record_bucket), messaging.publisher, subjects, clock
+            InvocationRecordStore(nats_client.record_bucket), nats_client.publisher, subjects, clock
         ),
-        results=ResultClient(messaging.connection, subjects, asked.result_query_timeout_seconds),
-        limits=InvocationLimits(min(asked.default_timeout_seconds, longest), longest, streams.max_payload_bytes),
-        max_sync_wait_seconds=min(asked.max_sync_wait_seconds, 0.9 * settings.limits.request_timeout_seconds),
+        results=ResultClient(nats_client.connection, subjects, own.result_query_timeout_seconds),
+        limits=InvocationLimits(min(own.default_timeout_seconds, max_timeout), max_timeout, streams.max_payload_bytes),
+        max_sync_wait_seconds=min(own.max_sync_wait_seconds, 0.9 * settings.limits.request_timeout_seconds),
         clock=clock,
         metrics=InvocationMetrics(metrics.registry),
     )
@@ -220,23 +236,26 @@ def _build_invocations(
 
 async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Event) -> None:
     settings, limits = services.settings, services.settings.limits
-    who, keeping_up = build_authenticator(settings.authentication, services.client)
-    rates = CallerRateLimiter(limits.requests_per_second, limits.burst)
-    edge = Edge(who, rates, AccessLog(metrics.registry), limits, services.stale_reason, stopping)
-    ready = {"caches": lambda: None if services.informers.has_synced else "the caches are not complete yet"}
-    served = routes(services)
-    beside = health_handlers(metrics.registry, stopping, ready) | swagger_handlers(
-        serialize_document(openapi_document(served))
+    authenticator, authenticator_tasks = build_authenticator(settings.authentication, services.client)
+    rate_limiter = CallerRateLimiter(limits.requests_per_second, limits.burst)
+    edge = Edge(authenticator, rate_limiter, AccessLog(metrics.registry), limits, services.stale_reason, stopping)
+    readiness = {"caches": lambda: None if services.informers.has_synced else "the caches are not complete yet"}
+    api_routes = routes(services)
+    plain_handlers = health_handlers(metrics.registry, stopping, readiness) | swagger_handlers(
+        serialize_document(openapi_document(api_routes))
     )
-    app = make_app(served, edge, beside)
+    app = make_app(api_routes, edge, plain_handlers)
     async with (
-        serve_health(settings.health, metrics.registry, stopping, ready),
+        serve_health(settings.health, metrics.registry, stopping, readiness),
         asyncio.TaskGroup() as tasks,
     ):
-        running = [tasks.create_task(_run_forever(work)) for work in (*background_tasks(services), *keeping_up)]
-        closed = asyncio.Event()
-        for afterwards in (services.background_queue, services.consumed_deleter):
-            tasks.create_task(afterwards.run(closed, _connection_shutdown_timeout(settings)))
+        background = [
+            tasks.create_task(_run_forever(task)) for task in (*background_tasks(services), *authenticator_tasks)
+        ]
+        # These queues stop after the HTTP server: requests in flight still add work to them.
+        server_closed = asyncio.Event()
+        for queue in (services.background_queue, services.consumed_deleter):
+            tasks.create_task(queue.run(server_closed, _connection_shutdown_timeout(settings)))
         async with serve_app(
             app,
             settings.api,
@@ -245,17 +264,20 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
         ):
             await stopping.wait()
             await asyncio.sleep(limits.shutdown_delay_seconds)
-        closed.set()
-        for task in running:
+        server_closed.set()
+        for task in background:
             task.cancel()
 
 
-async def _run_forever(work: BackgroundTask) -> None:
-    await work()
+async def _run_forever(task: BackgroundTask) -> None:
+    await task()
 
 
 def _connection_shutdown_timeout(settings: RuntimeAPISettings) -> float:
-    """What is left of the grace when connections close, with a second for the end of everything else."""
+    """The part of the graceful shutdown timeout that remains when the connections close.
+
+    One second is reserved for the rest of the shutdown.
+    """
     return max(
         0.0,
         settings.graceful_shutdown_timeout_seconds

@@ -1,6 +1,7 @@
-"""NATS as this process uses it: one connection, made in the background, and the streams that it makes sure of.
+"""The NATS connection of the runtime API, and the streams that it creates.
 
-Units and stock do not need it: while it is away, only invocations and dead letters are answered with 503.
+The connection is made in the background. Units and stock do not need NATS: while NATS is unreachable, only requests for
+invocations and dead letters are answered with 503.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_TIMEOUT_SECONDS = 3.0
-"""A caller waits: a short second try, and then an honest 503."""
+"""The HTTP caller is waiting: one short second attempt, then 503."""
 STREAM_SETUP_RETRY_SECONDS = 30.0
-"""After how long streams that cannot be made as they are wanted are tried again: the operator may have seen to it."""
+"""The delay before the stream setup is tried again after NATS rejected it. An operator may have fixed the cause."""
 
 
 def cap_request_timeout(options: ConnectionOptions) -> ConnectionOptions:
@@ -33,26 +34,26 @@ def cap_request_timeout(options: ConnectionOptions) -> ConnectionOptions:
 class NatsClient:
     def __init__(self, connection: NatsConnection, topology: StreamTopology) -> None:
         self.connection, self.topology = connection, topology
-        patience = min(MAX_REQUEST_TIMEOUT_SECONDS, connection.options.request_timeout)
-        self.publisher = Publisher(connection, timeout_seconds=patience, attempt_timeout_seconds=patience / 2)
+        timeout = min(MAX_REQUEST_TIMEOUT_SECONDS, connection.options.request_timeout)
+        self.publisher = Publisher(connection, timeout_seconds=timeout, attempt_timeout_seconds=timeout / 2)
         self.record_bucket = KeyValueBucket(connection, self.publisher, topology.record_bucket)
         self.replies = ReplyInbox()
-        self._setup_error: str | None = "NATS: the streams are not made yet"
+        self._setup_error: str | None = "NATS: the streams have not been created yet"
         self._reconnected = asyncio.Event()
 
     def problem(self) -> str | None:
-        """Why invocations cannot be taken; None where they can."""
+        """Why invocations cannot be accepted, or None if they can."""
         return self.connection.problem() or self._setup_error
 
     async def run(self) -> NoReturn:
-        """Keep the streams there, also after a server came back without its data."""
-        unlisten = self.connection.add_listener(lambda there: self._reconnected.set() if there else None)
+        """Keep the streams in existence, also after a NATS server restarted without its data."""
+        remove_listener = self.connection.add_listener(lambda is_up: self._reconnected.set() if is_up else None)
         try:
             while True:
-                with suppress(JetStreamError):  # the connection was lost in the moment of subscribing
+                with suppress(JetStreamError):  # the connection was lost while subscribing
                     await self._maintain_streams()
         finally:
-            unlisten()
+            remove_listener()
 
     async def _maintain_streams(self) -> NoReturn:
         async with self.replies.subscribed(self.connection):
@@ -69,7 +70,7 @@ class NatsClient:
             )
         except JetStreamError as error:
             self._setup_error = f"NATS: {error}"
-            logger.error("the streams cannot be made as they are wanted: %s", error)  # noqa: TRY400
+            logger.error("stream setup failed", extra={"error": str(error)})  # noqa: TRY400 - no traceback needed
         else:
             self._setup_error = None
 

@@ -1,4 +1,4 @@
-"""The one place that knows every route, for the API's document: no cluster is needed, and no handler is called."""
+"""All routes of the runtime API, for the OpenAPI document. Needs no cluster and calls no handler."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,15 +8,15 @@ from gpu_runtime.runtime_api.main import routes
 
 
 class _StubService:
-    """Stands for any service and whatever that is made from: it can be asked for anything, and does nothing."""
+    """Stands in for every service and for each of its attributes and methods. It does nothing."""
 
     def __getattr__(self, name: str) -> "_StubService":
         return self
 
-    def __call__(self, *_given: object, **_named: object) -> "_StubService":
+    def __call__(self, *_args: object, **_kwargs: object) -> "_StubService":
         return self
 
 
 def documented_routes() -> Sequence[Route]:
-    nothing: Any = _StubService()
-    return routes(nothing)
+    services: Any = _StubService()
+    return routes(services)

@@ -1,4 +1,4 @@
-"""The settings of the runtime API."""
+"""The settings of the runtime API process. The field docstrings are the comments in the sample settings file."""
 
 from typing import Annotated, Literal
 
@@ -20,121 +20,133 @@ NonEmptyNames = Annotated[tuple[NonEmptyName, ...], Meta(min_length=1)]
 
 class APINamespaceSettings(BaseSettings, frozen=True, kw_only=True):
     system: NonEmptyName = SYSTEM_NAMESPACE
-    """Where the platform itself runs: the Operations lie here."""
+    """The namespace of the platform itself. Operation objects are stored here."""
 
     stock: NonEmptyName = STOCK_NAMESPACE
-    """Where stock is seeded, and taken from."""
+    """The namespace in which stock units are seeded, and from which they are claimed."""
 
     units: NonEmptyNames = (INSTANCE_NAMESPACE,)
-    """Where units and storages may be made. The first one is meant where a request names none."""
+    """The namespaces in which units and storages may be created. The first one is the default for requests that name
+    none. A request for another namespace is rejected."""
 
     pools: NonEmptyNames = ("default",)
-    """Where pools may be made. The first one is meant where a request names none."""
+    """The namespaces in which stock pools may be created. The first one is the default for requests that name none. A
+    request for another namespace is rejected."""
 
     def __post_init__(self) -> None:
         if self.stock in self.units:
-            raise ValueError(f"units must not name {self.stock}: a unit in the stock namespace is stock")
+            raise ValueError(f"units must not name {self.stock}: every unit in the stock namespace is stock")
 
 
 class OperationSettings(BaseSettings, frozen=True, kw_only=True):
     retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400
-    """How long a finished operation is remembered: for so long its operationID means this one request."""
+    """How long a finished operation is retained. During this time a request with the same operationID is a replay of
+    the operation. After it the operation is evicted, and the operationID can be used for a new request. An operation
+    that waits for stock is evicted when its age exceeds this time."""
 
     max_retained: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
-    """How many operations are remembered. Beyond that the oldest finished ones are forgotten before their time."""
+    """How many operations are retained. Above this limit the oldest finished operations are evicted before the end of
+    retentionSeconds, then the oldest operations that wait for stock."""
 
     recovery_interval_seconds: PositiveSeconds = 2
-    """How often a replica looks for what others left half-done."""
+    """How often each replica looks for stalled operations, stale claims and orphaned objects."""
 
     stalled_after_seconds: PositiveSeconds = 3
-    """After how long without progress an operation is taken for left behind."""
+    """How long an operation may be without progress before recovery takes it for stalled and resumes it."""
 
 
 class InvocationSettings(BaseSettings, frozen=True, kw_only=True):
     default_timeout_seconds: PositiveSeconds = 300
-    """How long after its acceptance an invocation's answer counts, where the caller does not say it."""
+    """The timeout of an invocation, from its acceptance to its result, if the request has no timeout. It is limited to
+    the maximum timeout of invocations and to the retention of invocation records."""
 
     max_sync_wait_seconds: PositiveSeconds = 25
-    """How long a synchronous call waits for the answer at most, before it is answered with 504 and the invocationID.
-    It never waits longer than limits.requestTimeoutSeconds allows."""
+    """The maximum time that a synchronous invocation waits for its result. After it the API answers 504 with the
+    invocationID, and the invocation continues. The wait is never longer than 90 % of limits.requestTimeoutSeconds."""
 
     result_query_timeout_seconds: PositiveSeconds = 3
-    """How long the result store may take to answer a look-up."""
+    """The timeout of a query to the result store. After it the API answers 503."""
 
 
 class ServiceAccountScopeSettings(BaseSettings, frozen=True, kw_only=True):
     namespace: NonEmptyName
-    """The service account's namespace."""
+    """The namespace of the service account."""
 
     name: NonEmptyName
-    """The service account."""
+    """The name of the service account."""
 
     scopes: Annotated[tuple[Literal["operator", "runtime"], ...], Meta(min_length=1)]
-    """What it is trusted with."""
+    """The scopes that the service account has: operator, runtime or both."""
 
 
 class AuthenticationSettings(BaseSettings, frozen=True, kw_only=True):
     mode: Literal["required", "off"] = "required"
-    """required, or off: everybody may do everything. For a machine that nobody else can reach."""
+    """required: requests need a bearer token. Only health, metrics, the OpenAPI document and Swagger UI are open. off:
+    every caller has every scope. Use off only if no other machine can reach the API."""
 
     token_file: str = ""
-    """A YAML file, mounted from a Secret, with `tokens`: a list of `name`, `token` and `scopes`. It is read again when
-    it changes."""
+    """A YAML file, mounted from a Secret, with `tokens`: a list of `name`, `token` and `scopes`. The file is reloaded
+    when it changes. If the new file is invalid, the previous tokens stay valid. Empty: no token file."""
 
     service_accounts: tuple[ServiceAccountScopeSettings, ...] = ()
-    """Service accounts of the cluster whose tokens are taken, too."""
+    """Service accounts of the cluster whose tokens are accepted. The API verifies their tokens with a TokenReview."""
 
     audiences: tuple[NonEmptyName, ...] = ("gpu-runtime",)
-    """What a service account's token must have been made for."""
+    """The audiences that are accepted in a service account's token. The token must have at least one of them."""
 
 
 class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
     max_request_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 768 * 1024
-    """The largest body that is taken. The largest payload of an invocation, 512 KiB, fits as base64, too."""
+    """The maximum size of a request body. A larger body is rejected with 413. The default fits the largest payload of
+    an invocation, 512 KiB, encoded as base64."""
 
     requests_per_second: Annotated[float, Meta(ge=0)] = 50
-    """How many requests each caller may make per second, on average and on each replica. 0: as many as it likes."""
+    """The average number of requests per second that each caller may send to each replica. Further requests are
+    rejected with 429. 0: no limit."""
 
     burst: Annotated[int, Meta(ge=1)] = 200
-    """How many it may make at once."""
+    """The number of requests that a caller may send in one burst, above the average rate."""
 
     request_timeout_seconds: PositiveSeconds = 30
-    """How long a request may take before it is answered with 503. One attempt at Kubernetes may take a tenth of it."""
+    """The maximum time to process a request. After it the API answers 503. One attempt of a Kubernetes request may take
+    a tenth of this time."""
 
     shutdown_delay_seconds: PositiveSeconds = 5
-    """How long requests are still taken after readiness went false, until every load balancer has noticed."""
+    """How long the API accepts requests after SIGTERM, while its readiness check already fails. Load balancers need
+    this time to remove the replica."""
 
 
 class APIListenerSettings(BindAddressSettings, frozen=True, kw_only=True):
     bind_address: str = ":8080"
-    """Where the API listens, as host:port. Without a host: on every interface."""
+    """The address on which the API listens, as host:port. Without a host: on every interface."""
 
 
 class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
     graceful_shutdown_timeout_seconds: PositiveSeconds = 40
-    """How long requests in flight may take after SIGTERM, the drain included. Keep it above shutdownDelaySeconds and
-    requestTimeoutSeconds together, and below the pod's termination grace period."""
+    """The maximum time from SIGTERM to the end of the process, including limits.shutdownDelaySeconds. Requests in
+    flight are answered within this time. Keep it above the sum of limits.shutdownDelaySeconds and
+    limits.requestTimeoutSeconds, and below the pod's termination grace period."""
 
     api: APIListenerSettings = APIListenerSettings()
-    """The API itself."""
+    """The listener of the API."""
 
     kubernetes: KubernetesSettings = KubernetesSettings()
-    """How Kubernetes is reached."""
+    """The connection to Kubernetes."""
 
     nats: NatsSettings = NatsSettings()
-    """How NATS is reached, and what is kept there. Only invocations and dead letters need it."""
+    """The connection to NATS, and the limits of its streams. Only invocations and dead letters need NATS."""
 
     namespaces: APINamespaceSettings = APINamespaceSettings()
-    """Which namespaces have a meaning."""
+    """The namespaces that the API uses."""
 
     operations: OperationSettings = OperationSettings()
-    """How operations are finished and kept."""
+    """The recovery and the retention of operations."""
 
     invocations: InvocationSettings = InvocationSettings()
-    """How invocations are taken."""
+    """The timeouts of invocations."""
 
     authentication: AuthenticationSettings = AuthenticationSettings()
-    """Who may call."""
+    """Which callers may use the API."""
 
     limits: RequestLimitSettings = RequestLimitSettings()
-    """How much a caller may ask for."""
+    """The limits on requests."""

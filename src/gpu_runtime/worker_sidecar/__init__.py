@@ -1,7 +1,8 @@
 """The worker sidecar: pulls invocations from NATS, calls the framework, publishes results and heartbeats.
 
 `dispatch_handler` runs one delivered invocation: it calls the framework, and publishes the result, again and again
-while NATS cannot store it. `gpu_runtime.jetstream.pull_consumer` delivers the messages and extends their ack wait.
+while NATS cannot store it. `retry_decision` decides whether to retry, `dispatch_handler` after which delay.
+`gpu_runtime.jetstream.pull_consumer` delivers the messages and extends their ack wait.
 
 One sidecar runs in each worker pod, beside the container of the user. The sidecar holds the NATS credentials, so it
 validates everything that the framework sends. This package has no Kubernetes client.

@@ -1,4 +1,4 @@
-"""The whole platform, once per run, for whoever asks for it."""
+"""Fixtures: the whole platform, started once per test run, and a client of it."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -16,5 +16,5 @@ def platform(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iter
 
 @pytest.fixture
 async def api_client(platform: LivePlatform) -> AsyncIterator[ApiCaller]:
-    async with api_caller(platform) as asking:
-        yield asking
+    async with api_caller(platform) as caller:
+        yield caller

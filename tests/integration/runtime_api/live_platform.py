@@ -1,5 +1,7 @@
-"""The platform as it runs: API server, scheduler, simulated nodes, NATS, controller manager and three runtime APIs,
-each a process of its own under the identity that the RBAC manifests give it. Everything is asked over HTTP.
+"""The whole platform for tests: API server, scheduler, simulated nodes, NATS, controller manager and three runtime
+APIs.
+
+Every component is a separate process with the identity that the RBAC manifests give it. Tests use the HTTP API.
 """
 
 import asyncio
@@ -35,11 +37,11 @@ from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER, ApiPro
 
 STOCK_NAMESPACE, UNIT_NAMESPACE = "runtime-stock", "runtime-instance"
 OPERATION = create_namespaced_resource("runtime.lokiwager.io", "v1alpha1", "Operation", "operations")
-TOKEN = "one-token-with-both-scopes"  # noqa: S105 - of these tests only
+TOKEN = "one-token-with-both-scopes"  # noqa: S105 - used by tests only
 
 
 class LiveApiProcess(ApiProcess):
-    """The real program, with authentication, and without limits on how much a caller may ask for."""
+    """The real program, with authentication and without rate limits."""
 
     def command(self, config: Path) -> list[str]:
         return [str(GPU_RUNTIME_PROGRAM), "runtime-api", "--config", str(config)]
@@ -61,20 +63,20 @@ class LivePlatform:
     folder: Path
     nats_account: NatsAccount
     manager: ControllerManagerProcess
-    """The controller manager, which leads. Who kills it starts it again."""
+    """The controller manager, which is the leader. A test that kills it must start it again."""
     shared_replicas: list[LiveApiProcess] = field(default_factory=list)
-    """Replicas that all tests share. Who kills one starts it again."""
+    """Replicas that all tests share. A test that kills one must start it again."""
 
     def new_replica(self, name: str, kubeconfig: Path | None = None, **settings: Any) -> LiveApiProcess:
-        """One more, not yet started; by default it is connected to the API server directly."""
+        """A replica that is not started yet. By default it connects to the API server directly."""
         identity = kubeconfig or self.control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER)
         authentication = {"mode": "required", "tokenFile": str(self._token_file())}
         limits = {"requestsPerSecond": 0, "requestTimeoutSeconds": 240, "shutdownDelaySeconds": 0.3}
-        # On a busy machine Kubernetes takes its time, and a 503 would be the truth: here it is waited for.
+        # Kubernetes is slow on a busy machine. A long timeout prevents correct but unwanted 503 responses.
         kubernetes = {"kubeconfig": str(identity), "requestTimeoutSeconds": 60}
-        own = {"authentication": authentication, "limits": limits, "kubernetes": kubernetes}
-        own |= {"nats": nats_settings(self.nats_account), **settings}
-        return LiveApiProcess(self.folder / name, identity, own)
+        merged = {"authentication": authentication, "limits": limits, "kubernetes": kubernetes}
+        merged |= {"nats": nats_settings(self.nats_account), **settings}
+        return LiveApiProcess(self.folder / name, identity, merged)
 
     def _token_file(self) -> Path:
         path = self.folder / "tokens.yaml"
@@ -92,7 +94,7 @@ def running_live_platform(folder: Path, nats: NatsAccount, replicas: int = 3) ->
             folder / "manager", plane.kubeconfig_for("manager", MANAGER), {"log": {"level": "info"}}
         )
         platform = LivePlatform(plane, folder, nats, manager)
-        platform.shared_replicas += [platform.new_replica(f"standing-{number}") for number in range(replicas)]
+        platform.shared_replicas += [platform.new_replica(f"shared-{number}") for number in range(replicas)]
         try:
             manager.start()
             for replica in platform.shared_replicas:
@@ -110,7 +112,7 @@ def running_live_platform(folder: Path, nats: NatsAccount, replicas: int = 3) ->
 @dataclass(frozen=True)
 class ApiResponse:
     status: int
-    """0 where there was none."""
+    """0 if there was no response."""
     body: Any = None
 
     @property
@@ -120,7 +122,7 @@ class ApiResponse:
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """What lies in the cluster, seen with other eyes than the product's."""
+    """The objects in the cluster, read without the code of the product."""
 
     stock: list[Object]
     units: list[Object]
@@ -133,13 +135,13 @@ class ClusterSnapshot:
         return [each for each in self.units if each["spec"]["specName"] == flavor]
 
     def operations_of(self, kind: str, flavor: str) -> list[Object]:
-        ours = [each for each in self.operations.values() if each["spec"]["type"] == kind]
-        return [each for each in ours if recorded_request(each)["specName"] == flavor]
+        of_kind = [each for each in self.operations.values() if each["spec"]["type"] == kind]
+        return [each for each in of_kind if recorded_request(each)["specName"] == flavor]
 
 
 @dataclass(frozen=True)
 class ClusterReader:
-    """Of somebody who looks at the cluster without asking the product."""
+    """Reads the cluster without the code of the product."""
 
     kube: AsyncClient
 
@@ -152,12 +154,12 @@ class ClusterReader:
         return ClusterSnapshot(stock, units, {each["spec"]["operationID"]: each for each in operations})
 
     async def list_objects(self, kind: Any, namespace: str) -> list[Object]:
-        return [dict(found.to_dict()) async for found in self.kube.list(kind, namespace=namespace, chunk_size=500)]
+        return [dict(each.to_dict()) async for each in self.kube.list(kind, namespace=namespace, chunk_size=500)]
 
 
 @dataclass(frozen=True)
 class ApiCaller(ClusterReader):
-    """Somebody who uses the API, and can look behind it."""
+    """A client of the API that can also read the cluster."""
 
     platform: LivePlatform
     http: aiohttp.ClientSession
@@ -177,23 +179,23 @@ class ApiCaller(ClusterReader):
         )
 
     async def seed_and_wait(self, flavors: Mapping[str, int]) -> None:
-        """Seed so much of each, and wait until all of it is Ready, as every standing replica sees it, too."""
-        answers = await asyncio.gather(
+        """Seed stock of each flavor, and wait until every shared replica sees all of it Ready."""
+        responses = await asyncio.gather(
             *(self.seed_stock(self.platform.shared_replicas[0], each, count) for each, count in flavors.items())
         )
-        assert {answer.status for answer in answers} == {202}, answers
-        await until(partial(self._seeding_is_finished, flavors), "the seedings have ended")
+        assert {response.status for response in responses} == {202}, responses
+        await until(partial(self._seeding_is_finished, flavors), "the SeedStock operations have succeeded")
         await asyncio.gather(*(self.wait_stock_visible(replica, flavors) for replica in self.platform.shared_replicas))
 
     async def _seeding_is_finished(self, flavors: Mapping[str, int]) -> bool:
-        seen = await self.snapshot()
-        ended = [each for flavor in flavors for each in seen.operations_of("SeedStock", flavor)]
-        return all(operation_state(each) == "Succeeded" for each in ended)
+        snapshot = await self.snapshot()
+        operations = [each for flavor in flavors for each in snapshot.operations_of("SeedStock", flavor)]
+        return all(operation_state(each) == "Succeeded" for each in operations)
 
     async def wait_stock_visible(self, replica: ApiProcess, flavors: Mapping[str, int]) -> None:
         async def complete() -> bool:
-            answer = await self.request(replica, "GET", "/api/v1/operator/inventory")
-            ready = Counter({each["specName"]: each["stock"]["ready"] for each in answer.body["data"]["flavors"]})
+            response = await self.request(replica, "GET", "/api/v1/operator/inventory")
+            ready = Counter({each["specName"]: each["stock"]["ready"] for each in response.body["data"]["flavors"]})
             return all(ready[flavor] == count for flavor, count in flavors.items())
 
         await until(complete, "stock is Ready")
@@ -213,9 +215,9 @@ class ApiCaller(ClusterReader):
 @asynccontextmanager
 async def api_caller(platform: LivePlatform) -> AsyncIterator[ApiCaller]:
     connector = aiohttp.TCPConnector(limit=0)
-    headers, patience = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=240)
+    headers, timeout = {"Authorization": f"Bearer {TOKEN}"}, aiohttp.ClientTimeout(total=240)
     kube = AsyncClient(config=KubeConfig.from_file(platform.control_plane.kubeconfig))
-    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=patience) as http:
+    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as http:
         yield ApiCaller(kube, platform, http)
     await kube.close()
 
@@ -234,8 +236,8 @@ def unit_request(flavor: str, name: str) -> Object:
 
 
 def seed_request(flavor: str, count: int, operation: str = "") -> Object:
-    named = {"operationID": operation or f"seed-{flavor}", "specName": flavor}
-    return {**named, "memory": "1Gi", "gpu": 1, "replicas": count}
+    identifiers = {"operationID": operation or f"seed-{flavor}", "specName": flavor}
+    return {**identifiers, "memory": "1Gi", "gpu": 1, "replicas": count}
 
 
 def recorded_request(operation: Object) -> Object:
@@ -243,15 +245,15 @@ def recorded_request(operation: Object) -> Object:
 
 
 def operation_state(operation: Object) -> str:
-    """What is recorded with stock to take is under way from the beginning."""
-    begun = "Running" if operation.get("spec", {}).get("stock") else "Accepted"
-    return str(operation.get("status", {}).get("state", begun))
+    """The state of the operation. An operation that is created with stock is Running from the start."""
+    initial = "Running" if operation.get("spec", {}).get("stock") else "Accepted"
+    return str(operation.get("status", {}).get("state", initial))
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 60) -> float:
-    """Wait until it holds, and tell how long that took."""
-    began = time.monotonic()
+async def until(condition: Callable[[], Awaitable[bool]], description: str, seconds: float = 60) -> float:
+    """Wait until the condition holds. Returns how long that took, in seconds."""
+    started = time.monotonic()
     while not await condition():
-        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what}"
+        assert time.monotonic() - started < seconds, f"not within {seconds:g} s: {description}"
         await asyncio.sleep(0.05)
-    return time.monotonic() - began
+    return time.monotonic() - started

@@ -1,4 +1,4 @@
-"""A small API over the sample routes: it does what its document says, and what a test asks it to do wrong."""
+"""Serves the sample routes. A test can make the API violate its OpenAPI document."""
 
 import asyncio
 import itertools
@@ -19,20 +19,23 @@ from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route
 from gpu_runtime.runtime_api.http.swagger import add_swagger
 from tests.unit.runtime_api.http.sample_routes import WidgetService, sample_routes
 
-SAMPLE_TOKEN = "shelf-token"  # noqa: S105 - of this test only
+SAMPLE_TOKEN = "widget-token"  # noqa: S105 - used by tests only
 DOCUMENT = openapi_document(sample_routes(WidgetService()))
 
 ResponseFault = Callable[[web.Request, web.Response], web.Response]
-"""What is done wrong, to an answer that was right."""
+"""Replaces a conforming response by a nonconforming one."""
 
 
 @contextmanager
-def sample_api(wrong: ResponseFault | None = None, careless: bool = False) -> Iterator[str]:
-    """Serve in a thread until the block ends; gives the base URL. A careless one takes anything from anybody."""
+def sample_api(fault: ResponseFault | None = None, skip_validation: bool = False) -> Iterator[str]:
+    """Serve in a thread until the block ends, and yield the base URL.
+
+    With `skip_validation` the API accepts every body and every caller.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    runner = web.AppRunner(_app(wrong, careless), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(_app(fault, skip_validation), access_log=None, shutdown_timeout=1.0)
     try:
         port = asyncio.run_coroutine_threadsafe(_start(runner), loop).result(60)
         yield f"http://127.0.0.1:{port}"
@@ -49,7 +52,7 @@ async def _start(runner: web.AppRunner) -> int:
     return int(runner.addresses[0][1])
 
 
-def _app(wrong: ResponseFault | None, careless: bool) -> web.Application:
+def _app(fault: ResponseFault | None, skip_validation: bool) -> web.Application:
     numbers = itertools.count(1)
 
     @web.middleware
@@ -57,39 +60,39 @@ def _app(wrong: ResponseFault | None, careless: bool) -> web.Application:
         name = f"request-{next(numbers)}"
         try:
             response = await handler(request)
-        except RuntimeFault as fault:
-            response = _error_response(http_status(type(fault)), fault.code, fault.message, name)
+        except RuntimeFault as error:
+            response = _error_response(http_status(type(error)), error.code, error.message, name)
         except web.HTTPException as error:
             response = _error_response(error.status, "not_found", error.reason, name)
             response.headers.update({"Allow": error.headers["Allow"]} if "Allow" in error.headers else {})
         response.headers["X-Request-ID"] = name
-        return wrong(request, response) if wrong else response
+        return fault(request, response) if fault else response
 
     app = web.Application(middlewares=[edge])
     add_swagger(app, serialize_document(DOCUMENT))
     for route in sample_routes(WidgetService()):
-        app.router.add_route(route.method, route.path, _handler(route, careless))
+        app.router.add_route(route.method, route.path, _handler(route, skip_validation))
     return app
 
 
-def _handler(route: Route, careless: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(request: web.Request) -> web.Response:
-        if route.scope and not careless and request.headers.get("Authorization") != f"Bearer {SAMPLE_TOKEN}":
-            raise Unauthenticated("say who you are")
-        call = APIRequest(await _body(route, request, careless), _query(route, request), request.match_info)
-        return _data_response(await route.handler(call))
+def _handler(route: Route, skip_validation: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        if route.scope and not skip_validation and request.headers.get("Authorization") != f"Bearer {SAMPLE_TOKEN}":
+            raise Unauthenticated("the bearer token is missing or unknown")
+        decoded = APIRequest(await _body(route, request, skip_validation), _query(route, request), request.match_info)
+        return _data_response(await route.handler(decoded))
 
-    return answer
+    return handle
 
 
-async def _body(route: Route, request: web.Request, careless: bool) -> Any:
+async def _body(route: Route, request: web.Request, skip_validation: bool) -> Any:
     if route.body is None:
         return None
     try:
-        sent = msgspec.json.decode(await request.read())
-        if not careless:
-            jsonschema_rs.validator_for(_schema(route.body)).validate(sent)
-        return msgspec.convert(sent, route.body)
+        document = msgspec.json.decode(await request.read())
+        if not skip_validation:
+            jsonschema_rs.validator_for(_schema(route.body)).validate(document)
+        return msgspec.convert(document, route.body)
     except (ValueError, jsonschema_rs.ValidationError) as error:
         raise Invalid([FieldError("body", str(error))]) from error
 
@@ -99,20 +102,20 @@ def _schema(body: type) -> dict[str, Any]:
 
 
 def _query(route: Route, request: web.Request) -> Any:
-    known = set(route.query.__struct_encode_fields__)
-    if strange := [key for key in request.query if key not in known or len(request.query.getall(key)) > 1]:
-        raise Invalid([FieldError(strange[0], "is not a parameter, or is there twice")])
+    parameters = set(route.query.__struct_encode_fields__)
+    if invalid := [key for key in request.query if key not in parameters or len(request.query.getall(key)) > 1]:
+        raise Invalid([FieldError(invalid[0], "is not a parameter, or is given more than once")])
     try:
         return msgspec.convert(dict(request.query), route.query, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid([FieldError("query", str(error))]) from error
 
 
-def _data_response(answer: APIResponse) -> web.Response:
-    if answer.data is None:
-        return web.Response(status=answer.status)
-    envelope = {"data": answer.data} | ({"continue": answer.continuation} if answer.continuation else {})
-    return _json(answer.status, envelope)
+def _data_response(response: APIResponse) -> web.Response:
+    if response.data is None:
+        return web.Response(status=response.status)
+    envelope = {"data": response.data} | ({"continue": response.continuation} if response.continuation else {})
+    return _json(response.status, envelope)
 
 
 def _error_response(status: int, code: str, message: str, name: str) -> web.Response:

@@ -1,7 +1,7 @@
-"""Whether a running API does what its document says: schemathesis sends what the document allows and what it does not.
+"""Checks with schemathesis whether a running API conforms to its OpenAPI document.
 
-It runs as a program of its own: as a plugin of pytest it would be loaded by every run, also by those without it.
-"""
+schemathesis sends requests that the document allows and requests that it forbids. It runs as a separate process,
+because every test run would load its pytest plugin."""
 
 import json
 import subprocess
@@ -9,10 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# What the document cannot say (rules across fields, names that must exist) may refuse what the document allows.
+# The API may reject requests that the document allows, because a schema cannot express rules across fields and
+# references to existing objects.
 EXCLUDED_CHECK = "positive_data_acceptance"
 
-# 413 is a refusal, too: what is wrong may also be too large. Which statuses are right, other checks know.
+# Invalid data may also be too large, and is then rejected with 413. Other checks verify that the status is documented.
 SCHEMATHESIS_CONFIG = """
 [checks.negative_data_rejection]
 expected-statuses = ["4XX"]
@@ -22,30 +23,30 @@ expected-statuses = ["4XX"]
 @dataclass(frozen=True)
 class ConformanceReport:
     failures: frozenset[str]
-    """What was found, by schemathesis' names for it."""
+    """The failed checks, by their schemathesis names."""
     untested_count: int
-    """Operations of the document that were not tried."""
+    """The number of operations in the document that were not tested."""
     output: str
-    """What was sent and answered, for the reader of a failed test."""
+    """The requests and responses, to diagnose a failed test."""
 
 
 def run_schemathesis(
     base_url: str, token: str, scratch: Path, phases: str = "examples,coverage,fuzzing,stateful"
 ) -> ConformanceReport:
-    """The verdict on an API that serves its own document. The same API gets the same requests every time."""
+    """Test an API that serves its own document. The requests are the same in every run."""
     (scratch / "schemathesis.toml").write_text(SCHEMATHESIS_CONFIG, encoding="utf-8")
     report = scratch / "report.json"
-    done = subprocess.run(
+    process = subprocess.run(
         _command(base_url, token, phases, report), cwd=scratch, capture_output=True, text=True, timeout=480, check=False
     )
-    story = done.stdout + done.stderr
-    assert report.exists(), story
-    found = json.loads(report.read_text())
-    assert found["complete"], story
-    assert not found["errors"], story
-    operations = found["operations"]
-    failures = frozenset(failure["type"] for failure in found["failures"])
-    return ConformanceReport(failures, operations["total"] - operations["tested"], story)
+    output = process.stdout + process.stderr
+    assert report.exists(), output
+    result = json.loads(report.read_text())
+    assert result["complete"], output
+    assert not result["errors"], output
+    operations = result["operations"]
+    failures = frozenset(failure["type"] for failure in result["failures"])
+    return ConformanceReport(failures, operations["total"] - operations["tested"], output)
 
 
 def _command(base_url: str, token: str, phases: str, report: Path) -> list[str]:

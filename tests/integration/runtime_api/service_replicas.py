@@ -1,4 +1,4 @@
-"""Replicas of the services behind the API, on a real API server, and what can happen to them."""
+"""Replicas of the services behind the API with a real API server, and simulated kills of a replica."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ from gpu_runtime.runtime_api.stock.stock_units import StockUnitService
 
 
 class AdjustableClock:
-    """The time of day, which a test can move."""
+    """The system clock with an offset that a test can change."""
 
     def __init__(self) -> None:
         self.offset = timedelta()
@@ -39,14 +39,14 @@ class AdjustableClock:
 
 
 class SimulatedKill(Exception):
-    """The process is no more. Nobody handles this."""
+    """Simulates the kill of a process. No code of the product handles it."""
 
 
 class ClientKilledAtWrite(KubeClient):
-    """Dies at a write: before it reaches the API server, or after, when nobody hears the answer any more."""
+    """Raises SimulatedKill at a write: before the API server receives it, or after it, so that the response is lost."""
 
-    def __init__(self, living: KubeClient, at_write: int, *, after_write: bool) -> None:
-        super().__init__(living._transport, field_manager="test")
+    def __init__(self, client: KubeClient, at_write: int, *, after_write: bool) -> None:
+        super().__init__(client._transport, field_manager="test")
         self._writes_until_kill = at_write
         self._after_write = after_write
 
@@ -66,10 +66,10 @@ class ServiceReplica:
     namespace: str
     clock: AdjustableClock = field(default_factory=AdjustableClock)
     enqueued_operations: list[Operation] = field(default_factory=list)
-    """What the services have asked to be worked on. Tests decide who does it, and when."""
+    """The operations that the services have enqueued. Tests decide which replica executes them, and when."""
 
     def __post_init__(self) -> None:
-        names = APINamespaceSettings(system=self.namespace, stock=self.namespace, pools=(self.namespace,))
+        namespaces = APINamespaceSettings(system=self.namespace, stock=self.namespace, pools=(self.namespace,))
         self.operation_store = OperationStore(self.client, self.namespace, self.clock)
         self.seeding = StockSeeder(self.client, self.caches, self.operation_store)
         self.making = PoolCreator(self.client, self.caches, self.operation_store)
@@ -77,7 +77,7 @@ class ServiceReplica:
             self.caches, self.operation_store, self.namespace, self.enqueued_operations.append
         )
         self.pools = PoolService(
-            self.client, self.caches, self.operation_store, names, self.making, self.enqueued_operations.append
+            self.client, self.caches, self.operation_store, namespaces, self.making, self.enqueued_operations.append
         )
         self.jobs = JobService(self.operation_store)
         self.drivers: OperationExecutors = {
@@ -86,38 +86,38 @@ class ServiceReplica:
         }
 
     def killed_at_write(self, at_write: int, *, after_write: bool) -> "ServiceReplica":
-        """The same replica, which will be killed at that write."""
+        """The same replica with a client that is killed at this write."""
         return ServiceReplica(
             ClientKilledAtWrite(self.client, at_write, after_write=after_write), self.caches, self.namespace
         )
 
     async def units(self) -> dict[str, GPUUnit]:
-        found = await self.client.list(GPU_UNITS, ListOptions(self.namespace))
-        return {unit.metadata.name: unit for unit in found.items}
+        listed = await self.client.list(GPU_UNITS, ListOptions(self.namespace))
+        return {unit.metadata.name: unit for unit in listed.items}
 
     async def pools_by_name(self) -> dict[str, StockPool]:
-        found = await self.client.list(STOCK_POOLS, ListOptions(self.namespace))
-        return {pool.metadata.name: pool for pool in found.items}
+        listed = await self.client.list(STOCK_POOLS, ListOptions(self.namespace))
+        return {pool.metadata.name: pool for pool in listed.items}
 
     async def operations(self) -> dict[str, Operation]:
-        found = await self.client.list(OPERATIONS, ListOptions(self.namespace))
-        return {each.spec.operation_id: each for each in found.items}
+        listed = await self.client.list(OPERATIONS, ListOptions(self.namespace))
+        return {each.spec.operation_id: each for each in listed.items}
 
 
 @asynccontextmanager
 async def service_replica(kubeconfig: Path, namespace: str, *, watching: bool = True) -> AsyncIterator[ServiceReplica]:
-    """One with caches that are complete, and keep themselves true while they watch."""
+    """A replica with complete caches. Without `watching`, the caches are not updated any more."""
     async with open_kube_client(load_cluster_config(kubeconfig), field_manager="runtime-api") as client:
-        caches = new_informers(client, APINamespaceSettings(system=namespace, stock=namespace), KubeMetrics())
+        informers = new_informers(client, APINamespaceSettings(system=namespace, stock=namespace), KubeMetrics())
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(cache.run()) for cache in caches.all]
-            for cache in caches.all:
-                await cache.wait_for_sync()
+            running = [tasks.create_task(informer.run()) for informer in informers.all]
+            for informer in informers.all:
+                await informer.wait_for_sync()
             if not watching:
                 for task in running:
                     task.cancel()
             try:
-                yield ServiceReplica(client, caches, namespace)
+                yield ServiceReplica(client, informers, namespace)
             finally:
                 for task in running:
                     task.cancel()

@@ -1,4 +1,4 @@
-"""Whoever was told that something is done sees it done, on whichever replica it asks."""
+"""A client sees its own writes, on every replica."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable
@@ -10,13 +10,13 @@ from tests.integration.runtime_api.live_platform import ApiCaller, ApiResponse, 
 async def test_creates_and_deletes_are_visible_on_every_replica(platform: LivePlatform, api_client: ApiCaller) -> None:
     await api_client.seed_and_wait({"seen": 10})
     for number in range(10):
-        name, maker = f"seen-{number}", platform.shared_replicas[number % 3]
-        assert (await api_client.create_unit(maker, "seen", name)).status == 201
+        name, creator = f"seen-{number}", platform.shared_replicas[number % 3]
+        assert (await api_client.create_unit(creator, "seen", name)).status == 201
         assert await statuses(get(api_client, replica, name) for replica in platform.shared_replicas) == [200] * 3
-        assert (await api_client.delete_unit(maker, name)).status in (200, 202, 204)
-        await until(partial(is_deleted_everywhere, api_client, name), f"{name} is gone on every replica")
-        again = await api_client.create_unit(platform.shared_replicas[(number + 1) % 3], "seen", name)
-        assert again.status == 410
+        assert (await api_client.delete_unit(creator, name)).status in (200, 202, 204)
+        await until(partial(is_deleted_everywhere, api_client, name), f"{name} is deleted on every replica")
+        replay = await api_client.create_unit(platform.shared_replicas[(number + 1) % 3], "seen", name)
+        assert replay.status == 410
 
 
 async def test_update_is_visible_immediately_on_its_replica(platform: LivePlatform, api_client: ApiCaller) -> None:
@@ -25,8 +25,8 @@ async def test_update_is_visible_immediately_on_its_replica(platform: LivePlatfo
         name = f"changed-{number}"
         assert (await api_client.create_unit(replica, "changed", name)).status == 201
         for image in (f"python:{version}" for version in range(10)):
-            changed = await api_client.request(replica, "PUT", f"/api/v1/gpu-units/{name}", {"image": image})
-            assert changed.status == 200, changed
+            updated = await api_client.request(replica, "PUT", f"/api/v1/gpu-units/{name}", {"image": image})
+            assert updated.status == 200, updated
             assert (await get(api_client, replica, name)).body["data"]["image"] == image
 
 
@@ -38,5 +38,5 @@ async def is_deleted_everywhere(client: ApiCaller, name: str) -> bool:
     return await statuses(get(client, replica, name) for replica in client.platform.shared_replicas) == [404] * 3
 
 
-async def statuses(answers: Iterable[Awaitable[ApiResponse]]) -> list[int]:
-    return [answer.status for answer in await asyncio.gather(*answers)]
+async def statuses(requests: Iterable[Awaitable[ApiResponse]]) -> list[int]:
+    return [response.status for response in await asyncio.gather(*requests)]

@@ -1,6 +1,6 @@
-"""An API server in memory whose every answer waits for its turn, so that a seed decides who comes first and who dies.
+"""An in-memory API server whose responses a scheduler releases one by one. A seed decides the order, and who is killed.
 
-Only for the logic of operations: what is true of a real API server is shown by the integration tests.
+Use it only to test the logic of operations. The integration tests use a real API server.
 """
 
 import asyncio
@@ -22,38 +22,38 @@ FINISHED = ("Succeeded", "Failed")
 
 
 class InterleavingScheduler:
-    """Who waits, and who is next. Nothing moves but by `next`."""
+    """Holds all waiting tasks, and releases one of them at random per call of `run_next`."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)  # noqa: S311 - repeatable
+        self.rng = random.Random(seed)  # noqa: S311 - the seed makes a run reproducible
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
 
-    async def wait_scheduled(self, who: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((who, turn))
-        await turn
+    async def wait_scheduled(self, name: str) -> None:
+        released = asyncio.get_running_loop().create_future()
+        self._waiting.append((name, released))
+        await released
 
-    async def run_next(self, may_move: Callable[[str], bool] = lambda _: True) -> str | None:
-        """Let one of those move that may; None when nobody waits."""
-        for _ in range(8):  # everybody runs on to where they wait
+    async def run_next(self, may_run: Callable[[str], bool] = lambda _: True) -> str | None:
+        """Release one waiting task that `may_run` accepts, and return its name. None if no task can be released."""
+        for _ in range(8):  # let every task run until it waits
             await asyncio.sleep(0)
-        self._waiting = [(who, turn) for who, turn in self._waiting if not turn.done()]
-        ready = [index for index, (who, _) in enumerate(self._waiting) if may_move(who)]
+        self._waiting = [(name, released) for name, released in self._waiting if not released.done()]
+        ready = [index for index, (name, _) in enumerate(self._waiting) if may_run(name)]
         if not ready:
             return None
-        who, turn = self._waiting.pop(self.rng.choice(ready))
-        turn.set_result(None)
-        return who
+        name, released = self._waiting.pop(self.rng.choice(ready))
+        released.set_result(None)
+        return name
 
 
 class FakeKubeServer:
-    """What all replicas share: objects, their versions, and who watches."""
+    """The state that all replicas share: objects, their versions and the history for watches."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, ObjectKey], Document] = {}
         self.version = 0
         self.history: list[tuple[int, str, Document, bool]] = []
-        """Version, plural, object, and whether it is still there."""
+        """Version, plural, object, and whether the object still exists."""
         self.changed = asyncio.Event()
         self.writes = 0
 
@@ -74,8 +74,8 @@ class FakeKubeServer:
 
     def patch(self, resource: ApiResource[Any], key: ObjectKey, patch: Mapping[str, Any], subresource: str) -> Document:
         found = self.existing(resource, key)
-        asked = patch.get("metadata", {}).get("resourceVersion")
-        if asked not in (None, found["metadata"]["resourceVersion"]):
+        precondition = patch.get("metadata", {}).get("resourceVersion")
+        if precondition not in (None, found["metadata"]["resourceVersion"]):
             raise errors.KubeConflict(ApiStatus(code=409, reason="Conflict", message=f"{key} has changed"))
         parts = {"status"} if subresource else set(patch) - {"status"}
         merged = _merged(found, {part: patch[part] for part in parts if part in patch})
@@ -84,34 +84,34 @@ class FakeKubeServer:
     def delete(self, resource: ApiResource[Any], key: ObjectKey, uid: str | None) -> None:
         found = self.existing(resource, key)
         if uid not in (None, found["metadata"]["uid"]):
-            raise errors.KubeConflict(ApiStatus(code=409, reason="Conflict", message=f"{key} is another one"))
+            raise errors.KubeConflict(ApiStatus(code=409, reason="Conflict", message=f"{key} has another UID"))
         del self.objects[resource.plural, key]
-        self._notify(resource.plural, found, there=False)
+        self._notify(resource.plural, found, exists=False)
 
     def put(self, resource: ApiResource[Any], key: ObjectKey, document: Document) -> Document:
         self.objects[resource.plural, key] = document
-        return self._notify(resource.plural, document, there=True)
+        return self._notify(resource.plural, document, exists=True)
 
     def existing(self, resource: ApiResource[Any], key: ObjectKey) -> Document:
         if (found := self.find(resource, key)) is None:
             raise errors.KubeNotFound(ApiStatus(code=404, reason="NotFound", message=f"no {resource.kind} {key}"))
         return found
 
-    def _notify(self, plural: str, document: Document, *, there: bool) -> Document:
+    def _notify(self, plural: str, document: Document, *, exists: bool) -> Document:
         self.version += 1
         self.writes += 1
         document["metadata"] = {**document["metadata"], "resourceVersion": str(self.version)}
-        self.history.append((self.version, plural, msgspec.json.decode(msgspec.json.encode(document)), there))
+        self.history.append((self.version, plural, msgspec.json.decode(msgspec.json.encode(document)), exists))
         self.changed.set()
         self.changed = asyncio.Event()
         return document
 
 
 class FakeClient:
-    """One process's client. A process that is killed loses the answer, or the request, whichever its turn was."""
+    """The client of one process. A killed process loses the request or the response, depending on when it is killed."""
 
-    def __init__(self, server: FakeKubeServer, turns: InterleavingScheduler, who: str) -> None:
-        self._server, self._scheduler, self.name = server, turns, who
+    def __init__(self, server: FakeKubeServer, scheduler: InterleavingScheduler, name: str) -> None:
+        self._server, self._scheduler, self.name = server, scheduler, name
         self.reads = 0
 
     def with_options(self, *_: object, **__: object) -> Self:
@@ -134,8 +134,8 @@ class FakeClient:
         subresource: str = "",
     ) -> Any:
         metadata = {**patch.get("metadata", {}), "resourceVersion": resource_version}
-        whole = {**patch, "metadata": metadata}
-        return await self._exchange(resource, lambda: self._server.patch(resource, key, whole, subresource))
+        full_patch = {**patch, "metadata": metadata}
+        return await self._exchange(resource, lambda: self._server.patch(resource, key, full_patch, subresource))
 
     async def delete(self, resource: ApiResource[Any], key: ObjectKey, *, uid: str | None = None) -> None:
         await self._scheduler.wait_scheduled(self.name)
@@ -157,16 +157,15 @@ class FakeClient:
         self, resource: ApiResource[Any], selection: ListOptions, version: int
     ) -> AsyncIterator[WatchEvent[Any]]:
         while True:
-            news = (
-                self._server.changed
-            )  # taken before the look, so that nothing is missed between the look and the wait
-            for number, plural, document, there in self._server.history[version:]:
+            # Read the event before the history, so that no change between the two is missed.
+            changed = self._server.changed
+            for number, plural, document, exists in self._server.history[version:]:
                 version = number
                 if plural == resource.plural:
                     await self._scheduler.wait_scheduled(f"{self.name}/watch")
                     found = msgspec.convert(document, resource.model)
-                    yield ObjectApplied(found) if there and _selected(document, selection) else ObjectDeleted(found)
-            await news.wait()
+                    yield ObjectApplied(found) if exists and _selected(document, selection) else ObjectDeleted(found)
+            await changed.wait()
 
     async def _exchange(self, resource: ApiResource[Any], work: Callable[[], Document]) -> Any:
         await self._scheduler.wait_scheduled(self.name)
@@ -195,10 +194,10 @@ def _merged(document: Document, patch: Mapping[str, Any]) -> Document:
     return result
 
 
-async def run_interleaved(work: Awaitable[Any], turns: InterleavingScheduler) -> Any:
-    """Do something while everybody else moves, too, until it is done."""
+async def run_interleaved(work: Awaitable[Any], scheduler: InterleavingScheduler) -> Any:
+    """Run until the work is done. All other waiting tasks run interleaved with it."""
     task = asyncio.ensure_future(work)
     while not task.done():
-        if await turns.run_next() is None:
+        if await scheduler.run_next() is None:
             await asyncio.sleep(0)
     return task.result()

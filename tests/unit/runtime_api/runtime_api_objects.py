@@ -1,4 +1,4 @@
-"""Objects for tests of pure parts, as short as they can be written."""
+"""Builders of units, pools and operations for unit tests."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.meta import ObjectMeta
 
 STOCK = SourceStock(namespace="runtime-stock", name="stock-1", uid="u1")
-FAILURE = OperationError(code="conflict", message="the cluster refuses it")
+FAILURE = OperationError(code="conflict", message="the cluster rejects it")
 
 
 def unit(
@@ -33,10 +33,10 @@ def unit(
 
 
 def pool(name: str = "p", *, available: int = 0, **spec: Any) -> StockPool:
-    asked: dict[str, Any] = {"spec_name": "g1.1", "replicas": 1} | spec
+    fields: dict[str, Any] = {"spec_name": "g1.1", "replicas": 1} | spec
     return StockPool(
         metadata=ObjectMeta(name=name, namespace="default"),
-        spec=StockPoolSpec(**asked),
+        spec=StockPoolSpec(**fields),
         status=StockPoolStatus(available=available),
     )
 

@@ -1,4 +1,4 @@
-"""How long one attempt at Kubernetes may take, while a caller waits."""
+"""The timeout of one attempt of a Kubernetes request."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Caches are answered from while they are true, and for a moment longer."""
+"""Informer caches are usable while their watches are open, and for a grace period after that."""
 
 from typing import Any
 
@@ -8,29 +8,41 @@ from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.cache_staleness import MAX_STALENESS_SECONDS, stale_reason
 
 
-class Cache:
-    def __init__(self, has_synced: bool = True, trouble: str = "", troubled_at: float = 0.0) -> None:
-        self.has_synced, self.trouble, self.troubled_at = has_synced, trouble, troubled_at
+class FakeInformer:
+    def __init__(self, has_synced: bool = True, last_error: str = "", failing_since: float = 0.0) -> None:
+        self.has_synced, self.last_error, self.failing_since = has_synced, last_error, failing_since
 
 
-def caches(**odd: Cache) -> Any:
-    return APIInformers(**{name: odd.get(name, Cache()) for name in APIInformers.__dataclass_fields__})  # type: ignore[arg-type]
+def informers(**failing: FakeInformer) -> Any:
+    fields = {name: failing.get(name, FakeInformer()) for name in APIInformers.__dataclass_fields__}
+    return APIInformers(**fields)  # type: ignore[arg-type]
 
 
-LATER = MAX_STALENESS_SECONDS + 0.1
+AFTER_GRACE = MAX_STALENESS_SECONDS + 0.1
+NO_ANSWER = FakeInformer(last_error="no answer")
 
 STATES = {
-    "all is well": (caches(), 0.0, None),
-    "starting": (caches(units=Cache(has_synced=False)), 0.0, "yet: it is still starting"),
-    "away at the start": (caches(units=Cache(False, "no answer")), 0.0, "yet: Kubernetes cannot be reached: no answer"),
-    "away for a moment": (caches(pools=Cache(trouble="no answer")), MAX_STALENESS_SECONDS, None),
-    "away for too long": (caches(pools=Cache(trouble="no answer")), LATER, "Kubernetes cannot be reached: no answer"),
-    "away before, and back": (caches(pools=Cache(trouble="", troubled_at=0.0)), LATER, None),
+    "all watches open": (informers(), 0.0, None),
+    "starting": (informers(units=FakeInformer(has_synced=False)), 0.0, "yet: it is still starting"),
+    "unreachable at start": (
+        informers(units=FakeInformer(False, "no answer")),
+        0.0,
+        "yet: Kubernetes cannot be reached: no answer",
+    ),
+    "unreachable within the grace period": (informers(pools=NO_ANSWER), MAX_STALENESS_SECONDS, None),
+    "unreachable after the grace period": (
+        informers(pools=NO_ANSWER),
+        AFTER_GRACE,
+        "Kubernetes cannot be reached: no answer",
+    ),
+    "reachable again": (informers(pools=FakeInformer(last_error="", failing_since=0.0)), AFTER_GRACE, None),
 }
 
 
-@pytest.mark.parametrize(("seen", "now", "said"), STATES.values(), ids=STATES)
-def test_stale_caches_are_unusable_after_the_grace_period(seen: APIInformers, now: float, said: str | None) -> None:
-    found = stale_reason(seen, now)
-    assert (found or "").endswith(said or "")
-    assert (found is None) == (said is None)
+@pytest.mark.parametrize(("state", "now", "expected"), STATES.values(), ids=STATES)
+def test_stale_caches_are_unusable_after_the_grace_period(
+    state: APIInformers, now: float, expected: str | None
+) -> None:
+    reason = stale_reason(state, now)
+    assert (reason or "").endswith(expected or "")
+    assert (reason is None) == (expected is None)

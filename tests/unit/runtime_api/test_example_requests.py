@@ -1,4 +1,4 @@
-"""The requests that the README sends are taken as they are."""
+"""The API accepts the example requests of the README."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ from gpu_runtime.runtime_api.http.decoding import decode_body
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.stock.requests import SeedStock
 from gpu_runtime.runtime_api.stock.stock_admission import admit_seed
-from gpu_runtime.runtime_api.storages import storage_admission as of_storages
+from gpu_runtime.runtime_api.storages import storage_admission
 from gpu_runtime.runtime_api.storages.requests import CreateStorage
-from gpu_runtime.runtime_api.units import unit_admission as of_units
+from gpu_runtime.runtime_api.units import unit_admission
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -24,9 +24,9 @@ def test_example_stock_request_is_accepted() -> None:
 
 
 def test_example_storage_and_unit_requests_are_accepted() -> None:
-    storage = of_storages.admit_storage(
+    storage = storage_admission.admit_storage(
         decode_body(example("storage.json"), JSON, CreateStorage), APINamespaceSettings()
     )
-    unit = of_units.admit_unit(decode_body(example("web.json"), JSON, CreateUnit), APINamespaceSettings())
+    unit = unit_admission.admit_unit(decode_body(example("web.json"), JSON, CreateUnit), APINamespaceSettings())
     assert unit.storage_mounts[0].name == storage.name
     assert unit.namespace == storage.namespace

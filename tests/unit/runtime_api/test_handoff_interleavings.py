@@ -1,7 +1,8 @@
-"""Whoever comes first and whoever dies: stock is neither lost nor given out twice, and an operation means one thing.
+"""The handoff loses no stock, uses no stock unit twice and creates one unit per operation, in any order of events.
 
-Every seed is another order of events among three replicas: requests sent to several of them at once, caches that lag
-behind, a controller that reports on stock, users who delete, processes that are killed between any two steps.
+Every seed is another order of events among three replicas: requests that are sent to several replicas at the same time,
+stale caches, a controller that updates the status of stock, users that delete units, and processes that are killed
+between any two steps.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, StorageMount
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
 from gpu_runtime.contract.crd.well_known import Annotation, operation_name
-from gpu_runtime.contract.errors import Conflict, Gone, NoStock
+from gpu_runtime.contract.errors import AlreadyExists, Conflict, Gone, NoStock
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
@@ -47,7 +48,7 @@ STORAGES = ("data-0", "data-1", "data-2")
 
 
 class ManualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that changes only when a test advances it."""
 
     def __init__(self) -> None:
         self.elapsed_seconds = 0.0
@@ -61,7 +62,7 @@ class ManualClock:
 
 @dataclass
 class HandoffReplica:
-    """The parts of a runtime API that the handoff needs, on a client of its own."""
+    """The parts of a runtime API that the handoff needs, with their own client."""
 
     server: FakeKubeServer
     scheduler: InterleavingScheduler
@@ -69,26 +70,33 @@ class HandoffReplica:
     clock: ManualClock
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     client: FakeClient = field(init=False)
-    deleting: asyncio.Task[None] = field(init=False)
+    deleter_task: asyncio.Task[None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.client = FakeClient(self.server, self.scheduler, self.name)
         client = cast(KubeClient, self.client)
-        caches = new_informers(client, APINamespaceSettings(), KubeMetrics())
-        ledger = OperationStore(client, "runtime-system", self.clock)
-        consumed, attachments = ConsumedStockDeleter(client, caches), StorageAttacher(client, caches)
+        informers = new_informers(client, APINamespaceSettings(), KubeMetrics())
+        operation_store = OperationStore(client, "runtime-system", self.clock)
+        consumed_deleter, attacher = ConsumedStockDeleter(client, informers), StorageAttacher(client, informers)
         self.handoff = Handoff(
-            client, caches, ledger, StockSelector(caches, ledger), attachments, consumed_deleter=consumed
+            client,
+            informers,
+            operation_store,
+            StockSelector(informers, operation_store),
+            attacher,
+            consumed_deleter=consumed_deleter,
         )
-        drivers = {OperationType.CREATE_UNIT: self.handoff}
-        self.sweep = OperationRecovery(client, caches, ledger, drivers, settings=OperationSettings(), clock=self.clock)
-        self.tasks += [asyncio.create_task(cache.run()) for cache in caches.all]
-        self.deleting = asyncio.create_task(consumed.run(asyncio.Event(), grace_seconds=0))
-        self.tasks.append(self.deleting)
+        executors = {OperationType.CREATE_UNIT: self.handoff}
+        self.recovery = OperationRecovery(
+            client, informers, operation_store, executors, settings=OperationSettings(), clock=self.clock
+        )
+        self.tasks += [asyncio.create_task(informer.run()) for informer in informers.all]
+        self.deleter_task = asyncio.create_task(consumed_deleter.run(asyncio.Event(), grace_seconds=0))
+        self.tasks.append(self.deleter_task)
 
     def stop_deleting(self) -> None:
-        """As one that dies right after its answer, for all that becomes of the stock."""
-        self.deleting.cancel()
+        """Behave, as far as consumed stock is concerned, like a replica that is killed right after its response."""
+        self.deleter_task.cancel()
 
     def kill(self) -> None:
         for task in self.tasks:
@@ -102,7 +110,8 @@ class HandoffSimulation:
     requests: list[CreateUnit]
     server: FakeKubeServer = field(default_factory=FakeKubeServer)
     clock: ManualClock = field(default_factory=ManualClock)
-    answers: list[tuple[str, object]] = field(default_factory=list)
+    outcomes: list[tuple[str, object]] = field(default_factory=list)
+    """For each response: its operationID, and whether it created the unit (201) or the type of the fault."""
     deleted: set[str] = field(default_factory=set)
     """Units that a user has deleted."""
 
@@ -120,19 +129,20 @@ class HandoffSimulation:
         self.server.create(GPU_UNITS, manifest)
         self.server.patch(GPU_UNITS, ObjectKey("runtime-stock", name), {"status": {"phase": "Ready"}}, "status")
 
-    def _replica(self, who: str) -> HandoffReplica:
-        return HandoffReplica(self.server, self.scheduler, who, self.clock)
+    def _replica(self, name: str) -> HandoffReplica:
+        return HandoffReplica(self.server, self.scheduler, name, self.clock)
 
     async def create_unit(self, replica: HandoffReplica, request: CreateUnit) -> None:
         try:
-            _, first = await replica.handoff.create(request)
-            self.answers.append((request.operation_id, first))
+            _, created = await replica.handoff.create(request)
+            self.outcomes.append((request.operation_id, created))
         except (NoStock, Gone, Conflict) as fault:
-            self.answers.append((request.operation_id, type(fault)))
+            self.outcomes.append((request.operation_id, type(fault)))
 
     def report_on_stock(self, phases: Sequence[str] = ("Ready",)) -> None:
-        """As the controller does: a status changes, and with it the version on which claims are conditional."""
-        names = [found["metadata"]["name"] for found in self.list_units("runtime-stock")]
+        """Update the status of a stock unit, as the controller does. That changes the resourceVersion that claims
+        depend on."""
+        names = [unit["metadata"]["name"] for unit in self.list_units("runtime-stock")]
         if names:
             self._report(self.scheduler.rng.choice(names), self.scheduler.rng.choice(phases))
 
@@ -141,7 +151,7 @@ class HandoffSimulation:
         self.server.patch(GPU_UNITS, ObjectKey("runtime-stock", name), status, "status")
 
     def delete_a_unit(self) -> None:
-        """As a user does, who may well be faster than the answer to the create."""
+        """Delete a unit, as a user does. That may happen before the response to the create is sent."""
         units = self.list_units("runtime-instance")
         if units:
             metadata = self.scheduler.rng.choice(units)["metadata"]
@@ -152,7 +162,7 @@ class HandoffSimulation:
         return [each for each in self.server.all(GPU_UNITS) if each["metadata"]["namespace"] == namespace]
 
     async def run(self, *, kills: int, deletions: int, phases: Sequence[str] = ("Ready",)) -> None:
-        """Every request goes to several replicas at once, and anything may happen in between."""
+        """Send every request to several replicas at the same time, with random kills, deletions and status updates."""
         for request in self.requests:
             for replica in self.scheduler.rng.sample(self.replicas, self.scheduler.rng.randint(1, REPLICAS)):
                 replica.tasks.append(asyncio.create_task(self.create_unit(replica, request)))
@@ -175,17 +185,17 @@ class HandoffSimulation:
         self.replicas[index] = self._replica(f"replica-{index}-{self.server.version}")
 
     async def run_recovery(self) -> None:
-        """Stock is Ready again, time passes, and those who are left sweep."""
-        for found in self.list_units("runtime-stock"):
-            self._report(found["metadata"]["name"], "Ready")
+        """Make all stock Ready, advance the clock and run recovery on all replicas."""
+        for unit in self.list_units("runtime-stock"):
+            self._report(unit["metadata"]["name"], "Ready")
         for _ in range(4):
             self.clock.elapsed_seconds += 10
             for replica in self.replicas:
-                await run_interleaved(replica.sweep.run_once(), self.scheduler)
+                await run_interleaved(replica.recovery.run_once(), self.scheduler)
         await self.run_until_idle()
 
     async def run_until_idle(self) -> None:
-        """Until every cache has heard of everything, and consumed stock is deleted."""
+        """Run until all caches are up to date and consumed stock is deleted."""
         while await self.scheduler.run_next():
             pass
 
@@ -199,32 +209,33 @@ class HandoffSimulation:
             replica.kill()
 
 
-def check_conservation(world: HandoffSimulation) -> None:
-    operations = {each["spec"]["operationID"]: each for each in world.server.all(OPERATIONS)}
+def check_conservation(simulation: HandoffSimulation) -> None:
+    operations = {each["spec"]["operationID"]: each for each in simulation.server.all(OPERATIONS)}
     succeeded = [each for each in operations.values() if each.get("status", {}).get("state") == "Succeeded"]
     consumed = Counter(each["status"]["stock"]["uid"] for each in succeeded)
-    left = world.list_units("runtime-stock")
-    assert all(count == 1 for count in consumed.values()), "stock was given out twice"
-    assert len(left) + len(consumed) == world.stock, "stock was lost, or made"
-    assert not [each for each in left if Annotation.CLAIMED_BY in each["metadata"].get("annotations", {})]
+    remaining = simulation.list_units("runtime-stock")
+    assert all(count == 1 for count in consumed.values()), "two operations consumed the same stock unit"
+    assert len(remaining) + len(consumed) == simulation.stock, "a stock unit was lost or created"
+    assert not [each for each in remaining if Annotation.CLAIMED_BY in each["metadata"].get("annotations", {})]
     committed = {each["status"]["targetUID"] for each in succeeded}
-    there = {each["metadata"]["uid"] for each in world.list_units("runtime-instance")}
-    assert there <= committed, "a unit that no operation made"
-    assert committed - there <= world.deleted, "a unit is missing that nobody deleted"
-    check_storages(world, {each["spec"]["operationID"] for each in succeeded})
-    firsts = Counter(operation for operation, answer in world.answers if answer is True)
-    assert all(count == 1 for count in firsts.values()), "two were told that they were first"
+    existing = {each["metadata"]["uid"] for each in simulation.list_units("runtime-instance")}
+    assert existing <= committed, "a unit exists that no operation committed to"
+    assert committed - existing <= simulation.deleted, "a unit is missing that no user deleted"
+    check_storages(simulation, {each["spec"]["operationID"] for each in succeeded})
+    creations = Counter(operation for operation, outcome in simulation.outcomes if outcome is True)
+    assert all(count == 1 for count in creations.values()), "two responses reported the creation of one unit"
 
 
-def check_storages(world: HandoffSimulation, succeeded: set[str]) -> None:
-    held = {each["metadata"]["name"]: each["spec"].get("attachedTo") for each in world.server.all(GPU_STORAGES)}
-    for unit in world.list_units("runtime-instance"):
+def check_storages(simulation: HandoffSimulation, succeeded: set[str]) -> None:
+    storages = simulation.server.all(GPU_STORAGES)
+    attachments = {each["metadata"]["name"]: each["spec"].get("attachedTo") for each in storages}
+    for unit in simulation.list_units("runtime-instance"):
         for mount in unit["spec"].get("storageMounts", ()):
-            attached = held[mount["name"]]
-            assert attached, "a unit mounts what it does not hold"
-            assert attached["unit"] == unit["metadata"]["name"], "a unit mounts what another one holds"
-    strays = [name for name, each in held.items() if each and each["operationID"] not in succeeded]
-    assert not strays, "a storage is held by an operation that made no unit"
+            attachment = attachments[mount["name"]]
+            assert attachment, "a unit mounts a storage that is not attached to it"
+            assert attachment["unit"] == unit["metadata"]["name"], "a unit mounts a storage of another unit"
+    orphans = [name for name, each in attachments.items() if each and each["operationID"] not in succeeded]
+    assert not orphans, "a storage is attached for an operation that created no unit"
 
 
 def requests(count: int) -> list[CreateUnit]:
@@ -242,138 +253,145 @@ def requests(count: int) -> list[CreateUnit]:
 
 
 @contextmanager
-def handoff_simulation(seed: int, stock: int, asked: list[CreateUnit]) -> Iterator[HandoffSimulation]:
+def handoff_simulation(seed: int, stock: int, create_requests: list[CreateUnit]) -> Iterator[HandoffSimulation]:
     random.seed(seed)
-    made = HandoffSimulation(seed, stock, asked)
+    simulation = HandoffSimulation(seed, stock, create_requests)
     try:
-        yield made
+        yield simulation
     finally:
-        made.end()
+        simulation.end()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_without_kills_every_stock_unit_becomes_one_unit(seed: int) -> None:
-    with handoff_simulation(seed, 3, requests(5)) as made:
-        await made.run(kills=0, deletions=0)
-        outcomes = Counter(answer for _, answer in made.answers)
-        assert outcomes[True] == 3, made.answers
-        assert not made.list_units("runtime-stock")
-        refused = {operation for operation, answer in made.answers if answer is NoStock}
-        served = {operation for operation, answer in made.answers if answer in (True, False)}
-        assert refused.isdisjoint(served), "duplicates of one request got different answers"
-        check_conservation(made)
+    with handoff_simulation(seed, 3, requests(5)) as simulation:
+        await simulation.run(kills=0, deletions=0)
+        counts = Counter(outcome for _, outcome in simulation.outcomes)
+        assert counts[True] == 3, simulation.outcomes
+        assert not simulation.list_units("runtime-stock")
+        rejected = {operation for operation, outcome in simulation.outcomes if outcome is NoStock}
+        accepted = {operation for operation, outcome in simulation.outcomes if outcome in (True, False)}
+        assert rejected.isdisjoint(accepted), "duplicates of one request got different responses"
+        check_conservation(simulation)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_with_kills_and_deletions_stock_is_conserved(seed: int) -> None:
-    with handoff_simulation(seed, 4, requests(6)) as made:
-        await made.run(kills=4, deletions=2, phases=("Ready", "Ready", "Progressing"))
-        await made.run_recovery()
-        check_conservation(made)
-        await made.replay()
-        await made.run_recovery()
-        check_conservation(made)
-        last = dict(made.answers[-len(made.requests) :])
-        refused = [operation for operation, answer in last.items() if answer is NoStock]
-        assert not refused or not made.list_units("runtime-stock"), "told that there is no stock, and there is"
+    with handoff_simulation(seed, 4, requests(6)) as simulation:
+        await simulation.run(kills=4, deletions=2, phases=("Ready", "Ready", "Progressing"))
+        await simulation.run_recovery()
+        check_conservation(simulation)
+        await simulation.replay()
+        await simulation.run_recovery()
+        check_conservation(simulation)
+        last = dict(simulation.outcomes[-len(simulation.requests) :])
+        rejected = [operation for operation, outcome in last.items() if outcome is NoStock]
+        assert not rejected or not simulation.list_units("runtime-stock"), "NoStock although stock exists"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS // 3))
-async def test_two_operations_with_one_unit_name(seed: int) -> None:
-    """One gets it; the other gives its stock back."""
-    asked = [msgspec.structs.replace(each, name="wanted") for each in requests(3)]
-    with handoff_simulation(seed, 3, asked) as made:
-        await made.run(kills=seed % 3, deletions=0)
-        await made.run_recovery()
-        check_conservation(made)
-        assert len(made.list_units("runtime-instance")) <= 1
-        await made.replay()
-        check_conservation(made)
-        assert len(made.list_units("runtime-instance")) == 1
-        assert len(made.list_units("runtime-stock")) == 2
+async def test_one_of_several_operations_with_one_unit_name_succeeds(seed: int) -> None:
+    """One operation creates the unit. The others release their stock."""
+    same_name = [msgspec.structs.replace(each, name="same") for each in requests(3)]
+    with handoff_simulation(seed, 3, same_name) as simulation:
+        await simulation.run(kills=seed % 3, deletions=0)
+        await simulation.run_recovery()
+        check_conservation(simulation)
+        assert len(simulation.list_units("runtime-instance")) <= 1
+        await simulation.replay()
+        check_conservation(simulation)
+        assert len(simulation.list_units("runtime-instance")) == 1
+        assert len(simulation.list_units("runtime-stock")) == 2
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_a_storage_has_one_holder(seed: int) -> None:
-    """Some want the same storage, some want two of them in another order, and there is too little stock for all."""
-    wanted = (("data-0",), ("data-1", "data-0"), ("data-0", "data-2"), ("data-1",), ("data-2", "data-1"))
-    asked = [
+async def test_storage_is_attached_to_one_unit_only(seed: int) -> None:
+    """Some requests mount the same storage, some mount two in different order, and the stock does not suffice for
+    all."""
+    mounts = (("data-0",), ("data-1", "data-0"), ("data-0", "data-2"), ("data-1",), ("data-2", "data-1"))
+    with_storages = [
         msgspec.structs.replace(each, storage_mounts=tuple(StorageMount(name=n, mount_path=f"/{n}") for n in names))
-        for each, names in zip(requests(len(wanted)), wanted, strict=True)
+        for each, names in zip(requests(len(mounts)), mounts, strict=True)
     ]
-    with handoff_simulation(seed, 3, asked) as made:
-        await made.run(kills=seed % 4, deletions=0, phases=("Ready", "Ready", "Progressing"))
-        await made.run_recovery()
-        check_conservation(made)
-        await made.replay()
-        await made.run_recovery()
-        check_conservation(made)
+    with handoff_simulation(seed, 3, with_storages) as simulation:
+        await simulation.run(kills=seed % 4, deletions=0, phases=("Ready", "Ready", "Progressing"))
+        await simulation.run_recovery()
+        check_conservation(simulation)
+        await simulation.replay()
+        await simulation.run_recovery()
+        check_conservation(simulation)
 
 
-async def test_a_create_is_four_writes_and_one_more_after_its_answer() -> None:
-    with handoff_simulation(1, 2, requests(1)) as made:
-        await made.run_until_idle()
-        before = made.server.version
-        await run_interleaved(made.create_unit(made.replicas[0], made.requests[0]), made.scheduler)
-        written = [plural for version, plural, *_ in made.server.history if version > before]
+async def test_create_makes_four_writes_and_one_more_after_its_response() -> None:
+    with handoff_simulation(1, 2, requests(1)) as simulation:
+        await simulation.run_until_idle()
+        before = simulation.server.version
+        await run_interleaved(
+            simulation.create_unit(simulation.replicas[0], simulation.requests[0]), simulation.scheduler
+        )
+        written = [plural for version, plural, *_ in simulation.server.history if version > before]
         assert written[:4] == ["operations", "gpuunits", "gpuunits", "operations"]
-        await made.run_until_idle()
-        assert made.server.version - before == 5
-        assert len(made.list_units("runtime-stock")) == 1
+        await simulation.run_until_idle()
+        assert simulation.server.version - before == 5
+        assert len(simulation.list_units("runtime-stock")) == 1
 
 
 async def test_recovery_does_not_read_operations_of_its_own_replica() -> None:
-    with handoff_simulation(1, 2, requests(2)) as made:
-        await made.run_until_idle()
-        for request in made.requests:
-            await run_interleaved(made.create_unit(made.replicas[0], request), made.scheduler)
-        await made.run_until_idle()
-        for replica in made.replicas:
+    with handoff_simulation(1, 2, requests(2)) as simulation:
+        await simulation.run_until_idle()
+        for request in simulation.requests:
+            await run_interleaved(simulation.create_unit(simulation.replicas[0], request), simulation.scheduler)
+        await simulation.run_until_idle()
+        for replica in simulation.replicas:
             replica.client.reads = 0
-        await made.run_recovery()
-        assert [replica.client.reads for replica in made.replicas] == [0, 2, 2]
+        await simulation.run_recovery()
+        assert [replica.client.reads for replica in simulation.replicas] == [0, 2, 2]
 
 
 async def test_stock_of_an_abandoned_attempt_is_not_deleted_by_its_creator() -> None:
-    with handoff_simulation(1, 1, requests(1)) as made:
-        await made.run_until_idle()
-        asked = asyncio.create_task(made.create_unit(made.replicas[0], made.requests[0]))
-        while not made.list_units("runtime-instance"):
-            await made.scheduler.run_next()
-        (record,) = made.server.all(OPERATIONS)
-        given_up = {"state": "RollingBack", "stock": record["spec"]["stock"], "attempt": 1}
-        status = given_up | {"error": {"code": "conflict", "message": "the cluster refuses it"}}
-        made.server.patch(OPERATIONS, ObjectKey("runtime-system", operation_name("op-0")), {"status": status}, "status")
-        await run_interleaved(asked, made.scheduler)
-        await made.run_until_idle()
-        assert made.answers == [("op-0", Conflict)]
-        assert not made.list_units("runtime-instance")
-        assert len(made.list_units("runtime-stock")) == 1
-        check_conservation(made)
+    with handoff_simulation(1, 1, requests(1)) as simulation:
+        await simulation.run_until_idle()
+        create = asyncio.create_task(simulation.create_unit(simulation.replicas[0], simulation.requests[0]))
+        while not simulation.list_units("runtime-instance"):
+            await simulation.scheduler.run_next()
+        (record,) = simulation.server.all(OPERATIONS)
+        rolling_back = {"state": "RollingBack", "stock": record["spec"]["stock"], "attempt": 1}
+        status = rolling_back | {"error": {"code": "conflict", "message": "rejected by a policy"}}
+        simulation.server.patch(
+            OPERATIONS, ObjectKey("runtime-system", operation_name("op-0")), {"status": status}, "status"
+        )
+        await run_interleaved(create, simulation.scheduler)
+        await simulation.run_until_idle()
+        assert simulation.outcomes == [("op-0", Conflict)]
+        assert not simulation.list_units("runtime-instance")
+        assert len(simulation.list_units("runtime-stock")) == 1
+        check_conservation(simulation)
 
 
 async def test_consumed_stock_is_never_offered_and_recovery_deletes_it() -> None:
-    with handoff_simulation(1, 1, requests(2)) as made:
-        made.replicas[0].stop_deleting()
-        await run_interleaved(made.create_unit(made.replicas[0], made.requests[0]), made.scheduler)
-        await made.run_until_idle()
-        assert len(made.list_units("runtime-stock")) == 1
-        for replica in made.replicas:
-            await run_interleaved(made.create_unit(replica, made.requests[1]), made.scheduler)
-        assert [answer for _, answer in made.answers] == [True, NoStock, NoStock, NoStock]
-        await made.run_recovery()
-        check_conservation(made)
-        assert not made.list_units("runtime-stock")
+    with handoff_simulation(1, 1, requests(2)) as simulation:
+        simulation.replicas[0].stop_deleting()
+        await run_interleaved(
+            simulation.create_unit(simulation.replicas[0], simulation.requests[0]), simulation.scheduler
+        )
+        await simulation.run_until_idle()
+        assert len(simulation.list_units("runtime-stock")) == 1
+        for replica in simulation.replicas:
+            await run_interleaved(simulation.create_unit(replica, simulation.requests[1]), simulation.scheduler)
+        assert [outcome for _, outcome in simulation.outcomes] == [True, NoStock, NoStock, NoStock]
+        await simulation.run_recovery()
+        check_conservation(simulation)
+        assert not simulation.list_units("runtime-stock")
 
 
 async def test_replay_after_eviction_of_the_operation_is_a_name_conflict() -> None:
-    """The unit stays, and the same request again finds its name taken and takes no stock."""
-    with handoff_simulation(1, 2, requests(1)) as made:
-        await made.run(kills=0, deletions=0)
-        made.server.delete(OPERATIONS, ObjectKey("runtime-system", operation_name("op-0")), None)
-        before = [each["metadata"]["uid"] for each in made.list_units("runtime-instance")]
-        await made.replay()
-        await made.run_recovery()
-        assert made.answers[-1] == ("op-0", Conflict)
-        assert [each["metadata"]["uid"] for each in made.list_units("runtime-instance")] == before
-        assert len(made.list_units("runtime-stock")) == 1
+    """The unit stays. The replay fails because the name exists, and claims no stock."""
+    with handoff_simulation(1, 2, requests(1)) as simulation:
+        await simulation.run(kills=0, deletions=0)
+        simulation.server.delete(OPERATIONS, ObjectKey("runtime-system", operation_name("op-0")), None)
+        before = [each["metadata"]["uid"] for each in simulation.list_units("runtime-instance")]
+        await simulation.replay()
+        await simulation.run_recovery()
+        assert simulation.outcomes[-1] == ("op-0", AlreadyExists)
+        assert [each["metadata"]["uid"] for each in simulation.list_units("runtime-instance")] == before
+        assert len(simulation.list_units("runtime-stock")) == 1

@@ -1,1 +1,4 @@
-"""What consumers gave up on, for operators: to look at, to send again, to throw away."""
+"""The operator API of dead letters: list, get, redrive and delete.
+
+The consumers of the streams write dead letters. This package only reads, resends and deletes them.
+"""

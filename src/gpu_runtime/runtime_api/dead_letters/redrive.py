@@ -1,17 +1,17 @@
-"""What is sent when a dead letter is sent again. Pure.
+"""Builds the message that a redrive of a dead letter publishes. Pure functions.
 
-An invocation that was dead-lettered has its one result, which says so, and its ID stays with that. What runs again is a
-new invocation of the same request, under an ID made of the old one and the letter's: however often the same letter is
-sent again, it is the same new invocation. Its time begins anew, and nobody waits for its reply. It begins at the front
-door, also where it died on its way to a worker.
+A dead-lettered invocation already has its result with the state dead_lettered, and its invocationID keeps that result.
+A redrive enqueues a new invocation of the same request. The new ID combines the old ID and the ID of the dead letter,
+so that repeated redrives of one dead letter create one invocation. The new invocation has a new deadline, and no caller
+waits for its reply. It always starts in the invoke stream, also if the dead letter comes from the dispatch stream.
 
-A result that the store gave up on is another matter: it is the end of an invocation that has none yet, and goes to the
-store again as it is.
+A dead letter from the result stream holds the result of an invocation that has no stored result. A redrive publishes
+this result unchanged.
 """
 
 from msgspec import structs
 
-from gpu_runtime.contract.errors import Conflict
+from gpu_runtime.contract.errors import NotRedrivable
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
@@ -24,36 +24,40 @@ from gpu_runtime.jetstream.delivery import OutgoingMessage
 
 
 def redriven_invocation(letter: DeadLetter) -> Invocation:
-    """The new invocation. Conflict where the letter cannot be read: sent again, it would only die again."""
+    """Return the new invocation.
+
+    Raises NotRedrivable if the message is malformed: it would be dead-lettered again.
+    """
     try:
-        first = (
+        original = (
             decode(letter.data, Dispatch).invocation
             if letter.source is Stream.DISPATCH
             else decode(letter.data, Invocation)
         )
     except MessageDecodeError as error:
-        raise Conflict(f"dead letter {letter.id} cannot be sent again: {error}") from error
-    for problem in _problems(first, letter):
-        raise Conflict(f"dead letter {letter.id} cannot be sent again: {problem}")
+        raise NotRedrivable(f"dead letter {letter.id} cannot be redriven: {error}") from error
+    for field_error in _redrive_errors(original, letter):
+        raise NotRedrivable(f"dead letter {letter.id} cannot be redriven: {field_error}")
     return structs.replace(
-        first,
-        invocation_id=redrive_invocation_id(first.invocation_id, letter.id),
+        original,
+        invocation_id=redrive_invocation_id(original.invocation_id, letter.id),
         mode="async",
         reply_to="",
         enqueued_at=None,
     )
 
 
-def _problems(first: Invocation, letter: DeadLetter) -> FieldErrors:
-    """It may have died of what it says: of this become subjects and keys."""
-    yield from invocation_id_errors(first.invocation_id)
-    if first.serverless_request_id != letter.serverless_request_id:
-        yield FieldError("serverlessRequestID", f"is {first.serverless_request_id!r}, but it came on {letter.subject}")
+def _redrive_errors(original: Invocation, letter: DeadLetter) -> FieldErrors:
+    """Check the fields that become NATS subjects and keys. They may be the reason for the dead letter."""
+    yield from invocation_id_errors(original.invocation_id)
+    if original.serverless_request_id != letter.serverless_request_id:
+        text = f"{original.serverless_request_id!r} does not match the subject {letter.subject}"
+        yield FieldError("serverlessRequestID", text)
 
 
 def redrive_invocation_id(invocation_id: str, letter_id: str) -> str:
-    ending = f"-redrive-{letter_id}"
-    return invocation_id[: MAX_INVOCATION_ID_LENGTH - len(ending)] + ending
+    suffix = f"-redrive-{letter_id}"
+    return invocation_id[: MAX_INVOCATION_ID_LENGTH - len(suffix)] + suffix
 
 
 def redriven_result(letter: DeadLetter) -> OutgoingMessage:
@@ -66,5 +70,5 @@ def redriven_result(letter: DeadLetter) -> OutgoingMessage:
 
 
 def _redrive_headers(letter: DeadLetter) -> dict[str, str]:
-    """Without what was meant for the stream alone."""
+    """Return the headers without those that NATS set."""
     return {name: value for name, value in letter.headers.items() if not name.lower().startswith("nats-")}

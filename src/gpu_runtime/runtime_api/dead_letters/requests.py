@@ -1,4 +1,4 @@
-"""What operators ask of dead letters."""
+"""The query parameters of the dead-letter routes."""
 
 from msgspec import UNSET, UnsetType, field
 
@@ -7,10 +7,10 @@ from gpu_runtime.runtime_api.http.paging import PagedQuery
 
 
 class ListDeadLetters(PagedQuery, frozen=True, kw_only=True):
-    """Which dead letters."""
+    """Filters of the dead-letter list."""
 
     source: Stream | UnsetType = UNSET
-    """Only those of this queue: invoke, dispatch or result."""
+    """Only dead letters from this stream: invoke, dispatch or result."""
 
     serverless_request_id: str | UnsetType = field(default=UNSET, name="serverlessRequestID")
-    """Only those of this function."""
+    """Only dead letters of this function."""

@@ -1,8 +1,16 @@
-"""The routes of dead letters."""
+"""The HTTP routes of dead letters: list, get, delete and redrive."""
 
 from collections.abc import Sequence
 
-from gpu_runtime.contract.errors import Conflict, Invalid, InvocationReused, NotFound, Overloaded, Unavailable
+from gpu_runtime.contract.errors import (
+    Invalid,
+    InvocationReused,
+    NotFound,
+    NotRedrivable,
+    Overloaded,
+    Unavailable,
+    WriteConflict,
+)
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
 from gpu_runtime.runtime_api.dead_letters.service import DeadLetterService
 from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView
@@ -13,30 +21,30 @@ DEAD_LETTER_PATH = DEAD_LETTERS_PATH + "/{id}"
 TAG = "Dead letters"
 
 
-def routes(office: DeadLetterService) -> Sequence[Route]:
-    handle = _DeadLetterHandlers(office)
+def routes(service: DeadLetterService) -> Sequence[Route]:
+    handle = _DeadLetterHandlers(service)
     return (_list(handle), _get(handle), _delete(handle), _redrive(handle))
 
 
 class _DeadLetterHandlers:
-    """From calls to the service."""
+    """Calls the dead-letter service."""
 
-    def __init__(self, office: DeadLetterService) -> None:
-        self._service = office
+    def __init__(self, service: DeadLetterService) -> None:
+        self._service = service
 
-    async def list(self, call: APIRequest[None, ListDeadLetters]) -> APIResponse:
-        found, continuation = await self._service.list(call.query)
-        return APIResponse(200, found, continuation)
+    async def list(self, request: APIRequest[None, ListDeadLetters]) -> APIResponse:
+        views, continuation = await self._service.list(request.query)
+        return APIResponse(200, views, continuation)
 
-    async def get(self, call: APIRequest[None, NoQuery]) -> APIResponse:
-        return APIResponse(200, await self._service.get(call.path["id"]))
+    async def get(self, request: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(200, await self._service.get(request.path["id"]))
 
-    async def delete(self, call: APIRequest[None, NoQuery]) -> APIResponse:
-        await self._service.delete(call.path["id"])
+    async def delete(self, request: APIRequest[None, NoQuery]) -> APIResponse:
+        await self._service.delete(request.path["id"])
         return APIResponse(204)
 
-    async def redrive(self, call: APIRequest[None, NoQuery]) -> APIResponse:
-        return APIResponse(202, await self._service.redrive(call.path["id"]))
+    async def redrive(self, request: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(202, await self._service.redrive(request.path["id"]))
 
 
 def _list(handle: _DeadLetterHandlers) -> Route:
@@ -51,7 +59,7 @@ def _list(handle: _DeadLetterHandlers) -> Route:
         scope=Scope.OPERATOR,
         needs_cluster=False,
         query=ListDeadLetters,
-        description="Messages that a consumer gave up on, the oldest first, without the messages themselves.",
+        description="Messages that a consumer dead-lettered, starting with the oldest, without headers and content.",
         tag=TAG,
     )
 
@@ -67,7 +75,7 @@ def _get(handle: _DeadLetterHandlers) -> Route:
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.OPERATOR,
         needs_cluster=False,
-        description="With the message itself and its headers.",
+        description="Returns the dead letter with the content and the headers of its message.",
         tag=TAG,
     )
 
@@ -77,13 +85,13 @@ def _delete(handle: _DeadLetterHandlers) -> Route:
         "DELETE",
         DEAD_LETTER_PATH,
         "deleteDeadLetter",
-        "Throw a dead letter away",
+        "Delete a dead letter",
         handle.delete,
         responses={204: None},
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.OPERATOR,
         needs_cluster=False,
-        description="The invocation's result, which says that it was dead-lettered, stays.",
+        description="Deletes the dead letter. The result of the invocation, with the state dead_lettered, stays.",
         tag=TAG,
     )
 
@@ -93,17 +101,18 @@ def _redrive(handle: _DeadLetterHandlers) -> Route:
         "POST",
         DEAD_LETTER_PATH + "/redrive",
         "redriveDeadLetter",
-        "Send a dead letter again",
+        "Redrive a dead letter",
         handle.redrive,
         responses={202: RedriveView},
-        faults=(Invalid, NotFound, Conflict, InvocationReused, Overloaded, Unavailable),
+        faults=(Invalid, NotFound, NotRedrivable, InvocationReused, WriteConflict, Overloaded, Unavailable),
         scope=Scope.OPERATOR,
         needs_cluster=False,
         description=(
-            "An invocation runs again under a new invocationID, which the answer names and which is always the same for"
-            " one letter: the old one has its one result already. A result goes to the result store again. Then the"
-            " letter is thrown away; asked once more, this is 404, and nothing runs twice. 409: the letter cannot be"
-            " read, and would only die again. 429: the function's queue is full, and the letter stays."
+            "Enqueues the invocation of the dead letter again, or publishes its result again, and then deletes the dead"
+            " letter. The invocation runs with a new invocationID, because the old one already has a result. The"
+            " response contains the new invocationID, which is always the same for one dead letter. A repeated request"
+            " returns 404, and nothing runs twice. 409 not_redrivable: the message is malformed, and would be"
+            " dead-lettered again. 429: the queue of the function is full, and the dead letter stays."
         ),
         tag=TAG,
     )

@@ -1,7 +1,8 @@
-"""Dead letters, as they lie in their stream. A letter is found by its ID by walking along those of its queue.
+"""Lists, gets, redrives and deletes the dead letters in their JetStream stream.
 
-Sending again comes before throwing away: killed in between, the letter is still there, and sending it once more sends
-nothing new.
+The stream has no index by dead letter ID: a lookup scans all dead letters of the same source stream. A redrive
+publishes the message before it deletes the dead letter. If the process crashes in between, the dead letter stays, and
+another redrive publishes nothing new.
 """
 
 import logging
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 class StoredDeadLetter:
     letter: DeadLetter
     sequence: int
-    """In the stream of dead letters."""
+    """The sequence of the dead letter in the dead-letter stream."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class DeadLetterService:
     enqueuer: InvocationEnqueuer
 
     async def list(self, query: ListDeadLetters) -> tuple[list[DeadLetterView], str | None]:
-        """A page, the oldest first, and where the next one begins."""
+        """Return one page, starting with the oldest dead letter, and the cursor of the next page."""
         source, request_id = _filters(query)
         views: list[DeadLetterView] = []
         async for found in self._scan(source, request_id, start_sequence(query.after)):
@@ -70,7 +71,7 @@ class DeadLetterService:
         )
 
     async def _resend(self, letter: DeadLetter) -> str:
-        """Gives the invocationID under which it goes on."""
+        """Publish the message of the dead letter again and return the invocationID of the published message."""
         if letter.source is Stream.RESULT:
             await self.nats_client.publisher.publish(redriven_result(letter))
             return letter.invocation_id
@@ -80,7 +81,7 @@ class DeadLetterService:
 
     async def _find(self, letter_id: str) -> StoredDeadLetter:
         source, _, number = letter_id.rpartition("-")
-        if source in {queue.value for queue in Stream} and number.isdecimal():
+        if source in {stream.value for stream in Stream} and number.isdecimal():
             async for found in self._scan(source, WILDCARD):
                 if found.letter.id == letter_id:
                     return found
@@ -105,7 +106,7 @@ def _decode_dead_letter(message: StoredMessage) -> DeadLetter | None:
     try:
         return decode(message.data, DeadLetter)
     except MessageDecodeError as error:
-        logger.warning("a dead letter cannot be read", extra={"sequence": message.sequence, "error": str(error)})
+        logger.warning("malformed dead letter skipped", extra={"sequence": message.sequence, "error": str(error)})
         return None
 
 
@@ -113,19 +114,19 @@ def _filters(query: ListDeadLetters) -> tuple[str, str]:
     request_id = query.serverless_request_id
     if request_id is UNSET:
         request_id = WILDCARD
-    elif problems := tuple(request_id_errors(request_id, "serverlessRequestID")):
-        raise Invalid(problems)
+    elif errors := tuple(request_id_errors(request_id, "serverlessRequestID")):
+        raise Invalid(errors)
     return WILDCARD if query.source is UNSET else query.source.value, request_id
 
 
 def start_sequence(after: str | None) -> int:
     if not after:
         return 1
-    place, position = decode_cursor(after)
-    if place != DEAD_LETTERS or not is_stream_sequence(position):
-        raise Invalid([FieldError("continue", "is of another list; leave it out to begin anew")])
-    return int(position)
+    source, sequence = decode_cursor(after)
+    if source != DEAD_LETTERS or not is_stream_sequence(sequence):
+        raise Invalid([FieldError("continue", "belongs to another list; omit it to start from the beginning")])
+    return int(sequence)
 
 
 def _not_found(letter_id: str) -> NotFound:
-    return NotFound(f"there is no dead letter {letter_id!r}, or none any more: it may have been sent again or deleted")
+    return NotFound(f"dead letter {letter_id!r} does not exist; it may have been redriven, deleted or expired")

@@ -1,4 +1,4 @@
-"""A dead letter as operators see it. Pure."""
+"""Converts dead letters into the JSON views of the API. Pure functions."""
 
 from msgspec import UNSET, Raw, UnsetType, field
 
@@ -12,63 +12,63 @@ from gpu_runtime.runtime_api.invocations.view import PayloadEncoding, encode_pay
 
 
 class DeadLetterView(View, frozen=True, kw_only=True):
-    """A message that a consumer gave up on."""
+    """A message that a consumer dead-lettered."""
 
     id: str
-    """Names the dead letter: the queue and the message's number in it."""
+    """The ID of the dead letter: the source stream and the sequence of the message in it."""
 
     source: Stream
-    """The queue that it was taken from."""
+    """The stream that the message comes from."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """The function: its serverless.requestID; or unknown."""
+    """The function: its serverless.requestID, or unknown."""
 
     invocation_id: str | None = field(default=None, name="invocationID")
-    """The invocation, where the message could be read as far."""
+    """The invocation, if the message contains a readable invocationID."""
 
     failure_class: FailureClass = field(name="class")
-    """Why, as one word for programs."""
+    """Why the message was dead-lettered, as a code for programs."""
 
     reason: str
-    """Why, as a sentence for people."""
+    """Why the message was dead-lettered, as a text for people."""
 
     delivery_count: int
-    """How often it was delivered."""
+    """How many times JetStream delivered the message."""
 
     published_at: Instant
-    """When the queue got it."""
+    """When the message was published to its stream."""
 
     dead_lettered_at: Instant
-    """When it was given up."""
+    """When the consumer dead-lettered the message."""
 
     subject: str
-    """Where it was sent."""
+    """The NATS subject of the message."""
 
     headers: dict[str, str] = field(default_factory=dict)
-    """With which headers. A list leaves them out."""
+    """The headers of the message. Lists omit them."""
 
     message: Raw | UnsetType = UNSET
-    """The message itself. A list leaves it out."""
+    """The content of the message. Lists omit it."""
 
     message_encoding: PayloadEncoding | None = None
-    """json: the message is the JSON value that was sent. base64: a string with the bytes as base64."""
+    """json: the message is the JSON value that was published. base64: the message is a base64 string of the bytes."""
 
 
 class RedriveView(View, frozen=True, kw_only=True):
-    """A dead letter that was sent again."""
+    """A dead letter that was redriven."""
 
     id: str
-    """The dead letter, which is gone."""
+    """The ID of the dead letter. The dead letter is deleted."""
 
     source: Stream
-    """The queue that it came from."""
+    """The stream that the message comes from."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """The function."""
+    """The function: its serverless.requestID."""
 
     invocation_id: str | None = field(default=None, name="invocationID")
-    """Under which invocationID it goes on. An invocation has exactly one end, and this one had come to it: so it is
-    run again under another ID. A result that was sent again keeps its own."""
+    """The invocationID of the redriven message. An invocation gets a new ID, because the old ID already has its one
+    result. A result keeps its ID."""
 
 
 def dead_letter_view(letter: DeadLetter, *, include_message: bool) -> DeadLetterView:

@@ -1,1 +1,4 @@
-"""The edge: routes as data, who calls, what an answer looks like, the OpenAPI document. No product decisions here."""
+"""The HTTP edge: routes as data, authentication, rate limits, decoding, the response envelope and the OpenAPI document.
+
+No product logic: the packages `units`, `stock`, `storages`, `operations`, `invocations` and `dead_letters` contain it.
+"""

@@ -1,4 +1,8 @@
-"""What is written down about requests: a line per write, a line per read at debug, and metrics by route."""
+"""The access log, the audit log and the metrics of HTTP requests.
+
+Every write is logged to the audit log at info. Every read is logged to the access log at debug. Metrics count all
+requests by route.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -15,14 +19,15 @@ _METRIC_METHODS: Mapping[str, str] = MappingProxyType(
     {name: name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")}
 )
 _LOGGED_IDS: Mapping[str, str] = MappingProxyType(
-    {"operation_id": "operationID", "invocation_id": "invocationID", "name": "object"}
+    {"operation_id": "operation_id", "invocation_id": "invocation_id", "name": "object_name"}
 )
+"""The attributes of request bodies and responses that are logged, with their log fields."""
 _DURATION_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 @dataclass(slots=True)
 class AccessRecord:
-    """A request and what became of it. It is filled in as the request goes on."""
+    """The log fields of one request. They are filled in while the request is processed."""
 
     http_request_id: str
     method: str
@@ -31,21 +36,24 @@ class AccessRecord:
     caller: str = "unknown"
     logged_ids: dict[str, str] = field(default_factory=dict)
 
-    def note_ids(self, said: object) -> None:
-        """Note what a body or an answer names, so that a search for it finds this line."""
-        for attribute, word in _LOGGED_IDS.items():
-            if isinstance(name := getattr(said, attribute, None), str) and name:
-                self.logged_ids[word] = name
+    def note_ids(self, message: object) -> None:
+        """Record the IDs and names in a request body or a response, so that a search for them finds the log line."""
+        for attribute, log_field in _LOGGED_IDS.items():
+            if isinstance(value := getattr(message, attribute, None), str) and value:
+                self.logged_ids[log_field] = value
 
 
 class AccessLog:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "http_requests", "Requests, by route and answer", ["route", "method", "code"], registry=registry
+            "gpu_runtime_http_requests",
+            "HTTP requests by route, method and status code",
+            ["route", "method", "code"],
+            registry=registry,
         )
         self._duration = Histogram(
-            "http_request_seconds",
-            "Time from a request to its answer",
+            "gpu_runtime_http_request_duration_seconds",
+            "Time from the start of an HTTP request to its response",
             ["route"],
             buckets=_DURATION_BUCKETS_SECONDS,
             registry=registry,
@@ -56,9 +64,9 @@ class AccessLog:
     def log(self, entry: AccessRecord, status: int, seconds: float) -> None:
         self._observe(entry.route, _METRIC_METHODS.get(entry.method, "other"), status, seconds)
         if entry.method not in READ_METHODS:
-            audit_logger.info("write", extra=_log_fields(entry, status, seconds))
+            audit_logger.info("request completed", extra=_log_fields(entry, status, seconds))
         elif access_logger.isEnabledFor(logging.DEBUG):
-            access_logger.debug("read", extra=_log_fields(entry, status, seconds))
+            access_logger.debug("request completed", extra=_log_fields(entry, status, seconds))
 
     def _observe(self, route: str, method: str, status: int, seconds: float) -> None:
         counter = self._counters.get((route, method, status))
@@ -78,7 +86,7 @@ def _log_fields(entry: AccessRecord, status: int, seconds: float) -> dict[str, o
         "path": entry.path,
         "caller": entry.caller,
         "status": status,
-        "requestID": entry.http_request_id,
-        "seconds": round(seconds, 6),
+        "http_request_id": entry.http_request_id,
+        "duration_seconds": round(seconds, 6),
         **entry.logged_ids,
     }

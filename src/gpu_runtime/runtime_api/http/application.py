@@ -1,7 +1,8 @@
-"""Routes as an aiohttp application: every request is identified, admitted, decoded, answered and written down.
+"""Builds the aiohttp application from the routes.
 
-What a route's handler raises is answered by what it is; what nobody foresaw is answered with 500 and a request id, and
-nothing of it is told but to the log.
+Every request gets a request ID, is authenticated, rate limited and decoded, and is logged with its response. A fault
+that a handler raises becomes the error response of its type. An unexpected exception becomes a 500 response with the
+request ID. Only the log contains its details.
 """
 
 import asyncio
@@ -51,32 +52,34 @@ _NO_PLAIN_HANDLERS: Mapping[str, HealthHandler] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Edge:
-    """What stands between the network and the routes."""
+    """The parts that process a request before and after its handler."""
 
     authenticator: Authenticator
     rate_limiter: CallerRateLimiter
     access_log: AccessLog
     limits: RequestLimitSettings
     stale_reason: HealthCheck
-    """Why no route that needs the cluster can work now, if that is so. Routes without a scope work always."""
+    """Why the informer caches cannot be used now, or None. Routes without a scope, and routes that do not need the
+    cluster, work in any case."""
     stopping: asyncio.Event
 
 
 def make_app(
     routes: Sequence[Route], edge: Edge, plain: Mapping[str, HealthHandler] = _NO_PLAIN_HANDLERS
 ) -> web.Application:
-    """An application of these routes. Plain handlers answer GET on their paths with whatever they like, to anybody."""
+    """Build the application of these routes. Plain handlers answer GET on their paths without authentication and
+    without the response envelope."""
     app = web.Application(client_max_size=edge.limits.max_request_bytes + 1)
     for path, handler in plain.items():
         resource = app.router.add_resource(path)
         for method in (hdrs.METH_GET, hdrs.METH_HEAD):
             resource.add_route(method, handler, expect_handler=_send_100_continue)
-        refusal = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _method_not_allowed("GET, HEAD"))
-        resource.add_route("*", refusal.handle, expect_handler=_send_100_continue)
-    for path, at_path in groupby(sorted(routes, key=lambda route: route.path), key=lambda route: route.path):
-        _add_path(app, path, list(at_path), edge)
-    nothing = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _path_not_found)
-    app.router.add_route("*", "/{tail:.*}", nothing.handle, expect_handler=_send_100_continue)
+        fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _method_not_allowed("GET, HEAD"))
+        resource.add_route("*", fallback.handle, expect_handler=_send_100_continue)
+    for path, path_routes in groupby(sorted(routes, key=lambda route: route.path), key=lambda route: route.path):
+        _add_path(app, path, list(path_routes), edge)
+    fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _path_not_found)
+    app.router.add_route("*", "/{tail:.*}", fallback.handle, expect_handler=_send_100_continue)
     return app
 
 
@@ -84,12 +87,10 @@ def _add_path(app: web.Application, path: str, routes: Sequence[Route], edge: Ed
     resource = app.router.add_resource(path)
     methods = dict(_routes_by_method(routes))
     for method, route in methods.items():
-        served = InstrumentedHandler(edge, route.name, RouteAdmission(edge, route).handle)
-        resource.add_route(method, served.handle, expect_handler=_send_100_continue)
-    refusal = _method_not_allowed(", ".join(sorted(methods)))
-    resource.add_route(
-        "*", InstrumentedHandler(edge, _UNMATCHED_ROUTE, refusal).handle, expect_handler=_send_100_continue
-    )
+        handler = InstrumentedHandler(edge, route.name, RouteAdmission(edge, route).handle)
+        resource.add_route(method, handler.handle, expect_handler=_send_100_continue)
+    fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _method_not_allowed(", ".join(sorted(methods))))
+    resource.add_route("*", fallback.handle, expect_handler=_send_100_continue)
 
 
 def _routes_by_method(routes: Sequence[Route]) -> Iterator[tuple[str, Route]]:
@@ -100,31 +101,34 @@ def _routes_by_method(routes: Sequence[Route]) -> Iterator[tuple[str, Route]]:
 
 
 async def _send_100_continue(request: web.Request) -> None:
-    """Tell who waits for it to send the body. Who has left meanwhile is no failure of ours."""
+    """Send `100 Continue` to a client that waits for it before it sends the body.
+
+    A client that has disconnected meanwhile is not an error.
+    """
     if request.version >= HttpVersion11 and request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         with suppress(ConnectionError):
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0  # the answer itself has not begun
+            request.writer.output_size = 0  # the response itself has not started
 
 
 def _method_not_allowed(allowed: str) -> EdgeHandler:
-    async def refuse(request: web.Request, _entry: AccessRecord) -> APIResponse:
+    async def handler(request: web.Request, _entry: AccessRecord) -> APIResponse:
         raise MethodNotAllowed(request.method, allowed)
 
-    return refuse
+    return handler
 
 
 async def _path_not_found(request: web.Request, _entry: AccessRecord) -> APIResponse:
-    raise NotFound(f"there is no {request.path[:200]!r} here; /openapi.json lists what there is")
+    raise NotFound(f"path {request.path[:200]!r} does not exist; /openapi.json lists all paths")
 
 
 class InstrumentedHandler:
-    """Work with a request id, a time limit, an answer whatever happens, and a line in the journal."""
+    """Wraps a handler with a request ID, the request timeout, error responses, the access log and the metrics."""
 
-    def __init__(self, edge: Edge, route: str, work: EdgeHandler) -> None:
+    def __init__(self, edge: Edge, route: str, handler: EdgeHandler) -> None:
         self._edge = edge
         self._route = route
-        self._handler = work
+        self._handler = handler
 
     async def handle(self, request: web.Request) -> web.Response:
         started = time.perf_counter()
@@ -143,13 +147,13 @@ class InstrumentedHandler:
         except Exception as error:
             fault = self._timeout_fault() if limit.expired() else fault_from_exception(error)
             if isinstance(fault, InternalError):
-                extra = {"requestID": entry.http_request_id, "route": entry.route, **entry.logged_ids}
-                logger.exception("a request failed unforeseen", extra=extra)
+                extra = {"http_request_id": entry.http_request_id, "route": entry.route, **entry.logged_ids}
+                logger.exception("unhandled error in request handler", extra=extra)
             return error_response(fault, entry.http_request_id)
 
     def _timeout_fault(self) -> Unavailable:
         seconds = self._edge.limits.request_timeout_seconds
-        return Unavailable(f"not finished within {seconds:g} s; the same request may be made again")
+        return Unavailable(f"the request was not finished within {seconds:g} s; send the same request again")
 
     def _web_response(self, reply: EncodedEnvelope, entry: AccessRecord) -> web.Response:
         headers = {REQUEST_ID_HEADER: entry.http_request_id, "Server": "gpu-runtime", **reply.headers}
@@ -157,12 +161,12 @@ class InstrumentedHandler:
             headers["Content-Type"] = "application/json"
         response = web.Response(body=reply.body or None, status=reply.status, headers=headers)
         if self._edge.stopping.is_set():
-            response.force_close()  # the next request should find another replica
+            response.force_close()  # the client sends its next request to another replica
         return response
 
 
 class RouteAdmission:
-    """One route behind authentication, limits and decoding."""
+    """Authenticates, rate limits and decodes the requests of one route, then calls its handler."""
 
     def __init__(self, edge: Edge, route: Route) -> None:
         self._edge = edge
@@ -176,9 +180,9 @@ class RouteAdmission:
         entry.note_ids(body)
         if self._route.scope is not None and self._route.needs_cluster and (reason := self._edge.stale_reason()):
             raise Unavailable(reason)
-        answer = await self._route.handler(APIRequest(body=body, query=query, path=path, caller=caller.name))
-        entry.note_ids(answer.data)
-        return answer
+        response = await self._route.handler(APIRequest(body=body, query=query, path=path, caller=caller.name))
+        entry.note_ids(response.data)
+        return response
 
     async def _admit(self, request: web.Request, entry: AccessRecord) -> Caller:
         if self._route.scope is None:
@@ -201,7 +205,9 @@ class RouteAdmission:
 
     async def _read_bytes(self, request: web.Request) -> bytes:
         if encoding := request.headers.get(hdrs.CONTENT_ENCODING):
-            raise Invalid([FieldError("Content-Encoding", f"is {encoding!r}; send the body as it is")])
+            raise Invalid(
+                [FieldError("Content-Encoding", f"is {encoding!r}, which is not supported; send the body uncompressed")]
+            )
         limit = self._edge.limits.max_request_bytes
         try:
             if (request.content_length or 0) > limit:
@@ -209,21 +215,21 @@ class RouteAdmission:
             return await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             raise _too_large(limit) from error
-        except (web.RequestPayloadError, OSError) as error:  # or whoever sent it hung up
-            raise Invalid([FieldError("body", "ended before it was complete")]) from error
+        except (web.RequestPayloadError, OSError) as error:  # the client may have disconnected
+            raise Invalid([FieldError("body", "is incomplete")]) from error
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {limit} bytes")
+    return TooLarge(f"the request body is larger than {limit} bytes; send a smaller one")
 
 
-def http_request_id(given: str | None) -> str:
-    """The caller's own, if it can stand in a log and in a header; else a new one."""
-    return given if given is not None and _REQUEST_ID_PATTERN.fullmatch(given) else uuid.uuid4().hex
+def http_request_id(header: str | None) -> str:
+    """The caller's X-Request-ID if it is safe in a log line and in a header, else a new ID."""
+    return header if header is not None and _REQUEST_ID_PATTERN.fullmatch(header) else uuid.uuid4().hex
 
 
 def fault_from_exception(error: BaseException) -> RuntimeFault:
-    """What was raised, as something that can be answered."""
+    """The fault to answer with for an exception of a handler."""
     match error:
         case RuntimeFault():
             return error
@@ -231,7 +237,7 @@ def fault_from_exception(error: BaseException) -> RuntimeFault:
             return fault_from_kube_error(error)
         case JetStreamError():
             return fault_from_nats_error(error)
-        case BaseExceptionGroup(exceptions=raised):  # of a handler that did several things at once
+        case BaseExceptionGroup(exceptions=raised):  # a handler ran several tasks
             faults = [fault_from_exception(each) for each in raised]
             return next((fault for fault in faults if isinstance(fault, InternalError)), faults[0])
-    return InternalError("something went wrong here that should not; the log has it under this requestID")
+    return InternalError("an unexpected error occurred in the API; search its log for this requestID")

@@ -1,9 +1,9 @@
-"""Who calls: `Authorization: Bearer` with a token of the token file, or of one of the cluster's service accounts."""
+"""Authenticates callers by bearer token: a token of the token file, or the token of a service account of the
+cluster."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from gpu_runtime.contract.errors import Unauthenticated
 from gpu_runtime.kube.client import KubeClient
@@ -17,15 +17,12 @@ from gpu_runtime.runtime_api.settings import AuthenticationSettings
 
 logger = logging.getLogger(__name__)
 
-TokenLookup: TypeAlias = Callable[[str], Awaitable[Caller | None]]
-"""Whose token it is, of those it knows."""
-
 MAX_TOKEN_LENGTH = 16 * 1024
 _BEARER_HINT = "send 'Authorization: Bearer TOKEN'"
 
 
 class BearerAuthenticator:
-    """Asks the file first, which costs nothing, and then the cluster."""
+    """Looks the token up in the token file first, which costs nothing, and then asks Kubernetes."""
 
     def __init__(self, tokens: TokenFile | None, reviewer: TokenReviewer | None) -> None:
         self._token_file = tokens
@@ -33,17 +30,17 @@ class BearerAuthenticator:
 
     async def authenticate(self, authorization: str | None) -> Caller:
         token = parse_bearer_token(authorization)
-        found = self._token_file.find_caller(token) if self._token_file else None
-        if found is None and self._reviewer is not None:
-            found = await self._reviewer.find_caller(token)
-        if found is None:
-            raise Unauthenticated("the token is not known here, or no longer good")
-        return found
+        caller = self._token_file.find_caller(token) if self._token_file else None
+        if caller is None and self._reviewer is not None:
+            caller = await self._reviewer.find_caller(token)
+        if caller is None:
+            raise Unauthenticated("the bearer token is unknown or no longer valid")
+        return caller
 
 
 def parse_bearer_token(authorization: str | None) -> str:
     if not authorization:
-        raise Unauthenticated(f"the caller must say who it is; {_BEARER_HINT}")
+        raise Unauthenticated(f"the request has no Authorization header; {_BEARER_HINT}")
     scheme, _, token = authorization.partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_LENGTH:
@@ -54,14 +51,17 @@ def parse_bearer_token(authorization: str | None) -> str:
 def build_authenticator(
     settings: AuthenticationSettings, client: KubeClient
 ) -> tuple[Authenticator, Sequence[Callable[[], Awaitable[object]]]]:
-    """Whoever finds out who calls, and what must run in the background for it. BadSettings where nobody could call."""
+    """Build the authenticator, and return it with the background tasks that it needs.
+
+    Raises InvalidSettings if authentication is required and no caller is configured.
+    """
     if settings.mode == "off":
-        logger.warning("authentication is off: everybody who reaches this port may do everything")
+        logger.warning("authentication is disabled: every caller has every scope")
         return AnonymousAuthenticator(), ()
     if not settings.token_file and not settings.service_accounts:
         raise InvalidSettings(
-            "authentication: nobody could call; give a tokenFile or serviceAccounts, or set mode: off where nobody"
-            " else can reach the API"
+            "authentication: no caller is configured; set tokenFile or serviceAccounts, or set mode: off if no other"
+            " machine can reach the API"
         )
     tokens = _load_token_file(settings.token_file) if settings.token_file else None
     reviewer = _build_token_reviewer(settings, client) if settings.service_accounts else None
@@ -71,10 +71,10 @@ def build_authenticator(
 def _load_token_file(path: str) -> TokenFile:
     try:
         return TokenFile(Path(path))
-    except InvalidSettings as bad:
+    except InvalidSettings as error:
         raise InvalidSettings(
-            f"authentication.tokenFile: {bad}; correct the file, or the Secret it is mounted from"
-        ) from bad
+            f"authentication.tokenFile: {error}; correct the file, or the Secret that it is mounted from"
+        ) from error
 
 
 def _build_token_reviewer(settings: AuthenticationSettings, client: KubeClient) -> TokenReviewer:

@@ -1,4 +1,4 @@
-"""Who calls, as the edge needs to know it."""
+"""The authenticated caller of a request, with its scopes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,22 +14,25 @@ class Caller:
 
     def require_scope(self, scope: Scope) -> None:
         if scope not in self.scopes:
-            has = f"it has {', '.join(sorted(self.scopes))}" if self.scopes else "it has none"
-            raise Forbidden(f"{self.name} lacks the scope {scope}; {has}")
+            granted = f"it has {', '.join(sorted(self.scopes))}" if self.scopes else "it has none"
+            raise Forbidden(f"{self.name} lacks the scope {scope}; {granted}")
 
 
 ANONYMOUS = Caller("anonymous", frozenset(Scope))
-"""Everybody, where authentication is off."""
+"""Every caller if authentication is off, and every caller of an open route."""
 
 
 class Authenticator(Protocol):
     async def authenticate(self, authorization: str | None) -> Caller:
-        """Who sent this header; Unauthenticated where that cannot be said, Unavailable where it cannot be found out."""
+        """The caller that sent this Authorization header.
+
+        Raises Unauthenticated if the header identifies no caller, and Unavailable if the token cannot be verified now.
+        """
         ...
 
 
 class AnonymousAuthenticator:
-    """Everybody may do everything."""
+    """Grants every scope to every caller."""
 
-    async def authenticate(self, authorization: str | None) -> Caller:  # noqa: ARG002 - nobody is asked
+    async def authenticate(self, authorization: str | None) -> Caller:  # noqa: ARG002 - the header is not checked
         return ANONYMOUS

@@ -1,4 +1,7 @@
-"""What a caller sent, as the struct that the route takes, or Invalid with everything that is wrong. Pure."""
+"""Decodes request bodies, query strings and path parameters into the structs of a route. Pure.
+
+A request that does not match raises Invalid with all its errors, field by field.
+"""
 
 import json
 import re
@@ -39,11 +42,11 @@ _JSON_TYPE_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 class NoBody(Body, frozen=True, kw_only=True):
-    """For routes that take none. An empty object is as good as nothing."""
+    """The body of a route without a body. An empty object is accepted like no body."""
 
 
 def decode_body(raw: bytes, content_type: str, model: type[B]) -> B:
-    """The body as the model. The content type is the caller's, without parameters, or empty."""
+    """Decode the body. `content_type` is the media type of the request without parameters, or empty."""
     if not raw:
         raise _invalid("body", "is required; send a JSON object")
     if not content_type:
@@ -53,24 +56,25 @@ def decode_body(raw: bytes, content_type: str, model: type[B]) -> B:
     document = _parse_json(raw)
     if not isinstance(document, dict):
         raise _invalid("body", f"expected an object, got {_describe_type_of(document)}")
-    # From the bytes and not from the document: what a model keeps as it was written is only there.
+    # Decode the bytes, not the parsed document: fields of type Raw must contain the original bytes.
     return _decode_model(document, model, lambda: _decoder(model).decode(raw), "field")
 
 
 def decode_query(pairs: Sequence[tuple[str, str]], model: type[Q]) -> Q:
-    given = dict(pairs)
-    if len(given) < len(pairs):
+    parameters = dict(pairs)
+    if len(parameters) < len(pairs):
         names = [name for name, _ in pairs]
-        raise Invalid([FieldError(name, "is given more than once") for name in given if names.count(name) > 1])
-    return _decode_model(given, model, lambda: msgspec.convert(given, model, strict=False), "parameter")
+        raise Invalid([FieldError(name, "is given more than once") for name in parameters if names.count(name) > 1])
+    return _decode_model(parameters, model, lambda: msgspec.convert(parameters, model, strict=False), "parameter")
 
 
-def validate_path_params(parts: Mapping[str, str]) -> Mapping[str, str]:
-    """The parts of the path that are in braces, none of which may mean anything but a name."""
-    problems = [FieldError(name, "is not a name") for name, text in parts.items() if not _is_valid_path_param(text)]
+def validate_path_params(parameters: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the path parameters, or raise Invalid if one of them cannot be a name, for example `..`."""
+    message = f"is not a name; use 1 to {MAX_PATH_PARAM_LENGTH} printable characters without spaces around them"
+    problems = [FieldError(name, message) for name, text in parameters.items() if not _is_valid_path_param(text)]
     if problems:
         raise Invalid(problems)
-    return parts
+    return parameters
 
 
 def _is_valid_path_param(text: str) -> bool:
@@ -93,15 +97,15 @@ def _parse_json(raw: bytes) -> Any:
 
 
 def _reject_duplicate_keys(raw: bytes) -> None:
-    """The decoder keeps the last of two values under one key; the caller should say which one is meant."""
+    """Raise Invalid if an object has a key twice. The JSON decoder would silently use the last value."""
 
-    def looked_at(pairs: list[tuple[str, Any]]) -> None:
+    def check_object(pairs: list[tuple[str, Any]]) -> None:
         if len(dict(pairs)) < len(pairs):
             keys = [key for key, _ in pairs]
-            twins = sorted({key for key in keys if keys.count(key) > 1})
-            raise Invalid([FieldError(key, "is given twice in one object") for key in twins])
+            duplicates = sorted({key for key in keys if keys.count(key) > 1})
+            raise Invalid([FieldError(key, "is given twice in one object") for key in duplicates])
 
-    json.loads(raw, object_pairs_hook=looked_at, parse_int=str, parse_float=str)  # the numbers do not matter here
+    json.loads(raw, object_pairs_hook=check_object, parse_int=str, parse_float=str)  # only the keys are needed
 
 
 @cache
@@ -109,36 +113,37 @@ def _decoder(model: type[B]) -> msgspec.json.Decoder[B]:
     return msgspec.json.Decoder(model)
 
 
-def _decode_model(document: dict[str, Any], model: type[S], fit: Callable[[], S], what: str) -> S:
-    problems = [] if has_exact_fields(document, model) else _unknown_and_missing_fields(document, model, what)
+def _decode_model(document: dict[str, Any], model: type[S], decode: Callable[[], S], noun: str) -> S:
+    """Decode, and report unknown and missing fields together with the first error of the decoder."""
+    problems = [] if has_exact_fields(document, model) else _unknown_and_missing_fields(document, model, noun)
     try:
-        fitted = fit()
+        decoded = decode()
     except msgspec.ValidationError as error:
-        if "missing required field" not in str(error):  # that is said already
+        if "missing required field" not in str(error):  # _unknown_and_missing_fields has reported it
             problems.append(_problem_from_validation_error(str(error), document, model))
     if problems:
         raise Invalid(problems)
-    return fitted
+    return decoded
 
 
-def _unknown_and_missing_fields(document: dict[str, Any], model: type, what: str) -> list[FieldError]:
+def _unknown_and_missing_fields(document: dict[str, Any], model: type, noun: str) -> list[FieldError]:
     unknown = [
-        FieldError(each.path, f"there is no such {what}; {each.hint}") for each in unknown_fields(document, model)
+        FieldError(each.path, f"there is no such {noun}; {each.hint}") for each in unknown_fields(document, model)
     ]
     return unknown + [FieldError(path, "is required") for path in missing_fields(document, model)]
 
 
 def _problem_from_validation_error(error: str, document: Any, model: type) -> FieldError:
-    """The decoder's words with the field's path in front."""
-    text, _, place = error.partition(" - at `$")
-    path = place.rstrip("`").lstrip(".")
+    """The error message of the decoder, with the path of the field and the names of JSON types."""
+    text, _, location = error.partition(" - at `$")
+    path = location.rstrip("`").lstrip(".")
     if key := re.search(r" - at `key` in `\$(.*)`$", error):
         path = child_path(key[1].lstrip("."), "(a key)")
     if text.startswith("Invalid enum value"):
         choices = ", ".join(map(str, choices_at(model, path)))
         return FieldError(path, f"{value_at(document, path)!r} is not one of {choices}")
-    worded = re.sub(r"`([a-z |]+)`", lambda found: _describe_types(found[1]), text)
-    return FieldError(path or "body", worded[:1].lower() + worded[1:])
+    message = re.sub(r"`([a-z |]+)`", lambda match: _describe_types(match[1]), text)
+    return FieldError(path or "body", message[:1].lower() + message[1:])
 
 
 def _describe_types(kinds: str) -> str:

@@ -1,4 +1,4 @@
-"""What an answer looks like: the envelope of data, the envelope of an error, and the status of every fault. Pure."""
+"""Encodes responses: the data envelope, the error envelope, and the HTTP status of every fault. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -26,21 +26,21 @@ from gpu_runtime.runtime_api.http.route import APIResponse
 
 REQUEST_ID_HEADER = "X-Request-ID"
 DEFAULT_RETRY_AFTER_SECONDS = 2
-"""What Retry-After says where nobody knows better."""
+"""The Retry-After of a fault that has no delay of its own."""
 
 
 class MethodNotAllowed(Rejected):
-    """The path exists, and something else can be done with it."""
+    """The path exists, but does not support the method."""
 
     code = "method_not_allowed"
 
     def __init__(self, method: str, allowed: str) -> None:
-        super().__init__(f"{method} is not possible here; {allowed} is")
+        super().__init__(f"{method} is not supported on this path; use {allowed}")
         self.allowed = allowed
 
 
 class InternalError(RuntimeFault):
-    """A fault of ours. The sentence says nothing about it; the log does, under the request's id."""
+    """An unexpected error in the API. The message has no details. The log has them under the request ID."""
 
     code = "internal"
 
@@ -62,12 +62,12 @@ FAULT_STATUS: Mapping[type[RuntimeFault], int] = MappingProxyType(
         SyncTimeout: 504,
     }
 )
-"""The status of a fault is that of the nearest of its kinds that has one."""
+"""A fault that is not listed has the status of its nearest base class."""
 
 
 @dataclass(frozen=True)
 class EncodedEnvelope:
-    """An answer as bytes."""
+    """A response with its encoded body."""
 
     status: int
     body: bytes
@@ -78,13 +78,13 @@ def http_status(fault: type[RuntimeFault]) -> int:
     return next(FAULT_STATUS[kind] for kind in fault.__mro__ if kind in FAULT_STATUS)
 
 
-def success_response(answer: APIResponse) -> EncodedEnvelope:
-    if answer.status == 204:
+def success_response(response: APIResponse) -> EncodedEnvelope:
+    if response.status == 204:
         return EncodedEnvelope(204, b"")
-    envelope = {"data": answer.data}
-    if answer.continuation:
-        envelope["continue"] = answer.continuation
-    return EncodedEnvelope(answer.status, msgspec.json.encode(envelope))
+    envelope = {"data": response.data}
+    if response.continuation:
+        envelope["continue"] = response.continuation
+    return EncodedEnvelope(response.status, msgspec.json.encode(envelope))
 
 
 def error_response(fault: RuntimeFault, request_id: str) -> EncodedEnvelope:
@@ -100,7 +100,7 @@ def _error_details(fault: RuntimeFault) -> list[dict[str, str]]:
         case Invalid(errors=problems):
             return [{"field": problem.path, "message": problem.message} for problem in problems]
         case SyncTimeout(invocation_id=invocation_id):
-            return [{"field": "invocationID", "value": invocation_id, "message": "its result can be fetched later"}]
+            return [{"field": "invocationID", "value": invocation_id, "message": "fetch the result later with this ID"}]
     return []
 
 

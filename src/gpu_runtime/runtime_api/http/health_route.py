@@ -1,4 +1,4 @@
-"""GET /api/v1/health: whether this replica and what it stands on are well. It answers 200 whatever it finds."""
+"""GET /api/v1/health: the health of this replica, of Kubernetes and of NATS. The response is always 200."""
 
 import asyncio
 import time
@@ -14,44 +14,44 @@ from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery,
 
 PROBE_TIMEOUT_SECONDS = 1.5
 PROBE_CACHE_TTL_SECONDS = 0.5
-"""Callers share an answer that is not older than this: anybody may ask, as often as they like."""
+"""Callers share one probe result for this time. The route is open, and anyone may call it at any rate."""
 
 
 class Health(View, frozen=True, kw_only=True):
     status: Literal["ok", "degraded"]
-    """ok, or degraded: then some or all of the other routes answer 503."""
+    """ok, or degraded if some or all of the other routes answer 503."""
 
     version: str
     """The version of this replica."""
 
     kubernetes_connected: bool
-    """Whether the API server answered just now."""
+    """Whether the API server answers."""
 
     kubernetes_version: str | None = None
-    """The API server's version, where it answered."""
+    """The version of the API server. Absent if it does not answer."""
 
     nats_connected: bool
-    """Whether NATS can be used. Only invocations and dead letters need it."""
+    """Whether NATS can be used. Only invocations and dead letters need NATS."""
 
     caches_complete: bool
-    """Whether this replica knows the state of the cluster."""
+    """Whether the informer caches of this replica are complete and up to date."""
 
     error: str | None = None
-    """What is not well."""
+    """The reason for the status degraded."""
 
 
 class KubeProbe:
-    """Asks the API server for a sign of life, for all who want to know at the moment."""
+    """Checks whether the API server answers. Concurrent callers share one request."""
 
     def __init__(self, client: KubeClient) -> None:
-        # Urgent: it must not wait behind the very requests whose slowness somebody is looking into.
+        # Without the connection limit: the probe must not wait behind slow requests, because it diagnoses them.
         self._client = client.with_options(PROBE_TIMEOUT_SECONDS, NO_RETRY).without_connection_limit()
         self._lock = asyncio.Lock()
         self._checked_at = float("-inf")
         self._version, self._error = "", ""
 
     async def check(self) -> tuple[str, str]:
-        """The version of the API server, or why there is none."""
+        """The version of the API server and an empty error, or an empty version and the error."""
         async with self._lock:
             if time.monotonic() - self._checked_at > PROBE_CACHE_TTL_SECONDS:
                 self._version, self._error = await self._query_version()
@@ -68,18 +68,20 @@ class KubeProbe:
             return "", f"Kubernetes cannot be reached: no answer within {PROBE_TIMEOUT_SECONDS:g} s"
 
 
-def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: HealthCheck, nats: HealthCheck) -> Sequence[Route]:
-    async def health(_call: APIRequest[None, NoQuery]) -> APIResponse:
-        kubernetes, error = await feel()
-        return APIResponse(200, build_health(kubernetes, error, unusable(), nats()))
+def routes(
+    probe_kubernetes: Callable[[], Awaitable[tuple[str, str]]], stale_reason: HealthCheck, nats_problem: HealthCheck
+) -> Sequence[Route]:
+    async def health(_request: APIRequest[None, NoQuery]) -> APIResponse:
+        kubernetes_version, error = await probe_kubernetes()
+        return APIResponse(200, build_health(kubernetes_version, error, stale_reason(), nats_problem()))
 
     return (
         Route(
             method="GET",
             path="/api/v1/health",
             name="getHealth",
-            summary="Whether this replica and what it stands on are well",
-            description="Open to everybody. Answers 200 also when Kubernetes or NATS is away, and says so.",
+            summary="Get the health of this replica and its dependencies",
+            description="Needs no token. The status is 200 even if Kubernetes or NATS is unreachable.",
             handler=health,
             responses={200: Health},
             tag="health",
@@ -87,15 +89,17 @@ def routes(feel: Callable[[], Awaitable[tuple[str, str]]], unusable: HealthCheck
     )
 
 
-def build_health(kubernetes: str, error: str, unusable: str | None, nats: str | None) -> Health:
-    """Each of the arguments but the first says what is wrong, if anything is."""
-    problems = [error or unusable or "", nats or ""]
+def build_health(
+    kubernetes_version: str, kubernetes_error: str, stale_reason: str | None, nats_problem: str | None
+) -> Health:
+    """Combine the checks. Each argument except the version is an error message, or empty or None if all is well."""
+    problems = [kubernetes_error or stale_reason or "", nats_problem or ""]
     return Health(
         status="degraded" if any(problems) else "ok",
         version=version("gpu-runtime"),
-        kubernetes_connected=not error,
-        kubernetes_version=kubernetes or None,
-        nats_connected=nats is None,
-        caches_complete=unusable is None,
+        kubernetes_connected=not kubernetes_error,
+        kubernetes_version=kubernetes_version or None,
+        nats_connected=nats_problem is None,
+        caches_complete=stale_reason is None,
         error="; ".join(filter(None, problems)) or None,
     )

@@ -1,6 +1,7 @@
-"""JSON Schemas of what callers send and get, from the models themselves. Pure.
+"""Generates the JSON Schemas of request and response bodies from their models. Pure.
 
-What a caller sends is closed at any depth: a field that is not in the schema is an error. What a caller gets may grow.
+Request schemas are closed at every depth: an unknown field is an error. Response schemas are open: a later version may
+add fields.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,15 +30,15 @@ SCALAR_SCHEMAS: dict[type[inspect.Type], tuple[JSONSchema, dict[str, str]]] = {
 }
 
 
-def components(sent: Iterable[Any], got: Iterable[Any]) -> dict[str, JSONSchema]:
-    """The schema of every struct in these types, by its name, in the order of the names."""
-    from_callers = set(_structs(sent))
-    models = from_callers | set(_structs(got))
-    return _schemas_by_name((model, struct_schema(model, is_request=model in from_callers)) for model in models)
+def components(request_types: Iterable[Any], response_types: Iterable[Any]) -> dict[str, JSONSchema]:
+    """The schema of every struct in these types by name, sorted by name. A struct that requests use is closed."""
+    request_models = set(_structs(request_types))
+    models = request_models | set(_structs(response_types))
+    return _schemas_by_name((model, struct_schema(model, is_request=model in request_models)) for model in models)
 
 
 def struct_schema(model: type[Struct], is_request: bool) -> JSONSchema:
-    """The schema of a struct, with its fields in the order in which it has them."""
+    """The schema of a struct, with the fields in their order of declaration."""
     schema: JSONSchema = {"description": class_doc(model)} if class_doc(model) else {}
     schema["type"] = "object"
     if required := [field.encode_name for field in _fields(model) if field.required]:
@@ -49,7 +50,7 @@ def struct_schema(model: type[Struct], is_request: bool) -> JSONSchema:
 def field_schema(model: type[Struct], field: inspect.Field, is_request: bool) -> JSONSchema:
     info = field.type
     if field.default is None and not is_request:
-        info = without_null(info)  # a default is left out of an answer: null is never in it
+        info = without_null(info)  # responses omit defaults, so null never occurs in them
     schema = _with_default(type_schema(info), field.default)
     if doc := field_doc(model, field.name):
         schema = {"description": doc} | {key: value for key, value in schema.items() if key != "description"}
@@ -60,7 +61,7 @@ def schema_of(kind: Any) -> JSONSchema:
     return type_schema(inspect.type_info(kind))
 
 
-def type_schema(info: inspect.Type) -> JSONSchema:  # noqa: PLR0911 - one for each sort of type
+def type_schema(info: inspect.Type) -> JSONSchema:  # noqa: PLR0911 - one return per kind of type
     match info:
         case inspect.Metadata(type=inner, extra_json_schema=keywords):
             return type_schema(inner) | _without_kubernetes_keywords(keywords or {})
@@ -95,22 +96,22 @@ def _fields(model: type[Struct]) -> tuple[inspect.Field, ...]:
 
 
 def _enum_schema(values: Iterable[Any]) -> JSONSchema:
-    choice = list(values)
-    return ({"type": "string"} if all(isinstance(each, str) for each in choice) else {}) | {"enum": choice}
+    choices = list(values)
+    return ({"type": "string"} if all(isinstance(each, str) for each in choices) else {}) | {"enum": choices}
 
 
 def _constraint_keywords(info: inspect.Type, names: dict[str, str]) -> JSONSchema:
-    given = {keyword: getattr(info, name) for name, keyword in names.items()}
-    return {keyword: limit for keyword, limit in given.items() if limit is not None}
+    constraints = {keyword: getattr(info, name) for name, keyword in names.items()}
+    return {keyword: limit for keyword, limit in constraints.items() if limit is not None}
 
 
 def _without_kubernetes_keywords(keywords: JSONSchema) -> JSONSchema:
-    """Without what only the Kubernetes API server understands."""
+    """Remove the keywords that only the Kubernetes API server understands."""
     return {keyword: value for keyword, value in keywords.items() if not keyword.startswith("x-kubernetes-")}
 
 
 def _with_default(schema: JSONSchema, default: Any) -> JSONSchema:
-    """An empty text stands for "not given", whatever pattern holds for one that is."""
+    """Add the default. An empty string means that the field is not set, so the pattern must also allow it."""
     if default == "" and "pattern" in schema:
         return schema | {"pattern": f"^$|{schema['pattern']}"}
     if default is NODEFAULT or not isinstance(default, bool | int | float | str) or default == "":
@@ -119,17 +120,17 @@ def _with_default(schema: JSONSchema, default: Any) -> JSONSchema:
 
 
 def _structs(kinds: Iterable[Any]) -> Iterator[type[Struct]]:
-    """Every struct that these types are made of."""
-    waiting = list(inspect.multi_type_info(kinds))
+    """Every struct that occurs in these types, at any depth."""
+    pending = list(inspect.multi_type_info(kinds))
     seen: set[type[Struct]] = set()
-    while waiting:
-        info = waiting.pop()
+    while pending:
+        info = pending.pop()
         if isinstance(info, inspect.StructType):
             if info.cls in seen:
                 continue
             seen.add(info.cls)
             yield info.cls
-        waiting.extend(_nested_types(info))
+        pending.extend(_nested_types(info))
 
 
 def _nested_types(info: inspect.Type) -> Iterable[inspect.Type]:

@@ -1,6 +1,6 @@
-"""The OpenAPI document, made from the routes alone. Pure: no handler is called.
+"""Generates the OpenAPI document from the routes. Pure: no handler is called.
 
-The order of the routes does not matter, so that the checked-in document changes only where the API does.
+The document does not depend on the order of the routes, so that the checked-in file changes only if the API changes.
 """
 
 import re
@@ -23,24 +23,25 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 INFO: JSONSchema = {
     "title": "GPU Runtime",
-    "description": "Warm GPU stock, and the units that are made from it. Every answer is `{data}` or `{error}`; every"
-    " request that makes something carries an operationID, under which it is made once. A path that is not here is"
-    " answered with 404, and a method that a path does not have with 405 and `Allow`.",
+    "description": "Manages warm GPU stock and the units that are created from it. Every response body is `{data}` or"
+    " `{error}`. Every request that creates a unit, a pool or stock has an operationID; sending it again with the same"
+    " operationID does not create a second object. An unknown path is answered with 404. An unsupported method is"
+    " answered with 405 and `Allow`.",
     "version": "v1",
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
 }
 
 PATH_PARAM_DESCRIPTIONS = {
-    "name": "The name of the thing.",
-    "id": "Names the dead letter.",
-    "invocationID": "Names the invocation.",
-    "operationID": "The caller's name for the operation.",
+    "name": "The name of the object.",
+    "id": "The ID of the dead letter.",
+    "invocationID": "The ID of the invocation.",
+    "operationID": "The ID of the operation, chosen by the caller.",
 }
 
 BEARER_SECURITY_SCHEME: JSONSchema = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A token of the configured file, or of a service account that the configuration trusts.",
+    "description": "A token of the configured token file, or a token of a configured service account.",
 }
 
 
@@ -62,17 +63,17 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def serialize_document(openapi: dict[str, Any]) -> bytes:
-    """As it is served and checked in: for people, too."""
+    """The document as indented JSON, as the API serves it and as the repository contains it."""
     return msgspec.json.format(msgspec.json.encode(openapi), indent=2) + b"\n"
 
 
 def _reject_duplicate_routes(routes: Sequence[Route]) -> None:
-    for what, seen in (
+    for noun, values in (
         ("name", [each.name for each in routes]),
-        ("place", [_method_and_path(each) for each in routes]),
+        ("method and path", [_method_and_path(each) for each in routes]),
     ):
-        if doubles := sorted({each for each in seen if seen.count(each) > 1}):
-            raise ValueError(f"several routes have the same {what}: {', '.join(doubles)}")
+        if duplicates := sorted({each for each in values if values.count(each) > 1}):
+            raise ValueError(f"several routes have the same {noun}: {', '.join(duplicates)}")
 
 
 def _method_and_path(route: Route) -> str:
@@ -104,13 +105,13 @@ def _operation(route: Route) -> JSONSchema:
 def _path_parameters(path: str) -> list[JSONSchema]:
     return [
         {
-            "name": part,
+            "name": name,
             "in": "path",
             "required": True,
-            "description": PATH_PARAM_DESCRIPTIONS.get(part, f"The {part}."),
+            "description": PATH_PARAM_DESCRIPTIONS.get(name, f"The {name}."),
             "schema": {"type": "string", "minLength": 1},
         }
-        for part in re.findall(r"{(\w+)}", path)
+        for name in re.findall(r"{(\w+)}", path)
     ]
 
 
@@ -121,7 +122,7 @@ def _query_parameters(route: Route) -> list[JSONSchema]:
 
 
 def _query_parameter(route: Route, field: inspect.Field) -> JSONSchema:
-    schema = field_schema(route.query, field, is_request=False)  # a query has no way to say null
+    schema = field_schema(route.query, field, is_request=False)  # a query string cannot contain null
     parameter = {"name": field.encode_name, "in": "query", "description": schema.pop("description", "")}
     return parameter | ({"required": True} if field.required else {}) | {"schema": schema}
 
@@ -136,9 +137,9 @@ def _request_body(route: Route) -> JSONSchema:
 
 
 def _schemas(routes: Sequence[Route]) -> dict[str, JSONSchema]:
-    sent = [route.body for route in routes if route.body]
-    got = [data for route in routes for data in route.responses.values() if data is not None]
-    ours = components(sent, got)
-    if taken := ERROR_SCHEMAS.keys() & ours.keys():
-        raise ValueError(f"{', '.join(sorted(taken))} is what errors look like: rename the model")
-    return dict(sorted((ours | ERROR_SCHEMAS).items()))
+    request_types = [route.body for route in routes if route.body]
+    response_types = [data for route in routes for data in route.responses.values() if data is not None]
+    schemas = components(request_types, response_types)
+    if reserved := ERROR_SCHEMAS.keys() & schemas.keys():
+        raise ValueError(f"{', '.join(sorted(reserved))} is reserved for the error schemas: rename the model")
+    return dict(sorted((schemas | ERROR_SCHEMAS).items()))

@@ -1,4 +1,5 @@
-"""What a route may answer, as OpenAPI has it: its successes, its own refusals, and those that any route has. Pure."""
+"""Generates the OpenAPI responses of a route: its successes, its own errors, and the errors common to all routes.
+Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, get_origin
@@ -17,27 +18,29 @@ from gpu_runtime.runtime_api.http.envelope import http_status
 from gpu_runtime.runtime_api.http.json_schema import JSONSchema, schema_of
 from gpu_runtime.runtime_api.http.route import Route
 
-REPLAY_DESCRIPTION = "The same request was made before under this ID: here is what came of it."
+REPLAY_DESCRIPTION = (
+    "A replay: the same request was sent before with this ID. The response is the result of the first request."
+)
 SUCCESS_DESCRIPTIONS = {
-    200: "Done.",
-    201: "Made.",
+    200: "Success.",
+    201: "Created.",
     202: "Accepted and recorded.",
-    204: "Done. There is nothing to show.",
+    204: "Success, without a response body.",
 }
 ERROR_DESCRIPTIONS = {
-    400: "The request is wrong. `details` says what, field by field.",
-    401: "The caller did not say who it is.",
-    403: "The caller may not do this.",
-    404: "There is no such thing.",
-    409: "Somebody else was first, or there is nothing left to take.",
-    410: "It was made under this operationID, and has been deleted since.",
-    413: "The body is larger than the limit.",
-    429: "Too many requests. Try again after the time that `Retry-After` says.",
-    503: "Something that the answer depends on is away. The same request may succeed later.",
-    504: "The answer did not come while the caller could wait. `details` has the invocationID under which it comes.",
+    400: "The request is invalid. `details` has the errors by field.",
+    401: "The request has no valid bearer token.",
+    403: "The caller lacks the required scope.",
+    404: "The object does not exist.",
+    409: "The request conflicts with the current state. `code` has the reason.",
+    410: "The object that this operationID created has been deleted.",
+    413: "The request body is larger than the limit.",
+    429: "Too many requests. Send the request again after the time in `Retry-After`.",
+    503: "A dependency of the API is unavailable. The same request may succeed later.",
+    504: "The result did not arrive in time. `details` has the invocationID to fetch the result with later.",
 }
 COMMON_FAULTS = (Invalid, Unauthenticated, Forbidden, NotFound, TooLarge, Overloaded, Unavailable)
-"""What is refused in the same words on every route that refuses it."""
+"""The faults that have the same description on every route. They share one response component."""
 
 COMMON_RESPONSE_NAMES = {
     400: "Invalid",
@@ -48,23 +51,23 @@ COMMON_RESPONSE_NAMES = {
     429: "Overloaded",
     503: "Unavailable",
 }
-"""The names of those answers. Python's own phrases change with its version."""
+"""The names of the response components. The phrases of `http.HTTPStatus` change with the Python version."""
 
 COMMON_HEADERS = {"X-Request-ID"}
 ERROR_HEADERS = {401: {"WWW-Authenticate"}, **{status: {"Retry-After"} for status in (429, 503, 504)}}
 
 HEADER_SCHEMAS: dict[str, JSONSchema] = {
     "Retry-After": {
-        "description": "The seconds after which another try makes sense.",
+        "description": "The number of seconds after which the request can be sent again.",
         "schema": {"type": "integer", "minimum": 0},
     },
     "WWW-Authenticate": {
-        "description": "How a caller says who it is.",
+        "description": "The authentication scheme that the request needs.",
         "required": True,
         "schema": {"type": "string", "pattern": "^Bearer"},
     },
     "X-Request-ID": {
-        "description": "Names the request in the logs: the caller's own X-Request-ID, or one that was made for it.",
+        "description": "The ID of the request in the logs: the X-Request-ID of the request, or a generated one.",
         "required": True,
         "schema": {"type": "string", "minLength": 1},
     },
@@ -72,48 +75,51 @@ HEADER_SCHEMAS: dict[str, JSONSchema] = {
 
 ERROR_SCHEMAS: dict[str, JSONSchema] = {
     "Error": {
-        "description": "What every refusal looks like.",
+        "description": "The body of every error response.",
         "type": "object",
         "required": ["error"],
         "properties": {"error": {"$ref": "#/components/schemas/ErrorBody"}},
     },
     "ErrorBody": {
-        "description": "Why the request was refused.",
+        "description": "The reason for the error.",
         "type": "object",
         "required": ["code", "message", "requestID"],
         "properties": {
-            "code": {"description": "Why, as a word for programs. It never changes.", "type": "string"},
-            "message": {"description": "Why, as a sentence for people. It may change.", "type": "string"},
+            "code": {"description": "The reason as a code for programs. Codes do not change.", "type": "string"},
+            "message": {
+                "description": "The reason as a sentence for people. The sentence may change.",
+                "type": "string",
+            },
             "details": {
-                "description": "What is wrong, field by field.",
+                "description": "The errors by field.",
                 "type": "array",
                 "items": {"$ref": "#/components/schemas/ErrorDetail"},
             },
-            "requestID": {"description": "Names the request in the logs.", "type": "string"},
+            "requestID": {"description": "The ID of the request in the logs.", "type": "string"},
         },
     },
     "ErrorDetail": {
-        "description": "What is wrong with one field.",
+        "description": "The error of one field.",
         "type": "object",
         "required": ["field", "message"],
         "properties": {
-            "field": {"description": "The field's path, for example template.ports[0].name.", "type": "string"},
-            "value": {"description": "The field's value, where the caller did not choose it.", "type": "string"},
-            "message": {"description": "What to do about it.", "type": "string"},
+            "field": {"description": "The path of the field, for example template.ports[0].name.", "type": "string"},
+            "value": {"description": "The value of the field, if the API generated it.", "type": "string"},
+            "message": {"description": "What is wrong, or what to do.", "type": "string"},
         },
     },
 }
 
 
 def route_responses(route: Route) -> dict[str, JSONSchema]:
-    """Every answer that the route can give, in the order of the statuses."""
-    given = {status: _success_response(route, status, data) for status, data in route.responses.items()}
-    given |= {status: _error_response(status, faults) for status, faults in _faults_by_status(route).items()}
-    return {str(status): given[status] for status in sorted(given)}
+    """All responses of the route, sorted by status."""
+    by_status = {status: _success_response(route, status, data) for status, data in route.responses.items()}
+    by_status |= {status: _error_response(status, faults) for status, faults in _faults_by_status(route).items()}
+    return {str(status): by_status[status] for status in sorted(by_status)}
 
 
 def common_responses() -> dict[str, JSONSchema]:
-    """The refusals that routes share, under the names that `responses` uses."""
+    """The shared error responses, by the component names that `route_responses` references."""
     shared = {http_status(fault): fault for fault in COMMON_FAULTS}
     return {
         COMMON_RESPONSE_NAMES[status]: _inline_error_response(status, [shared[status]]) for status in sorted(shared)
@@ -137,7 +143,7 @@ def _faults_by_status(route: Route) -> dict[int, set[type[RuntimeFault]]]:
 
 
 def _middleware_faults(route: Route) -> Iterator[type[RuntimeFault]]:
-    yield from (Invalid, TooLarge)  # also where nothing is asked for: a parameter or a body may be sent all the same
+    yield from (Invalid, TooLarge)  # also without a body or query: a caller may send one anyway
     yield Unavailable
     if route.scope:
         yield from (Unauthenticated, Forbidden, Overloaded)
@@ -156,18 +162,18 @@ def _inline_error_response(status: int, faults: Iterable[type[RuntimeFault]]) ->
 
 def _success_response(route: Route, status: int, data: Any) -> JSONSchema:
     replay = status == 200 and route.method == "POST" and bool({201, 202} & route.responses.keys())
-    answer: JSONSchema = {
+    response: JSONSchema = {
         "description": REPLAY_DESCRIPTION if replay else SUCCESS_DESCRIPTIONS[status],
         "headers": _header_refs(COMMON_HEADERS),
     }
-    return answer if data is None else answer | {"content": _json_content(_envelope(data))}
+    return response if data is None else response | {"content": _json_content(_envelope(data))}
 
 
 def _envelope(data: Any) -> JSONSchema:
     properties = {"data": schema_of(data)}
     if get_origin(data) in (list, tuple):
         properties["continue"] = {
-            "description": "What the next page begins with. Absent on the last page.",
+            "description": "The continue token of the next page. Absent on the last page.",
             "type": "string",
         }
     return {"type": "object", "required": ["data"], "properties": properties}

@@ -1,5 +1,8 @@
-"""Pages of a list that lives: each page resumes after a name, so objects that come and go neither repeat nor hide
-others. Pure."""
+"""Pagination of lists that change between requests. Pure.
+
+Each page starts after the last key of the previous page. Objects that are created or deleted in between therefore cause
+no duplicates and no gaps.
+"""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -18,35 +21,39 @@ MAX_PAGE_SIZE = 500
 
 
 class PagedQuery(Query, frozen=True, kw_only=True):
-    """What every list is asked."""
+    """The query parameters of every list."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = DEFAULT_PAGE_SIZE
-    """How many to answer with at most."""
+    """The maximum number of items in the response."""
 
     after: str | None = field(default=None, name="continue")
-    """The `continue` of the page before."""
+    """The `continue` token of the previous page. Absent for the first page."""
 
 
 def paginate(
     items: Sequence[T], key: Callable[[T], tuple[str, str]], limit: int, after: str | None
 ) -> tuple[list[T], str | None]:
-    """The next items in the order of their keys, and where the page after them resumes: None on the last one."""
-    passed = decode_cursor(after) if after else ("", "")
-    rest = sorted((item for item in items if key(item) > passed), key=key)
-    found = rest[:limit]
-    return found, encode_cursor(key(found[-1])) if len(rest) > limit else None
+    """The items of the page in the order of their keys, and the continue token of the next page or None."""
+    last_key = decode_cursor(after) if after else ("", "")
+    remaining = sorted((item for item in items if key(item) > last_key), key=key)
+    page = remaining[:limit]
+    return page, encode_cursor(key(page[-1])) if len(remaining) > limit else None
 
 
-def encode_cursor(last: tuple[str, str]) -> str:
-    """Where a page ended, as one word for the caller to hand back."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(last)).decode().rstrip("=")
+def encode_cursor(last_key: tuple[str, str]) -> str:
+    """The continue token of the page that ends with this key."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(last_key)).decode().rstrip("=")
 
 
 def decode_cursor(after: str) -> tuple[str, str]:
     try:
         padded = after.encode() + b"=" * (-len(after) % 4)
         return msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=tuple[str, str])
-    except ValueError as error:  # whether it is no base64, no JSON or no pair of texts
+    except ValueError as error:  # not base64, not JSON, or not a pair of strings
         raise Invalid(
-            [FieldError("continue", "cannot be read; pass on what the page before gave, or leave it out to begin anew")]
+            [
+                FieldError(
+                    "continue", "is not a valid token; send the token of the previous page, or none for the first page"
+                )
+            ]
         ) from error

@@ -1,4 +1,4 @@
-"""How often each caller may call: a bucket of tokens per caller, in bounded memory. Pure: the time is passed in."""
+"""Rate limit per caller: one token bucket per caller, in bounded memory. Pure: the caller passes the time."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class CallerRateLimiter:
         self._buckets: OrderedDict[str, _TokenBucket] = OrderedDict()
 
     def admit(self, caller: str, now: float) -> None:
-        """Count one request of the caller, or raise Overloaded with the time after which one is possible again."""
+        """Count one request of the caller. Raises Overloaded with the time to wait if the caller exceeds its rate."""
         if not self._per_second:
             return
         bucket = self._bucket(caller, now)
@@ -29,7 +29,7 @@ class CallerRateLimiter:
         if bucket.tokens < 1:
             wait = (1 - bucket.tokens) / self._per_second
             raise Overloaded(
-                f"{caller} makes more than {self._per_second:g} requests per second; wait {wait:.2g} s", wait
+                f"{caller} sends more than {self._per_second:g} requests per second; wait {wait:.2g} s", wait
             )
         bucket.tokens -= 1
 
@@ -38,6 +38,6 @@ class CallerRateLimiter:
         if bucket is None:
             bucket = self._buckets[caller] = _TokenBucket(self._burst, now)
             if len(self._buckets) > self._max_callers:
-                self._buckets.popitem(last=False)  # whoever has been silent the longest has a full bucket by now
+                self._buckets.popitem(last=False)  # most likely a full bucket: evicting it changes nothing
         self._buckets.move_to_end(caller)
         return bucket

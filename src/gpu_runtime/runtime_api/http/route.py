@@ -1,4 +1,7 @@
-"""A route as data: the server, the authentication and the OpenAPI document are all made from it."""
+"""Routes as data, and the base classes of their requests and responses.
+
+The aiohttp application, the authentication and the OpenAPI document are generated from routes.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +14,7 @@ from gpu_runtime.contract.errors import RuntimeFault
 
 
 class Scope(StrEnum):
-    """What a caller is trusted with."""
+    """A permission of a caller."""
 
     OPERATOR = "operator"
     """Stock, pools, jobs and the inventory: /api/v1/operator."""
@@ -20,19 +23,19 @@ class Scope(StrEnum):
 
 
 class Body(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What a caller sends. A field that is not in it is an error, also inside the parts it is made of."""
+    """A request body. Unknown fields are errors, at every depth."""
 
 
 class Query(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a caller asks for after the question mark."""
+    """The query parameters of a request."""
 
 
 class NoQuery(Query, frozen=True, kw_only=True):
-    """A route that is asked no questions. A parameter is an error there, too."""
+    """The query of a route without query parameters. Any parameter is an error."""
 
 
 class View(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What a caller gets to see of a thing."""
+    """An object in a response body."""
 
 
 B = TypeVar("B")
@@ -41,19 +44,20 @@ Q = TypeVar("Q", bound=Query)
 
 @dataclass(frozen=True)
 class APIRequest(Generic[B, Q]):
-    """A request, decoded and admitted."""
+    """An authenticated and decoded request."""
 
     body: B
-    """None where the route takes no body."""
+    """None if the route has no body."""
     query: Q
     path: Mapping[str, str] = field(default_factory=dict)
-    """The parts of the path that are in braces."""
+    """The path parameters."""
     caller: str = "anonymous"
 
 
 @dataclass(frozen=True)
 class APIResponse:
-    """A success. `data` is None for 204; `continuation` is what the next page of a list begins with."""
+    """A successful response. `data` is None for 204. `continuation` is the continue token of the next page of a
+    list."""
 
     status: int
     data: Any = None
@@ -67,23 +71,23 @@ RouteHandler = Callable[[APIRequest[Any, Any]], Awaitable[APIResponse]]
 class Route:
     method: str
     path: str
-    """With parts in braces: /api/v1/gpu-units/{name}."""
+    """The path, with parameters in braces: /api/v1/gpu-units/{name}."""
     name: str
-    """One name per route, in camel case: the OpenAPI operationId."""
+    """The unique name of the route in camel case. It is the OpenAPI operationId."""
     summary: str
     handler: RouteHandler
     responses: Mapping[int, Any]
-    """Every status of success, with the type of its data (list[...] for a list, None for no data)."""
+    """The type of the data by success status: list[...] for a list, None for no data."""
     faults: tuple[type[RuntimeFault], ...] = ()
-    """What this route may refuse with, beyond what every route may."""
+    """The faults of this route, in addition to those of every route."""
     scope: Scope | None = None
-    """None only for what anybody may ask."""
+    """The scope that the caller needs. None for a route that needs no authentication."""
     needs_cluster: bool = True
-    """Whether it is answered with 503 while the state of the cluster is not known."""
+    """Whether the route answers 503 while the informer caches are incomplete or stale."""
     body: type[Body] | None = None
     query: type[Query] = NoQuery
     description: str = ""
     examples: Mapping[str, Any] = field(default_factory=dict)
-    """Bodies that work, by a short title."""
+    """Valid request bodies, by a short title."""
     tag: str = ""
-    """The heading under which the documentation has it."""
+    """The heading of the route in the documentation."""

@@ -1,6 +1,6 @@
-"""Swagger UI and the document that it shows, from files of this package. Nobody outside is asked for anything.
+"""Serves Swagger UI and the OpenAPI document from files of this package. The page loads nothing from other servers.
 
-Everything here is open to anybody: it says how the API is used, not what is in it.
+These paths need no authentication: they describe how to use the API and contain no data of it.
 """
 
 import gzip
@@ -19,7 +19,7 @@ FILE_CONTENT_TYPES = {
     "swagger-ui.css": "text/css",
 }
 
-# Inline styles are Swagger UI's own, and its icons are data: nothing else may be loaded, and from nowhere else.
+# Swagger UI needs inline styles and data: images. Everything else may be loaded only from the API itself.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -36,7 +36,7 @@ RESPONSE_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",  # kept, and asked for again by its tag: a new release shows at once
+    "Cache-Control": "no-cache",  # clients revalidate by ETag, so that a new release is visible immediately
     "Vary": "Accept-Encoding",
 }
 
@@ -57,7 +57,7 @@ def add_swagger(app: web.Application, document: bytes) -> None:
 
 
 def swagger_handlers(document: bytes) -> dict[str, HealthHandler]:
-    """What answers GET, by its path."""
+    """The GET handlers by path."""
     pages = {f"/swagger/{name}": _file_handler(load_static_file(name)) for name in FILE_CONTENT_TYPES}
     openapi = _file_handler(StaticFile("application/json", gzip.compress(document, mtime=0)))
     start = {"/swagger": _redirect_handler("swagger/index.html"), "/swagger/": _redirect_handler("index.html")}
@@ -65,7 +65,7 @@ def swagger_handlers(document: bytes) -> dict[str, HealthHandler]:
 
 
 def load_static_file(name: str) -> StaticFile:
-    """A file of the package. What is large is compressed already."""
+    """Load a file of the package. Large files are stored compressed."""
     folder = resources.files(__package__) / "swagger_ui"
     compressed = folder / f"{name}.gz"
     if compressed.is_file():
@@ -73,31 +73,31 @@ def load_static_file(name: str) -> StaticFile:
     return StaticFile(FILE_CONTENT_TYPES[name], gzip.compress((folder / name).read_bytes(), mtime=0))
 
 
-def _file_handler(page: StaticFile) -> HealthHandler:
-    tag = page.etag
+def _file_handler(file: StaticFile) -> HealthHandler:
+    tag = file.etag
 
-    async def answer(request: web.Request) -> web.Response:
-        known = any(each.value in (tag, "*") for each in request.if_none_match or ())
-        response = web.Response(status=304, headers=RESPONSE_HEADERS) if known else _full_response(page, request)
+    async def handler(request: web.Request) -> web.Response:
+        unchanged = any(each.value in (tag, "*") for each in request.if_none_match or ())
+        response = web.Response(status=304, headers=RESPONSE_HEADERS) if unchanged else _full_response(file, request)
         response.etag = ETag(tag, is_weak=True)
         return response
 
-    return answer
+    return handler
 
 
-def _full_response(page: StaticFile, request: web.Request) -> web.Response:
-    as_it_is = "gzip" in request.headers.get("Accept-Encoding", "")
-    body = page.compressed if as_it_is else gzip.decompress(page.compressed)
-    response = web.Response(body=body, content_type=page.content_type, charset="utf-8", headers=RESPONSE_HEADERS)
-    if as_it_is:
+def _full_response(file: StaticFile, request: web.Request) -> web.Response:
+    accepts_gzip = "gzip" in request.headers.get("Accept-Encoding", "")
+    body = file.compressed if accepts_gzip else gzip.decompress(file.compressed)
+    response = web.Response(body=body, content_type=file.content_type, charset="utf-8", headers=RESPONSE_HEADERS)
+    if accepts_gzip:
         response.headers["Content-Encoding"] = "gzip"
     return response
 
 
 def _redirect_handler(location: str) -> HealthHandler:
-    """Relative, so that it also holds behind a proxy that adds a prefix."""
+    """Redirect to a relative location, which also works behind a proxy that adds a path prefix."""
 
-    async def answer(_request: web.Request) -> web.Response:
+    async def handler(_request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": location})
 
-    return answer
+    return handler

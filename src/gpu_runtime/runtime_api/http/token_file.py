@@ -1,7 +1,7 @@
-"""Callers with tokens of their own, from a file that may change at any time.
+"""Authenticates callers with the tokens of a file, and reloads the file when it changes.
 
-A mounted Secret is changed by swapping a symbolic link, which looks like another file behind the same path. A new file
-that cannot be used changes nothing: the tokens from before stay good, and the log says so.
+Kubernetes updates a mounted Secret by swapping a symbolic link, so that the same path leads to another file. If the new
+file is invalid, the previous tokens stay valid and the error is logged.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ POLL_INTERVAL_SECONDS = 1.0
 
 class TokenEntry(BaseSettings, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=128)]
-    """Who has it. Calls are logged, limited and audited under this name."""
+    """The name of the caller that has the token. Logs, audit logs and rate limits use this name."""
 
     token: str
-    """The secret itself. There is no constraint here: a refusal must not quote it."""
+    """The secret token. The field has no constraint in the model, because an error message would quote the value."""
 
     scopes: Annotated[tuple[Literal["operator", "runtime"], ...], Meta(min_length=1)]
-    """What its holder is trusted with."""
+    """The scopes of the caller: operator, runtime or both."""
 
 
 class TokenList(BaseSettings, frozen=True, kw_only=True):
     tokens: tuple[TokenEntry, ...]
-    """Every token that is good."""
+    """All valid tokens."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class _TokenDigest:
 
 class TokenFile:
     def __init__(self, path: Path) -> None:
-        """Read the file. BadSettings, with the remedy, where that cannot be done."""
+        """Load the file. Raises InvalidSettings if the file cannot be read or is invalid."""
         self._path = path
         self._loaded_version = _file_version(path)
         self._tokens = _load_tokens(path)
 
     def find_caller(self, token: str) -> Caller | None:
-        """Whose token it is. However much of it is right, finding out takes the same time."""
+        """The caller that has this token, or None. Takes the same time for every token, to prevent timing attacks."""
         digest = _digest(token)
-        matches = [known.caller for known in self._tokens if hmac.compare_digest(known.digest, digest)]
+        matches = [each.caller for each in self._tokens if hmac.compare_digest(each.digest, digest)]
         return matches[0] if matches else None
 
     async def watch(self) -> NoReturn:
-        """Keep up with the file until cancelled."""
+        """Reload the file whenever it changes, until cancelled."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             await asyncio.to_thread(self.reload_if_changed)
@@ -73,21 +73,22 @@ class TokenFile:
         self._loaded_version = version
         try:
             self._tokens = _load_tokens(self._path)
-        except InvalidSettings as bad:
-            logger.error(  # noqa: TRY400 - the sentence says it all
-                "the new token file cannot be used; the tokens from before stay good: %s", bad
+        except InvalidSettings as error:
+            logger.error(  # noqa: TRY400 - the message of the error is enough
+                "token file reload failed; the previous tokens stay valid",
+                extra={"file": str(self._path), "error": str(error)},
             )
         else:
-            logger.info("tokens read anew", extra={"file": str(self._path), "tokens": len(self._tokens)})
+            logger.info("token file reloaded", extra={"file": str(self._path), "count": len(self._tokens)})
 
 
 def _file_version(path: Path) -> tuple[int, ...]:
-    """Another one for every file that was ever behind this path; nothing where there is none."""
+    """A value that differs for every file that this path has led to. Empty if there is no file."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return ()
-    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+    return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
 def _load_tokens(path: Path) -> tuple[_TokenDigest, ...]:
@@ -100,15 +101,15 @@ def _load_tokens(path: Path) -> tuple[_TokenDigest, ...]:
 def _problems(entries: tuple[TokenEntry, ...]) -> Iterator[str]:
     names, digests = set[str](), set[bytes]()
     for index, entry in enumerate(entries):
-        at, digest = f"tokens[{index}] ({entry.name})", _digest(entry.token)
+        field, digest = f"tokens[{index}] ({entry.name})", _digest(entry.token)
         if len(entry.token) < MIN_TOKEN_LENGTH:
-            yield f"{at}: token has {len(entry.token)} characters; use at least {MIN_TOKEN_LENGTH}"
+            yield f"{field}: token has {len(entry.token)} characters; use at least {MIN_TOKEN_LENGTH}"
         if not entry.token.isascii() or not entry.token.isprintable() or " " in entry.token:
-            yield f"{at}: token has characters that no header can carry; use letters, digits and punctuation"
+            yield f"{field}: token has characters that are not allowed in a header; use letters, digits and punctuation"
         if entry.name in names:
-            yield f"{at}: another token has this name already; every holder has its own"
+            yield f"{field}: another token has the same name; use one name per token"
         if digest in digests:
-            yield f"{at}: token is the same as another one; every holder has its own"
+            yield f"{field}: token is the same as another one; use one token per caller"
         names.add(entry.name)
         digests.add(digest)
 

@@ -1,7 +1,7 @@
-"""Callers that are service accounts of the cluster: Kubernetes itself says whose token it is.
+"""Authenticates service accounts of the cluster with the TokenReview API of Kubernetes.
 
-What it said is remembered for a while, never beyond the token's own end, and in bounded memory. A token whose account
-was deleted is therefore good for at most that while longer.
+A review is cached for a limited time, never longer than the token is valid, and in bounded memory. The token of a
+deleted service account therefore stays valid for at most the cache TTL.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ REVIEW_CACHE_TTL_SECONDS = 60.0
 REJECTED_REVIEW_CACHE_TTL_SECONDS = 5.0
 MAX_CACHED_REVIEWS = 4096
 MAX_CONCURRENT_TOKEN_REVIEWS = 8
-"""How many tokens are reviewed at the same time: strangers must not use up the connections to Kubernetes."""
+"""The limit keeps unauthenticated callers from using up the connections to Kubernetes."""
 
 _SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 
@@ -49,7 +49,7 @@ TOKEN_REVIEWS = ApiResource("authentication.k8s.io", "v1", "TokenReview", "token
 
 
 class TokenClaims(msgspec.Struct, frozen=True):
-    """What a token says of itself. Nothing of it is believed; it only saves questions."""
+    """The claims of a token, without verification. They are only used to skip reviews that would fail."""
 
     exp: float = 0.0
     aud: str | tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class _CachedReview:
 
 
 class TokenReviewer:
-    """Time is the wall clock, because tokens end by it."""
+    """Reviews tokens and caches the results. `now` is the wall clock, because tokens expire by it."""
 
     def __init__(
         self,
@@ -80,52 +80,51 @@ class TokenReviewer:
         self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_TOKEN_REVIEWS)
 
     async def find_caller(self, token: str) -> Caller | None:
-        """Whose token it is; Unavailable where Kubernetes cannot say."""
+        """The service account that has this token, or None. Raises Unavailable if Kubernetes cannot review the
+        token."""
         claims = decode_claims(token)
         if claims is None or not self._may_be_valid(claims):
             return None
         digest = hashlib.sha256(token.encode()).digest()
-        remembered = self._cached_review(digest)
-        if remembered is None:
+        review = self._cached_review(digest)
+        if review is None:
             async with self._semaphore:
-                # Whoever waited for the same token finds the answer here.
-                remembered = self._cached_review(digest) or self._cache_review(
-                    digest, claims, await self._review(token)
-                )
-        return remembered.caller
+                # Another request may have reviewed the same token while this one waited.
+                review = self._cached_review(digest) or self._cache_review(digest, claims, await self._review(token))
+        return review.caller
 
     def _may_be_valid(self, claims: TokenClaims) -> bool:
-        meant_for = (claims.aud,) if isinstance(claims.aud, str) else claims.aud
+        audiences = (claims.aud,) if isinstance(claims.aud, str) else claims.aud
         return (
             claims.exp > self._now()
             and claims.sub.startswith(_SERVICE_ACCOUNT_PREFIX)
-            and bool({*meant_for} & {*self._audiences})
+            and bool({*audiences} & {*self._audiences})
         )
 
     def _cached_review(self, digest: bytes) -> _CachedReview | None:
-        found = self._reviews.get(digest)
-        return found if found is not None and found.expires_at > self._now() else None
+        review = self._reviews.get(digest)
+        return review if review is not None and review.expires_at > self._now() else None
 
     def _cache_review(self, digest: bytes, claims: TokenClaims, caller: Caller | None) -> _CachedReview:
         seconds = REVIEW_CACHE_TTL_SECONDS if caller else REJECTED_REVIEW_CACHE_TTL_SECONDS
-        remembered = _CachedReview(caller, min(claims.exp, self._now() + seconds))
-        self._reviews[digest] = remembered
+        review = _CachedReview(caller, min(claims.exp, self._now() + seconds))
+        self._reviews[digest] = review
         self._reviews.move_to_end(digest)
         if len(self._reviews) > MAX_CACHED_REVIEWS:
             self._reviews.popitem(last=False)
-        return remembered
+        return review
 
     async def _review(self, token: str) -> Caller | None:
         manifest: dict[str, Any] = {"spec": {"token": token, "audiences": list(self._audiences)}}
         try:
             review = await self._client.create(TOKEN_REVIEWS, manifest)
         except KubeError as error:
-            raise Unavailable(f"Kubernetes cannot say now whose token this is: {error}") from error
+            raise Unavailable(f"Kubernetes cannot review the bearer token now: {error}") from error
         return self._caller(review.status)
 
     def _caller(self, status: ReviewStatus) -> Caller | None:
         account = service_account_key(status.user.username)
-        # Without audiences in the answer, the server did not look at them.
+        # If the status has no audiences, the API server did not check them.
         if not status.authenticated or account is None or not {*status.audiences} & {*self._audiences}:
             return None
         return Caller(f"serviceaccount:{account}", self._scopes.get(account, frozenset()))
@@ -137,7 +136,7 @@ def service_account_key(username: str) -> ObjectKey | None:
 
 
 def decode_claims(token: str) -> TokenClaims | None:
-    """What stands in the middle of a JSON web token; None where it is none."""
+    """The payload of a JSON Web Token, or None if the token is not one."""
     parts = token.split(".")
     if len(parts) != 3:
         return None

@@ -1,1 +1,4 @@
-"""The way in for invocations, and what callers see of them. What happens in between is other processes' part."""
+"""The invocation API: validates and enqueues invocations, and returns their state and results.
+
+The activator dispatches invocations, workers run them, and the result store keeps their results.
+"""

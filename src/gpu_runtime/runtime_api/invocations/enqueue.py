@@ -1,11 +1,12 @@
-"""Taking an invocation: one write that decides who is first, one message, and nothing else.
+"""Enqueues an invocation: creates its record in the key-value bucket, then publishes its message to the stream.
 
-The message follows the write. Sent together they would be faster, and wrong: they go to two streams, and a message
-whose record is refused would run another request under somebody's ID.
+The creation of the record decides which of concurrent requests with the same invocationID is first. The message is
+published afterwards. Publishing both at the same time would be faster but wrong: they go to two streams, and a message
+whose record is rejected would run a different request under an invocationID that is in use.
 
-- Killed in between, nobody was told that it was taken. Whoever asks again finds the record and sends the message, which
-  is stored once.
-- Where the queue is full, the record is taken back, and the ID is as free as before.
+- If the process crashes between the two writes, the caller has received no response. A retry finds the record and
+  publishes the message. JetStream stores the message once.
+- If the stream is full, the enqueuer purges the record, and the invocationID is unused again.
 """
 
 import logging
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 class EnqueueResult:
     record: InvocationRecord
     new: bool
-    """Whether it was taken now and not by the same request before."""
+    """Whether this request enqueued the invocation. False if the same request did so before."""
 
 
 @dataclass(frozen=True)
@@ -49,53 +50,63 @@ class InvocationEnqueuer:
     clock: Clock
 
     async def enqueue(self, invocation: Invocation) -> EnqueueResult:
-        """InvocationReused where its ID stands for another request; StreamError where NATS does not take it."""
-        going, record = prepare_enqueue(invocation, self.clock.now())
+        """Record and publish the invocation.
+
+        Raises InvocationReused if another request has used the ID, and JetStreamError if NATS does not store it.
+        """
+        enqueued, record = prepare_enqueue(invocation, self.clock.now())
         while True:
-            revision = await self.records.create(going.invocation_id, record)
+            revision = await self.records.create(enqueued.invocation_id, record)
             if revision is not None:
-                await self._publish_or_purge(going, RecordAtRevision(record, revision))
+                await self._publish_or_purge(enqueued, RecordAtRevision(record, revision))
                 return EnqueueResult(record, new=True)
-            found = await self.records.read(going.invocation_id)
-            if found is not None:  # else it was forgotten in between
-                return await self._replay(going, record, found)
+            stored = await self.records.read(enqueued.invocation_id)
+            if stored is not None:  # otherwise it expired or was purged in the meantime
+                return await self._replay(enqueued, record, stored)
 
-    async def _replay(self, invocation: Invocation, record: InvocationRecord, found: RecordAtRevision) -> EnqueueResult:
-        if found.record.request_hash != record.request_hash:
-            raise InvocationReused(f"invocationID {invocation.invocation_id!r} already stands for another request")
-        if may_be_unpublished(found.record, self.clock.now()):
-            as_first_taken = structs.replace(invocation, enqueued_at=found.record.enqueued_at)
-            sent = await self._publish(as_first_taken, found)
-            if not sent.duplicate:
-                await self._restore_record(invocation.invocation_id, found.record)
-        return EnqueueResult(found.record, new=False)
+    async def _replay(
+        self, invocation: Invocation, record: InvocationRecord, stored: RecordAtRevision
+    ) -> EnqueueResult:
+        if stored.record.request_hash != record.request_hash:
+            raise InvocationReused(
+                f"another request has used invocationID {invocation.invocation_id!r}; choose a new invocationID"
+            )
+        if may_be_unpublished(stored.record, self.clock.now()):
+            original = structs.replace(invocation, enqueued_at=stored.record.enqueued_at)
+            ack = await self._publish(original, stored)
+            if not ack.duplicate:
+                await self._restore_record(invocation.invocation_id, stored.record)
+        return EnqueueResult(stored.record, new=False)
 
-    async def _publish_or_purge(self, invocation: Invocation, known: RecordAtRevision) -> None:
+    async def _publish_or_purge(self, invocation: Invocation, stored: RecordAtRevision) -> None:
         try:
-            await self._publish(invocation, known)
+            await self._publish(invocation, stored)
         except (StreamFull, NatsMessageTooLarge):
-            await self._purge_record(invocation.invocation_id, known.revision)
+            await self._purge_record(invocation.invocation_id, stored.revision)
             raise
 
     async def _purge_record(self, invocation_id: str, revision: int) -> None:
-        """Unless somebody else has got it further meanwhile."""
+        """Purge the record, unless another process has changed it."""
         try:
             await self.records.purge(invocation_id, revision)
-        except JetStreamError as error:  # then it can be sent by the same request later, or expires
-            logger.warning("a record was left behind", extra={"invocationID": invocation_id, "error": str(error)})
+        except JetStreamError as error:  # a retry of the request publishes it, or the record expires
+            logger.warning(
+                "invocation record not purged after rejected publish",
+                extra={"invocation_id": invocation_id, "error": str(error)},
+            )
 
     async def _restore_record(self, invocation_id: str, record: InvocationRecord) -> None:
-        """Have the record there, with the message: who was first may have met a full queue and taken it back."""
+        """Create the record again if the first request purged it after a full stream. The message is stored now."""
         if await self.records.read(invocation_id) is None:
             await self.records.create(invocation_id, record)
 
-    async def _publish(self, invocation: Invocation, known: RecordAtRevision) -> PubAck:
+    async def _publish(self, invocation: Invocation, stored: RecordAtRevision) -> PubAck:
         subject = self.subjects.invoke(invocation.serverless_request_id)
         return await self.publisher.publish(
-            OutgoingMessage(subject, encode(invocation), invocation.message_id, record_headers(known))
+            OutgoingMessage(subject, encode(invocation), invocation.message_id, record_headers(stored))
         )
 
 
 def may_be_unpublished(record: InvocationRecord, now: datetime) -> bool:
-    """Whether the one who recorded it may have died before it sent the message, and sending it still helps."""
+    """Whether the message may be missing after a crash, and the invocation can still run before its deadline."""
     return record.state is RecordState.QUEUED and not record.cancelled and now < record.deadline

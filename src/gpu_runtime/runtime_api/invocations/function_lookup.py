@@ -1,7 +1,7 @@
-"""Which functions there are: units of an allowed namespace that are functions, by their requestID.
+"""Checks in the unit cache that a function with a given requestID exists.
 
-They are known from the cache of units, which is as fresh as its watch: usually milliseconds. Whoever names a function
-that is not known waits for a moment, since it may just have been made on another replica; only then it is unknown.
+The cache lags behind the API server by the delay of its watch, usually milliseconds. A request for a function that the
+cache lacks waits for a short time, because another replica may just have created the function.
 """
 
 import asyncio
@@ -9,13 +9,14 @@ from collections import defaultdict
 from contextlib import suppress
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.errors import Conflict, NotFound, Unavailable
+from gpu_runtime.contract.errors import DuplicateRequestID, NotFound, Unavailable
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.store import ObjectChange
 from gpu_runtime.runtime_api.api_informers import FUNCTION_INDEX, function_request_ids
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 
 FUNCTION_LOOKUP_TIMEOUT_SECONDS = 0.25
+"""Maximum wait for a function that the cache lacks. After it the request fails with NotFound."""
 
 
 class FunctionLookup:
@@ -25,22 +26,22 @@ class FunctionLookup:
         units.add_event_handler(self._on_change)
 
     async def must_exist(self, request_id: str) -> None:
-        """NotFound where there is no such function; Conflict where there are several of that name."""
-        found = self._cached_units(request_id)
-        if not found:
+        """Raise NotFound if no function has the requestID, and DuplicateRequestID if several have it."""
+        units = self._cached_units(request_id)
+        if not units:
             if not self._units.has_synced:
-                raise Unavailable("the functions are still being read; try again", retry_after=1)
+                raise Unavailable("the list of functions is still loading; try again", retry_after=1)
             await self._wait_for_change(request_id)
-            found = self._cached_units(request_id)
-        if not found:
-            raise NotFound(f"there is no function with the requestID {request_id!r}")
-        if len(found) > 1:
-            names = " and ".join(sorted(str(unit.metadata.key) for unit in found))
-            raise Conflict(f"{names} have the same requestID {request_id!r}; give one of them another")
+            units = self._cached_units(request_id)
+        if not units:
+            raise NotFound(f"no function has the requestID {request_id!r}")
+        if len(units) > 1:
+            names = " and ".join(sorted(str(unit.metadata.key) for unit in units))
+            raise DuplicateRequestID(f"units {names} have the same requestID {request_id!r}; change one of them")
 
     def _cached_units(self, request_id: str) -> list[GPUUnit]:
-        found = self._units.store.by_index(FUNCTION_INDEX, request_id)
-        return [unit for unit in found if unit.metadata.namespace in self._namespaces.units]
+        units = self._units.store.by_index(FUNCTION_INDEX, request_id)
+        return [unit for unit in units if unit.metadata.namespace in self._namespaces.units]
 
     async def _wait_for_change(self, request_id: str) -> None:
         event = asyncio.Event()

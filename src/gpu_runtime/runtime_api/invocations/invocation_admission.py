@@ -1,4 +1,4 @@
-"""Which invocations are taken, and in which form they go on. Pure: what is refused here has written nothing."""
+"""Validates invocation requests and builds the messages and records to enqueue. Pure functions: nothing is written."""
 
 import base64
 import binascii
@@ -21,55 +21,57 @@ from gpu_runtime.contract.validation.serverless import request_id_errors
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 
 MAX_CONTENT_TYPE_LENGTH = 255
+"""Maximum number of characters of contentType."""
 
 
 @dataclass(frozen=True)
 class InvocationLimits:
-    """What the configuration says about all of them."""
+    """The configured limits of all invocations."""
 
     default_timeout_seconds: float = 300
+    """Timeout of an invocation whose request names none."""
     max_timeout_seconds: float = MAX_TIMEOUT_SECONDS
-    """An invocation must end while its record is still kept."""
+    """Maximum timeout of an invocation. Every invocation must finish before its record expires."""
     max_body_bytes: int = MAX_PAYLOAD_BYTES
+    """Maximum size of the decoded payload."""
 
 
-def admit_invocation(request: Invoke, terms: InvocationLimits) -> Invocation:
-    """The invocation as it goes on, not enqueued yet. Raises Invalid or TooLarge."""
-    given = request.invocation_id
+def admit_invocation(request: Invoke, limits: InvocationLimits) -> Invocation:
+    """Return the invocation of a valid request, without its enqueue time. Raises Invalid or TooLarge."""
     invocation = Invocation(
-        invocation_id=uuid.uuid4().hex if given is UNSET else given,
+        invocation_id=uuid.uuid4().hex if request.invocation_id is UNSET else request.invocation_id,
         serverless_request_id=request.serverless_request_id,
         mode=request.mode,
         content_type=request.content_type,
         headers=request.headers,
         attributes=request.attributes,
-        # 300 and 300.0 are one number and two texts, and the hash of a request is taken from the text.
+        # The request hash is computed from the JSON text, in which 300 and 300.0 differ.
         timeout_seconds=float(
-            terms.default_timeout_seconds if request.timeout_seconds is UNSET else request.timeout_seconds
+            limits.default_timeout_seconds if request.timeout_seconds is UNSET else request.timeout_seconds
         ),
     )
-    if problems := tuple(_invocation_errors(invocation, terms)):
-        raise Invalid(problems)
+    if errors := tuple(_invocation_errors(invocation, limits)):
+        raise Invalid(errors)
     body = _decode_body(bytes(request.payload), invocation)
-    check_body(body, terms.max_body_bytes)
+    check_body(body, limits.max_body_bytes)
     return structs.replace(invocation, body=body)
 
 
 def prepare_enqueue(invocation: Invocation, now: datetime) -> tuple[Invocation, InvocationRecord]:
-    """The invocation as it is published, and the record of it."""
-    moment = to_utc_milliseconds(now)
-    going = structs.replace(invocation, enqueued_at=moment)
+    """Return the invocation to publish and its initial record."""
+    enqueued_at = to_utc_milliseconds(now)
+    enqueued = structs.replace(invocation, enqueued_at=enqueued_at)
     record = InvocationRecord(
         request_hash=invocation_hash(invocation),
         serverless_request_id=invocation.serverless_request_id,
-        enqueued_at=moment,
-        deadline=going.deadline or moment,
-        updated_at=moment,
+        enqueued_at=enqueued_at,
+        deadline=enqueued.deadline or enqueued_at,
+        updated_at=enqueued_at,
     )
-    return going, record
+    return enqueued, record
 
 
-def _invocation_errors(invocation: Invocation, terms: InvocationLimits) -> Iterator[FieldError]:
+def _invocation_errors(invocation: Invocation, limits: InvocationLimits) -> Iterator[FieldError]:
     yield from invocation_id_errors(invocation.invocation_id)
     yield from request_id_errors(invocation.serverless_request_id, "serverlessRequestID")
     yield from _content_type_errors(invocation.content_type)
@@ -77,21 +79,20 @@ def _invocation_errors(invocation: Invocation, terms: InvocationLimits) -> Itera
     yield from metadata_errors(invocation.attributes, "attributes")
     for name in ("headers", "attributes"):
         if "" in getattr(invocation, name):
-            yield FieldError(name, "have an entry without a name")
-    if invocation.timeout_seconds > terms.max_timeout_seconds:
-        text = (
-            f"{invocation.timeout_seconds:g} is more than {terms.max_timeout_seconds:g}, for which invocations are kept"
-        )
+            yield FieldError(name, "has an entry with an empty name; name every entry")
+    if invocation.timeout_seconds > limits.max_timeout_seconds:
+        maximum = f"{limits.max_timeout_seconds:g}"
+        text = f"{invocation.timeout_seconds:g} is more than the maximum of {maximum}, after which records expire"
         yield FieldError("timeoutSeconds", text)
 
 
 def _content_type_errors(content_type: str) -> FieldErrors:
     if not content_type:
-        yield FieldError("contentType", "is empty; leave it out for application/json")
+        yield FieldError("contentType", "is empty; omit it for application/json")
     elif len(content_type) > MAX_CONTENT_TYPE_LENGTH:
         yield FieldError("contentType", f"has {len(content_type)} characters; use at most {MAX_CONTENT_TYPE_LENGTH}")
     elif not content_type.isascii() or not content_type.isprintable() or content_type != content_type.strip():
-        yield FieldError("contentType", f"{content_type!r} is not a content type; write for example image/png")
+        yield FieldError("contentType", f"{content_type!r} is not a content type; use for example image/png")
 
 
 def _decode_body(payload: bytes, invocation: Invocation) -> bytes:
@@ -100,5 +101,5 @@ def _decode_body(payload: bytes, invocation: Invocation) -> bytes:
     try:
         return base64.b64decode(msgspec.json.decode(payload, type=str), validate=True)
     except (msgspec.ValidationError, binascii.Error, ValueError) as error:
-        text = f"is not base64; with contentType {invocation.content_type!r}, send the bytes as a string of base64"
+        text = f"is not base64; with contentType {invocation.content_type!r}, send the bytes as a base64 string"
         raise Invalid([FieldError("payload", text)]) from error

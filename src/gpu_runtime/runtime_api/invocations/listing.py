@@ -1,7 +1,8 @@
-"""The invocations of a function, page by page: what waits and runs from the queues, what has ended from the store.
+"""Lists the invocations of a function page by page.
 
-What moves from one place to the next while it is listed may be seen twice, and never gets lost: the places are walked
-in the order in which an invocation passes through them.
+Queued and running invocations come from the streams, finished ones from the result store. The listing reads the
+sources in the order in which an invocation passes through them. So an invocation that moves while it is listed may
+appear twice, but is never missing.
 """
 
 import asyncio
@@ -31,15 +32,18 @@ from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 from gpu_runtime.runtime_api.invocations.view import InvocationView, message_view, record_view, result_view
 
 RESULT_STORE_SOURCE = "stored"
+"""Part of the continue tokens that callers hold."""
 LIST_SOURCES = (Stream.INVOKE.value, Stream.DISPATCH.value, RESULT_STORE_SOURCE)
-"""In the order in which an invocation passes through them."""
+"""The sources in the order in which an invocation passes through them."""
 
 MAX_SCANNED_MESSAGES = 1000
-"""How many messages one page looks at. Where most do not fit the question, a page may hold fewer than it could."""
+"""Maximum number of messages that one page reads. If most of them do not match the filters, the page has fewer entries
+than its limit."""
 LIST_BATCH_SIZE = 50
+"""Maximum number of messages whose records are read at the same time."""
 
 ListPosition: TypeAlias = tuple[str, str]
-"""Where to go on: one of the places, and there the number of a message, or what the store said."""
+"""Where the listing continues: a source, and in it a stream sequence or the continue token of the result store."""
 
 
 @dataclass(frozen=True)
@@ -57,70 +61,68 @@ class InvocationListing:
     results: ResultClient
 
     async def page(self, query: ListInvocations) -> tuple[list[InvocationView], str | None]:
-        """A page, and where the next one begins."""
-        if problems := tuple(request_id_errors(query.serverless_request_id, "serverlessRequestID")):
-            raise Invalid(problems)
-        found: dict[str, InvocationView] = {}
-        at: ListPosition | None = start_position(query)
-        looked_at = 0
-        while at is not None and len(found) < query.limit and looked_at < MAX_SCANNED_MESSAGES:
-            chunk = await self._list_chunk(query, at, query.limit - len(found))
-            found |= {view.invocation_id: view for view in chunk.views}
-            at, looked_at = chunk.continue_at, looked_at + chunk.scanned
-        return list(found.values()), encode_cursor(at) if at else None
+        """Return one page and the cursor of the next page."""
+        if errors := tuple(request_id_errors(query.serverless_request_id, "serverlessRequestID")):
+            raise Invalid(errors)
+        views: dict[str, InvocationView] = {}
+        position: ListPosition | None = start_position(query)
+        scanned = 0
+        while position is not None and len(views) < query.limit and scanned < MAX_SCANNED_MESSAGES:
+            chunk = await self._list_chunk(query, position, query.limit - len(views))
+            views |= {view.invocation_id: view for view in chunk.views}
+            position, scanned = chunk.continue_at, scanned + chunk.scanned
+        return list(views.values()), encode_cursor(position) if position else None
 
-    async def _list_chunk(self, query: ListInvocations, at: ListPosition, room: int) -> _Chunk:
-        place, position = at
-        if place == RESULT_STORE_SOURCE:
-            return await self._list_results(query, position, room)
-        return await self._list_stream(query, Stream(place), int(position or "1"), min(room, LIST_BATCH_SIZE))
+    async def _list_chunk(self, query: ListInvocations, position: ListPosition, limit: int) -> _Chunk:
+        source, token = position
+        if source == RESULT_STORE_SOURCE:
+            return await self._list_results(query, token, limit)
+        return await self._list_stream(query, Stream(source), int(token or "1"), min(limit, LIST_BATCH_SIZE))
 
-    async def _list_stream(self, query: ListInvocations, queue: Stream, sequence: int, room: int) -> _Chunk:
-        stream, subject = (
-            self.topology.stream_name(queue),
-            self.topology.subjects.stream_subject(queue, query.serverless_request_id),
-        )
+    async def _list_stream(self, query: ListInvocations, stream: Stream, sequence: int, limit: int) -> _Chunk:
+        stream_name = self.topology.stream_name(stream)
+        subject = self.topology.subjects.stream_subject(stream, query.serverless_request_id)
         messages: list[StoredMessage] = []
-        while len(messages) < room:
-            message = await next_message(self.connection, stream, subject, sequence)
+        while len(messages) < limit:
+            message = await next_message(self.connection, stream_name, subject, sequence)
             if message is None:
                 break
             messages.append(message)
             sequence = message.sequence + 1
-        there_is_more = len(messages) == room
-        seen = await asyncio.gather(*(self._view(queue, message) for message in messages))
+        has_more = len(messages) == limit
+        views = await asyncio.gather(*(self._view(stream, message) for message in messages))
         return _Chunk(
-            [view for view in seen if view is not None and matches(view, query)],
-            (queue.value, str(sequence)) if there_is_more else next_position(queue.value, query),
+            [view for view in views if view is not None and matches(view, query)],
+            (stream.value, str(sequence)) if has_more else next_position(stream.value, query),
             len(messages),
         )
 
-    async def _view(self, queue: Stream, message: StoredMessage) -> InvocationView | None:
-        invocation = decode_invocation(queue, message.data)
+    async def _view(self, stream: Stream, message: StoredMessage) -> InvocationView | None:
+        invocation = decode_invocation(stream, message.data)
         if invocation is None:
             return None
-        found = await self.records.read(invocation.invocation_id)
-        if found is None:
-            state = InvocationState.QUEUED if queue is Stream.INVOKE else InvocationState.DISPATCHED
+        stored = await self.records.read(invocation.invocation_id)
+        if stored is None:
+            state = InvocationState.QUEUED if stream is Stream.INVOKE else InvocationState.DISPATCHED
             return message_view(invocation, state)
-        return record_view(invocation.invocation_id, found.record)
+        return record_view(invocation.invocation_id, stored.record)
 
-    async def _list_results(self, query: ListInvocations, after: str, room: int) -> _Chunk:
-        question = ListResultsRequest(
+    async def _list_results(self, query: ListInvocations, token: str, limit: int) -> _Chunk:
+        request = ListResultsRequest(
             serverless_request_id=query.serverless_request_id,
             state=None if query.state is UNSET else ResultState(query.state.value),
-            limit=room,
-            continue_token=after,
+            limit=limit,
+            continue_token=token,
         )
-        listed = await self.results.list(question)
+        response = await self.results.list(request)
         return _Chunk(
-            list(map(result_view, listed.results)),
-            (RESULT_STORE_SOURCE, listed.continue_token) if listed.continue_token else None,
+            list(map(result_view, response.results)),
+            (RESULT_STORE_SOURCE, response.continue_token) if response.continue_token else None,
         )
 
 
 def sources_for(query: ListInvocations) -> tuple[str, ...]:
-    """Where those that are asked for can be."""
+    """Return the sources that can hold matching invocations."""
     if query.state is UNSET:
         return LIST_SOURCES
     return LIST_SOURCES[2:] if query.state.is_terminal else LIST_SOURCES[:2]
@@ -129,24 +131,24 @@ def sources_for(query: ListInvocations) -> tuple[str, ...]:
 def start_position(query: ListInvocations) -> ListPosition:
     if not query.after:
         return sources_for(query)[0], ""
-    place, position = decode_cursor(query.after)
-    if place not in sources_for(query) or (place != RESULT_STORE_SOURCE and not is_stream_sequence(position)):
-        raise Invalid([FieldError("continue", "is of another question; pass it on with the same parameters")])
-    return place, position
+    source, token = decode_cursor(query.after)
+    if source not in sources_for(query) or (source != RESULT_STORE_SOURCE and not is_stream_sequence(token)):
+        raise Invalid([FieldError("continue", "belongs to another query; send it with unchanged parameters")])
+    return source, token
 
 
-def next_position(place: str, query: ListInvocations) -> ListPosition | None:
-    following = [each for each in sources_for(query) if LIST_SOURCES.index(each) > LIST_SOURCES.index(place)]
-    return (following[0], "") if following else None
+def next_position(source: str, query: ListInvocations) -> ListPosition | None:
+    later = [each for each in sources_for(query) if LIST_SOURCES.index(each) > LIST_SOURCES.index(source)]
+    return (later[0], "") if later else None
 
 
 def matches(view: InvocationView, query: ListInvocations) -> bool:
-    """Whether it belongs into the live part: what has ended is listed from the store."""
+    """Whether an invocation from a stream matches the filters. Finished ones are listed from the result store."""
     return not view.state.is_terminal and query.state in (UNSET, view.state)
 
 
-def decode_invocation(queue: Stream, data: bytes) -> Invocation | None:
-    """The invocation of a message; None where it cannot be read, which is its consumer's matter."""
+def decode_invocation(stream: Stream, data: bytes) -> Invocation | None:
+    """Return the invocation of a message, or None if it is malformed. The consumer dead-letters malformed messages."""
     with suppress(MessageDecodeError):
-        return decode(data, Invocation) if queue is Stream.INVOKE else decode(data, Dispatch).invocation
+        return decode(data, Invocation) if stream is Stream.INVOKE else decode(data, Dispatch).invocation
     return None

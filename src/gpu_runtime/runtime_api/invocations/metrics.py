@@ -1,4 +1,4 @@
-"""What is counted about invocations. Not by function: there may be thousands."""
+"""Prometheus metrics of invocation requests. They have no function label: there may be thousands of functions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ ACCEPTED, REPLAYED, TIMED_OUT = "accepted", "replayed", "timed_out"
 class InvocationMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.invocations = Counter(
-            "runtime_api_invocations",
-            "Invocations that were asked for, by mode and outcome: accepted, replayed, or the code of the refusal",
+            "gpu_runtime_invocation_requests",
+            "Invocation requests by mode and outcome: accepted, replayed, or the error code of the rejection",
             ["mode", "outcome"],
             registry=registry,
         )
         self._sync_wait = Histogram(
-            "runtime_api_sync_wait_seconds",
-            "How long synchronous callers waited for the answer, by outcome: answered or timed_out",
+            "gpu_runtime_invocation_sync_wait_seconds",
+            "Time that synchronous callers waited for a result, by outcome: answered or timed_out",
             ["outcome"],
             buckets=_WAIT_BUCKETS_SECONDS,
             registry=registry,
@@ -32,7 +32,7 @@ class InvocationMetrics:
 
     @contextmanager
     def count_rejections(self, mode: InvocationMode) -> Iterator[None]:
-        """Counts what is refused in the block. What was taken and not answered in time was not refused."""
+        """Count requests that the block rejects. SyncTimeout is not a rejection: the invocation was accepted."""
         try:
             yield
         except SyncTimeout:

@@ -1,4 +1,4 @@
-"""The records of invocations, read and written. Every write is conditional: of two, one wins."""
+"""Reads and writes invocation records. Every write is conditional, so that one of concurrent writers wins."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class InvocationRecordStore:
     bucket: KeyValueBucket
 
     async def create(self, invocation_id: str, record: InvocationRecord) -> int | None:
-        """The revision, or None where there is a record of that ID already."""
+        """Create the record and return its revision, or None if a record with this ID exists."""
         return await self.bucket.create(invocation_id, encode(record))
 
     async def read(self, invocation_id: str) -> RecordAtRevision | None:
@@ -21,16 +21,18 @@ class InvocationRecordStore:
         return record_from_entry(entry) if entry else None
 
     async def update(self, invocation_id: str, record: InvocationRecord, revision: int) -> int | None:
-        """The new revision, or None where somebody else wrote since."""
+        """Write the record and return its new revision, or None if another process has changed the record."""
         return await self.bucket.update(invocation_id, encode(record), revision)
 
     async def purge(self, invocation_id: str, revision: int) -> None:
-        """Unless somebody else wrote since."""
+        """Delete the record, unless another process has changed it."""
         await self.bucket.purge(invocation_id, revision)
 
 
 def record_from_entry(entry: KeyValueEntry) -> RecordAtRevision:
     try:
         return decode_record(entry.value, entry.revision)
-    except MessageDecodeError as error:  # not the caller's fault: a newer process wrote it, or somebody by hand
-        raise Unavailable(f"the record of invocation {entry.key}: {error}") from error
+    except (
+        MessageDecodeError
+    ) as error:  # not an error of the caller: a newer version or an administrator wrote the record
+        raise Unavailable(f"the record of invocation {entry.key} is malformed: {error}") from error

@@ -1,4 +1,4 @@
-"""What callers ask of invocations."""
+"""The request bodies and query parameters of the invocation routes."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -14,7 +14,7 @@ from gpu_runtime.runtime_api.http.route import Body
 
 
 class InvocationState(StrEnum):
-    """How far an invocation has come, or how it ended."""
+    """The state of an invocation: its progress, or how it finished."""
 
     QUEUED = RecordState.QUEUED.value
     DISPATCHED = RecordState.DISPATCHED.value
@@ -34,41 +34,42 @@ _TERMINAL_STATES = frozenset(state.value for state in ResultState)
 
 
 class Invoke(Body, frozen=True, kw_only=True):
-    """One call of a function."""
+    """An invocation of a function."""
 
     invocation_id: str | UnsetType = field(default=UNSET, name="invocationID")
-    """The caller's name for the call: letters, digits, '-' and '_'. Under one ID a call is made once, however often it
-    is asked for. Default: one is made; then asking again is another call."""
+    """The caller's ID of the invocation: letters, digits, '-' and '_'. Repeated requests with the same ID run the
+    function once. Default: a generated ID. Without an ID, a repeated request is another invocation."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
     """The function: its serverless.requestID."""
 
     mode: InvocationMode = "async"
-    """async: answered when the call is queued. sync: answered with the function's answer, if it comes in time."""
+    """async: the response is sent when the invocation is queued. sync: the response contains the result, if it arrives
+    within the maximum wait."""
 
     content_type: str = JSON_CONTENT_TYPE
-    """What the payload is. Default: application/json."""
+    """The content type of the payload. Default: application/json."""
 
     headers: dict[str, str] = field(default_factory=dict)
-    """Handed to the function as they are."""
+    """Headers for the function. They are passed on unchanged."""
 
     attributes: dict[str, str] = field(default_factory=dict)
-    """The caller's own labels. The function sees them, the platform does not read them."""
+    """Labels of the caller. The function receives them. The platform does not interpret them."""
 
     payload: Raw = Raw()
-    """What the function gets. With a JSON content type: any JSON value, handed over as it is written here. With any
-    other content type: a string with the bytes as base64. Left out: the function gets an empty body."""
+    """The input of the function. With a JSON content type: any JSON value, which is passed on unchanged. With any other
+    content type: a base64 string of the bytes. If it is omitted, the function gets an empty body."""
 
     timeout_seconds: Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_SECONDS)] | UnsetType = UNSET
-    """How long after its acceptance the call still counts. Default: what the configuration says."""
+    """Seconds from the acceptance of the invocation until its deadline. Default: the configured timeout."""
 
 
 class ListInvocations(PagedQuery, frozen=True, kw_only=True):
-    """Which invocations."""
+    """Filters of the invocation list."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """Those of this function."""
+    """The function: its serverless.requestID."""
 
     state: InvocationState | UnsetType = UNSET
-    """Only those in this state. Default: first those that have not ended, the oldest first, then those whose results
-    are stored, the newest first."""
+    """Only invocations in this state. Default: all states. Unfinished invocations come first, starting with the oldest.
+    Invocations with stored results follow, starting with the newest."""

@@ -1,4 +1,4 @@
-"""The results of invocations, as the result store answers for them."""
+"""Queries the result store for the results of invocations."""
 
 from dataclasses import dataclass
 
@@ -25,29 +25,30 @@ class ResultClient:
     connection: NatsConnection
     subjects: Subjects
     timeout_seconds: float
+    """Maximum wait for a response of the result store."""
 
     async def find(self, invocation_id: str) -> Result | None:
-        """The result; None where none is stored. Unavailable where the store is away."""
-        found = await self._query(RESULT_QUERY, GetResultRequest(invocation_id=invocation_id), GetResultResponse)
-        if found.error:
-            raise Unavailable(f"the result store cannot give the result of {invocation_id}: {found.error}")
-        return found.result
+        """Return the result, or None if none is stored. Raises Unavailable if the result store does not respond."""
+        response = await self._query(RESULT_QUERY, GetResultRequest(invocation_id=invocation_id), GetResultResponse)
+        if response.error:
+            raise Unavailable(f"the result store cannot read the result of {invocation_id}: {response.error}")
+        return response.result
 
-    async def list(self, question: ListResultsRequest) -> ListResultsResponse:
-        listed = await self._query(RESULTS_QUERY, question, ListResultsResponse)
-        if listed.error and question.continue_token:
-            raise Invalid([FieldError("continue", listed.error)])
-        if listed.error:
-            raise Unavailable(f"the result store cannot list results: {listed.error}")
-        return listed
+    async def list(self, request: ListResultsRequest) -> ListResultsResponse:
+        response = await self._query(RESULTS_QUERY, request, ListResultsResponse)
+        if response.error and request.continue_token:
+            raise Invalid([FieldError("continue", response.error)])
+        if response.error:
+            raise Unavailable(f"the result store cannot list results: {response.error}")
+        return response
 
-    async def _query(self, what: str, question: Message, model: type[M]) -> M:
+    async def _query(self, query: str, request: Message, model: type[M]) -> M:
         try:
-            answer = await send_request(
-                self.connection, self.subjects.query(what), encode(question), self.timeout_seconds
+            reply = await send_request(
+                self.connection, self.subjects.query(query), encode(request), self.timeout_seconds
             )
-            return decode(answer, model)
+            return decode(reply, model)
         except NoResponders as error:
-            raise Unavailable("the result store is away", retry_after=2) from error
+            raise Unavailable("the result store is not running", retry_after=2) from error
         except (JetStreamError, MessageDecodeError) as error:
-            raise Unavailable(f"the result store does not answer: {error}", retry_after=2) from error
+            raise Unavailable(f"the result store does not respond: {error}", retry_after=2) from error

@@ -1,10 +1,11 @@
-"""The routes of invocations."""
+"""The HTTP routes of invocations: list, invoke, get and cancel."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from gpu_runtime.contract.errors import (
-    Conflict,
+    AlreadyFinished,
+    DuplicateRequestID,
     Invalid,
     InvocationReused,
     NotFound,
@@ -12,6 +13,7 @@ from gpu_runtime.contract.errors import (
     SyncTimeout,
     TooLarge,
     Unavailable,
+    WriteConflict,
 )
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
@@ -29,25 +31,25 @@ def routes(service: InvocationService) -> Sequence[Route]:
 
 
 class _InvocationHandlers:
-    """From calls to the service."""
+    """Calls the invocation service."""
 
     def __init__(self, service: InvocationService) -> None:
         self._invocations = service
 
-    async def list(self, call: APIRequest[None, ListInvocations]) -> APIResponse:
-        found, continuation = await self._invocations.list(call.query)
-        return APIResponse(200, found, continuation)
+    async def list(self, request: APIRequest[None, ListInvocations]) -> APIResponse:
+        views, continuation = await self._invocations.list(request.query)
+        return APIResponse(200, views, continuation)
 
-    async def invoke(self, call: APIRequest[Invoke, Any]) -> APIResponse:
-        view, accepted = await self._invocations.invoke(call.body)
+    async def invoke(self, request: APIRequest[Invoke, Any]) -> APIResponse:
+        view, accepted = await self._invocations.invoke(request.body)
         return APIResponse(202 if accepted else 200, view)
 
-    async def get(self, call: APIRequest[None, NoQuery]) -> APIResponse:
-        return APIResponse(200, await self._invocations.get(call.path["invocationID"]))
+    async def get(self, request: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(200, await self._invocations.get(request.path["invocationID"]))
 
-    async def cancel(self, call: APIRequest[None, NoQuery]) -> APIResponse:
-        view, coming = await self._invocations.cancel(call.path["invocationID"])
-        return APIResponse(202 if coming else 200, view)
+    async def cancel(self, request: APIRequest[None, NoQuery]) -> APIResponse:
+        view, pending = await self._invocations.cancel(request.path["invocationID"])
+        return APIResponse(202 if pending else 200, view)
 
 
 def _list(handle: _InvocationHandlers) -> Route:
@@ -63,9 +65,9 @@ def _list(handle: _InvocationHandlers) -> Route:
         needs_cluster=False,
         query=ListInvocations,
         description=(
-            "First those that have not ended, then those whose results are stored, without their payloads. A page may"
-            " hold fewer than limit although there are more: continue tells. An invocation that goes on while it is"
-            " listed may be seen twice."
+            "Unfinished invocations first, then invocations with stored results, without their payloads. A page may"
+            " have fewer entries than limit although there are more: the field continue is set then. An invocation that"
+            " changes its state while it is listed may appear twice."
         ),
         tag=TAG,
     )
@@ -76,24 +78,24 @@ def _invoke(handle: _InvocationHandlers) -> Route:
         "POST",
         INVOCATIONS_PATH,
         "invoke",
-        "Call a function",
+        "Invoke a function",
         handle.invoke,
         responses={202: InvocationView, 200: InvocationView},
         faults=(
-            *(Invalid, NotFound, Conflict, InvocationReused),
+            *(Invalid, NotFound, DuplicateRequestID, InvocationReused, WriteConflict),
             *(TooLarge, Overloaded, Unavailable, SyncTimeout),
         ),
         scope=Scope.RUNTIME,
         needs_cluster=False,
         body=Invoke,
         description=(
-            "202: it was accepted, and ends in exactly one result. 200: for async, the same request was accepted before"
-            " under this invocationID, and this is how far it has come; for sync, this is its result, whichever request"
-            " was first. 404: there is no such function; one that was made a moment ago is known within milliseconds."
-            " 409: the invocationID stands for another request, or two functions have this requestID. 429: too many"
-            " invocations of the function wait already. 503: NATS is away, or did not answer in time; it may have been"
-            " accepted all the same, and may be asked again under the same invocationID. 504: the answer did not come"
-            " while the caller could wait; the invocation goes on."
+            "202: the invocation was accepted and will get exactly one result. 200 with mode async: the same request"
+            " with this invocationID was accepted before, and the response contains its state. 200 with mode sync: the"
+            " response contains the result. 404: no function has this requestID. A new function is available within"
+            " milliseconds. 409: another request has used the invocationID, or two functions have this requestID. 429:"
+            " the queue of the function is full. 503: NATS is unavailable or did not respond in time. The invocation"
+            " may have been accepted: send the same request with the same invocationID again. 504: the result did not"
+            " arrive within the maximum wait. The invocation continues."
         ),
         examples=INVOKE_EXAMPLES,
         tag=TAG,
@@ -112,8 +114,8 @@ def _get(handle: _InvocationHandlers) -> Route:
         scope=Scope.RUNTIME,
         needs_cluster=False,
         description=(
-            "How far it has come, and when it has ended, its result. 503: it has ended, as the message says, and the"
-            " result store is away; or NATS is."
+            "Returns the state of the invocation and, after it has finished, its result. 503: NATS is unavailable, or"
+            " the invocation has finished and the result store is unavailable. The message says which."
         ),
         tag=TAG,
     )
@@ -127,26 +129,27 @@ def _cancel(handle: _InvocationHandlers) -> Route:
         "Cancel an invocation",
         handle.cancel,
         responses={202: InvocationView, 200: InvocationView},
-        faults=(Invalid, NotFound, Conflict, Unavailable),
+        faults=(Invalid, NotFound, AlreadyFinished, WriteConflict, Unavailable),
         scope=Scope.RUNTIME,
         needs_cluster=False,
         description=(
-            "202: it is taken back and soon ends as cancelled, unless its answer was there a moment before. 200: it was"
-            " cancelled before. 409: it has ended otherwise, and stays so."
+            "202: the cancellation was recorded. The invocation will finish as cancelled, unless a worker has finished"
+            " it at the same time. 200: the invocation was cancelled before. 409 already_finished: the invocation has"
+            " another result, which does not change."
         ),
         tag=TAG,
     )
 
 
 INVOKE_EXAMPLES: dict[str, Any] = {
-    "Without waiting": {
+    "Asynchronous": {
         "invocationID": "robot-0001",
         "serverlessRequestID": "text-to-image",
         "payload": {"prompt": "draw a robot"},
         "timeoutSeconds": 120,
     },
-    "With the answer": {"serverlessRequestID": "double", "mode": "sync", "payload": {"n": 21}},
-    "Bytes": {
+    "Synchronous": {"serverlessRequestID": "double", "mode": "sync", "payload": {"n": 21}},
+    "Binary payload": {
         "serverlessRequestID": "thumbnail",
         "contentType": "image/png",
         "attributes": {"customer": "c-17"},

@@ -1,7 +1,7 @@
-"""What callers do with invocations.
+"""Invokes functions, and gets, lists and cancels invocations.
 
-A record tells how far an invocation has come; the result store tells how it ended. Nothing is kept in this process: any
-replica answers for what any other one took.
+The record of an invocation has its state, and the result store has its result. This process keeps no state of its own:
+every replica can return the invocations that another replica accepted.
 """
 
 import time
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from msgspec import structs
 
-from gpu_runtime.contract.errors import Conflict, NotFound, SyncTimeout, Unavailable
+from gpu_runtime.contract.errors import AlreadyFinished, NotFound, SyncTimeout, Unavailable, WriteConflict
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_id import invocation_id_errors
@@ -38,9 +38,9 @@ from gpu_runtime.runtime_api.invocations.view import InvocationView, record_view
 from gpu_runtime.runtime_api.nats_client import NatsClient
 
 MAX_CANCEL_ATTEMPTS = 10
-"""How often a cancellation is tried against others who write the same record: it has few stages to pass through."""
+"""Maximum attempts to write a cancellation if other processes change the record. A record changes only a few times."""
 EXPIRY_GRACE_PERIOD = timedelta(seconds=30)
-"""How long after its deadline an invocation that nobody dispatched is taken for left behind."""
+"""Time after the deadline until the API publishes the result of an invocation that was never dispatched."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class InvocationService:
     results: ResultClient
     limits: InvocationLimits
     max_sync_wait_seconds: float
-    """Seconds that a synchronous caller is made to wait at most."""
+    """Maximum time that a synchronous caller waits."""
     clock: Clock
     metrics: InvocationMetrics
 
@@ -60,136 +60,142 @@ class InvocationService:
         return self.enqueuer.records
 
     async def invoke(self, request: Invoke) -> tuple[InvocationView, bool]:
-        """The invocation, and whether its answer is still to come from a call that was taken now."""
+        """Return the invocation, and whether this request enqueued it without waiting for its result."""
         with self.metrics.count_rejections(request.mode):
             invocation = admit_invocation(request, self.limits)
             await self.functions.must_exist(invocation.serverless_request_id)
             if request.mode == "sync":
                 return await self._invoke_sync(invocation), False
-            taken = await self._enqueue(invocation)
-        return record_view(invocation.invocation_id, taken.record), taken.new
+            enqueued = await self._enqueue(invocation)
+        return record_view(invocation.invocation_id, enqueued.record), enqueued.new
 
     async def get(self, invocation_id: str) -> InvocationView:
-        found = await self._find_record(invocation_id)
-        if found is not None and found.record.state is not RecordState.TERMINAL:
-            await self._expire_in_queue(invocation_id, found)
-            return record_view(invocation_id, found.record)
-        result = await self._find_result(invocation_id, found)
+        stored = await self._find_record(invocation_id)
+        if stored is not None and stored.record.state is not RecordState.TERMINAL:
+            await self._expire_in_queue(invocation_id, stored)
+            return record_view(invocation_id, stored.record)
+        result = await self._find_result(invocation_id, stored)
         if result is not None:
             return result_view(result)
-        if found is None:
+        if stored is None:
             raise _not_found(invocation_id)
-        return structs.replace(record_view(invocation_id, found.record), result_expired=True)
+        return structs.replace(record_view(invocation_id, stored.record), result_expired=True)
 
     async def list(self, query: ListInvocations) -> tuple[list[InvocationView], str | None]:
         listing = InvocationListing(self.nats_client.connection, self.nats_client.topology, self.records, self.results)
         return await listing.page(query)
 
     async def cancel(self, invocation_id: str) -> tuple[InvocationView, bool]:
-        """The invocation, and whether its end is still to come. Conflict where it ended in another way."""
+        """Return the invocation, and whether its result is still pending.
+
+        Raises AlreadyFinished if it has a result other than cancelled.
+        """
         for _ in range(MAX_CANCEL_ATTEMPTS):
-            found = await self._find_record(invocation_id)
-            if found is None or found.record.state is RecordState.TERMINAL:
-                return await self._finished_view(invocation_id, found), False
-            marked = await self._mark_cancelled(invocation_id, found)
+            stored = await self._find_record(invocation_id)
+            if stored is None or stored.record.state is RecordState.TERMINAL:
+                return await self._finished_view(invocation_id, stored), False
+            marked = await self._mark_cancelled(invocation_id, stored)
             if marked is not None:
                 await self._notify_cancelled(invocation_id, marked)
                 return record_view(invocation_id, marked.record), True
-        raise Conflict(f"invocation {invocation_id}: somebody else wrote at the same time; try again")
+        raise WriteConflict(f"invocation {invocation_id} changed at the same time; send the request again")
 
     async def _enqueue(self, invocation: Invocation) -> EnqueueResult:
-        taken = await self.enqueuer.enqueue(invocation)
-        self.metrics.count_accepted(invocation.mode, new=taken.new)
-        return taken
+        enqueued = await self.enqueuer.enqueue(invocation)
+        self.metrics.count_accepted(invocation.mode, new=enqueued.new)
+        return enqueued
 
     async def _invoke_sync(self, invocation: Invocation) -> InvocationView:
-        began, waiting = time.monotonic(), SyncWaiter(self.records, self.results)
-        within = min(invocation.timeout_seconds, self.max_sync_wait_seconds)
+        started, waiter = time.monotonic(), SyncWaiter(self.records, self.results)
+        max_wait = min(invocation.timeout_seconds, self.max_sync_wait_seconds)
         with self.nats_client.replies.expect() as expected:
-            taken = await self._enqueue(structs.replace(invocation, reply_to=expected.subject))
-            if taken.record.state is RecordState.TERMINAL:
+            enqueued = await self._enqueue(structs.replace(invocation, reply_to=expected.subject))
+            if enqueued.record.state is RecordState.TERMINAL:
                 return await self.get(invocation.invocation_id)
-            left = within - (time.monotonic() - began)
-            if taken.new:
-                result = await waiting.wait_for_reply(expected, invocation.invocation_id, left)
-            else:  # the worker replies to who was first
-                result = await waiting.wait_for_record(invocation.invocation_id, left)
-        self.metrics.observe_sync_wait(time.monotonic() - began, answered=result is not None)
+            remaining = max_wait - (time.monotonic() - started)
+            if enqueued.new:
+                result = await waiter.wait_for_reply(expected, invocation.invocation_id, remaining)
+            else:  # the worker replies to the first request only
+                result = await waiter.wait_for_record(invocation.invocation_id, remaining)
+        self.metrics.observe_sync_wait(time.monotonic() - started, answered=result is not None)
         if result is None:
-            text = f"no answer within {within:g} s; invocation {invocation.invocation_id} goes on"
-            raise SyncTimeout(f"{text}, and its result can be fetched when it has ended", invocation.invocation_id)
+            text = f"no result within {max_wait:g} s; invocation {invocation.invocation_id} continues"
+            raise SyncTimeout(f"{text}; get its result later by its invocationID", invocation.invocation_id)
         return result_view(result)
 
     async def _find_record(self, invocation_id: str) -> RecordAtRevision | None:
-        if any(invocation_id_errors(invocation_id)):  # no invocation can have it
+        if any(invocation_id_errors(invocation_id)):  # no invocation can have this ID
             raise _not_found(invocation_id)
         return await self.records.read(invocation_id)
 
-    async def _find_result(self, invocation_id: str, found: RecordAtRevision | None) -> Result | None:
+    async def _find_result(self, invocation_id: str, stored: RecordAtRevision | None) -> Result | None:
         try:
             return await self.results.find(invocation_id)
-        except Unavailable as away:
-            if found is None:
+        except Unavailable as error:
+            if stored is None:
                 raise
-            text = f"invocation {invocation_id} has ended: {state_of(found.record)}; its result cannot be read now"
-            raise Unavailable(f"{text}: {away.message}", retry_after=away.retry_after) from away
-
-    async def _expire_in_queue(self, invocation_id: str, found: RecordAtRevision) -> None:
-        """Give an end to what nobody will: its message was never sent, and who should have sent it is gone."""
-        now = self.clock.now()
-        if is_expired_in_queue(found.record, now):
-            failure = Failure(
-                failure_class=FailureClass.TIMED_OUT, message="its time was over before it was dispatched"
+            text = (
+                f"invocation {invocation_id} has finished: {state_of(stored.record)}; its result is not available now"
             )
-            result = terminal_result(invocation_id, found.record, ResultState.EXPIRED, failure, now)
-            await self._publish_result(result, found)
+            raise Unavailable(f"{text}: {error.message}", retry_after=error.retry_after) from error
 
-    async def _finished_view(self, invocation_id: str, found: RecordAtRevision | None) -> InvocationView:
-        if found is None:
-            result = await self._find_result(invocation_id, found)
+    async def _expire_in_queue(self, invocation_id: str, stored: RecordAtRevision) -> None:
+        """Publish the result of an invocation whose message was never published, because the API process crashed."""
+        now = self.clock.now()
+        if is_expired_in_queue(stored.record, now):
+            failure = Failure(
+                failure_class=FailureClass.TIMED_OUT, message="the deadline passed before the invocation was dispatched"
+            )
+            result = terminal_result(invocation_id, stored.record, ResultState.EXPIRED, failure, now)
+            await self._publish_result(result, stored)
+
+    async def _finished_view(self, invocation_id: str, stored: RecordAtRevision | None) -> InvocationView:
+        if stored is None:
+            result = await self._find_result(invocation_id, stored)
             if result is None:
                 raise _not_found(invocation_id)
             view = result_view(result)
         else:
-            view = record_view(invocation_id, found.record)
+            view = record_view(invocation_id, stored.record)
         if view.state is not InvocationState.CANCELLED:
-            raise Conflict(f"invocation {invocation_id} has ended already: {view.state}")
+            raise AlreadyFinished(f"invocation {invocation_id} has already finished: {view.state}")
         return view
 
-    async def _mark_cancelled(self, invocation_id: str, found: RecordAtRevision) -> RecordAtRevision | None:
-        """The record as cancelled; None where somebody else wrote it first."""
-        if found.record.cancelled:  # by a request that may have died before it told anybody
-            return found
-        marked = cancel_record(found.record, to_utc_milliseconds(self.clock.now()))
-        revision = await self.records.update(invocation_id, marked, found.revision)
+    async def _mark_cancelled(self, invocation_id: str, stored: RecordAtRevision) -> RecordAtRevision | None:
+        """Mark the record as cancelled and return it. None if another process changed the record first."""
+        if stored.record.cancelled:  # by a request that may have crashed before it notified the workers
+            return stored
+        marked = cancel_record(stored.record, to_utc_milliseconds(self.clock.now()))
+        revision = await self.records.update(invocation_id, marked, stored.revision)
         return RecordAtRevision(marked, revision) if revision is not None else None
 
     async def _notify_cancelled(self, invocation_id: str, marked: RecordAtRevision) -> None:
-        """Whoever holds it hears that there is nothing more to do, and nobody begins it any more.
+        """Notify the workers of the cancellation, and publish the result if no worker runs the invocation.
 
-        What a worker has begun is for the worker to end: its answer may be known already, and wait to be stored.
+        A worker that runs the invocation publishes the result itself, because it may already have one to store.
         """
         if marked.record.state is not RecordState.RUNNING:
-            failure = Failure(failure_class=FailureClass.CANCELLED, message="the caller took it back")
+            failure = Failure(failure_class=FailureClass.CANCELLED, message="the caller cancelled the invocation")
             result = terminal_result(invocation_id, marked.record, ResultState.CANCELLED, failure, self.clock.now())
             await self._publish_result(result, marked)
         subject = self.nats_client.topology.subjects.cancel(marked.record.serverless_request_id)
         await self.nats_client.connection.publish(subject, invocation_id.encode())
 
-    async def _publish_result(self, result: Result, known: RecordAtRevision) -> None:
+    async def _publish_result(self, result: Result, stored: RecordAtRevision) -> None:
         subject = self.nats_client.topology.subjects.result(result.serverless_request_id)
-        message = OutgoingMessage(subject, encode(result), result.message_id, record_headers(known))
+        message = OutgoingMessage(subject, encode(result), result.message_id, record_headers(stored))
         await self.nats_client.publisher.publish(message)
 
 
 def is_expired_in_queue(record: InvocationRecord, now: datetime) -> bool:
+    """Whether the deadline and the grace period passed before the invocation was dispatched."""
     return record.state is RecordState.QUEUED and now > record.deadline + EXPIRY_GRACE_PERIOD
 
 
 def terminal_result(
     invocation_id: str, record: InvocationRecord, state: ResultState, failure: Failure, now: datetime
 ) -> Result:
-    """The end of an invocation of which only the record is at hand."""
+    """Build the result of an invocation from its record alone."""
     return Result(
         invocation_id=invocation_id,
         serverless_request_id=record.serverless_request_id,
@@ -201,4 +207,4 @@ def terminal_result(
 
 
 def _not_found(invocation_id: str) -> NotFound:
-    return NotFound(f"there is no invocation {invocation_id!r}, or none any more")
+    return NotFound(f"invocation {invocation_id!r} does not exist, or its record and result have expired")

@@ -1,4 +1,4 @@
-"""Waiting for the end of an invocation, for a caller who has asked for its answer."""
+"""Waits for the result of an invocation on behalf of a synchronous caller."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from gpu_runtime.runtime_api.invocations.record_store import InvocationRecordSto
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 
 INITIAL_POLL_INTERVAL_SECONDS, MAX_POLL_INTERVAL_SECONDS = 1.0, 5.0
-"""Seconds between looks at the record of an invocation whose reply does not come."""
+"""Interval between reads of the record while the reply is missing. The interval doubles up to the maximum."""
 
 
 @dataclass(frozen=True)
@@ -22,28 +22,31 @@ class SyncWaiter:
     records: InvocationRecordStore
     results: ResultClient
 
-    async def wait_for_reply(self, expected: PendingReply, invocation_id: str, within: float) -> Result | None:
-        """The result, as the worker sends it; None where it does not come in time.
+    async def wait_for_reply(self, expected: PendingReply, invocation_id: str, max_wait: float) -> Result | None:
+        """Return the result that the worker sends, or None if it does not arrive within `max_wait` seconds.
 
-        A reply is sent once. It is lost if the connection is away at that moment, and nobody sends one for what
-        expires or is cancelled: so the record is looked at now and then.
+        The worker sends its reply once. The reply is lost if the NATS connection is down at that time. No reply is sent
+        for an invocation that expires or is cancelled. So this method also polls the record.
         """
         loop = asyncio.get_running_loop()
-        ends, pause = loop.time() + within, INITIAL_POLL_INTERVAL_SECONDS
-        while (left := ends - loop.time()) > 0:
-            await asyncio.wait({expected.reply}, timeout=min(pause, left))
+        deadline, interval = loop.time() + max_wait, INITIAL_POLL_INTERVAL_SECONDS
+        while (remaining := deadline - loop.time()) > 0:
+            await asyncio.wait({expected.reply}, timeout=min(interval, remaining))
             if expected.reply.done():
                 return await self._decode_reply(expected, invocation_id)
             with contextlib.suppress(JetStreamError, Unavailable):
-                if (found := await self._find_stored_result(invocation_id)) is not None:
-                    return found
-            pause = min(2 * pause, MAX_POLL_INTERVAL_SECONDS)
+                if (result := await self._find_stored_result(invocation_id)) is not None:
+                    return result
+            interval = min(2 * interval, MAX_POLL_INTERVAL_SECONDS)
         return None
 
-    async def wait_for_record(self, invocation_id: str, within: float) -> Result | None:
-        """The result of an invocation whose worker replies to somebody else; None where it does not come in time."""
+    async def wait_for_record(self, invocation_id: str, max_wait: float) -> Result | None:
+        """Return the result of an invocation whose worker replies to another request.
+
+        The method watches the record. It returns None if the invocation does not finish within `max_wait` seconds.
+        """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within), self.records.bucket.watch(invocation_id) as watch:
+            async with asyncio.timeout(max_wait), self.records.bucket.watch(invocation_id) as watch:
                 while True:
                     try:
                         entry = await anext(watch)
@@ -62,6 +65,6 @@ class SyncWaiter:
             return await self._find_stored_result(invocation_id)
 
     async def _find_stored_result(self, invocation_id: str) -> Result | None:
-        found = await self.records.read(invocation_id)
-        ended = found is not None and found.record.state is RecordState.TERMINAL
-        return await self.results.find(invocation_id) if ended else None
+        stored = await self.records.read(invocation_id)
+        finished = stored is not None and stored.record.state is RecordState.TERMINAL
+        return await self.results.find(invocation_id) if finished else None

@@ -1,4 +1,4 @@
-"""An invocation as callers see it, at every stage and after its end. Pure."""
+"""Converts records, messages and results of invocations into the JSON view of the API. Pure functions."""
 
 import base64
 from typing import Literal
@@ -21,97 +21,99 @@ class FailureView(View, frozen=True, kw_only=True):
     """Why an invocation did not succeed."""
 
     failure_class: FailureClass = field(name="class")
-    """Why, as one word for programs."""
+    """The failure class, as a code for programs."""
 
     message: str
-    """Why, as a sentence for people."""
+    """The reason, as a text for people."""
 
 
 class TimingsView(View, frozen=True, kw_only=True):
-    """When it came how far. What did not happen, or is not known yet, is not said."""
+    """The times of an invocation. A time is omitted if the event did not happen or is unknown."""
 
     enqueued_at: Instant | None = None
-    """When it was accepted."""
+    """When the API accepted the invocation."""
 
     dispatched_at: Instant | None = None
-    """When it was handed to the function's workers."""
+    """When the activator dispatched the invocation to the workers of the function."""
 
     started_at: Instant | None = None
-    """When a worker began it, for the last time."""
+    """When a worker started the invocation. The last start counts."""
 
     finished_at: Instant | None = None
-    """When it ended."""
+    """When the invocation finished."""
 
 
 class InvocationView(View, frozen=True, kw_only=True):
-    """One call of a function."""
+    """An invocation of a function."""
 
     invocation_id: str = field(name="invocationID")
-    """The caller's name for the call, or the one that was made."""
+    """The caller's ID of the invocation, or the generated one."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
     """The function: its serverless.requestID."""
 
     state: InvocationState
-    """queued, dispatched (it waits for a worker), running, or how it ended: succeeded, failed, expired, dead_lettered
-    or cancelled."""
+    """queued, dispatched (the invocation waits for a worker), running, or a final state: succeeded, failed, expired,
+    dead_lettered or cancelled."""
 
     cancel_requested: bool = False
-    """Whether it was taken back and has not ended yet. If its answer was there before, it still ends with that."""
+    """Whether the invocation was cancelled and has not finished yet. It may still finish with a result that a worker
+    has already produced."""
 
     deadline: Instant | None = None
-    """After this moment its answer does not count any more. Said until it ends."""
+    """The time after which the invocation expires. Omitted after the invocation has finished."""
 
     failure: FailureView | None = None
-    """Why it did not succeed."""
+    """Why the invocation did not succeed."""
 
     status_code: int | None = None
-    """What the function's framework answered, as HTTP has it."""
+    """The HTTP status code that the function returned."""
 
     content_type: str | None = None
-    """What the payload is."""
+    """The content type of the payload."""
 
     payload: Raw | UnsetType = UNSET
-    """What the function answered. A list leaves it out."""
+    """The output of the function. Lists omit it."""
 
     payload_encoding: PayloadEncoding | None = None
-    """json: the payload is the JSON value that the function answered. base64: a string with the bytes as base64."""
+    """json: the payload is the JSON value that the function returned. base64: the payload is a base64 string of the
+    bytes."""
 
     body_bytes: int | None = None
-    """How much the function answered."""
+    """The size of the function's output in bytes."""
 
     body_truncated: bool = False
-    """Whether the payload is only the beginning of that."""
+    """Whether the payload contains only the beginning of the output."""
 
     result_expired: bool = False
-    """Whether it has ended and its result is kept no longer."""
+    """Whether the invocation has finished and its result is no longer stored."""
 
     timings: TimingsView
-    """When it came how far."""
+    """The times of the invocation."""
 
     worker: str | None = None
-    """The unit that runs it, or ran it last."""
+    """The unit that runs the invocation, or ran it last."""
 
     attempts: int | None = None
-    """How often a worker began it. Said when it has ended."""
+    """How many times a worker started the invocation. Omitted until the invocation has finished."""
 
 
 def record_view(invocation_id: str, record: InvocationRecord) -> InvocationView:
-    """From the record alone: how far it has come, and of one that ended how, but without its result."""
-    ended = record.state is RecordState.TERMINAL
+    """Build the view from the record: the state, without the result."""
+    finished = record.state is RecordState.TERMINAL
     return InvocationView(
         invocation_id=invocation_id,
         serverless_request_id=record.serverless_request_id,
         state=state_of(record),
-        cancel_requested=record.cancelled and not ended,
-        deadline=None if ended else record.deadline,
-        timings=TimingsView(enqueued_at=record.enqueued_at, finished_at=record.updated_at if ended else None),
+        cancel_requested=record.cancelled and not finished,
+        deadline=None if finished else record.deadline,
+        timings=TimingsView(enqueued_at=record.enqueued_at, finished_at=record.updated_at if finished else None),
         worker=record.worker or None,
     )
 
 
 def message_view(invocation: Invocation, state: InvocationState) -> InvocationView:
-    """From a message in a queue, where there is no record of it any more."""
+    """Build the view from a message in a stream. Used if the record has expired."""
     return InvocationView(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,
@@ -123,7 +125,7 @@ def message_view(invocation: Invocation, state: InvocationState) -> InvocationVi
 
 def result_view(result: Result) -> InvocationView:
     payload, encoding = encode_payload(result.body, result.content_type, whole=not result.body_truncated)
-    answered = result.status_code is not None or bool(result.content_type or result.body)
+    has_output = result.status_code is not None or bool(result.content_type or result.body)
     return InvocationView(
         invocation_id=result.invocation_id,
         serverless_request_id=result.serverless_request_id,
@@ -133,7 +135,7 @@ def result_view(result: Result) -> InvocationView:
         content_type=result.content_type or None,
         payload=payload,
         payload_encoding=encoding,
-        body_bytes=result.body_bytes if answered else None,
+        body_bytes=result.body_bytes if has_output else None,
         body_truncated=result.body_truncated,
         timings=_timings_view(result.timings),
         worker=result.worker or None,
@@ -144,14 +146,14 @@ def result_view(result: Result) -> InvocationView:
 def state_of(record: InvocationRecord) -> InvocationState:
     if record.state is not RecordState.TERMINAL:
         return InvocationState(record.state.value)
-    # A terminal record says how it ended. One that does not was not written by us.
+    # A terminal record has a result state. One without it was not written by gpu-runtime.
     return InvocationState(record.result_state.value) if record.result_state else InvocationState.FAILED
 
 
 def encode_payload(
     body: bytes, content_type: str, *, whole: bool = True
 ) -> tuple[Raw | UnsetType, PayloadEncoding | None]:
-    """Bytes as they can stand in an answer: JSON as it is where it is JSON, everything else as base64."""
+    """Encode bytes for a JSON response: valid JSON unchanged, everything else as a base64 string."""
     if not body:
         return UNSET, None
     if whole and is_json(content_type) and _is_valid_json(body):
@@ -162,7 +164,7 @@ def encode_payload(
 def _is_valid_json(body: bytes) -> bool:
     try:
         msgspec.json.decode(body)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, or a number that nobody can read
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or a number that is too large
         return False
     return True
 

@@ -1,1 +1,4 @@
-"""The durable records behind operationIDs: made once, driven forward by whoever finds them, kept for a while."""
+"""Operations: the durable records behind operationIDs, their state machine, recovery, retention and the job route.
+
+An Operation object is created once per operationID. Any replica can resume it. It is evicted after the retention
+period. What an operation creates is the matter of the packages `units` and `stock`."""

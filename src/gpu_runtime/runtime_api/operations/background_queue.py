@@ -1,5 +1,7 @@
-"""Work on operations that goes on after their request was answered. Nothing here needs to survive: what a process does
-not finish is in the record, and whoever finds it there goes on with it."""
+"""Executes operations in the background, after their request was answered with 202.
+
+The queue is in memory only. If the process ends before an operation is finished, recovery of any replica resumes it
+from its Operation object."""
 
 import asyncio
 import contextlib
@@ -15,35 +17,35 @@ logger = logging.getLogger(__name__)
 
 class BackgroundQueue:
     def __init__(
-        self, drivers: OperationExecutors, *, max_concurrent_operations: int = 4, max_queued: int = 256
+        self, executors: OperationExecutors, *, max_concurrent_operations: int = 4, max_queued: int = 256
     ) -> None:
-        self._executors = drivers
+        self._executors = executors
         self._max_concurrent_operations = max_concurrent_operations
         self._max_queued = max_queued
         self._queue: asyncio.Queue[Operation | None] = asyncio.Queue()
         self._pending_uids: set[str] = set()
-        """UIDs of operations that wait or are worked on: a caller who repeats itself starts nothing twice."""
+        """UIDs of operations that are queued or running. A repeated request does not start its operation twice."""
 
     def enqueue(self, operation: Operation) -> None:
-        """Work on it soon. What finds no place is left to the sweep, which is later but never forgets."""
+        """Queue the operation. If the queue is full, recovery executes the operation later."""
         if operation.metadata.uid in self._pending_uids:
             return
         if self._queue.qsize() >= self._max_queued:
-            logger.warning("too much waits already, left to the sweep", extra=_log_fields(operation))
+            logger.warning("background queue full; recovery will resume the operation", extra=_log_fields(operation))
             return
         self._pending_uids.add(operation.metadata.uid)
         self._queue.put_nowait(operation)
 
     async def run(self, stopping: asyncio.Event, grace_seconds: float) -> None:
-        """Work until the event is set; what is in progress then has the grace, in seconds, to come to its end."""
+        """Execute operations until `stopping` is set. Running operations then have `grace_seconds` to finish."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(None) as shutdown_timeout, asyncio.TaskGroup() as tasks:
                 for _ in range(self._max_concurrent_operations):
                     tasks.create_task(self._process_queue(stopping))
                 await stopping.wait()
                 for _ in range(self._max_concurrent_operations):
                     self._queue.put_nowait(None)
-                limit.reschedule(asyncio.get_running_loop().time() + grace_seconds)
+                shutdown_timeout.reschedule(asyncio.get_running_loop().time() + grace_seconds)
 
     async def _process_queue(self, stopping: asyncio.Event) -> None:
         while (operation := await self._queue.get()) is not None and not stopping.is_set():
@@ -54,14 +56,17 @@ class BackgroundQueue:
 
     async def _resume(self, operation: Operation) -> None:
         try:
-            ended = await self._executors[OperationType(operation.spec.type)].resume(operation)
+            finished = await self._executors[OperationType(operation.spec.type)].resume(operation)
         except (KubeError, RuntimeFault) as error:
-            logger.warning("left to the sweep", extra={**_log_fields(operation), "error": str(error)})
-        except Exception:  # a bug met by one operation must not stop the others
-            logger.exception("an operation crashed", extra=_log_fields(operation))
+            logger.warning(
+                "operation step failed; recovery will resume the operation",
+                extra={**_log_fields(operation), "error": str(error)},
+            )
+        except Exception:  # an unexpected error in one operation must not stop the others
+            logger.exception("unhandled error in operation", extra=_log_fields(operation))
         else:
-            logger.info("an operation ended", extra={**_log_fields(ended), "state": ended.status.state})
+            logger.info("operation finished", extra={**_log_fields(finished), "state": finished.status.state})
 
 
 def _log_fields(operation: Operation) -> dict[str, object]:
-    return {"operationID": operation.spec.operation_id, "type": operation.spec.type}
+    return {"operation_id": operation.spec.operation_id, "operation_type": operation.spec.type}

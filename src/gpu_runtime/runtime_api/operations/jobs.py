@@ -1,5 +1,8 @@
-"""Jobs: an operation as its caller sees it. A job tells whether the request was accepted and persisted, never whether
-what it made is ready. Read live, so every replica gives the same answer."""
+"""The job route: shows an operation to its caller.
+
+A job shows whether the request was accepted and persisted. It does not show whether the created objects are ready. The
+operation is read from the API server, so that every replica gives the same response.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,60 +32,61 @@ _JOB_STATUS: Mapping[OperationState, JobStatus] = MappingProxyType(
 
 
 class JobTarget(View, frozen=True, kw_only=True):
-    """What the operation makes."""
+    """The object that the operation creates."""
 
     kind: str
-    """GPUUnit or StockPool."""
+    """The kind of the object: GPUUnit or StockPool."""
 
     namespace: str
-    """Where it is made."""
+    """The namespace of the object."""
 
     name: str = ""
-    """Its name. Absent for seeded stock, of which there are many."""
+    """The name of the object. Absent for SeedStock, which creates several objects."""
 
 
 class JobError(View, frozen=True, kw_only=True):
-    """Why the operation failed."""
+    """The reason why the operation failed."""
 
     code: str
-    """For programs."""
+    """The error code, for programs."""
 
     message: str
-    """For people."""
+    """The error message, for people."""
 
 
 class JobView(View, frozen=True, kw_only=True):
-    """An operation: whether it was accepted and persisted."""
+    """The state of an operation."""
 
     operation_id: str = field(name="operationID")
-    """The caller's name for it."""
+    """The ID of the operation, chosen by the caller."""
 
     type: str
-    """CreateStockPool, SeedStock or CreateUnit."""
+    """The type of the operation: CreateStockPool, SeedStock or CreateUnit."""
 
     status: JobStatus
-    """accepted, running, succeeded or failed."""
+    """The state of the operation: accepted, running, succeeded or failed."""
 
     target: JobTarget
-    """What it makes."""
+    """The object that the operation creates."""
 
     requested: int | None = None
-    """How much stock was asked for."""
+    """The requested number of stock units. Only for SeedStock."""
 
     seeded: int | None = None
-    """How much of it has been made. Nothing is left of a seeding that failed."""
+    """The number of stock units created so far. Only for SeedStock. A failed operation deletes the units that it
+    created."""
 
     error: JobError | None = None
-    """Why it failed, or is about to."""
+    """The reason why the operation failed, or why it is being rolled back."""
 
     created_at: str | None = None
-    """When it was recorded."""
+    """When the operation was recorded."""
 
     started_at: str | None = None
-    """When work on it began."""
+    """When the execution started."""
 
     finished_at: str | None = None
-    """When it succeeded or failed."""
+    """When the operation succeeded or failed."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +97,20 @@ class JobService:
         with translate_kube_errors():
             operation = await self.operation_store.find(operation_id)
         if operation is None:
-            raise NotFound(f"there is no operation {operation_id}, or it was forgotten after its retention time")
+            raise NotFound(f"operation {operation_id} does not exist, or it was evicted after its retention period")
         return job_view(operation)
 
 
 def job_view(operation: Operation) -> JobView:
     spec, status = operation.spec, operation.effective_status
-    seeds = spec.type == OperationType.SEED_STOCK.value
+    is_seeding = spec.type == OperationType.SEED_STOCK.value
     return JobView(
         operation_id=spec.operation_id,
         type=spec.type,
         status=_JOB_STATUS[OperationState(status.state)],
         target=JobTarget(kind=spec.target.kind, namespace=spec.target.namespace, name=spec.target.name),
-        requested=_requested_replicas(operation) if seeds else None,
-        seeded=len(status.stock_uids) if seeds else None,
+        requested=_requested_replicas(operation) if is_seeding else None,
+        seeded=len(status.stock_uids) if is_seeding else None,
         error=JobError(code=status.error.code, message=status.error.message) if status.error else None,
         created_at=operation.metadata.creation_timestamp,
         started_at=status.started_at,
@@ -115,7 +119,7 @@ def job_view(operation: Operation) -> JobView:
 
 
 def _requested_replicas(operation: Operation) -> int | None:
-    """How much stock was asked for; None where the record does not say so in words that are known here."""
+    """The requested number of stock units, or None if this version cannot decode the recorded request."""
     try:
         return decode_request(operation, _REPLICAS_DECODER).replicas
     except Unavailable:
@@ -123,20 +127,21 @@ def _requested_replicas(operation: Operation) -> int | None:
 
 
 def routes(jobs: JobService) -> Sequence[Route]:
-    async def get_job(call: APIRequest[None, NoQuery]) -> APIResponse:
-        return APIResponse(200, await jobs.get(call.path["operationID"]))
+    async def get_job(request: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(200, await jobs.get(request.path["operationID"]))
 
     return (
         Route(
             "GET",
             "/api/v1/operator/jobs/{operationID}",
             "getJob",
-            "Tell whether an operation was accepted and persisted",
+            "Get the state of an operation",
             get_job,
             responses={200: JobView},
             faults=(NotFound,),
             scope=Scope.OPERATOR,
-            description="Whether what it made is ready is told by the thing itself: the pool, or the unit.",
+            description="Shows whether the request was accepted and persisted. The pool or the unit shows whether it"
+            " is ready.",
             tag="Operations",
         ),
     )

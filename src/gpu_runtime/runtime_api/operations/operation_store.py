@@ -1,4 +1,7 @@
-"""The records themselves: written once, changed only by whoever read the version that is changed."""
+"""Reads and writes Operation objects, with optimistic concurrency.
+
+An Operation is created once per operationID. Every status update has the resourceVersion that was read as a
+precondition."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +35,11 @@ _STATUS_FIELDS = tuple(each.encode_name for each in msgspec.structs.fields(Opera
 class RecordedOperation:
     operation: Operation
     new: bool
-    """Whether this request was the first under its operationID."""
+    """Whether this request created the operation. False for a replay."""
 
 
 class StaleAttempt(Exception):
-    """What was read of a record is no longer so: somebody else is at a later attempt. Read it again."""
+    """The operation that was read is stale: another replica has started a later attempt. Read the operation again."""
 
 
 class OperationStore:
@@ -54,8 +57,12 @@ class OperationStore:
         target: OperationTarget,
         stock: SourceStock | None = None,
     ) -> RecordedOperation:
-        """The one operation under this operationID. The API server makes the second writer lose, on every replica: the
-        first attempt is that of the stock that the first writer has chosen, if any."""
+        """Create the operation of this operationID, or return the existing one.
+
+        If several replicas create it at the same time, the API server accepts only the first create. The first attempt
+        uses the stock unit that this create contains, if any. Raises OperationReused if the existing operation has
+        another request.
+        """
         text = canonical_request(request)
         if len(text) > MAX_RECORDED_REQUEST_LENGTH:
             raise TooLarge(
@@ -73,9 +80,9 @@ class OperationStore:
             try:
                 return RecordedOperation(await self._client.create(OPERATIONS, self._manifest(spec)), new=True)
             except KubeAlreadyExists:
-                found = await self.find(operation_id)
-            if found is not None:  # else it was forgotten in between
-                return RecordedOperation(_require_same_request(found, spec), new=False)
+                existing = await self.find(operation_id)
+            if existing is not None:  # otherwise it was evicted after the create failed: create it again
+                return RecordedOperation(_require_same_request(existing, spec), new=False)
 
     async def find(self, operation_id: str) -> Operation | None:
         try:
@@ -84,7 +91,7 @@ class OperationStore:
             return None
 
     async def update_status(self, operation: Operation, **changes: Any) -> Operation:
-        """Write the next state, if nobody else has written one since; otherwise Conflict."""
+        """Write the status. Raises KubeConflict if the operation has changed since it was read."""
         status = msgspec.structs.replace(operation.effective_status, **changes)
         patch = {"status": _with_nulls(status)}
         return await self._client.merge_patch(
@@ -95,20 +102,23 @@ class OperationStore:
             subresource="status",
         )
 
-    async def mark_succeeded(self, operation: Operation, **made: Any) -> Operation:
-        """With the UIDs of what was made: the operation commits to these objects and no others."""
+    async def mark_succeeded(self, operation: Operation, **created_uids: Any) -> Operation:
+        """Finish the operation with the UIDs of the objects that it created. It commits to exactly these objects."""
         state = OperationState.SUCCEEDED.value
-        succeeded = await self.update_status(operation, state=state, finished_at=self._now(), **made)
+        succeeded = await self.update_status(operation, state=state, finished_at=self._now(), **created_uids)
         self._committed_uids |= succeeded.status.created_uids
         return succeeded
 
     def pop_committed_uids(self) -> set[str]:
-        """The UIDs that operations have committed to here since this was last asked: of these nobody need read."""
+        """The UIDs that operations of this replica have committed to since the last call.
+
+        Recovery need not read the operations of these objects.
+        """
         committed, self._committed_uids = self._committed_uids, set()
         return committed
 
     async def mark_rolling_back(self, operation: Operation, fault: RuntimeFault) -> Operation:
-        """From here the operation can only fail: whatever it made is undone first."""
+        """Start the rollback. The operation fails after the objects that it created are deleted."""
         error = OperationError(code=fault.code, message=fault.message[:4096])
         return await self.update_status(operation, state=OperationState.ROLLING_BACK.value, error=error)
 
@@ -125,7 +135,7 @@ class OperationStore:
         return await self.mark_running(operation, stock=stock, attempt=operation.effective_status.attempt + 1)
 
     async def reset_to_accepted(self, operation: Operation) -> Operation:
-        """To the beginning: nothing is claimed, and the same request may succeed later."""
+        """Return the operation to its initial state without stock. The same request may succeed later."""
         return await self.update_status(operation, state=OperationState.ACCEPTED.value, stock=None)
 
     def key(self, operation_id: str) -> ObjectKey:
@@ -145,50 +155,52 @@ def is_finished(status: OperationStatus) -> bool:
 
 
 def is_in_progress(progress: OperationStatus) -> bool:
-    """Whether somebody must end it: it has chosen stock, or has something to undo."""
-    chosen, gives_up = progress.stock is not None, progress.state == OperationState.ROLLING_BACK.value
-    return not is_finished(progress) and (chosen or gives_up)
+    """Whether the operation must be resumed: it has selected stock, or it is being rolled back."""
+    has_stock, rolling_back = progress.stock is not None, progress.state == OperationState.ROLLING_BACK.value
+    return not is_finished(progress) and (has_stock or rolling_back)
 
 
-def created_by(operation: Operation, found: KubeObject) -> bool:
-    """Whether the object says that this very operation made it, and not an earlier one of the same operationID."""
-    return found.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
+def created_by(operation: Operation, created: KubeObject) -> bool:
+    """Whether the annotations say that this operation created the object, not an earlier one with the same
+    operationID."""
+    return created.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
 
 
-def is_orphan(operation: Operation, made: KubeObject) -> bool:
-    """Whether an object says that this operation made it, which is not so and never will be."""
-    if not created_by(operation, made):
+def is_orphan(operation: Operation, created: KubeObject) -> bool:
+    """Whether this operation created the object, but has not committed to it and never will."""
+    if not created_by(operation, created):
         return False
     if is_finished(operation.status):
-        return not operation.status.has_created(made.metadata.uid)
+        return not operation.status.has_created(created.metadata.uid)
     if operation.spec.type != OperationType.CREATE_UNIT.value:
         return False
-    return is_attempt_abandoned(operation, attempt_of(made))
+    return is_attempt_abandoned(operation, attempt_of(created))
 
 
 def is_attempt_abandoned(operation: Operation, attempt: int) -> bool:
-    """Whether an attempt of a CreateUnit operation that has not succeeded will come to nothing."""
+    """Whether an attempt of an unsuccessful CreateUnit operation will never succeed: a later attempt has started, the
+    attempt was reset, or the operation has failed."""
     if is_finished(operation.status):
         return True
     return attempt < operation.effective_status.attempt + (operation.effective_status.stock is None)
 
 
-def attempt_of(made: KubeObject) -> int:
-    """Which attempt of its operation made the object."""
-    said = made.metadata.annotations.get(Annotation.OPERATION_ATTEMPT, "")
-    return int(said) if said.isdecimal() and len(said) < 10 else 0
+def attempt_of(created: KubeObject) -> int:
+    """The number of the attempt that created the object, or 0 if its annotation is missing or invalid."""
+    value = created.metadata.annotations.get(Annotation.OPERATION_ATTEMPT, "")
+    return int(value) if value.isdecimal() and len(value) < 10 else 0
 
 
-def _require_same_request(found: Operation, asked: OperationSpec) -> Operation:
-    if found.spec.request_hash != asked.request_hash:
+def _require_same_request(existing: Operation, requested: OperationSpec) -> Operation:
+    if existing.spec.request_hash != requested.request_hash:
         raise OperationReused(
-            f"operationID {asked.operation_id} already stands for another request; choose a new one, or repeat the"
-            " first request unchanged"
+            f"operationID {requested.operation_id} was already used for another request; use a new operationID, or send"
+            " the first request unchanged"
         )
-    return found
+    return existing
 
 
 def _with_nulls(status: OperationStatus) -> dict[str, Any]:
-    """In a merge patch, what is left out stays: what is to go away must be said."""
-    said = msgspec.to_builtins(status)
-    return {name: said.get(name) for name in _STATUS_FIELDS}
+    """The status with null for every empty field: a merge patch keeps the fields that it does not contain."""
+    fields = msgspec.to_builtins(status)
+    return {name: fields.get(name) for name in _STATUS_FIELDS}

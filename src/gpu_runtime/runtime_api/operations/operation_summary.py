@@ -1,4 +1,4 @@
-"""Unfinished operations as the caches hold them: without the request, which may be large and is read when needed."""
+"""A model of Operation objects without the request. The request may be large, and is read only when it is needed."""
 
 from msgspec import field
 

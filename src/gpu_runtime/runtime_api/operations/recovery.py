@@ -1,12 +1,13 @@
-"""Finishes or undoes what a process left half-done when it died, on every replica and without a leader.
+"""Recovery of operations after a crash: resumes stalled operations, and cleans up what they left behind.
 
-Four looks at the caches, every few seconds. Only what has not moved for a while is touched, and every write is
-conditional: two replicas that sweep the same thing do no more than one.
+Every replica runs recovery, without a leader. Every few seconds it checks the informer caches for the four cases below.
+It handles only objects that have not changed for some time. Every write has a precondition, so that several replicas
+that handle the same object have the same effect as one.
 
-    operations   those that are under way are driven to their end
-    claims       stock that is claimed for an operation that does not want it is given back; consumed stock is deleted
-    attachments  storages that an operation attached which makes no unit with them are released
-    makings      an object that carries an operation's name and is not what the operation made is deleted
+    operations   resume operations that are in progress
+    claims       release stock that is claimed for an operation that does not use it; delete consumed stock
+    attachments  detach storages whose operation will create no unit with them
+    objects      delete objects that an operation created but did not commit to
 """
 
 import asyncio
@@ -45,41 +46,40 @@ from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _CreatedObject: TypeAlias = tuple[Informer[Any], KubeObject]
-"""An object that says that an operation made it, and the cache it was found in."""
+"""An object whose annotations name an operation as its creator, with the informer that has it."""
 
 MAX_CONCURRENT_RECOVERIES = 8
-"""How many things are looked into at a time."""
 
 
 class OperationRecovery:
-    def __init__(  # noqa: PLR0913 - what it looks at, and what it works with
+    def __init__(  # noqa: PLR0913 - its dependencies
         self,
         client: KubeClient,
-        caches: APIInformers,
-        ledger: OperationStore,
-        drivers: OperationExecutors,
+        informers: APIInformers,
+        operation_store: OperationStore,
+        executors: OperationExecutors,
         *,
         settings: OperationSettings,
         clock: Clock,
     ) -> None:
         self._client = client
-        self._informers = caches
-        self._operation_store = ledger
-        self._executors = drivers
+        self._informers = informers
+        self._operation_store = operation_store
+        self._executors = executors
         self._interval = settings.recovery_interval_seconds
         self._operation_stalls = StallDetector(clock, settings.stalled_after_seconds)
         self._claim_stalls = StallDetector(clock, settings.stalled_after_seconds)
         self._object_stalls = StallDetector(clock, settings.stalled_after_seconds)
         self._attachment_stalls = StallDetector(clock, settings.stalled_after_seconds)
-        self._attacher = StorageAttacher(client, caches)
+        self._attacher = StorageAttacher(client, informers)
         self._unit_attachments: set[str] = set()
-        """Attachments that units hold."""
+        """IDs of attachments whose operation has created its unit. The controller manager is responsible for them."""
         self._confirmed_uids: set[str] = set()
-        """UIDs of objects that are known to be what their operation made."""
+        """UIDs of objects that need no further check: their operation has committed to them, or no longer exists."""
 
     async def run(self) -> NoReturn:
         while True:
-            await asyncio.sleep(self._interval * random.uniform(0.8, 1.2))  # noqa: S311 - replicas out of step
+            await asyncio.sleep(self._interval * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             await self.run_once()
 
     async def run_once(self) -> None:
@@ -89,54 +89,61 @@ class OperationRecovery:
         await _for_each(self._confirm_objects, self._unconfirmed_objects())
 
     def _stalled_operations(self) -> list[OperationSummary]:
-        """Those whose caller was told that there is no stock are not among them: it decides whether to ask again."""
-        pending = [each for each in self._informers.unfinished_operations.store.all() if _needs_recovery(each)]
-        left = self._operation_stalls.stalled((each.metadata.uid, each.metadata.resource_version) for each in pending)
-        return [each for each in pending if each.metadata.uid in left]
+        """Operations without progress. Leaves out those that wait for stock: their caller decides whether to try
+        again."""
+        unfinished = [each for each in self._informers.unfinished_operations.store.all() if _needs_recovery(each)]
+        stalled = self._operation_stalls.stalled(
+            (each.metadata.uid, each.metadata.resource_version) for each in unfinished
+        )
+        return [each for each in unfinished if each.metadata.uid in stalled]
 
     def _stalled_claims(self) -> list[GPUUnit]:
         claimed = self._informers.units.store.by_index(CLAIMED_INDEX, CLAIMED_INDEX)
-        standing = self._claim_stalls.stalled(
+        stalled = self._claim_stalls.stalled(
             (each.metadata.uid, each.metadata.annotations[Annotation.CLAIMED_BY]) for each in claimed
         )
-        return [each for each in claimed if each.metadata.uid in standing]
+        return [each for each in claimed if each.metadata.uid in stalled]
 
     def _unconfirmed_attachments(self) -> list[GPUStorage]:
-        """Those of operations that have made their unit are the controller manager's, and looked into only once."""
+        """Attachments whose operation is not known to have created its unit. If it has, the attachment is checked only
+        once, because the controller manager is responsible for it."""
         attached = {
             _attachment_id(each): each
             for each in self._informers.storages.store.by_index(ATTACHED_INDEX, ATTACHED_INDEX)
         }
         self._unit_attachments &= attached.keys()
-        doubtful = self._attachment_stalls.stalled(
+        unconfirmed = self._attachment_stalls.stalled(
             (each, "") for each in attached if each not in self._unit_attachments
         )
-        return [attached[each] for each in doubtful]
+        return [attached[each] for each in unconfirmed]
 
     def _unconfirmed_objects(self) -> list[tuple[str, list[_CreatedObject]]]:
-        """What is not known to be its operation's, by operation: what one has seeded is confirmed by one read."""
-        caches: tuple[Informer[Any], ...] = (self._informers.units, self._informers.pools)
-        made = [(cache, each) for cache in caches for each in cache.store.all() if _operation_id(each)]
-        self._confirmed_uids |= self._operation_store.pop_committed_uids()
-        self._confirmed_uids &= {each.metadata.uid for _, each in made}
-        doubtful = [(cache, each) for cache, each in made if each.metadata.uid not in self._confirmed_uids]
-        old_enough = self._object_stalls.stalled((each.metadata.uid, "") for _, each in doubtful)
-        makings: dict[str, list[_CreatedObject]] = {}
-        for cache, each in doubtful:
-            if each.metadata.uid in old_enough:
-                makings.setdefault(_operation_id(each), []).append((cache, each))
-        return list(makings.items())
+        """Objects that their operation is not known to have committed to, by operationID.
 
-    async def _resume_operation(self, pending: OperationSummary) -> None:
-        operation = await self._operation_store.find(pending.spec.operation_id)
+        They are grouped by operation, so that one read confirms all stock units that an operation has seeded.
+        """
+        informers: tuple[Informer[Any], ...] = (self._informers.units, self._informers.pools)
+        created = [(informer, each) for informer in informers for each in informer.store.all() if _operation_id(each)]
+        self._confirmed_uids |= self._operation_store.pop_committed_uids()
+        self._confirmed_uids &= {each.metadata.uid for _, each in created}
+        unconfirmed = [(informer, each) for informer, each in created if each.metadata.uid not in self._confirmed_uids]
+        stalled = self._object_stalls.stalled((each.metadata.uid, "") for _, each in unconfirmed)
+        by_operation: dict[str, list[_CreatedObject]] = {}
+        for informer, each in unconfirmed:
+            if each.metadata.uid in stalled:
+                by_operation.setdefault(_operation_id(each), []).append((informer, each))
+        return list(by_operation.items())
+
+    async def _resume_operation(self, stalled: OperationSummary) -> None:
+        operation = await self._operation_store.find(stalled.spec.operation_id)
         if operation is None or is_finished(operation.status):
             return
-        extra = {"operationID": operation.spec.operation_id, "type": operation.spec.type}
-        logger.info("going on with an operation that was left", extra=extra)
+        extra = {"operation_id": operation.spec.operation_id, "operation_type": operation.spec.type}
+        logger.info("resuming stalled operation", extra=extra)
         try:
             await self._executors[OperationType(operation.spec.type)].resume(operation)
         except RuntimeFault as fault:
-            logger.info("the operation goes no further for now", extra={**extra, "error": fault.message})
+            logger.info("operation cannot proceed; recovery will retry", extra={**extra, "error": fault.message})
 
     async def _check_claim(self, unit: GPUUnit) -> None:
         operation_id = unit.metadata.annotations[Annotation.CLAIMED_BY]
@@ -145,69 +152,71 @@ class OperationRecovery:
             case ClaimState.CONSUMED:
                 await self._delete(self._informers.units, unit)
             case ClaimState.STALE:
-                logger.info("giving back stock that its operation does not want", extra=_log_fields(unit, operation_id))
-                # If it has changed since, then perhaps for a new reason to keep it: the next sweep sees.
+                logger.info("releasing stale stock claim", extra=_log_fields(unit, operation_id))
+                # If the unit has changed meanwhile, the claim may be valid again. The next run checks it.
                 await release_claim(self._client, unit, operation_id)
 
     async def _check_attachment(self, storage: GPUStorage) -> None:
-        held = storage.spec.attached_to
-        if held is None:
+        attachment = storage.spec.attached_to
+        if attachment is None:
             return
-        operation = await self._operation_store.find(held.operation_id)
+        operation = await self._operation_store.find(attachment.operation_id)
         if operation is None or operation.status.state == OperationState.SUCCEEDED.value:
             self._unit_attachments.add(_attachment_id(storage))
-        elif is_attempt_abandoned(operation, held.attempt):
+        elif is_attempt_abandoned(operation, attachment.attempt):
             logger.info(
-                "releasing a storage that its operation mounts nowhere", extra=_log_fields(storage, held.operation_id)
+                "detaching storage of an abandoned attempt", extra=_log_fields(storage, attachment.operation_id)
             )
             await self._attacher.detach_if_unchanged(storage)
 
-    async def _confirm_objects(self, makings: tuple[str, list[_CreatedObject]]) -> None:
-        operation_id, made = makings
+    async def _confirm_objects(self, group: tuple[str, list[_CreatedObject]]) -> None:
+        operation_id, created = group
         operation = await self._operation_store.find(operation_id)
-        for cache, found in made:
-            known = operation is not None and created_by(operation, found)
-            if operation is None or not known or operation.status.has_created(found.metadata.uid):
-                self._confirmed_uids.add(found.metadata.uid)
-            elif is_orphan(operation, found):
-                logger.warning("deleting what its operation did not make", extra=_log_fields(found, operation_id))
-                await self._delete(cache, found)
+        for informer, each in created:
+            is_creator = operation is not None and created_by(operation, each)
+            if operation is None or not is_creator or operation.status.has_created(each.metadata.uid):
+                self._confirmed_uids.add(each.metadata.uid)
+            elif is_orphan(operation, each):
+                logger.warning("deleting orphaned object", extra=_log_fields(each, operation_id))
+                await self._delete(informer, each)
 
-    async def _delete(self, cache: Informer[Any], found: KubeObject) -> None:
+    async def _delete(self, informer: Informer[Any], subject: KubeObject) -> None:
+        metadata = subject.metadata
         with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
-            await self._client.delete(cache.resource, found.metadata.key, uid=found.metadata.uid)
-        cache.record_delete(found.metadata.key, found.metadata.uid)
+            await self._client.delete(informer.resource, metadata.key, uid=metadata.uid)
+        informer.record_delete(metadata.key, metadata.uid)
 
 
-async def _for_each(look: Callable[[T], Awaitable[None]], things: Iterable[T]) -> None:
-    turns = asyncio.Semaphore(MAX_CONCURRENT_RECOVERIES)
+async def _for_each(recover: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+    semaphore = asyncio.Semaphore(MAX_CONCURRENT_RECOVERIES)
 
-    async def one(thing: T) -> None:
-        async with turns:
+    async def run_one(item: T) -> None:
+        async with semaphore:
             try:
-                await look(thing)
-            except kube.KubeError as error:  # the next sweep comes soon
-                logger.warning("the sweep was interrupted", extra={"error": str(error)})
-            except Exception:  # a bug met by one thing must stop neither the others nor the process
-                logger.exception("the sweep cannot look into something")
+                await recover(item)
+            except kube.KubeError as error:  # the next run tries again
+                logger.warning("recovery step failed", extra={"error": str(error)})
+            except Exception:  # an unexpected error in one item must not stop the others, nor the process
+                logger.exception("unhandled error in recovery")
 
     async with asyncio.TaskGroup() as tasks:
-        for thing in things:
-            tasks.create_task(one(thing))
+        for item in items:
+            tasks.create_task(run_one(item))
 
 
-def _needs_recovery(pending: OperationSummary) -> bool:
-    return pending.spec.type != OperationType.CREATE_UNIT.value or is_in_progress(pending.progress)
+def _needs_recovery(operation: OperationSummary) -> bool:
+    return operation.spec.type != OperationType.CREATE_UNIT.value or is_in_progress(operation.progress)
 
 
 def _attachment_id(storage: GPUStorage) -> str:
-    held = storage.spec.attached_to
-    return f"{storage.metadata.uid}/{held.operation_id}/{held.attempt}" if held else ""
+    attachment = storage.spec.attached_to
+    return f"{storage.metadata.uid}/{attachment.operation_id}/{attachment.attempt}" if attachment else ""
 
 
-def _operation_id(found: KubeObject) -> str:
-    return found.metadata.annotations.get(Annotation.OPERATION_ID, "")
+def _operation_id(created: KubeObject) -> str:
+    return created.metadata.annotations.get(Annotation.OPERATION_ID, "")
 
 
-def _log_fields(found: KubeObject, operation_id: str) -> dict[str, object]:
-    return {"object": str(found.metadata.key), "operationID": operation_id}
+def _log_fields(subject: KubeObject, operation_id: str) -> dict[str, object]:
+    metadata = subject.metadata
+    return {"namespace": metadata.namespace, "object_name": metadata.name, "operation_id": operation_id}

@@ -1,4 +1,4 @@
-"""The request that an operation recorded, read again by whoever goes on with it."""
+"""Decodes the request that an operation has recorded, to resume the operation."""
 
 from typing import TypeVar
 
@@ -10,10 +10,11 @@ from gpu_runtime.contract.errors import Unavailable
 T = TypeVar("T")
 
 
-def decode_request(operation: Operation, request: msgspec.json.Decoder[T]) -> T:
-    """What was asked. What cannot be read here, a newer version may have recorded: it is left to that one."""
+def decode_request(operation: Operation, decoder: msgspec.json.Decoder[T]) -> T:
+    """The recorded request. Raises Unavailable if it cannot be decoded: a newer version may have recorded it, and a
+    replica of that version resumes the operation."""
     try:
-        return request.decode(operation.spec.request)
+        return decoder.decode(operation.spec.request)
     except (msgspec.DecodeError, RecursionError) as error:
         id_ = operation.spec.operation_id
-        raise Unavailable(f"the request that operation {id_} recorded cannot be read: {error}") from error
+        raise Unavailable(f"the recorded request of operation {id_} cannot be decoded: {error}") from error

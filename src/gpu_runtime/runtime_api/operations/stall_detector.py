@@ -1,4 +1,4 @@
-"""Which things have stayed as they are for a while. Pure but for the clock."""
+"""Detects objects that have not changed for a time. Pure except for the clock."""
 
 from collections.abc import Iterable
 
@@ -6,17 +6,18 @@ from gpu_runtime.runtime_api.clock import Clock
 
 
 class StallDetector:
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    def __init__(self, clock: Clock, threshold_seconds: float) -> None:
         self._clock = clock
-        self._threshold_seconds = seconds
+        self._threshold_seconds = threshold_seconds
         self._versions: dict[str, tuple[str, float]] = {}
+        """The last version of each key, and the time at which it was first seen."""
 
-    def stalled(self, seen: Iterable[tuple[str, str]]) -> set[str]:
-        """Of the things that are seen now, each with its version: those that have had it for long enough."""
-        now, before = self._clock.monotonic(), self._versions
-        self._versions = {thing: _unchanged_since(before.get(thing), version, now) for thing, version in seen}
-        return {thing for thing, (_, since) in self._versions.items() if now - since >= self._threshold_seconds}
+    def stalled(self, current: Iterable[tuple[str, str]]) -> set[str]:
+        """The keys whose version has not changed for the threshold. `current` has all keys with their versions."""
+        now, previous = self._clock.monotonic(), self._versions
+        self._versions = {key: _unchanged_since(previous.get(key), version, now) for key, version in current}
+        return {key for key, (_, since) in self._versions.items() if now - since >= self._threshold_seconds}
 
 
-def _unchanged_since(known: tuple[str, float] | None, version: str, now: float) -> tuple[str, float]:
-    return known if known is not None and known[0] == version else (version, now)
+def _unchanged_since(previous: tuple[str, float] | None, version: str, now: float) -> tuple[str, float]:
+    return previous if previous is not None and previous[0] == version else (version, now)

@@ -1,10 +1,10 @@
-"""How an operation is driven to its end, from whatever state somebody left it in.
+"""The state machine of operations: resumes an operation from any state until it is finished.
 
-Any number of replicas may drive the same operation at once: every step writes the record conditionally, and whoever
-loses that race reads the record again and goes on from there.
+Several replicas may resume the same operation at the same time. Every step writes the status with optimistic
+concurrency. The replica that loses reads the operation again and continues from there.
 
-    Accepted ─▶ Running ─make─▶ … ─make─▶ Succeeded
-                   └─ refused for good ─▶ RollingBack ─undo─▶ Failed
+    Accepted ─▶ Running ─create─▶ … ─create─▶ Succeeded
+                   └─ permanently rejected ─▶ RollingBack ─delete─▶ Failed
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 
 class OperationExecutor(Protocol):
     async def resume(self, operation: Operation) -> Operation:
-        """Drive an operation to its end. Raises where it can go no further now; another try may go on."""
+        """Resume the operation until it is finished. Raises if it cannot proceed now. A later call can continue."""
         ...
 
 
@@ -33,22 +33,24 @@ OperationExecutors = Mapping[OperationType, OperationExecutor]
 
 @dataclass(frozen=True)
 class OperationStateMachine:
-    """The states that operations of operators have in common; what is made, and how it is undone, is their own."""
+    """The states that SeedStock and CreateStockPool have in common. Each supplies how it creates and deletes
+    objects."""
 
     operation_store: OperationStore
     create_objects: Callable[[Operation], Awaitable[Operation]]
-    """Makes all or a part, and writes that down. A contract Conflict, too, means that it can never be made."""
+    """Creates all objects or some of them, and updates the status. A Conflict of the contract means that they can never
+    be created."""
     delete_objects: Callable[[Operation], Awaitable[None]]
-    """Removes all that this operation made."""
+    """Deletes all objects that this operation created."""
 
     async def resume(self, operation: Operation) -> Operation:
-        lost = 0
+        conflicts = 0
         while not is_finished(operation.status):
             try:
                 operation = await self._step(operation)
             except kube.KubeConflict:
-                lost += 1
-                await asyncio.sleep(_CONFLICT_BACKOFF.delay(lost))
+                conflicts += 1
+                await asyncio.sleep(_CONFLICT_BACKOFF.delay(conflicts))
                 operation = await self._reload(operation)
         return operation
 
@@ -65,11 +67,11 @@ class OperationStateMachine:
             if not is_permanent_rejection(error):
                 raise
             return await self.operation_store.mark_rolling_back(operation, fault_from_kube_error(error))
-        except Conflict as refused:
-            return await self.operation_store.mark_rolling_back(operation, refused)
+        except Conflict as conflict:
+            return await self.operation_store.mark_rolling_back(operation, conflict)
 
     async def _reload(self, operation: Operation) -> Operation:
-        found = await self.operation_store.find(operation.spec.operation_id)
-        if found is None or found.metadata.uid != operation.metadata.uid:
-            raise Unavailable(f"the record of operation {operation.spec.operation_id} is gone; send the request again")
-        return found
+        current = await self.operation_store.find(operation.spec.operation_id)
+        if current is None or current.metadata.uid != operation.metadata.uid:
+            raise Unavailable(f"operation {operation.spec.operation_id} was deleted; send the request again")
+        return current

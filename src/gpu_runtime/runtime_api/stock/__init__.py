@@ -1,1 +1,4 @@
-"""What operators do: pools, seeding stock, the inventory."""
+"""The operator API of stock: stock pools, seeding and listing of stock units, and the inventory.
+
+The handoff in `units` claims stock. The controller manager creates the pods of stock units and pools.
+"""

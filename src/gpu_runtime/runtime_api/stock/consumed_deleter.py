@@ -1,7 +1,8 @@
-"""Stock that has become a unit, and is deleted after its create was answered.
+"""Deletes consumed stock units in the background, after the create request was answered.
 
-Nothing here needs to survive: until it is deleted the stock is claimed, so nobody takes it, and its operation says that
-it is consumed, so the sweep of any replica deletes what this process does not.
+The queue is in memory and may be lost. A consumed stock unit stays claimed until it is deleted, so that no other
+operation uses it. Its Operation records that the stock is consumed, so that the recovery of any replica deletes what
+this process does not delete.
 """
 
 import asyncio
@@ -20,30 +21,30 @@ logger = logging.getLogger(__name__)
 
 class ConsumedStockDeleter:
     def __init__(
-        self, client: KubeClient, caches: APIInformers, *, max_concurrent_deletes: int = 4, max_queued: int = 256
+        self, client: KubeClient, informers: APIInformers, *, max_concurrent_deletes: int = 4, max_queued: int = 256
     ) -> None:
         self._client = client
-        self._informers = caches
+        self._informers = informers
         self._max_concurrent_deletes = max_concurrent_deletes
         self._max_queued = max_queued
         self._queue: asyncio.Queue[SourceStock | None] = asyncio.Queue()
 
     def enqueue(self, stock: SourceStock) -> None:
-        """Delete it soon. What finds no place is left to the sweep, which is later but never forgets."""
+        """Delete the stock unit soon. If the queue is full, recovery deletes it later."""
         if self._queue.qsize() >= self._max_queued:
-            logger.warning("too much waits already, left to the sweep", extra=_log_fields(stock))
+            logger.warning("deletion queue full, recovery will delete the stock unit", extra=_log_fields(stock))
             return
         self._queue.put_nowait(stock)
 
     async def run(self, stopping: asyncio.Event, grace_seconds: float) -> None:
-        """Work until the event is set; what waits then, too, has the grace, in seconds, to be deleted."""
+        """Process the queue until `stopping` is set, then for at most `grace_seconds` until the queue is empty."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
                 for _ in range(self._max_concurrent_deletes):
                     tasks.create_task(self._process_queue())
                 await stopping.wait()
                 for _ in range(self._max_concurrent_deletes):
-                    self._queue.put_nowait(None)  # behind all that waits
+                    self._queue.put_nowait(None)  # after all queued stock units
                 limit.reschedule(asyncio.get_running_loop().time() + grace_seconds)
 
     async def _process_queue(self) -> None:
@@ -51,16 +52,18 @@ class ConsumedStockDeleter:
             try:
                 await self._delete(stock)
             except kube.KubeError as error:
-                logger.warning("left to the sweep", extra={**_log_fields(stock), "error": str(error)})
+                logger.warning(
+                    "stock unit deletion failed, recovery will delete it",
+                    extra={**_log_fields(stock), "error": str(error)},
+                )
 
     async def _delete(self, stock: SourceStock) -> None:
         key = ObjectKey(stock.namespace, stock.name)
-        with contextlib.suppress(
-            kube.KubeNotFound, kube.KubeConflict
-        ):  # it is gone, and one of its name is another one
+        # NotFound: it is already deleted. Conflict: another unit has the name now.
+        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
             await self._client.delete(GPU_UNITS, key, uid=stock.uid)
         self._informers.units.record_delete(key, stock.uid)
 
 
 def _log_fields(stock: SourceStock) -> dict[str, object]:
-    return {"stock": f"{stock.namespace}/{stock.name}", "uid": stock.uid}
+    return {"namespace": stock.namespace, "object_name": stock.name, "uid": stock.uid}

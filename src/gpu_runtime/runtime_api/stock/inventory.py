@@ -1,4 +1,7 @@
-"""The inventory: what there is of every flavor, counted from the caches. It may be a moment behind."""
+"""Counts stock units, active units and pools by flavor, from the informer caches.
+
+The counts may lag behind the API server by the delay of the watches.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,119 +22,119 @@ from gpu_runtime.runtime_api.stock.view import phase_of
 
 
 class ReservedResources(View, frozen=True, kw_only=True):
-    """What is held back for somebody. What is stopped holds nothing."""
+    """Reserved GPUs and memory. Stopped units reserve nothing."""
 
     gpus: int
-    """GPUs."""
+    """The number of GPUs."""
 
     memory: str
-    """Memory, as a quantity. What reserves none is not in it."""
+    """The memory as a Kubernetes quantity. Units without a memory reservation do not count."""
 
 
 class StockCount(View, frozen=True, kw_only=True):
-    """Stock units by state; each is in one state."""
+    """Numbers of stock units. Each stock unit counts once, either by its phase or as claimed."""
 
     ready: int
-    """Can be taken."""
+    """Stock units that an operation can claim."""
 
     progressing: int
-    """Do not hold their GPUs yet."""
+    """Stock units whose pod does not run yet."""
 
     failed: int
-    """Do not start; the stock unit says why."""
+    """Stock units that do not start. The view of the stock unit has the reason."""
 
     stopped: int
-    """Were stopped by hand."""
+    """Stock units that an administrator stopped."""
 
     claimed: int
-    """Are being turned into units."""
+    """Stock units that an operation has claimed."""
 
     reserved: ReservedResources
-    """What all of them hold."""
+    """The resources that all stock units reserve."""
 
 
 class ActiveCount(View, frozen=True, kw_only=True):
-    """Active units by phase."""
+    """Numbers of active units by phase."""
 
     ready: int
-    """Serve."""
+    """Units that are ready to serve requests."""
 
     progressing: int
-    """Are starting."""
+    """Units that are starting."""
 
     failed: int
-    """Do not start; the unit says why."""
+    """Units that do not start. The view of the unit has the reason."""
 
     stopped: int
-    """Are stopped, and hold no GPUs."""
+    """Stopped units. They reserve no GPUs."""
 
     reserved: ReservedResources
-    """What all of them hold."""
+    """The resources that all active units reserve."""
 
 
 class PoolCount(View, frozen=True, kw_only=True):
-    """Pools and their replicas."""
+    """Numbers of pools and of their replicas."""
 
     pools: int
-    """How many pools there are."""
+    """The number of pools."""
 
     desired: int
-    """Replicas that are wanted."""
+    """The number of desired replicas."""
 
     available: int
-    """Replicas that are available."""
+    """The number of available replicas."""
 
     reserved: ReservedResources
-    """What the wanted replicas hold."""
+    """The resources that the desired replicas reserve."""
 
 
 class InventoryCounts(View, frozen=True, kw_only=True):
-    """What there is, of one flavor or of all."""
+    """The counts of one flavor or of all flavors."""
 
     stock: StockCount
-    """Stock units."""
+    """The counts of stock units."""
 
     active: ActiveCount
-    """Active units."""
+    """The counts of active units."""
 
     pools: PoolCount
-    """Pools."""
+    """The counts of pools."""
 
 
 class FlavorInventory(InventoryCounts, frozen=True, kw_only=True):
-    """What there is of one flavor."""
+    """The counts of one flavor."""
 
     spec_name: str
-    """The flavor."""
+    """The flavor, for example g1.1."""
 
 
 class InventoryView(View, frozen=True, kw_only=True):
-    """What there is."""
+    """The inventory of all flavors, or of the requested flavor."""
 
     total: InventoryCounts
-    """Of all flavors that were asked for."""
+    """The sum over all listed flavors."""
 
     flavors: tuple[FlavorInventory, ...]
-    """Of each flavor, in the order of their names."""
+    """The counts of each flavor, sorted by name."""
 
 
 @dataclass(frozen=True)
 class InventorySnapshot:
-    """What is counted together."""
+    """The cached objects to count."""
 
     stock: list[GPUUnit] = field(default_factory=list)
     active: list[GPUUnit] = field(default_factory=list)
     pools: list[StockPool] = field(default_factory=list)
 
     def by_flavor(self) -> dict[str, "InventorySnapshot"]:
-        found: defaultdict[str, InventorySnapshot] = defaultdict(InventorySnapshot)
+        snapshots: defaultdict[str, InventorySnapshot] = defaultdict(InventorySnapshot)
         for unit in self.stock:
-            found[unit.spec.spec_name].stock.append(unit)
+            snapshots[unit.spec.spec_name].stock.append(unit)
         for unit in self.active:
-            found[unit.spec.spec_name].active.append(unit)
+            snapshots[unit.spec.spec_name].active.append(unit)
         for pool in self.pools:
-            found[pool.spec.spec_name].pools.append(pool)
-        return found
+            snapshots[pool.spec.spec_name].pools.append(pool)
+        return snapshots
 
 
 @dataclass(frozen=True)
@@ -140,23 +143,29 @@ class InventoryService:
     stock_namespace: str
 
     def get(self, spec_name: str = "") -> InventoryView:
-        seen = self._snapshot()
-        return count_inventory(seen.by_flavor().get(spec_name, InventorySnapshot()) if spec_name else seen)
+        snapshot = self._snapshot()
+        return count_inventory(snapshot.by_flavor().get(spec_name, InventorySnapshot()) if spec_name else snapshot)
 
     def _snapshot(self) -> InventorySnapshot:
-        seen = InventorySnapshot(pools=self.informers.pools.store.all())
+        snapshot = InventorySnapshot(pools=self.informers.pools.store.all())
         for unit in self.informers.units.store.all():
-            (seen.stock if unit.metadata.namespace == self.stock_namespace else seen.active).append(unit)
-        return seen
+            (snapshot.stock if unit.metadata.namespace == self.stock_namespace else snapshot.active).append(unit)
+        return snapshot
 
 
-def count_inventory(seen: InventorySnapshot) -> InventoryView:
-    flavors = tuple(FlavorInventory(spec_name=name, **_counts(of)) for name, of in sorted(seen.by_flavor().items()))
-    return InventoryView(total=InventoryCounts(**_counts(seen)), flavors=flavors)
+def count_inventory(snapshot: InventorySnapshot) -> InventoryView:
+    flavors = tuple(
+        FlavorInventory(spec_name=name, **_counts(part)) for name, part in sorted(snapshot.by_flavor().items())
+    )
+    return InventoryView(total=InventoryCounts(**_counts(snapshot)), flavors=flavors)
 
 
-def _counts(seen: InventorySnapshot) -> dict[str, Any]:
-    return {"stock": _count_stock(seen.stock), "active": _count_active(seen.active), "pools": _count_pools(seen.pools)}
+def _counts(snapshot: InventorySnapshot) -> dict[str, Any]:
+    return {
+        "stock": _count_stock(snapshot.stock),
+        "active": _count_active(snapshot.active),
+        "pools": _count_pools(snapshot.pools),
+    }
 
 
 def _count_stock(units: Sequence[GPUUnit]) -> StockCount:
@@ -186,19 +195,19 @@ def _reserved_by_units(units: Iterable[GPUUnit]) -> ReservedResources:
     return _sum_reserved((unit.spec.gpu, unit.spec.memory, 1) for unit in units if unit.spec.running)
 
 
-def _sum_reserved(envelopes: Iterable[tuple[int, str, int]]) -> ReservedResources:
-    """The sum of GPUs and memory, each so many times."""
+def _sum_reserved(reservations: Iterable[tuple[int, str, int]]) -> ReservedResources:
+    """Sum up reservations of GPUs, memory and the number of replicas."""
     gpus, memory = 0, Fraction(0)
-    for gpu, amount, times in envelopes:
-        gpus += gpu * times
-        memory += _memory_bytes(amount) * times
+    for gpu, quantity, replicas in reservations:
+        gpus += gpu * replicas
+        memory += _memory_bytes(quantity) * replicas
     return ReservedResources(gpus=gpus, memory=str(Quantity.from_value(memory, binary=True)))
 
 
-def _memory_bytes(amount: str) -> Fraction:
-    """What is no quantity reserves nothing: the object itself is Failed for it."""
+def _memory_bytes(quantity: str) -> Fraction:
+    """Return the bytes of a quantity. An invalid quantity counts as 0: the object with it is Failed."""
     try:
-        return Quantity(amount).value
+        return Quantity(quantity).value
     except ValueError:
         return Fraction(0)
 
@@ -214,8 +223,8 @@ _PHASES = MappingProxyType(
 
 
 def routes(inventory: InventoryService) -> Sequence[Route]:
-    async def get_inventory(call: APIRequest[None, InventoryQuery]) -> APIResponse:
-        return APIResponse(200, inventory.get(call.query.spec_name))
+    async def get_inventory(request: APIRequest[None, InventoryQuery]) -> APIResponse:
+        return APIResponse(200, inventory.get(request.query.spec_name))
 
     return (
         Route(

@@ -1,9 +1,18 @@
-"""The routes of pools."""
+"""The HTTP routes of stock pools: create, list, get and delete."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NotFound, OperationReused
+from gpu_runtime.contract.errors import (
+    AdmissionDenied,
+    AlreadyExists,
+    Gone,
+    Invalid,
+    NotFound,
+    OperationReused,
+    QuotaExceeded,
+    WriteConflict,
+)
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.operations.jobs import JobView, job_view
 from gpu_runtime.runtime_api.stock.pools import PoolService
@@ -19,28 +28,29 @@ def routes(pools: PoolService) -> Sequence[Route]:
 
 
 def _collection_routes(pools: PoolService) -> Sequence[Route]:
-    async def create_pool(call: APIRequest[CreateStockPool, NoQuery]) -> APIResponse:
-        recorded = await pools.create(call.body)
+    async def create_pool(request: APIRequest[CreateStockPool, NoQuery]) -> APIResponse:
+        recorded = await pools.create(request.body)
         return APIResponse(202 if recorded.new else 200, job_view(recorded.operation))
 
-    async def list_pools(call: APIRequest[None, ListPools]) -> APIResponse:
-        found, continuation = pools.list(call.query)
-        return APIResponse(200, found, continuation)
+    async def list_pools(request: APIRequest[None, ListPools]) -> APIResponse:
+        views, continuation = pools.list(request.query)
+        return APIResponse(200, views, continuation)
 
     return (
         Route(
             "POST",
             POOLS_PATH,
             "createStockPool",
-            "Make a pool",
+            "Create a pool",
             create_pool,
             responses={202: JobView, 200: JobView},
-            faults=(Invalid, Conflict, OperationReused, Gone),
+            faults=(Invalid, AlreadyExists, QuotaExceeded, AdmissionDenied, WriteConflict, OperationReused, Gone),
             scope=Scope.OPERATOR,
             body=CreateStockPool,
-            description="202: accepted, the job tells how it goes on. 200: the same request was accepted before, and"
-            " this is its job. Whether the pool is ready is told by the pool.",
-            examples={"a pool that serves": POOL_EXAMPLE},
+            description="202: the request was accepted, and the response contains its job. 200: the same request was"
+            " accepted before, and the response contains its job. The job shows the progress. The pool shows when it is"
+            " ready.",
+            examples={"a pool of web servers": POOL_EXAMPLE},
             tag=TAG,
         ),
         Route(
@@ -59,11 +69,11 @@ def _collection_routes(pools: PoolService) -> Sequence[Route]:
 
 
 def _item_routes(pools: PoolService) -> Sequence[Route]:
-    async def get_pool(call: APIRequest[None, PoolQuery]) -> APIResponse:
-        return APIResponse(200, await pools.get(call.query.namespace, call.path["name"]))
+    async def get_pool(request: APIRequest[None, PoolQuery]) -> APIResponse:
+        return APIResponse(200, await pools.get(request.query.namespace, request.path["name"]))
 
-    async def delete_pool(call: APIRequest[None, PoolQuery]) -> APIResponse:
-        await pools.delete(call.query.namespace, call.path["name"])
+    async def delete_pool(request: APIRequest[None, PoolQuery]) -> APIResponse:
+        await pools.delete(request.query.namespace, request.path["name"])
         return APIResponse(204)
 
     return (
@@ -71,7 +81,7 @@ def _item_routes(pools: PoolService) -> Sequence[Route]:
             "GET",
             f"{POOLS_PATH}/{{name}}",
             "getStockPool",
-            "Show a pool",
+            "Get a pool",
             get_pool,
             responses={200: PoolView},
             faults=(Invalid, NotFound),
@@ -83,10 +93,10 @@ def _item_routes(pools: PoolService) -> Sequence[Route]:
             "DELETE",
             f"{POOLS_PATH}/{{name}}",
             "deleteStockPool",
-            "Delete a pool and what it runs",
+            "Delete a pool and its pods",
             delete_pool,
             responses={204: None},
-            faults=(Invalid, NotFound),
+            faults=(Invalid, NotFound, AdmissionDenied),
             scope=Scope.OPERATOR,
             query=PoolQuery,
             tag=TAG,

@@ -1,4 +1,4 @@
-"""Pools for operators: make, see and delete them. The controller manager gives them their workload."""
+"""Creates, gets, lists and deletes stock pools. The controller manager creates the Deployments of the pools."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from msgspec import UNSET
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationTarget, OperationType
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Conflict, Gone, NotFound
+from gpu_runtime.contract.errors import AlreadyExists, Gone, NotFound
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.meta import ObjectKey
@@ -26,13 +26,13 @@ from gpu_runtime.runtime_api.stock.view import PoolView, phase_of, pool_view
 
 
 class PoolCreator:
-    """Drives the operations that make pools."""
+    """Executes the operations that create pools."""
 
-    def __init__(self, client: KubeClient, caches: APIInformers, ledger: OperationStore) -> None:
+    def __init__(self, client: KubeClient, informers: APIInformers, operation_store: OperationStore) -> None:
         self._client = client
-        self._informers = caches
-        self._operation_store = ledger
-        self._state_machine = OperationStateMachine(ledger, self._create_and_commit, self._undo)
+        self._informers = informers
+        self._operation_store = operation_store
+        self._state_machine = OperationStateMachine(operation_store, self._create_and_commit, self._undo)
 
     async def resume(self, operation: Operation) -> Operation:
         return await self._state_machine.resume(operation)
@@ -47,16 +47,16 @@ class PoolCreator:
             try:
                 return await self._client.create(STOCK_POOLS, pool_manifest(operation))
             except kube.KubeAlreadyExists:
-                found = await find_live_pool(self._client, _target_key(operation))
-            if found is not None and not matches_request(found, operation):
-                raise _name_conflict(found.metadata.key)
-            if found is not None:  # else it was deleted in between
-                return found
+                existing = await find_live_pool(self._client, _target_key(operation))
+            if existing is not None and not matches_request(existing, operation):
+                raise _name_conflict(existing.metadata.key)
+            if existing is not None:  # otherwise it was deleted in the meantime
+                return existing
 
     async def _undo(self, operation: Operation) -> None:
-        found = await find_live_pool(self._client, _target_key(operation))
-        if found is not None and is_created_by(found, operation):
-            await delete_pool(self._client, self._informers, found)
+        pool = await find_live_pool(self._client, _target_key(operation))
+        if pool is not None and is_created_by(pool, operation):
+            await delete_pool(self._client, self._informers, pool)
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class PoolService:
     namespaces: APINamespaceSettings
     creator: OperationExecutor
     enqueue: Callable[[Operation], None]
-    """Works on an operation after the answer."""
+    """Executes the operation in the background, after the response."""
 
     async def create(self, request: CreateStockPool) -> RecordedOperation:
-        asked = admit_pool(request, self.namespaces)
-        target = OperationTarget(kind="StockPool", namespace=asked.namespace, name=asked.name)
+        admitted = admit_pool(request, self.namespaces)
+        target = OperationTarget(kind="StockPool", namespace=admitted.namespace, name=admitted.name)
         with translate_kube_errors():
-            await self._check_name_available(asked)
+            await self._check_name_available(admitted)
             recorded = await self.operation_store.record(
-                OperationType.CREATE_STOCK_POOL, asked.operation_id, asked, target
+                OperationType.CREATE_STOCK_POOL, admitted.operation_id, admitted, target
             )
             if recorded.operation.status.state == OperationState.SUCCEEDED.value:
                 await self._check_not_deleted(recorded.operation)
@@ -84,13 +84,13 @@ class PoolService:
         return recorded
 
     def list(self, query: ListPools) -> tuple[list[PoolView], str | None]:
-        found = [pool for pool in self.informers.pools.store.all() if _matches(pool, query)]
-        pools, continuation = paginate(found, lambda pool: pool.metadata.key, query.limit, query.after)
+        matching = [pool for pool in self.informers.pools.store.all() if _matches(pool, query)]
+        pools, continuation = paginate(matching, lambda pool: pool.metadata.key, query.limit, query.after)
         return [pool_view(pool) for pool in pools], continuation
 
     async def get(self, namespace: str, name: str) -> PoolView:
         key = pool_key(namespace, name, self.namespaces)
-        # What the cache does not know may have been made on another replica a moment ago.
+        # Another replica may just have created a pool that the cache lacks.
         return pool_view(self.informers.pools.store.get(key) or await self._get_live(key))
 
     async def delete(self, namespace: str, name: str) -> None:
@@ -99,15 +99,18 @@ class PoolService:
             await self._finish_operation(pool)
             await delete_pool(self.client, self.informers, pool)
 
-    async def _check_name_available(self, asked: CreateStockPool) -> None:
-        """Nothing is recorded under an operationID that could only fail. A race for the name fails in the job."""
-        key = ObjectKey(asked.namespace, asked.name)
-        known = self.informers.pools.store.get(key)
-        if known is None or _operation_id(known) == asked.operation_id:
+    async def _check_name_available(self, request: CreateStockPool) -> None:
+        """Raise AlreadyExists before the operation is recorded, so that its operationID stays unused.
+
+        If two requests race for the name, the job of one of them fails instead.
+        """
+        key = ObjectKey(request.namespace, request.name)
+        cached = self.informers.pools.store.get(key)
+        if cached is None or _operation_id(cached) == request.operation_id:
             return
-        now = await find_live_pool(self.client, key)
-        taken = now is not None and _operation_id(now) != asked.operation_id
-        if taken and await self.operation_store.find(asked.operation_id) is None:
+        pool = await find_live_pool(self.client, key)
+        in_use = pool is not None and _operation_id(pool) != request.operation_id
+        if in_use and await self.operation_store.find(request.operation_id) is None:
             raise _name_conflict(key)
 
     async def _check_not_deleted(self, operation: Operation) -> None:
@@ -115,22 +118,22 @@ class PoolService:
         pool = await find_live_pool(self.client, key)
         if pool is None or pool.metadata.uid != operation.status.target_uid or pool.metadata.deletion_timestamp:
             raise Gone(
-                f"operation {operation.spec.operation_id} made pool {key}, which has been deleted since; choose a new"
-                " operationID to make it again"
+                f"operation {operation.spec.operation_id} created pool {key}, which was deleted afterwards; choose a"
+                " new operationID to create it again"
             )
 
     async def _finish_operation(self, pool: StockPool) -> None:
-        """Bring the operation that made it to its end: whoever resumed it later would make the pool again."""
+        """Finish the operation that created the pool. Otherwise recovery would resume it and create the pool again."""
         operation = await self.operation_store.find(_operation_id(pool)) if _operation_id(pool) else None
         if operation is not None and operation.spec.type == OperationType.CREATE_STOCK_POOL.value:
             await self.creator.resume(operation)
 
     async def _get_live(self, key: ObjectKey) -> StockPool:
         with translate_kube_errors():
-            found = await find_live_pool(self.client, key)
-        if found is None:
-            raise NotFound(f"there is no pool {key}")
-        return found
+            pool = await find_live_pool(self.client, key)
+        if pool is None:
+            raise NotFound(f"pool {key} does not exist")
+        return pool
 
 
 async def find_live_pool(client: KubeClient, key: ObjectKey) -> StockPool | None:
@@ -140,10 +143,11 @@ async def find_live_pool(client: KubeClient, key: ObjectKey) -> StockPool | None
         return None
 
 
-async def delete_pool(client: KubeClient, caches: APIInformers, pool: StockPool) -> None:
-    with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):  # it is gone, and one of its name is another one
+async def delete_pool(client: KubeClient, informers: APIInformers, pool: StockPool) -> None:
+    # NotFound: it is already deleted. Conflict: another pool has the name now.
+    with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
         await client.delete(STOCK_POOLS, pool.metadata.key, uid=pool.metadata.uid)
-    caches.pools.record_delete(pool.metadata.key, pool.metadata.uid)
+    informers.pools.record_delete(pool.metadata.key, pool.metadata.uid)
 
 
 def _matches(pool: StockPool, query: ListPools) -> bool:
@@ -162,5 +166,5 @@ def _operation_id(pool: StockPool) -> str:
     return pool.metadata.annotations.get(Annotation.OPERATION_ID, "")
 
 
-def _name_conflict(key: ObjectKey) -> Conflict:
-    return Conflict(f"name: there is already a pool {key} that this operation did not make; choose another name")
+def _name_conflict(key: ObjectKey) -> AlreadyExists:
+    return AlreadyExists(f"name: pool {key} already exists and belongs to another request; choose another name")

@@ -1,6 +1,7 @@
-"""What operators ask of stock and pools.
+"""The request bodies and query parameters of the stock and pool routes.
 
-The limits stand here for the document alone: `admission` holds them, with a sentence for each.
+The limits here only describe the fields in the OpenAPI document. `stock_admission` enforces them with an error message
+for each.
 """
 
 from typing import Annotated
@@ -19,34 +20,35 @@ from gpu_runtime.runtime_api.http.route import Body, Query
 
 
 class CreateStockPool(Body, frozen=True, kw_only=True):
-    """A pool of warm capacity: so many replicas of one image, each with its GPUs."""
+    """A pool of warm capacity to create: replicas of one image, each with its own GPUs."""
 
     operation_id: OperationID = field(name="operationID")
-    """The caller's name for this operation. The same request under the same name is carried out once."""
+    """The caller's ID for this operation. The API carries out the same request with the same ID once."""
 
     name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_POOL_NAME_LENGTH)] = ""
     """The pool's name, at most 58 characters. Default: derived from the operationID."""
 
     namespace: str = ""
-    """Where the pool is made. Default: the first namespace that the configuration allows."""
+    """The namespace of the pool. Default: the first namespace that the configuration allows."""
 
     spec_name: SpecName
-    """The flavor of the capacity, for example g1.1."""
+    """The flavor, for example g1.1."""
 
     image: Image = ""
-    """The image that every replica runs. Default: the platform's placeholder."""
+    """The container image of every replica. Default: the placeholder image of the platform."""
 
     memory: QuantityString = ""
-    """The memory that each replica reserves and may not exceed, for example 16Gi. Default: no reservation."""
+    """The memory reservation and limit of each replica, for example 16Gi. Default: no reservation and no limit."""
 
     gpu: Count = 0
-    """How many GPUs each replica holds."""
+    """The number of GPUs of each replica."""
 
     replicas: Count
-    """How many replicas there are to be. 0 keeps the pool without capacity."""
+    """The desired number of replicas. 0 keeps the pool without replicas."""
 
     template: Template = Template()
-    """How the image is run. Without command and args, a replica only sleeps."""
+    """Command, arguments, environment variables and ports of the container. Without command and args, a replica only
+    sleeps."""
 
     def spec(self) -> StockPoolSpec:
         return StockPoolSpec(
@@ -60,22 +62,22 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
 
 
 class SeedStock(Body, frozen=True, kw_only=True):
-    """Stock units: reservations that hold their GPUs until a unit is made from them. What runs comes with the unit."""
+    """Stock units to create. A stock unit reserves GPUs until a unit is created from it. The unit brings the image."""
 
     operation_id: OperationID = field(name="operationID")
-    """The caller's name for this operation. The same request under the same name is carried out once."""
+    """The caller's ID for this operation. The API carries out the same request with the same ID once."""
 
     spec_name: SpecName
-    """The flavor, for example g1.1: a unit of this flavor takes such stock."""
+    """The flavor, for example g1.1. Units of this flavor use this stock."""
 
     memory: QuantityString = ""
-    """The memory that each stock unit reserves, for example 16Gi. Default: no reservation."""
+    """The memory reservation of each stock unit, for example 16Gi. Default: no reservation."""
 
     gpu: Count = 0
-    """How many GPUs each stock unit holds."""
+    """The number of GPUs of each stock unit."""
 
     replicas: Annotated[int, openapi(format="int32", minimum=1, maximum=MAX_STOCK_PER_OPERATION)]
-    """How many stock units are made, 1 to 1000. All of them, or none."""
+    """The number of stock units to create, from 1 to 1000. The operation creates all of them or none."""
 
     def spec(self) -> GPUUnitSpec:
         return GPUUnitSpec(spec_name=self.spec_name, memory=self.memory, gpu=self.gpu)
@@ -94,18 +96,18 @@ class ListPools(PagedQuery, frozen=True, kw_only=True):
 
 class PoolQuery(Query, frozen=True, kw_only=True):
     namespace: str = ""
-    """Where the pool is. Default: the first namespace that the configuration allows."""
+    """The namespace of the pool. Default: the first namespace that the configuration allows."""
 
 
 class ListStock(PagedQuery, frozen=True, kw_only=True):
     spec_name: str = ""
-    """Only stock of this flavor."""
+    """Only stock units of this flavor."""
 
     phase: UnitPhase | UnsetType = UNSET
-    """Only stock in this phase."""
+    """Only stock units in this phase."""
 
     claimed: bool | UnsetType = UNSET
-    """true: only stock that is being turned into a unit; false: only other stock."""
+    """true: only stock units that an operation has claimed. false: only other stock units."""
 
 
 class InventoryQuery(Query, frozen=True, kw_only=True):

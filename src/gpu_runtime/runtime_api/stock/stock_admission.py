@@ -1,4 +1,7 @@
-"""What operators may ask: a request in its one spelling, or Invalid with everything that is wrong with it. Pure."""
+"""Validates and normalizes requests for stock and pools. Pure functions: nothing is written here.
+
+`Invalid` reports all errors of a request together.
+"""
 
 from collections.abc import Sequence
 
@@ -24,9 +27,9 @@ from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 
 
 def admit_pool(request: CreateStockPool, namespaces: APINamespaceSettings) -> CreateStockPool:
-    """With name, namespace and values spelled out: a retry that leaves them out or spells them otherwise is equal."""
+    """Return the normalized request with its defaults, so that equivalent requests are equal. Raises Invalid."""
     spec = normalize_pool(request.spec())
-    asked = replace(
+    normalized = replace(
         request,
         name=request.name or generated_pool_name(request.operation_id),
         namespace=request.namespace or namespaces.pools[0],
@@ -36,35 +39,36 @@ def admit_pool(request: CreateStockPool, namespaces: APINamespaceSettings) -> Cr
     )
     _raise_if_invalid(
         (
-            *operation_id_errors(asked.operation_id),
-            *name_errors(asked.name, max_length=MAX_POOL_NAME_LENGTH),
-            *_namespace_errors(asked.namespace, namespaces.pools),
+            *operation_id_errors(normalized.operation_id),
+            *name_errors(normalized.name, max_length=MAX_POOL_NAME_LENGTH),
+            *_namespace_errors(normalized.namespace, namespaces.pools),
             *pool_errors(spec),
         )
     )
-    return asked
+    return normalized
 
 
 def admit_seed(request: SeedStock) -> SeedStock:
+    """Return the normalized request. Raises Invalid."""
     spec = normalize_unit(request.spec())
-    asked = replace(request, memory=spec.memory)
+    normalized = replace(request, memory=spec.memory)
     _raise_if_invalid(
         (
-            *operation_id_errors(asked.operation_id),
+            *operation_id_errors(normalized.operation_id),
             *unit_errors(spec, UnitRole.STOCK),
-            *count_errors(asked.replicas, "replicas", minimum=1, maximum=MAX_STOCK_PER_OPERATION),
+            *count_errors(normalized.replicas, "replicas", minimum=1, maximum=MAX_STOCK_PER_OPERATION),
         )
     )
-    return asked
+    return normalized
 
 
 def pool_key(namespace: str, name: str, namespaces: APINamespaceSettings) -> ObjectKey:
-    """Which pool is meant. A name that no pool can have is refused as such; one that no pool has is not known here."""
-    where = namespace or namespaces.pools[0]
+    """Return the key of the requested pool. Raises Invalid if no pool can have this name or namespace."""
+    resolved = namespace or namespaces.pools[0]
     _raise_if_invalid(
-        (*name_errors(name, max_length=MAX_POOL_NAME_LENGTH), *_namespace_errors(where, namespaces.pools))
+        (*name_errors(name, max_length=MAX_POOL_NAME_LENGTH), *_namespace_errors(resolved, namespaces.pools))
     )
-    return ObjectKey(where, name)
+    return ObjectKey(resolved, name)
 
 
 def _namespace_errors(namespace: str, allowed: Sequence[str]) -> FieldErrors:
@@ -72,6 +76,6 @@ def _namespace_errors(namespace: str, allowed: Sequence[str]) -> FieldErrors:
         yield FieldError("namespace", f"{namespace!r} is not allowed for pools; use {' or '.join(allowed)}")
 
 
-def _raise_if_invalid(problems: Sequence[FieldError]) -> None:
-    if problems:
-        raise Invalid(problems)
+def _raise_if_invalid(errors: Sequence[FieldError]) -> None:
+    if errors:
+        raise Invalid(errors)

@@ -1,4 +1,4 @@
-"""Claims on stock: whether one stands, and how it is taken back."""
+"""Decides whether the claim on a stock unit is valid, consumed or stale, and releases claims."""
 
 from enum import StrEnum
 
@@ -10,17 +10,17 @@ from gpu_runtime.kube.client import KubeClient
 
 
 class ClaimState(StrEnum):
-    VALID = "stands"
-    """Its operation is under way."""
+    VALID = "valid"
+    """The operation is in progress and uses this stock unit."""
     CONSUMED = "consumed"
-    """Its operation has succeeded: the stock has become a unit."""
-    STALE = "unwanted"
-    """Its operation has failed, has chosen other stock, or is not known."""
+    """The operation has succeeded: the stock unit has become a unit."""
+    STALE = "stale"
+    """The operation has failed, has selected another stock unit, or does not exist."""
 
 
 def claim_state(operation: Operation | None, stock_uid: str) -> ClaimState:
-    chosen = operation.effective_status.stock if operation is not None else None
-    if operation is None or chosen is None or chosen.uid != stock_uid:
+    selected = operation.effective_status.stock if operation is not None else None
+    if operation is None or selected is None or selected.uid != stock_uid:
         return ClaimState.STALE
     match OperationState(operation.status.state):
         case OperationState.SUCCEEDED:
@@ -31,7 +31,11 @@ def claim_state(operation: Operation | None, stock_uid: str) -> ClaimState:
 
 
 async def release_claim(client: KubeClient, unit: GPUUnit | None, operation_id: str) -> bool:
-    """Let others claim the stock again, if this operation has claimed it. False where it has changed meanwhile."""
+    """Remove the claim of this operation from the stock unit.
+
+    Return False if another writer changed the stock unit in the meantime: read it again and repeat. Return True if
+    this operation has no claim on it any more.
+    """
     if unit is None or unit.metadata.annotations.get(Annotation.CLAIMED_BY) != operation_id:
         return True
     patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: None}}}

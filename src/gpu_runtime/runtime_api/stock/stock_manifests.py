@@ -1,4 +1,4 @@
-"""The pool that an operation makes, and the stock that an operation seeds: as manifests, and whose they are. Pure."""
+"""Builds the manifests of pools and stock units, and checks which operation created them. Pure functions."""
 
 import msgspec
 
@@ -26,14 +26,17 @@ def stock_key(operation: Operation, index: int) -> ObjectKey:
     return ObjectKey(operation.spec.target.namespace, stock_unit_name(operation.spec.operation_id, index))
 
 
-def is_created_by(found: KubeObject, operation: Operation) -> bool:
-    """By this very operation. One that had the same operationID and was forgotten is another one."""
-    return found.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
+def is_created_by(created: KubeObject, operation: Operation) -> bool:
+    """Whether this operation created the object. An evicted operation with the same operationID does not count."""
+    return created.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
 
 
-def matches_request(found: KubeObject, operation: Operation) -> bool:
-    """Made for the same request under the same operationID, be it before an earlier operation was forgotten."""
-    annotations = found.metadata.annotations
+def matches_request(created: KubeObject, operation: Operation) -> bool:
+    """Whether the same request with the same operationID created the object.
+
+    The operation that created it may have been evicted: the annotations of the object decide.
+    """
+    annotations = created.metadata.annotations
     return (
         annotations.get(Annotation.OPERATION_ID) == operation.spec.operation_id
         and annotations.get(Annotation.REQUEST_HASH) == operation.spec.request_hash

@@ -1,7 +1,8 @@
-"""Seeding: all the stock that an operation asks for, or none of it.
+"""Creates the stock units of a seed operation: all of them, or none.
 
-The record is written after every batch, with the UIDs of the stock that is there so far: whoever goes on begins after
-it. Stock cannot be claimed before its operation has succeeded, so nothing that was consumed is made again.
+The seeder writes the UIDs of the created stock units into the Operation after every batch, so that a resumed operation
+continues after the last batch. Stock cannot be claimed before its operation has succeeded, so that the seeder never
+creates a consumed stock unit again.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import Operation
-from gpu_runtime.contract.errors import Conflict
+from gpu_runtime.contract.errors import AlreadyExists, Conflict
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.runtime_api import gather_bounded
@@ -22,60 +23,60 @@ from gpu_runtime.runtime_api.operations.state_machine import OperationStateMachi
 from gpu_runtime.runtime_api.stock.stock_manifests import SEED_REQUEST_DECODER, is_created_by, stock_key, stock_manifest
 
 SEED_BATCH_SIZE = 100
-"""How many are made from one write of the record to the next."""
+"""Number of stock units that are created between two writes of the Operation."""
 MAX_CONCURRENT_SEED_REQUESTS = 8
-"""How many requests this replica has under way at a time, whatever the number of seedings."""
+"""Maximum number of concurrent requests to the API server, over all seed operations of this replica."""
 
 
 class StockSeeder:
-    def __init__(self, client: KubeClient, caches: APIInformers, ledger: OperationStore) -> None:
+    def __init__(self, client: KubeClient, informers: APIInformers, operation_store: OperationStore) -> None:
         self._client = client
-        self._informers = caches
-        self._operation_store = ledger
+        self._informers = informers
+        self._operation_store = operation_store
         self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_SEED_REQUESTS)
-        self._state_machine = OperationStateMachine(ledger, self._create_batch, self._undo)
+        self._state_machine = OperationStateMachine(operation_store, self._create_batch, self._undo)
 
     async def resume(self, operation: Operation) -> Operation:
         return await self._state_machine.resume(operation)
 
     async def _create_batch(self, operation: Operation) -> Operation:
-        wanted, known = _desired_count(operation), operation.status.stock_uids
-        missing = range(len(known), min(len(known) + SEED_BATCH_SIZE, wanted))
-        made = await gather_bounded.gather_bounded(
+        desired, recorded = _desired_count(operation), operation.status.stock_uids
+        missing = range(len(recorded), min(len(recorded) + SEED_BATCH_SIZE, desired))
+        results = await gather_bounded.gather_bounded(
             self._semaphore, lambda index: self._create_unit(operation, index), missing
         )
-        uids = (*known, *(unit.metadata.uid for unit in _created_units(made)))
-        if len(uids) < wanted:
+        uids = (*recorded, *(unit.metadata.uid for unit in _created_units(results)))
+        if len(uids) < desired:
             return await self._operation_store.update_status(operation, stock_uids=uids)
         return await self._operation_store.mark_succeeded(operation, stock_uids=uids)
 
     async def _create_unit(self, operation: Operation, index: int) -> GPUUnit:
-        """The stock unit with this number, made now or earlier by the same operation."""
+        """Create the stock unit with this index, or return the one that this operation created before."""
         while True:
             try:
-                made = await self._client.create(GPU_UNITS, stock_manifest(operation, index))
+                created = await self._client.create(GPU_UNITS, stock_manifest(operation, index))
             except kube.KubeAlreadyExists:
-                found = await self._find_unit(operation, index)
+                existing = await self._find_unit(operation, index)
             else:
-                self._informers.units.record_write(made)
-                return made
-            if found is not None:  # else it was deleted in between
-                return _require_created_by(found, operation)
+                self._informers.units.record_write(created)
+                return created
+            if existing is not None:  # otherwise it was deleted in the meantime
+                return _require_created_by(existing, operation)
 
     async def _undo(self, operation: Operation) -> None:
-        every = range(_desired_count(operation))
-        removed = await gather_bounded.gather_bounded(
-            self._semaphore, lambda index: self._delete_unit(operation, index), every
+        indexes = range(_desired_count(operation))
+        results = await gather_bounded.gather_bounded(
+            self._semaphore, lambda index: self._delete_unit(operation, index), indexes
         )
-        _raise_most_severe(removed)
+        _raise_most_severe(results)
 
     async def _delete_unit(self, operation: Operation, index: int) -> None:
-        found = await self._find_unit(operation, index)
-        if found is None or not is_created_by(found, operation):
+        unit = await self._find_unit(operation, index)
+        if unit is None or not is_created_by(unit, operation):
             return
-        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):  # somebody else removed it
-            await self._client.delete(GPU_UNITS, found.metadata.key, uid=found.metadata.uid)
-        self._informers.units.record_delete(found.metadata.key, found.metadata.uid)
+        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):  # another replica deleted it
+            await self._client.delete(GPU_UNITS, unit.metadata.key, uid=unit.metadata.uid)
+        self._informers.units.record_delete(unit.metadata.key, unit.metadata.uid)
 
     async def _find_unit(self, operation: Operation, index: int) -> GPUUnit | None:
         try:
@@ -88,12 +89,12 @@ def _desired_count(operation: Operation) -> int:
     return decode_request(operation, SEED_REQUEST_DECODER).replicas
 
 
-def _require_created_by(found: GPUUnit, operation: Operation) -> GPUUnit:
-    if not is_created_by(found, operation):
-        raise Conflict(
-            f"there is already a unit {found.metadata.key} that this operation did not make; choose a new operationID"
+def _require_created_by(existing: GPUUnit, operation: Operation) -> GPUUnit:
+    if not is_created_by(existing, operation):
+        raise AlreadyExists(
+            f"unit {existing.metadata.key} already exists from another operation; choose a new operationID"
         )
-    return found
+    return existing
 
 
 def _created_units(results: Iterable[GPUUnit | BaseException]) -> list[GPUUnit]:
@@ -103,7 +104,7 @@ def _created_units(results: Iterable[GPUUnit | BaseException]) -> list[GPUUnit]:
 
 
 def _raise_most_severe(results: Iterable[object]) -> None:
-    """What can never succeed decides over what may succeed on another try."""
+    """Raise a permanent failure if there is one, otherwise the first failure. A retry may fix other failures."""
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
         raise next(filter(_is_permanent, failures), failures[0])

@@ -1,4 +1,4 @@
-"""Stock units for operators: seed some, see what there is. Units take stock elsewhere."""
+"""Seeds and lists stock units, with their HTTP routes. The handoff claims stock units."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from msgspec import UNSET
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import Operation, OperationTarget, OperationType
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Invalid, OperationReused
+from gpu_runtime.contract.errors import AdmissionDenied, Invalid, OperationReused, QuotaExceeded
 from gpu_runtime.runtime_api.api_informers import FLAVOR_INDEX, APIInformers, flavor_key
 from gpu_runtime.runtime_api.http.paging import paginate
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope
@@ -28,22 +28,24 @@ class StockUnitService:
     informers: APIInformers
     operation_store: OperationStore
     namespace: str
-    """Where stock is."""
+    """The namespace of the stock units."""
     enqueue: Callable[[Operation], None]
-    """Works on an operation after the answer."""
+    """Executes the operation in the background, after the response."""
 
     async def seed(self, request: SeedStock) -> RecordedOperation:
-        asked = admit_seed(request)
+        admitted = admit_seed(request)
         target = OperationTarget(kind="GPUUnit", namespace=self.namespace)
         with translate_kube_errors():
-            recorded = await self.operation_store.record(OperationType.SEED_STOCK, asked.operation_id, asked, target)
+            recorded = await self.operation_store.record(
+                OperationType.SEED_STOCK, admitted.operation_id, admitted, target
+            )
         if not is_finished(recorded.operation.status):
             self.enqueue(recorded.operation)
         return recorded
 
     def list(self, query: ListStock) -> tuple[list[StockUnitView], str | None]:
-        found = [unit for unit in self._cached_units(query.spec_name) if _matches(unit, query)]
-        units, continuation = paginate(found, lambda unit: unit.metadata.key, query.limit, query.after)
+        matching = [unit for unit in self._cached_units(query.spec_name) if _matches(unit, query)]
+        units, continuation = paginate(matching, lambda unit: unit.metadata.key, query.limit, query.after)
         return [stock_unit_view(unit, self.informers.node_of(unit)) for unit in units], continuation
 
     def _cached_units(self, spec_name: str) -> Sequence[GPUUnit]:
@@ -58,12 +60,12 @@ def _matches(unit: GPUUnit, query: ListStock) -> bool:
 
 
 def routes(stock: StockUnitService) -> Sequence[Route]:
-    async def seed_stock(call: APIRequest[SeedStock, NoQuery]) -> APIResponse:
-        recorded = await stock.seed(call.body)
+    async def seed_stock(request: APIRequest[SeedStock, NoQuery]) -> APIResponse:
+        recorded = await stock.seed(request.body)
         return APIResponse(202 if recorded.new else 200, job_view(recorded.operation))
 
-    async def list_stock(call: APIRequest[None, ListStock]) -> APIResponse:
-        units, continuation = stock.list(call.query)
+    async def list_stock(request: APIRequest[None, ListStock]) -> APIResponse:
+        units, continuation = stock.list(request.query)
         return APIResponse(200, units, continuation)
 
     return (
@@ -74,11 +76,12 @@ def routes(stock: StockUnitService) -> Sequence[Route]:
             "Seed stock units",
             seed_stock,
             responses={202: JobView, 200: JobView},
-            faults=(Invalid, OperationReused),
+            faults=(Invalid, OperationReused, QuotaExceeded, AdmissionDenied),
             scope=Scope.OPERATOR,
             body=SeedStock,
-            description="All of the stock is made, or none of it. 202: accepted, the job tells how it goes on."
-            " 200: the same request was accepted before, and this is its job.",
+            description="Creates all stock units or none. 202: the request was accepted, and the response contains its"
+            " job, which shows the progress. 200: the same request was accepted before, and the response contains its"
+            " job.",
             examples={"two reservations of g1.1": SEED_EXAMPLE},
             tag="Stock",
         ),

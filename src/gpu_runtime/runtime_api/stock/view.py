@@ -1,4 +1,4 @@
-"""Pools and stock units as operators see them. Pure."""
+"""Converts stock pools and stock units into the JSON views of the API. Pure functions."""
 
 from msgspec import field
 
@@ -14,109 +14,110 @@ class PoolView(View, frozen=True, kw_only=True):
     """A pool of warm capacity."""
 
     name: str
-    """The pool's name. Its Deployment and its Service are called pool-<name>."""
+    """The name of the pool. Its Deployment and its Service have the name pool-<name>."""
 
     namespace: str
-    """Where the pool is."""
+    """The namespace of the pool."""
 
     spec_name: str
-    """The flavor of its capacity."""
+    """The flavor, for example g1.1."""
 
     image: str
-    """The image that every replica runs. Empty: the platform's placeholder."""
+    """The container image of every replica. Empty: the placeholder image of the platform."""
 
     memory: str
-    """The memory that each replica reserves. Empty: no reservation."""
+    """The memory reservation of each replica. Empty: no reservation."""
 
     gpu: int
-    """How many GPUs each replica holds."""
+    """The number of GPUs of each replica."""
 
     replicas: int
-    """How many replicas there are to be."""
+    """The desired number of replicas."""
 
     template: Template
-    """How the image is run."""
+    """Command, arguments, environment variables and ports of the container."""
 
     phase: UnitPhase
-    """Empty (no replicas wanted), Progressing, Ready or Failed."""
+    """Empty (no replicas desired), Progressing, Ready or Failed."""
 
     reason: str
-    """Why, as one word for programs. Empty until it was looked at first."""
+    """Why the pool is in this phase, as a code for programs. Empty before the first reconcile."""
 
     message: str
-    """Why, as a sentence for people."""
+    """Why the pool is in this phase, as a text for people."""
 
     available: int
-    """Replicas that are available."""
+    """The number of available replicas."""
 
     allocated: int
-    """Replicas that are wanted and not available."""
+    """The number of desired replicas that are not available."""
 
     service_name: str | None = None
-    """The Service in front of the replicas, where the template has ports."""
+    """The name of the Service of the replicas, if the template has ports."""
 
     observed_generation: int
-    """The generation that the state speaks of. Below generation: the last change has not been looked at yet."""
+    """The generation that the status describes. If it is lower than generation, the controller has not processed the
+    last change."""
 
     generation: int
-    """Counts the changes of what was asked."""
+    """The number of the current version of the spec. Every change of the spec increases it."""
 
     operation_id: str | None = field(default=None, name="operationID")
-    """The operation that made it."""
+    """The operation that created the pool."""
 
     created_at: str | None = None
-    """When it was made."""
+    """When the pool was created."""
 
     deleting: bool
-    """Whether its end was asked for."""
+    """Whether the pool is being deleted."""
 
 
 class StockUnitView(View, frozen=True, kw_only=True):
-    """A stock unit: a reservation that a unit can be made from."""
+    """A stock unit: a reservation that can become a unit."""
 
     name: str
     """The stock unit's name."""
 
     namespace: str
-    """Where it is."""
+    """The namespace of the stock unit."""
 
     spec_name: str
-    """The flavor."""
+    """The flavor, for example g1.1."""
 
     memory: str
-    """The memory that it reserves. Empty: no reservation."""
+    """The memory reservation. Empty: no reservation."""
 
     gpu: int
-    """How many GPUs it holds."""
+    """The number of reserved GPUs."""
 
     phase: UnitPhase
     """Empty (stopped), Progressing, Ready or Failed."""
 
     reason: str
-    """Why, as one word for programs. Empty until it was looked at first."""
+    """Why the stock unit is in this phase, as a code for programs. Empty before the first reconcile."""
 
     message: str
-    """Why, as a sentence for people."""
+    """Why the stock unit is in this phase, as a text for people."""
 
     node: str | None = None
-    """The node where it holds its GPUs."""
+    """The node whose GPUs the stock unit reserves."""
 
     claimed_by: str | None = None
-    """The operation that is turning it into a unit."""
+    """The operation that has claimed the stock unit."""
 
     operation_id: str | None = field(default=None, name="operationID")
-    """The operation that seeded it."""
+    """The operation that seeded the stock unit."""
 
     created_at: str | None = None
-    """When it was made."""
+    """When the stock unit was created."""
 
 
 def pool_view(pool: StockPool) -> PoolView:
-    about, spec, status = pool.metadata, pool.spec, pool.status
+    metadata, spec, status = pool.metadata, pool.spec, pool.status
     reason, message = _reason_and_message(pool)
     return PoolView(
-        name=about.name,
-        namespace=about.namespace,
+        name=metadata.name,
+        namespace=metadata.namespace,
         spec_name=spec.spec_name,
         image=spec.image,
         memory=spec.memory,
@@ -130,19 +131,19 @@ def pool_view(pool: StockPool) -> PoolView:
         allocated=status.allocated,
         service_name=status.service_name,
         observed_generation=status.observed_generation,
-        generation=about.generation,
-        operation_id=about.annotations.get(Annotation.OPERATION_ID),
-        created_at=about.creation_timestamp,
-        deleting=about.deletion_timestamp is not None,
+        generation=metadata.generation,
+        operation_id=metadata.annotations.get(Annotation.OPERATION_ID),
+        created_at=metadata.creation_timestamp,
+        deleting=metadata.deletion_timestamp is not None,
     )
 
 
 def stock_unit_view(unit: GPUUnit, node: str = "") -> StockUnitView:
-    about, spec = unit.metadata, unit.spec
+    metadata, spec = unit.metadata, unit.spec
     reason, message = _reason_and_message(unit)
     return StockUnitView(
-        name=about.name,
-        namespace=about.namespace,
+        name=metadata.name,
+        namespace=metadata.namespace,
         spec_name=spec.spec_name,
         memory=spec.memory,
         gpu=spec.gpu,
@@ -150,17 +151,17 @@ def stock_unit_view(unit: GPUUnit, node: str = "") -> StockUnitView:
         reason=reason,
         message=message,
         node=node or None,
-        claimed_by=about.annotations.get(Annotation.CLAIMED_BY),
-        operation_id=about.annotations.get(Annotation.OPERATION_ID),
-        created_at=about.creation_timestamp,
+        claimed_by=metadata.annotations.get(Annotation.CLAIMED_BY),
+        operation_id=metadata.annotations.get(Annotation.OPERATION_ID),
+        created_at=metadata.creation_timestamp,
     )
 
 
-def phase_of(found: GPUUnit | StockPool) -> UnitPhase:
-    """What nobody has looked at yet is on its way."""
-    return UnitPhase(found.status.phase or UnitPhase.PROGRESSING)
+def phase_of(resource: GPUUnit | StockPool) -> UnitPhase:
+    """Return the phase. It is Progressing before the first reconcile."""
+    return UnitPhase(resource.status.phase or UnitPhase.PROGRESSING)
 
 
-def _reason_and_message(found: GPUUnit | StockPool) -> tuple[str, str]:
-    ready = find_condition(found.status.conditions, READY_CONDITION)
+def _reason_and_message(resource: GPUUnit | StockPool) -> tuple[str, str]:
+    ready = find_condition(resource.status.conditions, READY_CONDITION)
     return (ready.reason, ready.message) if ready else ("", "")

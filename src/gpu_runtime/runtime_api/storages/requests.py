@@ -1,4 +1,4 @@
-"""What callers ask of storages."""
+"""The request bodies and query parameters of the storage routes."""
 
 from msgspec import UNSET, UnsetType
 
@@ -9,47 +9,50 @@ from gpu_runtime.runtime_api.http.route import Body, Query
 
 
 class CreateStorage(Body, frozen=True, kw_only=True):
-    """Persistent data on a volume of its own. Its name is its identity: the same request again makes nothing new."""
+    """A storage to create: persistent data on its own volume.
+
+    The name identifies the storage. The same request again returns the existing storage.
+    """
 
     name: str
-    """The storage's name, and its claim's."""
+    """The name of the storage and of its PersistentVolumeClaim."""
 
     namespace: str = ""
-    """Where the storage is made, and where units can mount it. Default: the first namespace that the configuration
-    allows."""
+    """The namespace of the storage and of the units that can mount it. Default: the first namespace that the
+    configuration allows."""
 
     size: str
-    """How much it holds, for example 20Gi. It only grows."""
+    """The size, for example 20Gi. It can only grow."""
 
     storage_class_name: str = ""
-    """The StorageClass that provides the volume. Default: rook-ceph-block."""
+    """The StorageClass of the volume. Default: rook-ceph-block."""
 
     def spec(self) -> GPUStorageSpec:
         return GPUStorageSpec(size=self.size, storage_class_name=self.storage_class_name)
 
 
 class UpdateStorage(Body, frozen=True, kw_only=True):
-    """What is to change."""
+    """The new size of a storage."""
 
     size: str
-    """How much it is to hold: as much as now, or more."""
+    """The desired size. It must not be smaller than the current size."""
 
 
 class StorageQuery(Query, frozen=True, kw_only=True):
-    """Which of the storages of that name."""
+    """Selects the namespace of one storage."""
 
     namespace: str = ""
-    """Where the storage is. Default: the first namespace that the configuration allows."""
+    """The namespace of the storage. Default: the first namespace that the configuration allows."""
 
 
 class ListStorages(PagedQuery, frozen=True, kw_only=True):
-    """Which storages."""
+    """Filters of the storage list."""
 
     namespace: str = ""
-    """Only those of this namespace. Default: those of every namespace that the configuration allows."""
+    """Only storages of this namespace. Default: storages of every namespace that the configuration allows."""
 
     phase: StoragePhase | UnsetType = UNSET
-    """Only those in this phase."""
+    """Only storages in this phase."""
 
     mounted: bool | UnsetType = UNSET
-    """true: only those that a unit holds; false: only free ones."""
+    """true: only storages that are attached to a unit. false: only other storages."""

@@ -1,9 +1,19 @@
-"""The routes of storages."""
+"""The HTTP routes of GPU storages: list, create, get, resize and delete."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, StorageInUse, Unavailable
+from gpu_runtime.contract.errors import (
+    AdmissionDenied,
+    AlreadyExists,
+    BeingDeleted,
+    Invalid,
+    NotFound,
+    QuotaExceeded,
+    StorageInUse,
+    Unavailable,
+    WriteConflict,
+)
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, Scope
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, StorageQuery, UpdateStorage
 from gpu_runtime.runtime_api.storages.service import StorageService
@@ -20,29 +30,29 @@ def routes(service: StorageService) -> Sequence[Route]:
 
 
 class _StorageHandlers:
-    """From calls to the service, and from storages to views."""
+    """Calls the storage service and converts storages to views."""
 
     def __init__(self, service: StorageService) -> None:
         self._storages = service
 
-    async def list(self, call: APIRequest[None, ListStorages]) -> APIResponse:
-        found, continuation = self._storages.list(call.query)
-        return APIResponse(200, [storage_view(each) for each in found], continuation)
+    async def list(self, request: APIRequest[None, ListStorages]) -> APIResponse:
+        storages, continuation = self._storages.list(request.query)
+        return APIResponse(200, [storage_view(storage) for storage in storages], continuation)
 
-    async def create(self, call: APIRequest[CreateStorage, Any]) -> APIResponse:
-        storage, first = await self._storages.create(call.body)
+    async def create(self, request: APIRequest[CreateStorage, Any]) -> APIResponse:
+        storage, first = await self._storages.create(request.body)
         return APIResponse(201 if first else 200, storage_view(storage))
 
-    async def get(self, call: APIRequest[None, StorageQuery]) -> APIResponse:
-        return APIResponse(200, storage_view(await self._storages.get(call.query.namespace, call.path["name"])))
+    async def get(self, request: APIRequest[None, StorageQuery]) -> APIResponse:
+        return APIResponse(200, storage_view(await self._storages.get(request.query.namespace, request.path["name"])))
 
-    async def update(self, call: APIRequest[UpdateStorage, StorageQuery]) -> APIResponse:
+    async def update(self, request: APIRequest[UpdateStorage, StorageQuery]) -> APIResponse:
         return APIResponse(
-            200, storage_view(await self._storages.update(call.query.namespace, call.path["name"], call.body))
+            200, storage_view(await self._storages.update(request.query.namespace, request.path["name"], request.body))
         )
 
-    async def delete(self, call: APIRequest[None, StorageQuery]) -> APIResponse:
-        await self._storages.delete(call.query.namespace, call.path["name"])
+    async def delete(self, request: APIRequest[None, StorageQuery]) -> APIResponse:
+        await self._storages.delete(request.query.namespace, request.path["name"])
         return APIResponse(204)
 
 
@@ -57,7 +67,7 @@ def _list(handle: _StorageHandlers) -> Route:
         faults=(Invalid, Unavailable),
         scope=Scope.RUNTIME,
         query=ListStorages,
-        description="Storages in the order of namespace and name.",
+        description="Storages, sorted by namespace and name.",
         tag=TAG,
     )
 
@@ -70,14 +80,15 @@ def _create(handle: _StorageHandlers) -> Route:
         "Create a storage",
         handle.create,
         responses={201: StorageView, 200: StorageView},
-        faults=(Invalid, Conflict, Unavailable),
+        faults=(Invalid, AlreadyExists, BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict, Unavailable),
         scope=Scope.RUNTIME,
         body=CreateStorage,
         description=(
-            "201: it was made; its volume follows, and phase tells when it can be mounted. 200: the same request was"
-            " made before, and this is its storage."
+            "201: this request created the storage. The controller creates its volume afterwards, and phase shows when"
+            " units can mount it. 200: an earlier request with the same content created the storage, which the response"
+            " contains."
         ),
-        examples={"A cache for models": _MODEL_CACHE},
+        examples={"A model cache": _MODEL_CACHE},
         tag=TAG,
     )
 
@@ -93,7 +104,7 @@ def _get(handle: _StorageHandlers) -> Route:
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.RUNTIME,
         query=StorageQuery,
-        description="A storage can be read on every replica as soon as its creation was answered.",
+        description="Every replica returns a storage as soon as the create request has been answered.",
         tag=TAG,
     )
 
@@ -103,15 +114,15 @@ def _update(handle: _StorageHandlers) -> Route:
         "PUT",
         STORAGE_PATH,
         "updateStorage",
-        "Grow a storage",
+        "Resize a storage",
         handle.update,
         responses={200: StorageView},
-        faults=(Invalid, NotFound, Conflict, Unavailable),
+        faults=(Invalid, NotFound, BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict, Unavailable),
         scope=Scope.RUNTIME,
         body=UpdateStorage,
         query=StorageQuery,
-        description="A storage only grows, also while a unit has it mounted. capacity tells when it has grown.",
-        examples={"Twice as much": {"size": "40Gi"}},
+        description="A storage can only grow, also while a unit mounts it. capacity shows the size of the volume.",
+        examples={"Twice the size": {"size": "40Gi"}},
         tag=TAG,
     )
 
@@ -124,12 +135,12 @@ def _delete(handle: _StorageHandlers) -> Route:
         "Delete a storage and its data",
         handle.delete,
         responses={204: None},
-        faults=(Invalid, NotFound, StorageInUse, Conflict, Unavailable),
+        faults=(Invalid, NotFound, StorageInUse, AdmissionDenied, WriteConflict, Unavailable),
         scope=Scope.RUNTIME,
         query=StorageQuery,
         description=(
-            "Refused while a unit holds it. The data is gone when the storage is: until then it can still be read,"
-            " with deleting: true."
+            "Deletes the storage and its data. 409 storage_in_use: the storage is attached to a unit. The storage"
+            " exists with deleting: true until its data is deleted."
         ),
         tag=TAG,
     )

@@ -1,6 +1,7 @@
-"""What callers do with storages. Reads come from the cache; every decision to write rests on a live read.
+"""Creates, gets, lists, resizes and deletes GPU storages.
 
-Who may mount a storage is decided in `attachment`; its volume is the controller manager's part.
+Reads use the informer cache. Every write is based on a live read from the API server. `storage_attacher` decides which
+unit may mount a storage. The controller manager creates the volume.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from msgspec import UNSET
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Conflict, NotFound, StorageInUse, Unavailable
+from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, NotFound, StorageInUse, Unavailable, WriteConflict
 from gpu_runtime.contract.validation import name_errors
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
@@ -31,7 +32,7 @@ from gpu_runtime.runtime_api.storages.storage_admission import (
 from gpu_runtime.runtime_api.storages.view import phase_of
 
 MAX_WRITE_ATTEMPTS = 20
-"""How often a write is tried against others who write the same storage."""
+"""Maximum attempts of a write if other writers change the same storage."""
 _CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 
 
@@ -42,95 +43,102 @@ class StorageService:
     namespaces: APINamespaceSettings
 
     async def create(self, request: CreateStorage) -> tuple[GPUStorage, bool]:
-        """The storage, and whether it was made now and not by the same request before."""
-        asked = admit_storage(request, self.namespaces)
+        """Return the storage, and whether this request created it. False if the same request created it before."""
+        admitted = admit_storage(request, self.namespaces)
         while True:
             try:
-                made = await self.client.create(GPU_STORAGES, _manifest(asked))
+                created = await self.client.create(GPU_STORAGES, _manifest(admitted))
             except kube.KubeAlreadyExists:
-                found = await self._find_live(ObjectKey(asked.namespace, asked.name))
+                existing = await self._find_live(ObjectKey(admitted.namespace, admitted.name))
             else:
-                self.informers.storages.record_write(made)
-                return made, True
-            if found is not None:  # else it went in between
-                return _require_same_request(found, asked), False
+                self.informers.storages.record_write(created)
+                return created, True
+            if existing is not None:  # otherwise it was deleted in the meantime
+                return _require_same_request(existing, admitted), False
 
     async def get(self, namespace: str, name: str) -> GPUStorage:
-        """From the cache; what that does not know may have been made on another replica a moment ago."""
+        """Read the storage from the cache, or live if the cache lacks it: another replica may just have created it."""
         key = self._key(namespace, name)
         return self.informers.storages.store.get(key) or await self._get_live(key)
 
     def list(self, query: ListStorages) -> tuple[list[GPUStorage], str | None]:
-        """A page of the storages, and where the next one begins."""
+        """Return one page of storages and the cursor of the next page."""
         namespaces = (
             (resolve_namespace(query.namespace, self.namespaces),) if query.namespace else self.namespaces.units
         )
         if not self.informers.storages.has_synced:
-            raise Unavailable("the storages are still being read; try again", retry_after=1)
-        known = self.informers.storages.store.all()
-        wanted = [each for each in known if each.metadata.namespace in namespaces and _matches(each, query)]
-        return paginate(wanted, lambda each: each.metadata.key, query.limit, query.after)
+            raise Unavailable("the list of storages is still loading; try again", retry_after=1)
+        cached = self.informers.storages.store.all()
+        matching = [each for each in cached if each.metadata.namespace in namespaces and _matches(each, query)]
+        return paginate(matching, lambda each: each.metadata.key, query.limit, query.after)
 
     async def update(self, namespace: str, name: str, request: UpdateStorage) -> GPUStorage:
         key = self._key(namespace, name)
         for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
             storage = await self._get_live(key)
-            wanted = apply_resize(storage.spec, request)
-            if wanted == storage.spec:
+            desired = apply_resize(storage.spec, request)
+            if desired == storage.spec:
                 return storage
             if storage.metadata.deletion_timestamp is not None:
-                raise Conflict(f"storage {key.name} is being deleted")
+                raise BeingDeleted(f"storage {key.name} is being deleted and cannot be changed")
             try:
-                return await self._patch_size(storage, wanted.size)
-            except kube.KubeConflict:  # the status is written, too, and every write makes a new version
+                return await self._patch_size(storage, desired.size)
+            except kube.KubeConflict:  # status updates, too, change the resourceVersion
                 await asyncio.sleep(_CONFLICT_BACKOFF.delay(attempt))
-        raise Conflict(f"storage {key.name}: somebody else wrote at the same time; try again")
+        raise _write_conflict(key.name)
 
     async def delete(self, namespace: str, name: str) -> None:
-        """Ask for its end, with its data, if no unit holds it. Attaching and deleting exclude each other by version."""
+        """Delete the storage and its data if it is not attached to a unit.
+
+        The delete request names the resourceVersion, so that a concurrent attach and a delete cannot both succeed.
+        """
         key = self._key(namespace, name)
         for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
             storage = await self._get_live(key)
             if storage.spec.attached_to is not None:
-                held = f"storage {name} is mounted by unit {storage.spec.attached_to.unit}"
-                raise StorageInUse(f"{held}; delete that unit, or take the mount away, first")
+                unit = storage.spec.attached_to.unit
+                raise StorageInUse(
+                    f"storage {name} is attached to unit {unit}; delete the unit or remove the mount first"
+                )
             try:
                 await self._delete(storage)
             except kube.KubeConflict:
                 await asyncio.sleep(_CONFLICT_BACKOFF.delay(attempt))
             else:
                 return
-        raise Conflict(f"storage {name}: somebody else wrote at the same time; try again")
+        raise _write_conflict(name)
 
     async def _delete(self, storage: GPUStorage) -> None:
-        about = storage.metadata
-        if about.deletion_timestamp is not None:
+        metadata = storage.metadata
+        if metadata.deletion_timestamp is not None:
             return
         try:
-            await self.client.delete(GPU_STORAGES, about.key, uid=about.uid, resource_version=about.resource_version)
+            await self.client.delete(
+                GPU_STORAGES, metadata.key, uid=metadata.uid, resource_version=metadata.resource_version
+            )
         except kube.KubeNotFound:
-            self.informers.storages.record_delete(about.key, about.uid)
+            self.informers.storages.record_delete(metadata.key, metadata.uid)
 
     async def _patch_size(self, storage: GPUStorage, size: str) -> GPUStorage:
-        about = storage.metadata
+        metadata = storage.metadata
         written = await self.client.merge_patch(
-            GPU_STORAGES, about.key, {"spec": {"size": size}}, resource_version=about.resource_version
+            GPU_STORAGES, metadata.key, {"spec": {"size": size}}, resource_version=metadata.resource_version
         )
         self.informers.storages.record_write(written)
         return written
 
     async def _get_live(self, key: ObjectKey) -> GPUStorage:
-        found = await self._find_live(key)
-        if found is None:
+        storage = await self._find_live(key)
+        if storage is None:
             raise _not_found(key)
-        return found
+        return storage
 
     async def _find_live(self, key: ObjectKey) -> GPUStorage | None:
         return await read_live(self.client, self.informers.storages, key)
 
     def _key(self, namespace: str, name: str) -> ObjectKey:
         key = ObjectKey(resolve_namespace(namespace, self.namespaces), name)
-        if any(name_errors(name)):  # no storage can have it, and it need not stand in a path
+        if any(name_errors(name)):  # no storage can have this name, and it may be unsafe in a URL path
             raise _not_found(key)
         return key
 
@@ -141,21 +149,28 @@ def _manifest(request: CreateStorage) -> Manifest:
     return {"metadata": metadata, "spec": msgspec.to_builtins(request.spec())}
 
 
-def _require_same_request(found: GPUStorage, request: CreateStorage) -> GPUStorage:
-    """Also a storage that was made with kubectl, if it is as asked."""
-    hashed = found.metadata.annotations.get(Annotation.REQUEST_HASH)
-    as_asked = hashed == storage_request_hash(request) if hashed else spec_matches_request(found.spec, request)
-    if found.metadata.deletion_timestamp is not None:
-        raise Conflict(f"name: storage {request.name} is being deleted; choose another name, or wait")
-    if not as_asked:
-        raise Conflict(f"name: there is already another storage {request.name}; choose another name, or update it")
-    return found
+def _require_same_request(existing: GPUStorage, request: CreateStorage) -> GPUStorage:
+    """Return the existing storage if the same request created it.
+
+    A storage without a request hash, for example from kubectl, must have the requested spec.
+    """
+    stored_hash = existing.metadata.annotations.get(Annotation.REQUEST_HASH)
+    same = stored_hash == storage_request_hash(request) if stored_hash else spec_matches_request(existing.spec, request)
+    if existing.metadata.deletion_timestamp is not None:
+        raise BeingDeleted(f"name: storage {request.name} is being deleted; choose another name, or wait")
+    if not same:
+        raise AlreadyExists(f"name: another storage {request.name} already exists; choose another name, or update it")
+    return existing
 
 
 def _matches(storage: GPUStorage, query: ListStorages) -> bool:
-    held = storage.spec.attached_to is not None
-    return query.phase in (UNSET, phase_of(storage)) and query.mounted in (UNSET, held)
+    attached = storage.spec.attached_to is not None
+    return query.phase in (UNSET, phase_of(storage)) and query.mounted in (UNSET, attached)
 
 
 def _not_found(key: ObjectKey) -> NotFound:
-    return NotFound(f"there is no storage {key.name} in namespace {key.namespace}")
+    return NotFound(f"storage {key.name} does not exist in namespace {key.namespace}")
+
+
+def _write_conflict(name: str) -> WriteConflict:
+    return WriteConflict(f"storage {name}: other requests changed it at the same time; send the request again")

@@ -1,4 +1,4 @@
-"""Which requests are taken, and in which spelling. Pure: what is refused here has written nothing."""
+"""Validates and normalizes create and resize requests for storages. Pure functions: nothing is written here."""
 
 import hashlib
 
@@ -21,7 +21,7 @@ from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStora
 
 
 def admit_storage(request: CreateStorage, namespaces: APINamespaceSettings) -> CreateStorage:
-    """The request in its one spelling, with what it leaves to the configuration. Raises Invalid."""
+    """Return the normalized request with the configured defaults. Raises Invalid."""
     spec = normalize_storage(request.spec())
     _raise_if_invalid(
         *name_errors(request.name),
@@ -37,7 +37,7 @@ def admit_storage(request: CreateStorage, namespaces: APINamespaceSettings) -> C
 
 
 def apply_resize(spec: GPUStorageSpec, request: UpdateStorage) -> GPUStorageSpec:
-    """The spec with the size that is asked for; as it is where that says the same in other words. Raises Invalid."""
+    """Return the spec with the requested size, or the spec itself if the sizes are equal. Raises Invalid."""
     _raise_if_invalid(*growth_errors(spec.size, request.size))
     return (
         spec if same_quantity(spec.size, request.size) else structs.replace(spec, size=canonical_quantity(request.size))
@@ -45,28 +45,28 @@ def apply_resize(spec: GPUStorageSpec, request: UpdateStorage) -> GPUStorageSpec
 
 
 def resolve_namespace(namespace: str, namespaces: APINamespaceSettings) -> str:
-    """The namespace that is meant, by default the first one. Raises Invalid."""
+    """Return the requested namespace, or the first configured one if it is empty. Raises Invalid."""
     _raise_if_invalid(*_namespace_errors(namespace, namespaces))
     return namespace or namespaces.units[0]
 
 
 def storage_request_hash(request: CreateStorage) -> str:
-    """The same for accepted requests that mean the same, also after the storage has grown."""
-    amount = structs.replace(request, size=str(Quantity(request.size).value))  # 20Gi is 21474836480
-    return hashlib.sha256(canonical_request(amount).encode()).hexdigest()
+    """Return the hash of an admitted request. Equivalent requests have the same hash, also after a resize."""
+    in_bytes = structs.replace(request, size=str(Quantity(request.size).value))  # 20Gi is 21474836480
+    return hashlib.sha256(canonical_request(in_bytes).encode()).hexdigest()
 
 
 def spec_matches_request(spec: GPUStorageSpec, request: CreateStorage) -> bool:
-    """Whether an accepted request would have made the same."""
+    """Whether an admitted request would have created a storage with this spec."""
     return same_quantity(spec.size, request.size) and spec.storage_class_name == request.storage_class_name
 
 
 def _namespace_errors(namespace: str, namespaces: APINamespaceSettings) -> FieldErrors:
     if namespace and namespace not in namespaces.units:
-        known = " or ".join(namespaces.units)
-        yield FieldError("namespace", f"{namespace!r} holds no storages here; use {known}, or leave it out")
+        allowed = " or ".join(namespaces.units)
+        yield FieldError("namespace", f"{namespace!r} is not allowed for storages; use {allowed}, or omit it")
 
 
-def _raise_if_invalid(*problems: FieldError) -> None:
-    if problems:
-        raise Invalid(tuple(dict.fromkeys(problems)))
+def _raise_if_invalid(*errors: FieldError) -> None:
+    if errors:
+        raise Invalid(tuple(dict.fromkeys(errors)))

@@ -1,14 +1,15 @@
-"""Who may mount a storage: one conditionally written field of the GPUStorage decides, on any number of replicas.
+"""Attaches storages to units and detaches them: the field attachedTo of a GPUStorage decides which unit may mount it.
 
-The API attaches before a unit names the storage, and takes back only what an operation attached that made no unit.
-Whatever a unit has held, the controller manager releases when the unit's pod is gone.
+All replicas write the field with the resourceVersion, so that one of concurrent writers wins. The API attaches a
+storage before a unit mounts it. The API detaches only storages of an operation that created no unit. The controller
+manager detaches the storages of a unit after the unit's pod is deleted.
 """
 
 from collections.abc import Iterable, Sequence
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, Attachment, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
-from gpu_runtime.contract.errors import Conflict, StorageInUse
+from gpu_runtime.contract.errors import BeingDeleted, StorageInUse
 from gpu_runtime.contract.validation import FieldError
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
@@ -18,41 +19,49 @@ from gpu_runtime.runtime_api.operations.operation_store import StaleAttempt
 
 
 class StorageAttacher:
-    def __init__(self, client: KubeClient, caches: APIInformers) -> None:
+    def __init__(self, client: KubeClient, informers: APIInformers) -> None:
         self._client = client
-        self._informers = caches
+        self._informers = informers
 
     async def find_missing(self, namespace: str, mounts: Sequence[StorageMount]) -> tuple[FieldError, ...]:
-        """What is wrong with mounts of storages that do not exist."""
+        """Return one error for each mount of a storage that does not exist."""
         return tuple(
             [
-                FieldError(f"storageMounts[{index}].name", f"there is no storage {mount.name} in {namespace}")
+                FieldError(
+                    f"storageMounts[{index}].name", f"storage {mount.name} does not exist in namespace {namespace}"
+                )
                 for index, mount in enumerate(mounts)
                 if await self._find(ObjectKey(namespace, mount.name)) is None
             ]
         )
 
     async def check_available(self, namespace: str, names: Iterable[str], holder: Attachment) -> None:
-        """Raise StorageInUse where one of them cannot be had now. Nothing is written."""
+        """Raise StorageInUse or BeingDeleted if one of the storages cannot be attached now. Nothing is written."""
         for name in names:
-            known = self._informers.storages.store.get(ObjectKey(namespace, name))
-            if known is None or not _is_available_to(known, holder):
+            cached = self._informers.storages.store.get(ObjectKey(namespace, name))
+            if cached is None or not _is_available_to(cached, holder):
                 _require_available(await self._find_live(ObjectKey(namespace, name)), name, holder)
 
     async def attach(self, namespace: str, names: Iterable[str], holder: Attachment) -> None:
-        """Let this unit hold them all. In the order of their names: else two could each wait for the other's."""
+        """Attach all storages to the unit.
+
+        The order of the names is fixed, so that two units cannot each attach a storage that the other one needs.
+        """
         for name in sorted(names):
             await self._attach(ObjectKey(namespace, name), holder)
 
     async def detach(self, namespace: str, names: Iterable[str], operation_id: str, attempt: int) -> None:
-        """Take back what this operation attached, up to this attempt. A unit that was made is not asked about here."""
+        """Detach the storages that this operation attached, up to this attempt.
+
+        The caller must know that the operation has created no unit.
+        """
         for name in names:
             storage = await self._find_live(ObjectKey(namespace, name))
             while storage is not None and _is_attached_by(storage, operation_id, attempt):
                 storage = await self._patch_attachment(storage, None)
 
     async def detach_if_unchanged(self, storage: GPUStorage) -> None:
-        """Take an attachment back, if nothing about the storage has changed since it was looked at."""
+        """Detach the storage, unless another writer has changed it since the caller read it."""
         await self._patch_attachment(storage, None)
 
     async def _attach(self, key: ObjectKey, holder: Attachment) -> None:
@@ -60,20 +69,24 @@ class StorageAttacher:
         if storage is None or not _is_available_to(storage, holder):
             storage = await self._find_live(key)
         while True:
-            held = _require_available(storage, key.name, holder).spec.attached_to
-            if held is not None and not _needs_rewrite(held, holder):
+            attached = _require_available(storage, key.name, holder).spec.attached_to
+            if attached is not None and not _needs_rewrite(attached, holder):
                 return
             storage = await self._patch_attachment(storage, holder)
 
     async def _patch_attachment(self, storage: GPUStorage | None, holder: Attachment | None) -> GPUStorage | None:
-        """The storage as it is after the try; None when it is gone."""
+        """Write the attachment. Return the storage after the attempt, or None if it does not exist."""
         if storage is None:
             return None
-        wanted = holder and {"unit": holder.unit, "operationID": holder.operation_id or None, "attempt": holder.attempt}
+        attached_to = holder and {
+            "unit": holder.unit,
+            "operationID": holder.operation_id or None,
+            "attempt": holder.attempt,
+        }
         key, version = storage.metadata.key, storage.metadata.resource_version
         try:
             written = await self._client.merge_patch(
-                GPU_STORAGES, key, {"spec": {"attachedTo": wanted}}, resource_version=version
+                GPU_STORAGES, key, {"spec": {"attachedTo": attached_to}}, resource_version=version
             )
         except (kube.KubeConflict, kube.KubeNotFound):
             return await self._find_live(key)
@@ -88,37 +101,40 @@ class StorageAttacher:
 
 
 def _is_available_to(storage: GPUStorage, holder: Attachment) -> bool:
-    held = storage.spec.attached_to
-    return storage.metadata.deletion_timestamp is None and (held is None or _is_same_holder(held, holder))
+    attached = storage.spec.attached_to
+    return storage.metadata.deletion_timestamp is None and (attached is None or _is_same_holder(attached, holder))
 
 
 def _require_available(storage: GPUStorage | None, name: str, holder: Attachment) -> GPUStorage:
     if storage is None:
-        raise Conflict(f"storage {name} is gone")
-    held = storage.spec.attached_to
+        raise BeingDeleted(f"storage {name} was deleted")
+    attached = storage.spec.attached_to
     if storage.metadata.deletion_timestamp is not None:
-        raise StorageInUse(f"storage {name} is being deleted")
-    if held is not None and not _is_same_holder(held, holder):
-        released = " and not released yet" if held.unit == holder.unit else ""
-        raise StorageInUse(f"storage {name} is attached to unit {held.unit}{released}; one unit mounts it at a time")
+        raise BeingDeleted(f"storage {name} is being deleted")
+    if attached is not None and not _is_same_holder(attached, holder):
+        earlier = "an earlier unit" if attached.unit == holder.unit else "unit"
+        raise StorageInUse(f"storage {name} is attached to {earlier} {attached.unit}; one unit can mount it at a time")
     return storage
 
 
-def _is_same_holder(held: Attachment, holder: Attachment) -> bool:
-    """Whether the unit holds it already. A new unit of the same name, under another operation, is another one."""
-    return held.unit == holder.unit and holder.operation_id in ("", held.operation_id)
+def _is_same_holder(attached: Attachment, holder: Attachment) -> bool:
+    """Whether the storage is attached to this unit. A unit of another operation with the same name is another unit."""
+    return attached.unit == holder.unit and holder.operation_id in ("", attached.operation_id)
 
 
-def _needs_rewrite(held: Attachment, holder: Attachment) -> bool:
-    """A later attempt writes itself down, so that what an earlier one still means to release is no longer there; and so
-    does a unit that is there already, where an operation wanted to make one of its name."""
+def _needs_rewrite(attached: Attachment, holder: Attachment) -> bool:
+    """Whether the unit must write the attachment again although it has the storage already.
+
+    A later attempt writes its number, so that an earlier attempt cannot detach the storage. An existing unit removes
+    the operationID of an operation that wanted to create a unit with the same name.
+    """
     if not holder.operation_id:
-        return bool(held.operation_id)
-    if held.attempt > holder.attempt:
+        return bool(attached.operation_id)
+    if attached.attempt > holder.attempt:
         raise StaleAttempt
-    return held.attempt < holder.attempt
+    return attached.attempt < holder.attempt
 
 
 def _is_attached_by(storage: GPUStorage, operation_id: str, attempt: int) -> bool:
-    held = storage.spec.attached_to
-    return held is not None and held.operation_id == operation_id and held.attempt <= attempt
+    attached = storage.spec.attached_to
+    return attached is not None and attached.operation_id == operation_id and attached.attempt <= attempt

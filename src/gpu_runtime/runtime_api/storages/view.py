@@ -1,4 +1,4 @@
-"""A storage as callers see it. Pure."""
+"""Converts a GPUStorage into the JSON view of the API. Pure functions."""
 
 from gpu_runtime.contract.crd.conditions import READY_CONDITION, StoragePhase, find_condition
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
@@ -7,66 +7,67 @@ from gpu_runtime.runtime_api.http.route import View
 
 
 class StorageView(View, frozen=True, kw_only=True):
-    """Data that outlives its units."""
+    """A storage: persistent data that a unit can mount."""
 
     name: str
-    """The storage's name, and its claim's."""
+    """The name of the storage and of its PersistentVolumeClaim."""
 
     namespace: str
-    """Where the storage is."""
+    """The namespace of the storage."""
 
     size: str
-    """How much was asked for."""
+    """The requested size."""
 
     storage_class_name: str
-    """The StorageClass that provides the volume."""
+    """The StorageClass of the volume."""
 
     phase: StoragePhase
-    """Pending, Ready (there is a volume that can be mounted) or Failed."""
+    """Pending, Ready (units can mount the volume) or Failed."""
 
     ready: bool
-    """Whether all that was asked for is true."""
+    """Whether the volume matches the requested size and class."""
 
     reason: str
-    """Why it is ready or not, as one word for programs. Empty until it was looked at first."""
+    """Why the storage is ready or not, as a code for programs. Empty before the first reconcile."""
 
     message: str
-    """Why it is ready or not, as a sentence for people."""
+    """Why the storage is ready or not, as a text for people."""
 
     mountable: bool
-    """Whether a unit can mount it now: some volumes are made only for their first unit."""
+    """Whether a unit can mount the storage now. Some StorageClasses provision the volume for its first pod only."""
 
     capacity: str | None = None
-    """How much the volume really holds."""
+    """The size of the volume."""
 
     claim_name: str | None = None
-    """The PersistentVolumeClaim."""
+    """The name of the PersistentVolumeClaim."""
 
     mounted_by: str | None = None
-    """The unit that holds it. No other unit can mount it meanwhile."""
+    """The unit that the storage is attached to. No other unit can mount it."""
 
     conditions: tuple[ConditionView, ...]
-    """Every aspect of its state. The one named Ready is told by ready, reason and message."""
+    """All conditions of the storage. The fields ready, reason and message repeat the condition Ready."""
 
     observed_generation: int
-    """The generation that phase, ready and the rest of the state speak of."""
+    """The generation that the status describes. If it is lower than generation, the controller has not processed the
+    last change."""
 
     generation: int
-    """Counts the changes of what was asked."""
+    """The number of the current version of the spec. Every change of the spec increases it."""
 
     created_at: str | None = None
-    """When it was made."""
+    """When the storage was created."""
 
     deleting: bool
-    """Whether its end was asked for."""
+    """Whether the storage is being deleted."""
 
 
 def storage_view(storage: GPUStorage) -> StorageView:
-    about, spec, status = storage.metadata, storage.spec, storage.status
+    metadata, spec, status = storage.metadata, storage.spec, storage.status
     ready = find_condition(status.conditions, READY_CONDITION)
     return StorageView(
-        name=about.name,
-        namespace=about.namespace,
+        name=metadata.name,
+        namespace=metadata.namespace,
         size=spec.size,
         storage_class_name=spec.storage_class_name,
         phase=phase_of(storage),
@@ -76,18 +77,18 @@ def storage_view(storage: GPUStorage) -> StorageView:
         mountable=status.mountable,
         capacity=status.capacity,
         claim_name=status.claim_name,
-        # The attachment itself, which decides, and not the status, which follows it.
+        # The attachment in the spec is authoritative. The status follows it later.
         mounted_by=spec.attached_to.unit if spec.attached_to else None,
         conditions=tuple(map(condition_view, status.conditions)),
         observed_generation=status.observed_generation,
-        generation=about.generation,
-        created_at=about.creation_timestamp,
-        deleting=about.deletion_timestamp is not None,
+        generation=metadata.generation,
+        created_at=metadata.creation_timestamp,
+        deleting=metadata.deletion_timestamp is not None,
     )
 
 
 def phase_of(storage: GPUStorage) -> StoragePhase:
-    """A storage that nobody has looked at yet is Pending. So is one in a phase that only a later version knows."""
+    """Return the storage's phase. It is Pending before the first reconcile, and for phases of a newer version."""
     return _PHASES.get(storage.status.phase or "", StoragePhase.PENDING)
 
 

@@ -1,22 +1,26 @@
-"""Stock in, active unit out, for any number of replicas, with no lock but the API server's optimistic concurrency.
+"""The handoff: turns one stock unit into one active unit, safely on any number of replicas.
 
-    record   create the operation, with the stock to take    (its name: duplicates work on the same stock)
-    attach   write the unit's name onto its storages         (conditional: other units lose)
-    claim    write the operation's name onto the stock       (conditional: other operations lose)
-    make     create the active unit                          (its name: one of the duplicates makes it)
-    commit   write the unit's UID into the operation         (conditional: from here it can only have succeeded)
-    release  delete the stock, after the answer              (its UID: only ever the one that was consumed)
+The only lock is the optimistic concurrency of the API server. A handoff has six steps:
 
-The first choice is made before the record and written with it, into the spec. Whatever is chosen later, or that nothing
-is, is written into the status, conditionally. Invariant: the spec's stock is attempt 1 and counts while the status
-knows of no attempt; every write of the status says the stock and the attempt that count from then on, so from the first
-one the status alone counts. `Operation.progress` is the one place that tells, and nobody reads stock, attempt or state
-of an operation that is not finished anywhere else. Whoever finds the operation recorded already lets go of the stock
-that it had in mind, and goes on with what the record says.
+    record   create the Operation with the chosen stock     (the name is unique: duplicates use the same stock)
+    attach   write the unit's name into its storages        (conditional write: other units lose)
+    claim    write the operationID onto the stock unit      (conditional write: other operations lose)
+    create   create the active unit                         (the name is unique: one of the duplicates creates it)
+    commit   write the unit's UID into the Operation        (conditional write: the operation can only succeed now)
+    release  delete the stock unit after the response       (by UID: only the consumed stock unit)
 
-The stock goes last: until the commit nothing is lost that could not be given back, and giving it back is one write. The
-unit's own pod waits until the stock's is gone. Every step may be repeated by anyone, and a process may die between any
-two of them: the replay of the request or the sweep of any replica goes on from the operation's record.
+The handoff chooses the first stock unit before it records the Operation, and stores the choice in the Operation's spec.
+It writes every later choice, also the choice of no stock, into the status with a conditional write.
+
+Invariant: the stock in the spec is attempt 1, and it is valid while the status names no attempt. Every write of the
+status names the current stock and attempt. After the first such write only the status is valid.
+`Operation.effective_status` implements this rule, and no other code reads stock, attempt or state of an unfinished
+operation. If the Operation exists already, the handoff releases its own choice and continues with the recorded one.
+
+The handoff deletes the stock unit last. Before the commit it can still undo everything: one write releases the claim.
+The pod of the active unit waits until the pod of the stock unit is deleted. Every replica may repeat every step, and a
+process may crash between two steps. A replay of the request, or the recovery of any replica, continues from the
+Operation.
 """
 
 import asyncio
@@ -30,12 +34,21 @@ from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationTarget, OperationType, SourceStock
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NoStock, RuntimeFault, Unavailable
+from gpu_runtime.contract.errors import (
+    AlreadyExists,
+    Conflict,
+    Gone,
+    Invalid,
+    NoStock,
+    RuntimeFault,
+    Unavailable,
+    conflict_from,
+)
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.meta import Manifest, ObjectKey
 from gpu_runtime.runtime_api.api_informers import APIInformers, read_live
-from gpu_runtime.runtime_api.kube_error_mapping import is_permanent_rejection
+from gpu_runtime.runtime_api.kube_error_mapping import is_permanent_rejection, policy_rejection
 from gpu_runtime.runtime_api.operations.operation_store import (
     OperationStore,
     StaleAttempt,
@@ -55,21 +68,22 @@ from gpu_runtime.runtime_api.units.stock_selector import StockSelector, is_claim
 _REQUEST_DECODER = msgspec.json.Decoder(CreateUnit)
 
 MAX_CONCURRENT_HANDOFFS = 8
-"""How many creates this replica has under way at a time. The others wait, in the order of their coming: all at once
-they would wait for the API server instead, each with every one of its steps, until none is answered in time."""
+"""Maximum number of create requests that this replica processes at the same time. Further requests wait in the order
+of their arrival. Without the limit all of them would compete for the API server in every step, and none would finish
+before its timeout."""
 
 
 @dataclass
 class _HandoffRun:
-    """One process's way through an operation, beside others that may be on the same way."""
+    """The state of one process that drives an operation. Other processes may drive the same operation."""
 
     operation: Operation
     held_uid: str = ""
-    """UID of the stock that it has reserved on the shelf, if any."""
+    """UID of the stock unit that this run holds in the stock selector, or empty."""
     unit: GPUUnit | None = None
-    """What this course made, or found to be made by another one."""
+    """The unit that this run created, or that it found created by another run."""
     committed: bool = False
-    """Whether it was this course that made the operation succeed."""
+    """Whether this run committed the operation."""
 
     @property
     def operation_id(self) -> str:
@@ -77,26 +91,26 @@ class _HandoffRun:
 
 
 class Handoff:
-    def __init__(  # noqa: PLR0913 - what it takes from, and what it writes down where
+    def __init__(  # noqa: PLR0913 - every dependency is a separate object
         self,
         client: KubeClient,
-        caches: APIInformers,
-        ledger: OperationStore,
-        shelf: StockSelector,
-        attachments: StorageAttacher,
+        informers: APIInformers,
+        operation_store: OperationStore,
+        stock_selector: StockSelector,
+        attacher: StorageAttacher,
         *,
         consumed_deleter: ConsumedStockDeleter,
     ) -> None:
         self._client = client
-        self._informers = caches
-        self._operation_store = ledger
-        self._stock_selector = shelf
-        self._attacher = attachments
+        self._informers = informers
+        self._operation_store = operation_store
+        self._stock_selector = stock_selector
+        self._attacher = attacher
         self._consumed_deleter = consumed_deleter
         self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_HANDOFFS)
 
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
-        """The unit, and whether it was this call that made it and not an earlier or simultaneous one."""
+        """Return the unit, and whether this call created it. An earlier or a concurrent call may have created it."""
         async with self._semaphore:
             return await self._create(request)
 
@@ -104,46 +118,48 @@ class Handoff:
         missing = await self._attacher.find_missing(request.namespace, request.storage_mounts)
         if missing and await self._operation_store.find(request.operation_id) is None:
             raise Invalid(missing)
-        course = await self._record_operation(request)
-        await self._drive(course)
-        if course.operation.status.error is not None:
-            raise Conflict(course.operation.status.error.message)
-        if course.committed and course.unit:
-            return course.unit, True
-        return await self._get_created_unit(course.operation), False
+        run = await self._record_operation(request)
+        await self._drive(run)
+        if run.operation.status.error is not None:
+            raise conflict_from(run.operation.status.error.code, run.operation.status.error.message)
+        if run.committed and run.unit:
+            return run.unit, True
+        return await self._get_created_unit(run.operation), False
 
     async def resume(self, operation: Operation) -> Operation:
-        """Drive an operation to its end from wherever somebody left it."""
-        course = _HandoffRun(operation)
-        await self._drive(course)
-        return course.operation
+        """Continue an operation from its recorded state until it is finished."""
+        run = _HandoffRun(operation)
+        await self._drive(run)
+        return run.operation
 
     async def finish_operation(self, operation_id: str) -> None:
-        """End an operation that is under way, so that nobody makes its unit after this."""
+        """Finish an operation in progress, so that no replica creates its unit afterwards."""
         operation = await self._operation_store.find(operation_id)
         if operation is not None and is_in_progress(operation.effective_status):
-            with contextlib.suppress(Conflict):  # it has come to its end without a unit, which will do
+            with contextlib.suppress(Conflict):  # the operation finished without a unit, which is enough
                 await self.resume(operation)
 
     async def _record_operation(self, request: CreateUnit) -> _HandoffRun:
-        """Record the operation, and with it the stock that it takes; or find it recorded."""
+        """Record the operation with its chosen stock, or find the operation that a duplicate recorded."""
         target = OperationTarget(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
         stock = await self._choose_initial_stock(request)
-        reserved = stock.uid if stock is not None else ""
+        held_uid = stock.uid if stock is not None else ""
         try:
             kind, id_ = OperationType.CREATE_UNIT, request.operation_id
             recorded = await self._operation_store.record(kind, id_, request, target, stock)
         except BaseException:
-            self._stock_selector.release_hold(reserved)
+            self._stock_selector.release_hold(held_uid)
             raise
-        course = _HandoffRun(recorded.operation, reserved)
+        run = _HandoffRun(recorded.operation, held_uid)
         if recorded.operation.effective_status.stock != stock:
-            self._release_hold(course)
-        return course
+            self._release_hold(run)
+        return run
 
     async def _choose_initial_stock(self, request: CreateUnit) -> SourceStock | None:
-        """Stock to be recorded with the operation. None where there is none, and where something seems to stand in the
-        way: the record comes first then, and whoever drives it finds out."""
+        """Choose the stock to record with the operation. None if there is no stock, or if the cache shows a conflict.
+
+        With None the operation is recorded first, and `_choose_stock` checks again.
+        """
         holder = Attachment(unit=request.name, operation_id=request.operation_id)
         if self._informers.units.store.get(ObjectKey(request.namespace, request.name)) is not None:
             return None
@@ -154,77 +170,75 @@ class Handoff:
         unit = await self._stock_selector.hold(request.stock_namespace, request.spec_name)
         return self._source_stock(unit) if unit is not None else None
 
-    async def _drive(self, course: _HandoffRun) -> None:
+    async def _drive(self, run: _HandoffRun) -> None:
         try:
-            while not is_finished(course.operation.status):
+            while not is_finished(run.operation.status):
                 try:
-                    await self._step(course)
-                except (kube.KubeConflict, StaleAttempt):  # somebody else wrote the record: go on from what it says now
-                    self._release_hold(course)
-                    course.operation = await self._reload_operation(course)
-                    await self._delete_orphan(course)
+                    await self._step(run)
+                except (kube.KubeConflict, StaleAttempt):  # another replica wrote the Operation: reload it
+                    self._release_hold(run)
+                    run.operation = await self._reload_operation(run)
+                    await self._delete_orphan(run)
         finally:
-            self._release_hold(course)
-        self._enqueue_stock_deletion(course)
+            self._release_hold(run)
+        self._enqueue_stock_deletion(run)
 
-    async def _step(self, course: _HandoffRun) -> None:
-        """From one state of the record to the next."""
-        progress = course.operation.effective_status
-        if progress.state == OperationState.ROLLING_BACK.value:
-            await self._undo(course)
-            course.operation = await self._operation_store.mark_failed(course.operation)
-        elif progress.stock is None or not await self._attach_and_claim(course, progress.stock):
-            await self._choose_stock(course)
+    async def _step(self, run: _HandoffRun) -> None:
+        """Move the operation from its recorded state to the next one."""
+        status = run.operation.effective_status
+        if status.state == OperationState.ROLLING_BACK.value:
+            await self._undo(run)
+            run.operation = await self._operation_store.mark_failed(run.operation)
+        elif status.stock is None or not await self._attach_and_claim(run, status.stock):
+            await self._choose_stock(run)
         else:
-            await self._create_and_commit(course)
+            await self._create_and_commit(run)
 
-    async def _choose_stock(self, course: _HandoffRun) -> None:
-        request = decode_request(course.operation, _REQUEST_DECODER)
-        if fault := await self._find_conflict(course, request):
-            await self._reject(course, fault)
+    async def _choose_stock(self, run: _HandoffRun) -> None:
+        request = decode_request(run.operation, _REQUEST_DECODER)
+        if fault := await self._find_conflict(run, request):
+            await self._reject(run, fault)
             return
         unit = await self._stock_selector.hold(request.stock_namespace, request.spec_name)
         if unit is None:
             await self._reject(
-                course, NoStock(f"no Ready stock of {request.spec_name} is left; seed some, or try later")
+                run, NoStock(f"no Ready stock of {request.spec_name} is available; seed stock, or try again later")
             )
             return
-        course.held_uid = unit.metadata.uid
-        course.operation = await self._operation_store.select_stock(course.operation, self._source_stock(unit))
+        run.held_uid = unit.metadata.uid
+        run.operation = await self._operation_store.select_stock(run.operation, self._source_stock(unit))
 
-    async def _reject(self, course: _HandoffRun, fault: RuntimeFault) -> None:
-        """Nothing is claimed yet, so the operation goes back to its beginning: the same request may succeed later."""
-        if course.operation.effective_status.stock is not None:
-            course.operation = await self._operation_store.reset_to_accepted(course.operation)
-            await self._detach_storages(course.operation)
+    async def _reject(self, run: _HandoffRun, fault: RuntimeFault) -> None:
+        """Reset the operation and raise the fault. Nothing is claimed yet, so the same request may succeed later."""
+        if run.operation.effective_status.stock is not None:
+            run.operation = await self._operation_store.reset_to_accepted(run.operation)
+            await self._detach_storages(run.operation)
             raise fault
-        latest = await self._reload_operation(course)
-        if latest.metadata.resource_version == course.operation.metadata.resource_version:
+        latest = await self._reload_operation(run)
+        if latest.metadata.resource_version == run.operation.metadata.resource_version:
             raise fault
-        course.operation = latest  # a duplicate has found stock meanwhile
+        run.operation = latest  # a duplicate has recorded stock in the meantime
 
-    async def _find_conflict(self, course: _HandoffRun, request: CreateUnit) -> RuntimeFault | None:
-        """What stands in the way as far as can be told without writing anything."""
-        if self._is_name_in_use(course):
-            return _name_conflict(course)
+    async def _find_conflict(self, run: _HandoffRun, request: CreateUnit) -> RuntimeFault | None:
+        """Return the conflict that can be detected without a write, or None."""
+        if self._is_name_in_use(run):
+            return _name_conflict(run)
         try:
-            await self._attacher.check_available(
-                request.namespace, _storage_names(request), _attachment(course.operation)
-            )
+            await self._attacher.check_available(request.namespace, _storage_names(request), _attachment(run.operation))
         except Conflict as fault:
             return fault
         return None
 
-    async def _attach_and_claim(self, course: _HandoffRun, stock: SourceStock) -> bool:
-        """Attach the storages, then claim the stock. False: it cannot be claimed, choose another."""
-        request = decode_request(course.operation, _REQUEST_DECODER)
+    async def _attach_and_claim(self, run: _HandoffRun, stock: SourceStock) -> bool:
+        """Attach the storages, then claim the stock. False if the stock cannot be claimed: choose another one."""
+        request = decode_request(run.operation, _REQUEST_DECODER)
         try:
-            await self._attacher.attach(request.namespace, _storage_names(request), _attachment(course.operation))
+            await self._attacher.attach(request.namespace, _storage_names(request), _attachment(run.operation))
         except Conflict as fault:
-            await self._reject(course, fault)
+            await self._reject(run, fault)
             return False
-        claimed = await self._claim_stock(stock, course.operation_id)
-        self._release_hold(course)
+        claimed = await self._claim_stock(stock, run.operation_id)
+        self._release_hold(run)
         return claimed
 
     async def _claim_stock(self, stock: SourceStock, operation_id: str) -> bool:
@@ -246,71 +260,69 @@ class Handoff:
         return False
 
     async def _get_live_stock(self, stock: SourceStock) -> GPUUnit | None:
-        """The stock as it is now; None when it is gone."""
+        """Read the stock unit from the API server. None if it was deleted."""
         unit = await self._get_live_unit(ObjectKey(stock.namespace, stock.name))
         if unit is None or unit.metadata.uid != stock.uid:
             self._informers.units.record_delete(ObjectKey(stock.namespace, stock.name), stock.uid)
             return None
         return unit
 
-    async def _create_and_commit(self, course: _HandoffRun) -> None:
+    async def _create_and_commit(self, run: _HandoffRun) -> None:
         try:
-            course.unit = await self._create_unit(course)
+            run.unit = await self._create_unit(run)
         except Conflict as fault:
-            course.operation = await self._operation_store.mark_rolling_back(course.operation, fault)
+            run.operation = await self._operation_store.mark_rolling_back(run.operation, fault)
             return
-        course.operation = await self._operation_store.mark_succeeded(
-            course.operation, target_uid=course.unit.metadata.uid
-        )
-        course.committed = True
+        run.operation = await self._operation_store.mark_succeeded(run.operation, target_uid=run.unit.metadata.uid)
+        run.committed = True
 
-    async def _create_unit(self, course: _HandoffRun) -> GPUUnit:
-        """The unit, made now or by another course of the same attempt."""
-        manifest = _unit_manifest(course.operation)
+    async def _create_unit(self, run: _HandoffRun) -> GPUUnit:
+        """Create the unit, or return the unit that another run of the same attempt created."""
+        manifest = _unit_manifest(run.operation)
         while True:
             try:
-                made = await self._client.create(GPU_UNITS, manifest)
+                created = await self._client.create(GPU_UNITS, manifest)
             except kube.KubeAlreadyExists:
-                found = await self._get_live_unit(_target_key(course.operation))
+                existing = await self._get_live_unit(_target_key(run.operation))
             except kube.KubeError as error:
                 if is_permanent_rejection(error):
-                    raise Conflict(f"the cluster refuses the unit: {error}") from error
+                    raise policy_rejection(error, f"the cluster rejected the unit: {error}") from error
                 raise
             else:
-                self._informers.units.record_write(made)
-                return made
-            if found is not None and not created_by(course.operation, found):
-                raise _name_conflict(course)
-            if found is None:
+                self._informers.units.record_write(created)
+                return created
+            if existing is not None and not created_by(run.operation, existing):
+                raise _name_conflict(run)
+            if existing is None:
                 continue
-            if attempt_of(found) > course.operation.effective_status.attempt:
+            if attempt_of(existing) > run.operation.effective_status.attempt:
                 raise StaleAttempt
-            if not is_orphan(course.operation, found):
-                return found
-            await self._delete_unit(found.metadata.key, found.metadata.uid)
+            if not is_orphan(run.operation, existing):
+                return existing
+            await self._delete_unit(existing.metadata.key, existing.metadata.uid)
 
-    async def _delete_orphan(self, course: _HandoffRun) -> None:
-        if course.unit is not None and is_orphan(course.operation, course.unit):
-            await self._delete_unit(course.unit.metadata.key, course.unit.metadata.uid)
-            course.unit = None
+    async def _delete_orphan(self, run: _HandoffRun) -> None:
+        if run.unit is not None and is_orphan(run.operation, run.unit):
+            await self._delete_unit(run.unit.metadata.key, run.unit.metadata.uid)
+            run.unit = None
 
-    def _enqueue_stock_deletion(self, course: _HandoffRun) -> None:
-        """After the commit the stock has become the unit, and goes. Nobody waits for that: it is claimed."""
-        status = course.operation.status
-        if course.unit is not None and status.stock is not None and status.state == OperationState.SUCCEEDED.value:
+    def _enqueue_stock_deletion(self, run: _HandoffRun) -> None:
+        """Delete the consumed stock in the background after the commit. Its claim protects it until then."""
+        status = run.operation.status
+        if run.unit is not None and status.stock is not None and status.state == OperationState.SUCCEEDED.value:
             self._consumed_deleter.enqueue(status.stock)
 
-    async def _undo(self, course: _HandoffRun) -> None:
-        """Give back what was taken, once the record says that this operation can only fail."""
-        found = await self._get_live_unit(_target_key(course.operation))
-        if found is not None and created_by(course.operation, found):
-            await self._delete_unit(found.metadata.key, found.metadata.uid)
-        stock = course.operation.effective_status.stock
+    async def _undo(self, run: _HandoffRun) -> None:
+        """Delete the unit, release the claim and detach the storages of an operation that is rolling back."""
+        existing = await self._get_live_unit(_target_key(run.operation))
+        if existing is not None and created_by(run.operation, existing):
+            await self._delete_unit(existing.metadata.key, existing.metadata.uid)
+        stock = run.operation.effective_status.stock
         while stock is not None and not await release_claim(
-            self._client, await self._get_live_stock(stock), course.operation_id
+            self._client, await self._get_live_stock(stock), run.operation_id
         ):
-            pass  # most likely the controller has reported on it
-        await self._detach_storages(course.operation)
+            pass  # another writer was first, usually the controller with a status update
+        await self._detach_storages(run.operation)
 
     async def _detach_storages(self, operation: Operation) -> None:
         request = decode_request(operation, _REQUEST_DECODER)
@@ -318,39 +330,38 @@ class Handoff:
         await self._attacher.detach(request.namespace, _storage_names(request), id_, attempt)
 
     async def _delete_unit(self, key: ObjectKey, uid: str) -> None:
-        with contextlib.suppress(
-            kube.KubeNotFound, kube.KubeConflict
-        ):  # it is gone, and one of its name is another one
+        # NotFound: it is already deleted. Conflict: another unit has the name now.
+        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
             await self._client.delete(GPU_UNITS, key, uid=uid)
         self._informers.units.record_delete(key, uid)
 
     async def _get_created_unit(self, operation: Operation) -> GPUUnit:
-        """What a finished operation made, if it is still there."""
+        """Return the unit that a succeeded operation created. Raises Gone if it was deleted."""
         key, uid = _target_key(operation), operation.status.target_uid
         unit = self._informers.units.store.get(key)
         if unit is None or unit.metadata.uid != uid:
             unit = await self._get_live_unit(key)
         if unit is None or unit.metadata.uid != uid:
-            raise Gone(f"operation {operation.spec.operation_id} made unit {key.name}, which has been deleted since")
+            raise Gone(f"operation {operation.spec.operation_id} created unit {key.name}, which was deleted afterwards")
         return unit
 
     async def _get_live_unit(self, key: ObjectKey) -> GPUUnit | None:
         return await read_live(self._client, self._informers.units, key)
 
-    async def _reload_operation(self, course: _HandoffRun) -> Operation:
-        found = await self._operation_store.find(course.operation_id)
-        if found is None:
-            raise Unavailable(f"the record of operation {course.operation_id} is gone; send the request again")
-        return found
+    async def _reload_operation(self, run: _HandoffRun) -> Operation:
+        latest = await self._operation_store.find(run.operation_id)
+        if latest is None:
+            raise Unavailable(f"operation {run.operation_id} was deleted; send the request again")
+        return latest
 
-    def _release_hold(self, course: _HandoffRun) -> None:
-        """The stock that it has reserved is claimed now, or will not be."""
-        self._stock_selector.release_hold(course.held_uid)
-        course.held_uid = ""
+    def _release_hold(self, run: _HandoffRun) -> None:
+        """Call this after the claim is decided."""
+        self._stock_selector.release_hold(run.held_uid)
+        run.held_uid = ""
 
-    def _is_name_in_use(self, course: _HandoffRun) -> bool:
-        known = self._informers.units.store.get(_target_key(course.operation))
-        return known is not None and not created_by(course.operation, known)
+    def _is_name_in_use(self, run: _HandoffRun) -> bool:
+        cached = self._informers.units.store.get(_target_key(run.operation))
+        return cached is not None and not created_by(run.operation, cached)
 
     def _source_stock(self, unit: GPUUnit) -> SourceStock:
         return SourceStock(
@@ -376,15 +387,15 @@ def _attachment(operation: Operation) -> Attachment:
     return Attachment(unit=unit, operation_id=operation.spec.operation_id, attempt=attempt)
 
 
-def _name_conflict(course: _HandoffRun) -> Conflict:
-    return Conflict(f"name: there is already a unit {_target_key(course.operation).name}; choose another name")
+def _name_conflict(run: _HandoffRun) -> AlreadyExists:
+    return AlreadyExists(f"name: unit {_target_key(run.operation).name} already exists; choose another name")
 
 
 def _unit_manifest(operation: Operation) -> Manifest:
-    """The active unit: the user's image in the envelope of the stock."""
+    """Build the active unit: the caller's image with the reservation of the stock."""
     request, stock = decode_request(operation, _REQUEST_DECODER), operation.effective_status.stock
     if stock is None:
-        raise ValueError(f"operation {operation.spec.operation_id} has chosen no stock")
+        raise ValueError(f"operation {operation.spec.operation_id} has no stock")
     annotations = {
         Annotation.OPERATION_ID: operation.spec.operation_id,
         Annotation.OPERATION_UID: operation.metadata.uid,

@@ -1,4 +1,4 @@
-"""What a merge patch must say to turn one spec into another. Pure."""
+"""Computes the JSON merge patch (RFC 7386) that turns one spec into another. Pure functions."""
 
 from typing import Any
 
@@ -7,13 +7,14 @@ from msgspec import Struct
 
 
 def create_merge_patch(before: Struct, after: Struct) -> dict[str, Any]:
-    """Only what differs, field by field, so that fields of a newer schema stay. Empty where nothing differs.
+    """Return the fields that differ. The result is empty if the specs are equal.
 
-    In a merge patch, what is left out stays: what is to go away is null. Lists are replaced as a whole.
+    The patch omits equal fields, so that it keeps fields of a newer schema that this version does not know. A merge
+    patch keeps omitted fields and removes fields with the value null. It replaces lists as a whole.
     """
     fields = msgspec.structs.fields(type(after))
-    pairs = {each.encode_name: (getattr(before, each.name), getattr(after, each.name)) for each in fields}
-    return {name: _patch_value(old, new) for name, (old, new) in pairs.items() if old != new}
+    values = {each.encode_name: (getattr(before, each.name), getattr(after, each.name)) for each in fields}
+    return {name: _patch_value(old, new) for name, (old, new) in values.items() if old != new}
 
 
 def _patch_value(old: Any, new: Any) -> Any:

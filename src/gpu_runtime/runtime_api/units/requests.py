@@ -1,6 +1,7 @@
-"""What callers ask of units.
+"""The request bodies and query parameters of the unit routes.
 
-The limits stand here for the document alone: `admission` holds them, with a sentence for each.
+The limits here only describe the fields in the OpenAPI document. `unit_admission` enforces them with an error message
+for each.
 """
 
 from typing import Annotated
@@ -18,40 +19,43 @@ from gpu_runtime.runtime_api.http.route import Body, Query
 
 
 class CreateUnit(Body, frozen=True, kw_only=True):
-    """An active unit, made from one Ready stock unit of the same specName, whose memory and GPUs it keeps."""
+    """An active unit to create from one Ready stock unit of the same specName.
+
+    The unit keeps the memory and GPUs of the stock unit.
+    """
 
     operation_id: OperationID = field(name="operationID")
-    """The caller's name for this operation. The same request under the same name is made once."""
+    """The caller's ID for this operation. The API carries out the same request with the same ID once."""
 
     name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
-    """The unit's name, and its Service's."""
+    """The name of the unit and of its Service."""
 
     namespace: str = ""
-    """Where the unit is made. Default: the first namespace that the configuration allows."""
+    """The namespace of the unit. Default: the first namespace that the configuration allows."""
 
     spec_name: SpecName
-    """The flavor, for example g1.1: stock of this flavor is taken."""
+    """The flavor, for example g1.1. The unit uses stock of this flavor."""
 
     stock_namespace: str = ""
-    """Where the stock is taken from. Default: the configured stock namespace, the only one there is."""
+    """The namespace of the stock. Default: the configured stock namespace, which is the only allowed value."""
 
     image: Image
-    """The image to run."""
+    """The container image."""
 
     template: Template = Template()
-    """How the image is run."""
+    """Command, arguments, environment variables and ports of the container."""
 
     access: Access | None = None
-    """How the unit is reached."""
+    """The port and the scheme of the unit's URL."""
 
     storage_mounts: tuple[StorageMount, ...] = ()
-    """Storages of the same namespace, mounted into the container."""
+    """Storages of the same namespace to mount into the container."""
 
     serverless: Serverless | None = None
-    """Makes the unit a function."""
+    """The serverless settings. They make the unit a function."""
 
     def spec(self, memory: str = "", gpu: int = 0) -> GPUUnitSpec:
-        """The unit's spec with the envelope of its stock."""
+        """Return the unit's spec with the reservation of its stock."""
         return GPUUnitSpec(
             spec_name=self.spec_name,
             image=self.image,
@@ -65,51 +69,52 @@ class CreateUnit(Body, frozen=True, kw_only=True):
 
 
 class UpdateUnit(Body, frozen=True, kw_only=True):
-    """What is to change. A field that is left out stays as it is; one that is given replaces all that was there."""
+    """The changes of a unit. An omitted field keeps its value. A given field replaces the whole value."""
 
     image: Image | UnsetType = UNSET
-    """The image to run."""
+    """The container image."""
 
     template: Template | UnsetType = UNSET
-    """How the image is run, as a whole: a command that is not repeated goes away."""
+    """Command, arguments, environment variables and ports of the container. Replaced as a whole: an omitted command is
+    removed."""
 
     access: Access | UnsetType = UNSET
-    """How the unit is reached, as a whole."""
+    """The port and the scheme of the unit's URL. Replaced as a whole."""
 
     storage_mounts: tuple[StorageMount, ...] | UnsetType = UNSET
-    """All storages that are mounted from now on. An empty list mounts none."""
+    """All storages to mount. An empty list removes every mount."""
 
     serverless: Serverless | UnsetType = UNSET
-    """How the function is served, as a whole. Its requestID never changes once it is set: repeat it."""
+    """The serverless settings. Replaced as a whole. A requestID that is set cannot change: repeat it."""
 
     spec_name: SpecName | UnsetType = UNSET
-    """Never changes. It may be repeated."""
+    """Cannot change. The current value is accepted."""
 
     memory: QuantityString | UnsetType = UNSET
-    """Never changes, since it was reserved with the stock. It may be repeated."""
+    """Cannot change, because the stock reserved it. The current value is accepted."""
 
     gpu: Count | UnsetType = UNSET
-    """Never changes, since the GPUs were reserved with the stock. It may be repeated."""
+    """Cannot change, because the stock reserved the GPUs. The current value is accepted."""
 
 
 class UnitQuery(Query, frozen=True, kw_only=True):
-    """Which of the units of that name."""
+    """Selects the namespace of one unit."""
 
     namespace: str = ""
-    """Where the unit is. Default: the first namespace that the configuration allows."""
+    """The namespace of the unit. Default: the first namespace that the configuration allows."""
 
 
 class ListUnits(PagedQuery, frozen=True, kw_only=True):
-    """Which units."""
+    """Filters of the unit list."""
 
     namespace: str = ""
-    """Only those of this namespace. Default: those of every namespace that the configuration allows."""
+    """Only units of this namespace. Default: units of every namespace that the configuration allows."""
 
     spec_name: str = ""
-    """Only those of this flavor."""
+    """Only units of this flavor."""
 
     phase: UnitPhase | UnsetType = UNSET
-    """Only those in this phase."""
+    """Only units in this phase."""
 
     serverless: bool | UnsetType = UNSET
-    """true: only functions; false: only units that are none."""
+    """true: only functions. false: only units that are not functions."""

@@ -1,17 +1,21 @@
-"""The routes of units."""
+"""The HTTP routes of GPU units: list, create, get, update, delete, stop and start."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from gpu_runtime.contract.errors import (
-    Conflict,
+    AdmissionDenied,
+    AlreadyExists,
+    BeingDeleted,
     Gone,
     Invalid,
     NoStock,
     NotFound,
     OperationReused,
+    QuotaExceeded,
     StorageInUse,
     Unavailable,
+    WriteConflict,
 )
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, RouteHandler, Scope
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
@@ -33,40 +37,44 @@ def routes(service: UnitService) -> Sequence[Route]:
         _get(handle),
         _update(handle),
         _delete(handle),
-        _start_stop_route("stop", "Stop a unit", "Takes the unit's pod away and keeps everything else.", handle.stop),
-        _start_stop_route("start", "Start a unit", "Gives a stopped unit its pod again.", handle.start),
+        _start_stop_route(
+            "stop", "Stop a unit", "Removes the unit's pod. The unit and its storages stay.", handle.stop
+        ),
+        _start_stop_route("start", "Start a unit", "Creates the pod of a stopped unit again.", handle.start),
     )
 
 
 class _UnitHandlers:
-    """From calls to the service, and from units to views."""
+    """Calls the unit service and converts units to views."""
 
     def __init__(self, service: UnitService) -> None:
         self._units = service
 
-    async def list(self, call: APIRequest[None, ListUnits]) -> APIResponse:
-        found, continuation = self._units.list(call.query)
-        return APIResponse(200, [unit_view(unit) for unit in found], continuation)
+    async def list(self, request: APIRequest[None, ListUnits]) -> APIResponse:
+        units, continuation = self._units.list(request.query)
+        return APIResponse(200, [unit_view(unit) for unit in units], continuation)
 
-    async def create(self, call: APIRequest[CreateUnit, Any]) -> APIResponse:
-        unit, first = await self._units.create(call.body)
+    async def create(self, request: APIRequest[CreateUnit, Any]) -> APIResponse:
+        unit, first = await self._units.create(request.body)
         return APIResponse(201 if first else 200, unit_view(unit))
 
-    async def get(self, call: UnitAPIRequest) -> APIResponse:
-        return APIResponse(200, unit_view(await self._units.get(call.query.namespace, call.path["name"])))
+    async def get(self, request: UnitAPIRequest) -> APIResponse:
+        return APIResponse(200, unit_view(await self._units.get(request.query.namespace, request.path["name"])))
 
-    async def update(self, call: APIRequest[UpdateUnit, UnitQuery]) -> APIResponse:
-        return APIResponse(200, unit_view(await self._units.update(call.query.namespace, call.path["name"], call.body)))
+    async def update(self, request: APIRequest[UpdateUnit, UnitQuery]) -> APIResponse:
+        return APIResponse(
+            200, unit_view(await self._units.update(request.query.namespace, request.path["name"], request.body))
+        )
 
-    async def delete(self, call: UnitAPIRequest) -> APIResponse:
-        await self._units.delete(call.query.namespace, call.path["name"])
+    async def delete(self, request: UnitAPIRequest) -> APIResponse:
+        await self._units.delete(request.query.namespace, request.path["name"])
         return APIResponse(204)
 
-    async def stop(self, call: UnitAPIRequest) -> APIResponse:
-        return APIResponse(200, unit_view(await self._units.stop(call.query.namespace, call.path["name"])))
+    async def stop(self, request: UnitAPIRequest) -> APIResponse:
+        return APIResponse(200, unit_view(await self._units.stop(request.query.namespace, request.path["name"])))
 
-    async def start(self, call: UnitAPIRequest) -> APIResponse:
-        return APIResponse(200, unit_view(await self._units.start(call.query.namespace, call.path["name"])))
+    async def start(self, request: UnitAPIRequest) -> APIResponse:
+        return APIResponse(200, unit_view(await self._units.start(request.query.namespace, request.path["name"])))
 
 
 def _list(handle: _UnitHandlers) -> Route:
@@ -81,9 +89,9 @@ def _list(handle: _UnitHandlers) -> Route:
         scope=Scope.RUNTIME,
         query=ListUnits,
         description=(
-            "Active units in the order of namespace and name. Units that come and go between two pages neither"
-            " repeat nor hide others. A unit that was made or changed through another replica may take a moment to"
-            " appear."
+            "Active units, sorted by namespace and name. Units that are created or deleted between two pages do not"
+            " cause other units to be repeated or skipped. A unit that another replica created or changed may appear"
+            " with a short delay."
         ),
         tag=TAG,
     )
@@ -97,14 +105,17 @@ def _create(handle: _UnitHandlers) -> Route:
         "Create a unit from stock",
         handle.create,
         responses={201: UnitView, 200: UnitView},
-        faults=(Invalid, NoStock, OperationReused, Conflict, Gone, StorageInUse, Unavailable),
+        faults=(
+            *(Invalid, NoStock, StorageInUse, OperationReused, Gone, Unavailable),
+            *(AlreadyExists, BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict),
+        ),
         scope=Scope.RUNTIME,
         body=CreateUnit,
         description=(
-            "Takes one Ready stock unit of the same specName and turns it into an active unit, which keeps the"
-            " stock's memory and GPUs. 201: it was made. 200: the same request was made before under this"
-            " operationID, and this is its unit. Without stock nothing is made, and the same request may be sent"
-            " again later. After a timeout or a 503, send the same request again."
+            "Turns one Ready stock unit of the same specName into an active unit. The active unit keeps the memory"
+            " and GPUs of the stock. 201: this request created the unit. 200: an earlier request with the same"
+            " operationID and content created the unit, which the response contains. 409 no_stock: nothing was"
+            " created, and the same request may succeed later. After a timeout or a 503, send the same request again."
         ),
         examples={"A web server": _WEB_SERVER, "With a storage": _WITH_STORAGE, "A function": _FUNCTION},
         tag=TAG,
@@ -122,7 +133,7 @@ def _get(handle: _UnitHandlers) -> Route:
         faults=(Invalid, NotFound, Unavailable),
         scope=Scope.RUNTIME,
         query=UnitQuery,
-        description="A unit can be read on every replica as soon as its creation was answered.",
+        description="Every replica returns a unit as soon as the create request has been answered.",
         tag=TAG,
     )
 
@@ -132,18 +143,21 @@ def _update(handle: _UnitHandlers) -> Route:
         "PUT",
         UNIT_PATH,
         "updateUnit",
-        "Change a unit",
+        "Update a unit",
         handle.update,
         responses={200: UnitView},
-        faults=(Invalid, NotFound, Conflict, StorageInUse, Unavailable),
+        faults=(
+            *(Invalid, NotFound, StorageInUse, Unavailable),
+            *(BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict),
+        ),
         scope=Scope.RUNTIME,
         body=UpdateUnit,
         query=UnitQuery,
         description=(
-            "Changes only what the body names. A part that is named is replaced as a whole. A unit that already is"
-            " as asked is not written. A change of what runs replaces the unit's pod."
+            "Changes only the fields that the body contains. Each of them is replaced as a whole. If nothing changes,"
+            " the unit is not written. A change of the container replaces the unit's pod."
         ),
-        examples={"Another image": {"image": "python:3.13"}, "Another place for a storage": _MOVED_MOUNT},
+        examples={"Another image": {"image": "python:3.13"}, "Another mount path": _MOVED_MOUNT},
         tag=TAG,
     )
 
@@ -156,15 +170,18 @@ def _delete(handle: _UnitHandlers) -> Route:
         "Delete a unit",
         handle.delete,
         responses={204: None},
-        faults=(Invalid, NotFound, Conflict, Unavailable),
+        faults=(Invalid, NotFound, AdmissionDenied, Unavailable),
         scope=Scope.RUNTIME,
         query=UnitQuery,
-        description="The unit's pod and Service follow it. Its storages stay. Its stock does not come back.",
+        description=(
+            "Deletes the unit with its pod and Service. Its storages stay. The stock that it was created from is not"
+            " restored."
+        ),
         tag=TAG,
     )
 
 
-def _start_stop_route(verb: str, summary: str, promise: str, handler: RouteHandler) -> Route:
+def _start_stop_route(verb: str, summary: str, effect: str, handler: RouteHandler) -> Route:
     return Route(
         "POST",
         f"{UNIT_PATH}/{verb}",
@@ -172,10 +189,10 @@ def _start_stop_route(verb: str, summary: str, promise: str, handler: RouteHandl
         summary,
         handler,
         responses={200: UnitView},
-        faults=(Invalid, NotFound, Conflict, Unavailable),
+        faults=(Invalid, NotFound, BeingDeleted, AdmissionDenied, WriteConflict, Unavailable),
         scope=Scope.RUNTIME,
         query=UnitQuery,
-        description=f"{promise} Asking twice is as good as once.",
+        description=f"{effect} A repeated request changes nothing.",
         tag=TAG,
     )
 

@@ -1,6 +1,7 @@
-"""What callers do with units that exist. Reads come from the cache; every decision to write rests on a live read.
+"""Gets, lists, updates, starts, stops and deletes GPU units.
 
-Making a unit is the handoff's part: this only checks the request and passes it on.
+Reads use the informer cache. Every write is based on a live read from the API server. The handoff creates units: this
+module only validates the create request and passes it on.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from msgspec import UNSET, structs
 from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, GPUUnitSpec
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, Unavailable
+from gpu_runtime.contract.errors import BeingDeleted, Invalid, NotFound, Unavailable
 from gpu_runtime.contract.validation import name_errors
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
@@ -31,17 +32,17 @@ from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_updat
 from gpu_runtime.runtime_api.units.view import phase_of
 
 MAX_WRITE_ATTEMPTS = 20
-"""How often a write is tried against others who write the same unit. Of those that collide, one always wins."""
+"""Maximum attempts of a write if other writers change the same unit. Of concurrent writes one always succeeds."""
 _CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 
 MutateSpec = Callable[[GPUUnitSpec], GPUUnitSpec]
 FinishOperation = Callable[[str], Awaitable[None]]
-"""Brings the operation of this operationID to its end if it has none, so that nothing goes on making its unit."""
+"""Finishes the operation with this operationID if it is in progress, so that no replica creates its unit later."""
 
 
 class UnitCreator(Protocol):
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
-        """The unit, and whether this request was the first under its operationID."""
+        """Return the unit, and whether this request created it. False for a replay of the operationID."""
         ...
 
 
@@ -60,27 +61,27 @@ class UnitService:
         return unit, first
 
     async def get(self, namespace: str, name: str) -> GPUUnit:
-        """From the cache; what that does not know may have been made on another replica a moment ago."""
+        """Read the unit from the cache, or live if the cache lacks it: another replica may just have created it."""
         key = self._key(namespace, name)
-        known = self.informers.units.store.get(key)
-        return known if known is not None else await self._get_live(key)
+        cached = self.informers.units.store.get(key)
+        return cached if cached is not None else await self._get_live(key)
 
     def list(self, query: ListUnits) -> tuple[Sequence[GPUUnit], str | None]:
-        """A page of the units, and where the next one begins."""
+        """Return one page of units and the cursor of the next page."""
         namespaces = (
             (resolve_namespace(query.namespace, self.namespaces),) if query.namespace else self.namespaces.units
         )
-        if not self.informers.units.has_synced:  # an empty list would be a lie
-            raise Unavailable("the units are still being read; try again", retry_after=1)
-        known = self.informers.units.store.all()
-        wanted = [unit for unit in known if unit.metadata.namespace in namespaces and _matches(unit, query)]
-        return paginate(wanted, lambda unit: unit.metadata.key, query.limit, query.after)
+        if not self.informers.units.has_synced:  # a list from an incomplete cache would be wrong
+            raise Unavailable("the list of units is still loading; try again", retry_after=1)
+        cached = self.informers.units.store.all()
+        matching = [unit for unit in cached if unit.metadata.namespace in namespaces and _matches(unit, query)]
+        return paginate(matching, lambda unit: unit.metadata.key, query.limit, query.after)
 
     async def update(self, namespace: str, name: str, request: UpdateUnit) -> GPUUnit:
         return await self._update_spec(self._key(namespace, name), lambda spec: apply_update(spec, request))
 
     async def stop(self, namespace: str, name: str) -> GPUUnit:
-        """Take its pod away and keep everything else."""
+        """Remove the unit's pod. The unit, its Service and its storages stay."""
         return await self._update_spec(self._key(namespace, name), lambda spec: structs.replace(spec, running=False))
 
     async def start(self, namespace: str, name: str) -> GPUUnit:
@@ -92,26 +93,26 @@ class UnitService:
         if operation_id:
             await self.finish_operation(operation_id)
         await self._delete(unit)
-        if not unit.metadata.finalizers:  # else it lives on until they are gone
+        if not unit.metadata.finalizers:  # otherwise it exists until the last finalizer is removed
             self.informers.units.record_delete(unit.metadata.key, unit.metadata.uid)
 
-    async def _update_spec(self, key: ObjectKey, change: MutateSpec) -> GPUUnit:
+    async def _update_spec(self, key: ObjectKey, mutate: MutateSpec) -> GPUUnit:
         for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
             unit = await self._get_live(key)
             try:
-                return await self._patch_spec(unit, change(unit.spec))
-            except kube.KubeConflict as conflict:  # the status is written, too, and every write makes a new version
-                lost = conflict
+                return await self._patch_spec(unit, mutate(unit.spec))
+            except kube.KubeConflict as conflict:  # status updates, too, change the resourceVersion
+                last_conflict = conflict
             await asyncio.sleep(_CONFLICT_BACKOFF.delay(attempt))
-        raise fault_from_kube_error(lost) from lost
+        raise fault_from_kube_error(last_conflict) from last_conflict
 
-    async def _patch_spec(self, unit: GPUUnit, wanted: GPUUnitSpec) -> GPUUnit:
-        patch = create_merge_patch(unit.spec, wanted)
+    async def _patch_spec(self, unit: GPUUnit, desired: GPUUnitSpec) -> GPUUnit:
+        patch = create_merge_patch(unit.spec, desired)
         if not patch:
             return unit
         if unit.metadata.deletion_timestamp is not None:
-            raise Conflict(f"unit {unit.metadata.key} is being deleted")
-        await self._attach_added_storages(unit, wanted)
+            raise BeingDeleted(f"unit {unit.metadata.key} is being deleted and cannot be changed")
+        await self._attach_added_storages(unit, desired)
         with _translate_kube_errors(unit.metadata.key):
             written = await self.client.merge_patch(
                 GPU_UNITS,
@@ -122,30 +123,33 @@ class UnitService:
         self.informers.units.record_write(written)
         return written
 
-    async def _attach_added_storages(self, unit: GPUUnit, wanted: GPUUnitSpec) -> None:
-        """Before the unit names a storage, it holds it. If the write then fails, the controller manager releases it."""
-        held = {mount.name for mount in unit.spec.storage_mounts}
-        gained = [mount.name for mount in wanted.storage_mounts if mount.name not in held]
+    async def _attach_added_storages(self, unit: GPUUnit, desired: GPUUnitSpec) -> None:
+        """Attach new storages before the unit mounts them.
+
+        If the write of the unit fails afterwards, the controller manager detaches them.
+        """
+        mounted = {mount.name for mount in unit.spec.storage_mounts}
+        added = [mount.name for mount in desired.storage_mounts if mount.name not in mounted]
         namespace, holder = unit.metadata.namespace, Attachment(unit=unit.metadata.name)
-        if gained and (missing := await self.attacher.find_missing(namespace, wanted.storage_mounts)):
+        if added and (missing := await self.attacher.find_missing(namespace, desired.storage_mounts)):
             raise Invalid(missing)
-        await self.attacher.check_available(namespace, gained, holder)
-        await self.attacher.attach(namespace, gained, holder)
+        await self.attacher.check_available(namespace, added, holder)
+        await self.attacher.attach(namespace, added, holder)
 
     async def _delete(self, unit: GPUUnit) -> None:
-        """That it is gone already is as good: whatever has its name now is another unit."""
+        """Delete the unit by UID. NotFound and Conflict mean that it is already deleted."""
         with suppress(NotFound, kube.KubeConflict), _translate_kube_errors(unit.metadata.key):
             await self.client.delete(GPU_UNITS, unit.metadata.key, uid=unit.metadata.uid)
 
     async def _get_live(self, key: ObjectKey) -> GPUUnit:
         with _translate_kube_errors(key):
-            found = await self.client.get(GPU_UNITS, key)
-        self.informers.units.record_write(found)
-        return found
+            unit = await self.client.get(GPU_UNITS, key)
+        self.informers.units.record_write(unit)
+        return unit
 
     def _key(self, namespace: str, name: str) -> ObjectKey:
         key = ObjectKey(resolve_namespace(namespace, self.namespaces), name)
-        if any(name_errors(name)):  # no unit can have it, and it need not stand in a path
+        if any(name_errors(name)):  # no unit can have this name, and it may be unsafe in a URL path
             raise _not_found(key)
         return key
 
@@ -159,12 +163,12 @@ def _matches(unit: GPUUnit, query: ListUnits) -> bool:
 
 
 def _not_found(key: ObjectKey) -> NotFound:
-    return NotFound(f"there is no unit {key.name!r} in {key.namespace}")
+    return NotFound(f"unit {key.name!r} does not exist in namespace {key.namespace}")
 
 
 @contextmanager
 def _translate_kube_errors(key: ObjectKey) -> Iterator[None]:
-    """Translates what Kubernetes refuses, except a lost race: whoever ran it decides what that means."""
+    """Translate Kubernetes errors into faults, except KubeConflict, which the caller retries or ignores."""
     try:
         yield
     except kube.KubeConflict:

@@ -1,7 +1,7 @@
-"""Stock that can be taken now, as this replica sees it.
+"""Selects a claimable stock unit from the cache of this replica.
 
-Requests of one replica do not choose the same unit: a chosen one is reserved in memory until its claim is decided. That
-only saves lost races; between replicas the claim alone decides.
+The selector holds a selected unit in memory until the claim is decided, so that requests of one replica do not select
+the same unit. A hold only avoids lost races. Between replicas the conditional write of the claim decides.
 """
 
 import asyncio
@@ -16,21 +16,22 @@ from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore, is_finished
 
 MAX_CACHED_SEEDINGS = 1024
-"""How many seeding operations are remembered as finished. A forgotten one costs a read."""
+"""Maximum number of finished seed operations in the cache. Each cache miss costs one read from the API server."""
 
 
 class StockSelector:
-    def __init__(self, caches: APIInformers, ledger: OperationStore) -> None:
-        self._informers = caches
-        self._operation_store = ledger
+    def __init__(self, informers: APIInformers, operation_store: OperationStore) -> None:
+        self._informers = informers
+        self._operation_store = operation_store
         self._held_uids: set[str] = set()
-        """UIDs of stock units that somebody has reserved."""
+        """UIDs of stock units that requests of this replica hold."""
         self._hold_released = asyncio.Event()
         self._seeded_uids: dict[str, frozenset[str] | None] = {}
-        """The stock that finished operations have seeded, by their UIDs; None where nobody knows any more."""
+        """UIDs of the stock that each finished seed operation created, by operation UID. None if the operation was
+        evicted, so that its stock is unknown."""
 
     async def hold(self, namespace: str, spec_name: str) -> GPUUnit | None:
-        """A stock unit to claim, at random among those that can be. None when there is none left."""
+        """Hold a random claimable stock unit and return it. None if there is none."""
         while True:
             held: set[str] = set()
             for unit in _from_random_offset(self._informers.stock_of(namespace, spec_name)):
@@ -42,12 +43,12 @@ class StockSelector:
                     return unit
             if not held:
                 return None
-            # What others have reserved may still become free: an answer of "none left" must be true.
+            # Another request may still release its hold. Report "no stock" only if that cannot happen.
             if not held.isdisjoint(self._held_uids):
                 await self._hold_released.wait()
 
     def release_hold(self, uid: str) -> None:
-        """What somebody had reserved is claimed now, or was not taken."""
+        """End a hold: the stock unit is claimed now, or the request does not use it."""
         if uid in self._held_uids:
             self._held_uids.remove(uid)
             self._hold_released.set()
@@ -56,52 +57,56 @@ class StockSelector:
     async def _try_hold(self, unit: GPUUnit) -> bool:
         self._held_uids.add(unit.metadata.uid)
         try:
-            taken = await self._is_seeding_finished(unit)
+            selectable = await self._is_seeding_finished(unit)
         except BaseException:
             self.release_hold(unit.metadata.uid)
             raise
-        if not taken:
+        if not selectable:
             self.release_hold(unit.metadata.uid)
-        return taken
+        return selectable
 
     async def _is_seeding_finished(self, unit: GPUUnit) -> bool:
-        """Whether the operation that seeds this stock is finished, and has this unit among its own.
+        """Whether the seed operation of this stock unit is finished and lists this unit.
 
-        Until then a seeding that resumes after a crash would make the consumed unit again.
+        Before that, a seed operation that resumes after a crash would create the consumed unit again.
         """
-        said = unit.metadata.annotations
-        operation_id, operation_uid = said.get(Annotation.OPERATION_ID, ""), said.get(Annotation.OPERATION_UID, "")
+        annotations = unit.metadata.annotations
+        operation_id = annotations.get(Annotation.OPERATION_ID, "")
+        operation_uid = annotations.get(Annotation.OPERATION_UID, "")
         if not operation_id or not operation_uid:
-            return True  # made by hand
+            return True  # an administrator created the stock unit without an operation
         if operation_uid not in self._seeded_uids and not await self._load_seeded_uids(operation_id, operation_uid):
             return False
         seeded = self._seeded_uids[operation_uid]
         return seeded is None or unit.metadata.uid in seeded
 
     async def _load_seeded_uids(self, operation_id: str, operation_uid: str) -> bool:
-        """Read what a finished operation has seeded. False while it is not finished."""
-        pending = self._informers.unfinished_operations.store.get(self._operation_store.key(operation_id))
-        if pending is not None and pending.metadata.uid == operation_uid:
+        """Cache the UIDs that a finished operation has seeded. False if the operation is not finished."""
+        unfinished = self._informers.unfinished_operations.store.get(self._operation_store.key(operation_id))
+        if unfinished is not None and unfinished.metadata.uid == operation_uid:
             return False
-        found = await self._operation_store.find(operation_id)
-        known = found is not None and found.metadata.uid == operation_uid
-        if found is not None and known and not is_finished(found.status):
+        operation = await self._operation_store.find(operation_id)
+        if operation is not None and operation.metadata.uid != operation_uid:
+            operation = None  # a later operation with the same operationID
+        if operation is not None and not is_finished(operation.status):
             return False
         if len(self._seeded_uids) >= MAX_CACHED_SEEDINGS:
             self._seeded_uids.clear()
-        self._seeded_uids[operation_uid] = frozenset(found.status.stock_uids) if found is not None and known else None
+        self._seeded_uids[operation_uid] = frozenset(operation.status.stock_uids) if operation is not None else None
         return True
 
 
 def _from_random_offset(stock: list[GPUUnit]) -> Iterator[GPUUnit]:
-    """All of it, beginning at random, so that replicas seldom choose the same. A shuffle would cost more than the rest
-    of the choice."""
+    """Iterate over all stock from a random start, so that replicas rarely select the same unit.
+
+    A shuffle would cost more than the rest of the selection.
+    """
     start = random.randrange(len(stock)) if stock else 0  # noqa: S311 - no secret
     return chain(islice(stock, start, None), islice(stock, start))
 
 
 def is_claimable(unit: GPUUnit) -> bool:
-    """Whether a stock unit may be claimed: its GPUs are held, and nobody else is taking it."""
+    """Whether an operation may claim the stock unit: it is Ready, not being deleted and not claimed."""
     return (
         unit.status.phase == UnitPhase.READY.value
         and unit.metadata.deletion_timestamp is None

@@ -1,6 +1,6 @@
-"""Which requests are taken, and in which spelling. Pure: what is refused here has written nothing.
+"""Validates and normalizes create and update requests for units. Pure functions: nothing is written here.
 
-Every refusal names all that is wrong at once, by the paths of the caller's own document.
+`Invalid` reports all errors of a request together, with the field paths of the caller's JSON document.
 """
 
 from msgspec import UNSET, structs
@@ -21,10 +21,11 @@ from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
 
 MUTABLE_FIELDS = ("image", "template", "access", "storage_mounts", "serverless")
+"""Fields that an update may change. The other fields belong to the reservation of the stock."""
 
 
 def admit_unit(request: CreateUnit, namespaces: APINamespaceSettings) -> CreateUnit:
-    """The request in its one spelling, with what it leaves to the configuration. Raises Invalid."""
+    """Return the normalized request with the configured defaults. Raises Invalid."""
     spec = normalize_unit(request.spec())
     request = structs.replace(
         request,
@@ -43,56 +44,56 @@ def admit_unit(request: CreateUnit, namespaces: APINamespaceSettings) -> CreateU
 
 
 def apply_update(spec: GPUUnitSpec, request: UpdateUnit) -> GPUUnitSpec:
-    """The spec with what the request names, and nothing else, changed. Raises Invalid."""
-    given = {field: value for field in MUTABLE_FIELDS if (value := getattr(request, field)) is not UNSET}
-    spelled = normalize_unit(structs.replace(spec, **given))
-    wanted = structs.replace(spec, **{field: getattr(spelled, field) for field in given})
+    """Return the spec with the fields that the request contains. Raises Invalid."""
+    changes = {field: value for field in MUTABLE_FIELDS if (value := getattr(request, field)) is not UNSET}
+    normalized = normalize_unit(structs.replace(spec, **changes))
+    desired = structs.replace(spec, **{field: getattr(normalized, field) for field in changes})
     _raise_if_invalid(
         *_reservation_errors(spec, request),
-        *_request_id_change_errors(spec, wanted),
-        *unit_errors(wanted, UnitRole.ACTIVE),
+        *_request_id_change_errors(spec, desired),
+        *unit_errors(desired, UnitRole.ACTIVE),
     )
-    return wanted
+    return desired
 
 
 def resolve_namespace(namespace: str, namespaces: APINamespaceSettings) -> str:
-    """The namespace that is meant, by default the first one. Raises Invalid."""
+    """Return the requested namespace, or the first configured one if it is empty. Raises Invalid."""
     _raise_if_invalid(*namespace_errors(namespace, namespaces))
     return namespace or namespaces.units[0]
 
 
 def namespace_errors(namespace: str, namespaces: APINamespaceSettings) -> FieldErrors:
     if namespace and namespace not in namespaces.units:
-        known = " or ".join(namespaces.units)
-        yield FieldError("namespace", f"{namespace!r} holds no units here; use {known}, or leave it out")
+        allowed = " or ".join(namespaces.units)
+        yield FieldError("namespace", f"{namespace!r} is not allowed for units; use {allowed}, or omit it")
 
 
 def _stock_namespace_errors(namespace: str, namespaces: APINamespaceSettings) -> FieldErrors:
     if namespace != namespaces.stock:
         yield FieldError(
-            "stockNamespace", f"{namespace!r} holds no stock here; use {namespaces.stock}, or leave it out"
+            "stockNamespace", f"{namespace!r} is not the stock namespace; use {namespaces.stock}, or omit it"
         )
 
 
 def _reservation_errors(spec: GPUUnitSpec, request: UpdateUnit) -> FieldErrors:
     if request.spec_name not in (UNSET, spec.spec_name):
-        yield FieldError("specName", f"never changes from {spec.spec_name}; create another unit of the other flavor")
+        yield FieldError("specName", f"cannot be changed from {spec.spec_name}; create a unit of the other flavor")
     if request.memory is not UNSET and canonical_quantity(request.memory) != canonical_quantity(spec.memory):
         yield FieldError(
-            "memory", f"never changes from {spec.memory or 'none'}, which was reserved; create another unit"
+            "memory", f"cannot be changed from {spec.memory or 'none'}, which the unit reserves; create another unit"
         )
     if request.gpu not in (UNSET, spec.gpu):
-        yield FieldError("gpu", f"never changes from {spec.gpu}, which were reserved; create another unit")
+        yield FieldError("gpu", f"cannot be changed from {spec.gpu}, which the unit reserves; create another unit")
 
 
-def _request_id_change_errors(spec: GPUUnitSpec, wanted: GPUUnitSpec) -> FieldErrors:
+def _request_id_change_errors(spec: GPUUnitSpec, desired: GPUUnitSpec) -> FieldErrors:
     before = spec.serverless.request_id if spec.serverless else ""
-    after = wanted.serverless.request_id if wanted.serverless else ""
+    after = desired.serverless.request_id if desired.serverless else ""
     if before and after != before:
-        text = f"never changes from {before!r}, in whose queue invocations may be waiting; repeat it"
+        text = f"cannot be changed from {before!r}, because its queue may hold invocations; repeat it"
         yield FieldError("serverless.requestID", text)
 
 
-def _raise_if_invalid(*problems: FieldError) -> None:
-    if problems:
-        raise Invalid(tuple(dict.fromkeys(problems)))
+def _raise_if_invalid(*errors: FieldError) -> None:
+    if errors:
+        raise Invalid(tuple(dict.fromkeys(errors)))

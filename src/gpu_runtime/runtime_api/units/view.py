@@ -1,4 +1,4 @@
-"""A unit as callers see it: what was asked, what is true, and where it came from. Pure."""
+"""Converts a GPUUnit into the JSON view of the API: its spec, its status and its source stock. Pure functions."""
 
 from msgspec import field
 
@@ -11,7 +11,7 @@ from gpu_runtime.runtime_api.http.route import View
 
 
 class SourceStockView(View, frozen=True, kw_only=True):
-    """The stock unit that became this unit. It no longer exists."""
+    """The stock unit that became this unit. The stock unit itself is deleted."""
 
     name: str
     """The stock unit's name."""
@@ -27,88 +27,88 @@ class UnitView(View, frozen=True, kw_only=True):
     """An active unit."""
 
     name: str
-    """The unit's name, and its Service's."""
+    """The name of the unit and of its Service."""
 
     namespace: str
-    """Where the unit is."""
+    """The namespace of the unit."""
 
     spec_name: str
     """The flavor, for example g1.1."""
 
     image: str
-    """The image that it runs."""
+    """The container image."""
 
     memory: str
-    """The memory that it reserves and may not exceed. Empty: no reservation, no limit."""
+    """The memory reservation and limit. Empty: no reservation and no limit."""
 
     gpu: int
-    """How many GPUs it holds."""
+    """The number of GPUs that the unit reserves."""
 
     template: Template
-    """How the image is run."""
+    """Command, arguments, environment variables and ports of the container."""
 
     access: Access | None = None
-    """How the unit is reached."""
+    """The port and the scheme of the unit's URL."""
 
     storage_mounts: tuple[StorageMount, ...]
-    """Storages of the same namespace that are mounted into the container."""
+    """Storages that are mounted into the container."""
 
     serverless: Serverless | None = None
-    """What makes the unit a function."""
+    """The serverless settings, if the unit is a function."""
 
     running: bool
-    """Whether the unit is meant to have a pod: false after stop, until start."""
+    """Whether the unit should have a pod. A stop request sets it to false, a start request to true."""
 
     phase: UnitPhase
     """Empty (stopped), Progressing, Ready or Failed."""
 
     ready: bool
-    """Whether the unit serves."""
+    """Whether the unit is ready to serve requests."""
 
     reason: str
-    """Why it is ready or not, as one word for programs. Empty until it was looked at first."""
+    """Why the unit is ready or not, as a code for programs. Empty until the controller has reconciled the unit."""
 
     message: str
-    """Why it is ready or not, as a sentence for people."""
+    """Why the unit is ready or not, as a text for people."""
 
     ready_replicas: int
-    """How many of its pods are ready: 0 or 1."""
+    """The number of ready pods: 0 or 1."""
 
     service_name: str | None = None
-    """The Service in front of it."""
+    """The name of the unit's Service."""
 
     access_url: str | None = field(default=None, name="accessURL")
-    """Where it answers inside the cluster."""
+    """The URL of the unit inside the cluster."""
 
     conditions: tuple[ConditionView, ...]
-    """Every aspect of its state. The one named Ready is told by ready, reason and message."""
+    """All conditions of the unit. The fields ready, reason and message repeat the condition Ready."""
 
     observed_generation: int
-    """The generation that phase, ready and the rest of the state speak of. Below generation: the last change has not
-    been looked at yet."""
+    """The generation that the status describes. If it is lower than generation, the controller has not processed the
+    last change."""
 
     generation: int
-    """Counts the changes of what was asked."""
+    """The number of the current version of the spec. Every change of the spec increases it."""
 
     created_at: str | None = None
-    """When it was made."""
+    """When the unit was created."""
 
     deleting: bool
-    """Whether its end was asked for."""
+    """Whether the unit is being deleted."""
 
     operation_id: str | None = field(default=None, name="operationID")
-    """The operation that made it."""
+    """The operation that created the unit."""
 
     source_stock: SourceStockView | None = None
-    """The stock unit that it was made from."""
+    """The stock unit that the unit was created from."""
 
 
 def unit_view(unit: GPUUnit) -> UnitView:
-    about, spec, status = unit.metadata, unit.spec, unit.status
+    metadata, spec, status = unit.metadata, unit.spec, unit.status
     ready = find_condition(status.conditions, READY_CONDITION)
     return UnitView(
-        name=about.name,
-        namespace=about.namespace,
+        name=metadata.name,
+        namespace=metadata.namespace,
         spec_name=spec.spec_name,
         image=spec.image,
         memory=spec.memory,
@@ -127,16 +127,16 @@ def unit_view(unit: GPUUnit) -> UnitView:
         access_url=status.access_url,
         conditions=tuple(map(condition_view, status.conditions)),
         observed_generation=status.observed_generation,
-        generation=about.generation,
-        created_at=about.creation_timestamp,
-        deleting=about.deletion_timestamp is not None,
-        operation_id=about.annotations.get(Annotation.OPERATION_ID),
-        source_stock=_source_stock(about.annotations),
+        generation=metadata.generation,
+        created_at=metadata.creation_timestamp,
+        deleting=metadata.deletion_timestamp is not None,
+        operation_id=metadata.annotations.get(Annotation.OPERATION_ID),
+        source_stock=_source_stock(metadata.annotations),
     )
 
 
 def phase_of(unit: GPUUnit) -> UnitPhase:
-    """A unit that nobody has looked at yet is on its way. So is one in a phase that only a later version knows."""
+    """Return the unit's phase. It is Progressing before the first reconcile, and for phases of a newer version."""
     return _PHASES.get(unit.status.phase or "", UnitPhase.PROGRESSING)
 
 

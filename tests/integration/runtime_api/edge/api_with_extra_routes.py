@@ -1,7 +1,7 @@
-"""The runtime API as it is, with a few more routes that tests of the edge need: two that are slow, one that reads from
-the caches, one that writes.
+"""The runtime API with additional routes for tests of the HTTP edge: two slow routes, one that reads from the caches
+and one that writes.
 
-A program of its own: `python -m tests.integration.runtime_api.edge.api_with_extra_routes SETTINGS`.
+Start it with `python -m tests.integration.runtime_api.edge.api_with_extra_routes SETTINGS`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class SlowQuery(Query, frozen=True, kw_only=True):
 
 class HeldQuery(Query, frozen=True, kw_only=True):
     until: str
-    """A file that ends the wait when it is there."""
+    """The path of a file. The response is sent when the file exists."""
 
 
 class NewUnit(Body, frozen=True, kw_only=True):
@@ -32,27 +32,27 @@ class NewUnit(Body, frozen=True, kw_only=True):
 
 
 def extra_routes(services: main.Services) -> Sequence[Route]:
-    async def slow(call: APIRequest[None, SlowQuery]) -> APIResponse:
-        await asyncio.sleep(call.query.seconds)
-        return APIResponse(200, call.caller)
+    async def slow(request: APIRequest[None, SlowQuery]) -> APIResponse:
+        await asyncio.sleep(request.query.seconds)
+        return APIResponse(200, request.caller)
 
-    async def held(call: APIRequest[None, HeldQuery]) -> APIResponse:
-        while not await asyncio.to_thread(Path(call.query.until).exists):  # noqa: ASYNC110 - another process says it
+    async def held(request: APIRequest[None, HeldQuery]) -> APIResponse:
+        while not await asyncio.to_thread(Path(request.query.until).exists):  # noqa: ASYNC110 - another process creates the file
             await asyncio.sleep(0.02)
         return APIResponse(200)
 
-    async def units(_call: APIRequest[None, NoQuery]) -> APIResponse:
+    async def units(_request: APIRequest[None, NoQuery]) -> APIResponse:
         return APIResponse(200, [unit.metadata.name for unit in services.informers.units.store.all()])
 
-    async def create(call: APIRequest[NewUnit, NoQuery]) -> APIResponse:
-        metadata = {"name": call.body.name, "namespace": services.settings.namespaces.stock}
-        made = await services.client.create(GPU_UNITS, {"metadata": metadata, "spec": call.body.spec})
-        services.informers.units.record_write(made)
-        return APIResponse(201, made.metadata.name)
+    async def create(request: APIRequest[NewUnit, NoQuery]) -> APIResponse:
+        metadata = {"name": request.body.name, "namespace": services.settings.namespaces.stock}
+        created = await services.client.create(GPU_UNITS, {"metadata": metadata, "spec": request.body.spec})
+        services.informers.units.record_write(created)
+        return APIResponse(201, created.metadata.name)
 
-    def route(method: str, path: str, handler: Any, scope: Scope = Scope.RUNTIME, **more: Any) -> Route:
+    def route(method: str, path: str, handler: Any, scope: Scope = Scope.RUNTIME, **options: Any) -> Route:
         name = f"{method.lower()}{path.rpartition('/')[2].title()}"
-        return Route(method, path, name, name, handler, {200: Any}, scope=scope, **more)
+        return Route(method, path, name, name, handler, {200: Any}, scope=scope, **options)
 
     return (
         route("GET", "/test/slow", slow, query=SlowQuery),

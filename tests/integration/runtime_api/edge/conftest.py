@@ -1,6 +1,6 @@
-"""A control plane of its own with the platform's kinds and roles, and replicas as processes that can be killed.
+"""Fixtures: a control plane with the CRDs and RBAC manifests of the platform, and runtime API processes to kill.
 
-They run under the identity that the RBAC manifests give them, so every test is also a test of those.
+The processes have the identity that the RBAC manifests give them. Every test therefore also tests these manifests.
 """
 
 import json
@@ -31,14 +31,14 @@ PROJECT_ROOT = CONFIG_DIR.parent
 @dataclass
 class HttpReply:
     status: int
-    """0 where there was no answer."""
+    """0 if there was no response."""
     headers: Any
     json: Any
 
 
 @dataclass
 class ApiProcess:
-    """A runtime API as a process of its own."""
+    """A runtime API in a separate process."""
 
     folder: Path
     kubeconfig: Path
@@ -72,7 +72,8 @@ class ApiProcess:
 
     @property
     def log_lines(self) -> list[dict[str, Any]]:
-        """All that are written whole. What callers send may contain what other systems take for the end of a line."""
+        """All complete log lines. Only newlines separate them: requests may contain other line separators of
+        Unicode."""
         return [json.loads(line) for line in self.log.read_text().split("\n")[:-1]]
 
     def url(self, path: str) -> str:
@@ -85,23 +86,23 @@ class ApiProcess:
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.url(path), data, headers, method=method)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
-                return HttpReply(answer.status, answer.headers, _json(answer.read()))
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                return HttpReply(refusal.code, refusal.headers, _json(refusal.read()))
+            with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310
+                return HttpReply(response.status, response.headers, _json(response.read()))
+        except urllib.error.HTTPError as error:
+            with error:
+                return HttpReply(error.code, error.headers, _json(error.read()))
         except OSError:
             return HttpReply(0, {}, None)
 
-    def wait_for(self, path: str, status: int, timeout: float = 60, **how: Any) -> HttpReply:
+    def wait_for(self, path: str, status: int, timeout: float = 60, **options: Any) -> HttpReply:
         last = HttpReply(0, {}, None)
 
-        def holds() -> bool:
+        def has_status() -> bool:
             nonlocal last
-            last = self.request(path, **how)
+            last = self.request(path, **options)
             return last.status == status
 
-        wait_until(holds, timeout, lambda: f"{path} answers {last} instead of {status}:\n{tail_log(self.log, 20)}")
+        wait_until(has_status, timeout, lambda: f"{path} answers {last} instead of {status}:\n{tail_log(self.log, 20)}")
         return last
 
     def wait_ready(self) -> "ApiProcess":
@@ -125,9 +126,9 @@ def _json(body: bytes) -> Any:
 
 
 def nats_settings(account: NatsAccount) -> dict[str, Any]:
-    """With little room: the server reserves what streams may hold, and many tests share it."""
-    room = 32 * 1024 * 1024
-    return {"urls": [account.url], "streams": {"maxStreamBytes": room, "maxDeadLetterBytes": room}}
+    """Settings with small streams: the NATS server reserves their maximum size, and many tests share the server."""
+    max_bytes = 32 * 1024 * 1024
+    return {"urls": [account.url], "streams": {"maxStreamBytes": max_bytes, "maxDeadLetterBytes": max_bytes}}
 
 
 @dataclass
@@ -139,8 +140,8 @@ class ApiCluster:
 
     def start_replica(self, **settings: Any) -> ApiProcess:
         identity = self.control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER)
-        own = {"nats": nats_settings(self.nats_account), **settings}
-        self.replicas.append(ApiProcess(self.folder / f"replica-{len(self.replicas)}", identity, own))
+        merged = {"nats": nats_settings(self.nats_account), **settings}
+        self.replicas.append(ApiProcess(self.folder / f"replica-{len(self.replicas)}", identity, merged))
         return self.replicas[-1].start()
 
     def kill_replicas(self) -> None:
@@ -161,9 +162,9 @@ def api_control_plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def cluster(api_control_plane: ControlPlane, tmp_path: Path, nats_account: NatsAccount) -> Iterator[ApiCluster]:
-    made = ApiCluster(api_control_plane, tmp_path, nats_account)
-    yield made
-    made.kill_replicas()
+    started = ApiCluster(api_control_plane, tmp_path, nats_account)
+    yield started
+    started.kill_replicas()
     if not api_control_plane.is_ready():
         api_control_plane.start_apiserver()
         api_control_plane.wait_ready()

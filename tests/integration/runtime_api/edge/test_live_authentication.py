@@ -1,11 +1,11 @@
-"""Real tokens of real service accounts, reviewed by a real API server, and tokens from a file."""
+"""Authentication with service account tokens that a real API server reviews, and with tokens of a file."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 import yaml
-from lightkube import Client as OtherEyes
+from lightkube import Client as LightkubeClient
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ServiceAccount, ServiceAccountToken
@@ -21,37 +21,37 @@ from localcluster.supervisor_client import wait_until
 from tests.integration.runtime_api.edge.conftest import RUNTIME_API_USER, ApiCluster
 
 TRUSTED = [{"namespace": "default", "name": "shop", "scopes": ["runtime"]}]
-FILE_TOKEN, NEXT_TOKEN, UNKNOWN_TOKEN = "a-token-of-the-file", "the-next-token-of-the-file", "a-token-of-nobody"
+FILE_TOKEN, NEXT_TOKEN, UNKNOWN_TOKEN = "a-token-of-the-file", "the-next-token-of-the-file", "an-unknown-token"
 
 
-def account(kube: OtherEyes, name: str) -> None:
+def account(kube: LightkubeClient, name: str) -> None:
     kube.apply(ServiceAccount(metadata=ObjectMeta(name=name, namespace="default")), field_manager="test", force=True)
 
 
-def token(kube: OtherEyes, name: str, *audiences: str) -> str:
+def token(kube: LightkubeClient, name: str, *audiences: str) -> str:
     account(kube, name)
     spec = TokenRequestSpec(audiences=list(audiences), expirationSeconds=600)
-    answer = kube.create(ServiceAccountToken(metadata=ObjectMeta(), spec=spec), name, namespace="default")
-    assert answer.status
-    assert answer.status.token
-    return answer.status.token
+    response = kube.create(ServiceAccountToken(metadata=ObjectMeta(), spec=spec), name, namespace="default")
+    assert response.status
+    assert response.status.token
+    return response.status.token
 
 
 def test_service_account_tokens_identify_the_caller(cluster: ApiCluster) -> None:
     settings = {"mode": "required", "serviceAccounts": TRUSTED}
     replica = cluster.start_replica(authentication=settings).wait_ready()
     with cluster.control_plane.client() as kube:
-        right, wrong = token(kube, "shop", "gpu-runtime"), token(kube, "shop", "elsewhere")
-        api_server, stranger = token(kube, "shop"), token(kube, "stranger", "gpu-runtime")
-    assert replica.request("/test/slow?seconds=0", token=right).json == {"data": "serviceaccount:default/shop"}
-    forged = right[:-6] + ("AAAAAA" if not right.endswith("AAAAAA") else "BBBBBB")
-    for refused in (wrong, api_server, forged, "", "no-token-at-all"):
-        reply = replica.request("/test/slow?seconds=0", token=refused)
+        valid, wrong_audience = token(kube, "shop", "gpu-runtime"), token(kube, "shop", "elsewhere")
+        default_audience, other_account = token(kube, "shop"), token(kube, "other", "gpu-runtime")
+    assert replica.request("/test/slow?seconds=0", token=valid).json == {"data": "serviceaccount:default/shop"}
+    forged = valid[:-6] + ("AAAAAA" if not valid.endswith("AAAAAA") else "BBBBBB")
+    for rejected in (wrong_audience, default_audience, forged, "", "not-a-json-web-token"):
+        reply = replica.request("/test/slow?seconds=0", token=rejected)
         assert (reply.status, reply.json["error"]["code"]) == (401, "unauthenticated")
         assert reply.headers["WWW-Authenticate"].startswith("Bearer")
-    lacking = replica.request("/test/operator", token=right)
-    assert (lacking.status, "lacks the scope operator" in lacking.json["error"]["message"]) == (403, True)
-    assert replica.request("/test/slow?seconds=0", token=stranger).status == 403
+    forbidden = replica.request("/test/operator", token=valid)
+    assert (forbidden.status, "lacks the scope operator" in forbidden.json["error"]["message"]) == (403, True)
+    assert replica.request("/test/slow?seconds=0", token=other_account).status == 403
     assert replica.request("/api/v1/health").status == 200
 
 
@@ -61,16 +61,16 @@ async def test_token_of_a_deleted_account_is_rejected_after_the_cache_ttl(
     time = 0.0
     config = load_cluster_config(api_control_plane.kubeconfig_for("runtime-api", RUNTIME_API_USER))
     async with open_kube_client(config, field_manager="test") as client:
-        scopes = {ObjectKey("default", "leaving"): frozenset({Scope.RUNTIME})}
+        scopes = {ObjectKey("default", "deleted"): frozenset({Scope.RUNTIME})}
         reviewer = TokenReviewer(client, ["gpu-runtime"], scopes, lambda: time)
         with api_control_plane.client() as kube:
-            theirs = token(kube, "leaving", "gpu-runtime")
-            known = Caller("serviceaccount:default/leaving", frozenset({Scope.RUNTIME}))
-            assert await reviewer.find_caller(theirs) == known
-            kube.delete(ServiceAccount, "leaving", namespace="default")
-        assert await reviewer.find_caller(theirs) == known
-        async with asyncio.timeout(60):  # the API server has a memory of its own, of ten seconds
-            while await reviewer.find_caller(theirs) is not None:
+            account_token = token(kube, "deleted", "gpu-runtime")
+            caller = Caller("serviceaccount:default/deleted", frozenset({Scope.RUNTIME}))
+            assert await reviewer.find_caller(account_token) == caller
+            kube.delete(ServiceAccount, "deleted", namespace="default")
+        assert await reviewer.find_caller(account_token) == caller
+        async with asyncio.timeout(60):  # the API server caches reviews for ten seconds
+            while await reviewer.find_caller(account_token) is not None:
                 time += 61.0
                 await asyncio.sleep(0.2)
 
@@ -83,10 +83,10 @@ def test_unreachable_kubernetes_is_503_and_not_401(cluster: ApiCluster, tmp_path
     settings = {"mode": "required", "serviceAccounts": TRUSTED, "tokenFile": str(tokens)}
     replica = cluster.start_replica(authentication=settings).wait_ready()
     with cluster.control_plane.client() as kube:
-        theirs = token(kube, "shop", "gpu-runtime")
+        account_token = token(kube, "shop", "gpu-runtime")
     cluster.control_plane.processes.stop("kube-apiserver")
-    reply = replica.request("/test/slow?seconds=0", token=theirs)
-    assert (reply.status, "whose token" in reply.json["error"]["message"]) == (503, True)
+    reply = replica.request("/test/slow?seconds=0", token=account_token)
+    assert (reply.status, "cannot review the bearer token" in reply.json["error"]["message"]) == (503, True)
     assert replica.request("/test/slow?seconds=0", token=UNKNOWN_TOKEN).status == 401
     assert replica.request("/test/slow?seconds=0", token=FILE_TOKEN).json == {"data": "token:ops"}
 
@@ -95,9 +95,9 @@ def test_changed_token_file_is_reloaded_at_runtime(cluster: ApiCluster, tmp_path
     tokens = tmp_path / "tokens.yaml"
 
     def write(token: str) -> None:
-        fresh = tmp_path / "fresh"
-        fresh.write_text(yaml.safe_dump({"tokens": [{"name": "ops", "token": token, "scopes": ["runtime"]}]}))
-        fresh.rename(tokens)
+        new_file = tmp_path / "new"
+        new_file.write_text(yaml.safe_dump({"tokens": [{"name": "ops", "token": token, "scopes": ["runtime"]}]}))
+        new_file.rename(tokens)
 
     write(FILE_TOKEN)
     replica = cluster.start_replica(authentication={"mode": "required", "tokenFile": str(tokens)}).wait_ready()
@@ -106,21 +106,21 @@ def test_changed_token_file_is_reloaded_at_runtime(cluster: ApiCluster, tmp_path
     replica.wait_for("/test/units", 200, token=NEXT_TOKEN)
     assert replica.request("/test/units", token=FILE_TOKEN).status == 401
     tokens.write_text("tokens: nonsense")
-    wait_until(lambda: "stay good" in replica.log.read_text(), 60, lambda: "nothing is said of the broken file")
+    wait_until(lambda: "the previous tokens stay valid" in replica.log.read_text(), 60, lambda: "no error is logged")
     assert replica.request("/test/units", token=NEXT_TOKEN).status == 200
 
 
 @pytest.mark.parametrize(
-    ("authentication", "said"),
+    ("authentication", "message"),
     [
-        ({"mode": "required"}, "nobody could call; give a tokenFile or serviceAccounts"),
+        ({"mode": "required"}, "no caller is configured; set tokenFile or serviceAccounts"),
         ({"mode": "required", "tokenFile": "/nowhere/tokens.yaml"}, "/nowhere/tokens.yaml: No such file or directory"),
     ],
 )
 def test_authentication_without_any_caller_ends_the_process(
-    cluster: ApiCluster, authentication: dict[str, str], said: str
+    cluster: ApiCluster, authentication: dict[str, str], message: str
 ) -> None:
     replica = cluster.start_replica(authentication=authentication)
     assert replica.wait_exit() == 1
-    assert said in replica.log_lines[-1]["message"]
-    assert "error" not in replica.log_lines[-1], "a traceback"
+    assert message in replica.log_lines[-1]["error"]
+    assert "stacktrace" not in replica.log_lines[-1]

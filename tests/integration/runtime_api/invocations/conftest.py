@@ -1,4 +1,4 @@
-"""The runtime API as `main` builds it, over HTTP, on the real API server and the real NATS; two replicas if wanted."""
+"""Replicas of the runtime API, built as in `main`, over HTTP, with a real API server and a real NATS server."""
 
 import asyncio
 import uuid
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import aiohttp
 import pytest
-from lightkube import Client as OtherEyes
+from lightkube import Client as LightkubeClient
 from lightkube.models.meta_v1 import ObjectMeta
 from prometheus_client import CollectorRegistry
 
@@ -39,7 +39,7 @@ INVOCATIONS_PATH = "/api/v1/serverless/invocations"
 DEAD_LETTERS_PATH = "/api/v1/operator/dead-letters"
 MIB = 1024 * 1024
 SMALL_STREAMS = StreamSettings(max_messages_per_subject=150, max_stream_bytes=64 * MIB, max_dead_letter_bytes=16 * MIB)
-"""The server reserves what streams may hold, and many tests share it."""
+"""Small limits, because the NATS server reserves the maximum size of every stream, and many tests share the server."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,17 @@ class InvocationReply:
 
 @dataclass(frozen=True)
 class ApiReplica:
-    """One replica, and somebody who calls it."""
+    """One replica and an HTTP client for it."""
 
     services: Services
     session: aiohttp.ClientSession
     port: int
     registry: CollectorRegistry
 
-    async def request(self, method: str, path: str, **how: Any) -> InvocationReply:
-        async with self.session.request(method, f"http://127.0.0.1:{self.port}{path}", **how) as answer:
-            return InvocationReply(answer.status, answer.headers, await answer.json() if answer.status != 204 else None)
+    async def request(self, method: str, path: str, **options: Any) -> InvocationReply:
+        async with self.session.request(method, f"http://127.0.0.1:{self.port}{path}", **options) as response:
+            body = await response.json() if response.status != 204 else None
+            return InvocationReply(response.status, response.headers, body)
 
     async def invoke(self, function: str, **body: Any) -> InvocationReply:
         return await self.request("POST", INVOCATIONS_PATH, json={"serverlessRequestID": function, **body})
@@ -84,11 +85,11 @@ class ApiReplica:
 
     def invocation_count(self, mode: str, outcome: str) -> float:
         labels = {"mode": mode, "outcome": outcome}
-        return self.registry.get_sample_value("runtime_api_invocations_total", labels) or 0.0
+        return self.registry.get_sample_value("gpu_runtime_invocation_requests_total", labels) or 0.0
 
 
 class StartApi(Protocol):
-    async def __call__(self, url: str = "", *, away: bool = False, **settings: Any) -> ApiReplica: ...
+    async def __call__(self, url: str = "", *, unreachable: bool = False, **settings: Any) -> ApiReplica: ...
 
 
 @pytest.fixture
@@ -97,21 +98,23 @@ async def start_api(
 ) -> AsyncIterator[StartApi]:
     async with AsyncExitStack() as stack:
 
-        async def another(url: str = "", *, away: bool = False, **changes: Any) -> ApiReplica:
-            wanted: dict[str, Any] = {
+        async def start(url: str = "", *, unreachable: bool = False, **changes: Any) -> ApiReplica:
+            defaults: dict[str, Any] = {
                 "nats": NatsSettings(
-                    urls=(url or nats_account.url,), streams=SMALL_STREAMS, request_timeout_seconds=0.5 if away else 30
+                    urls=(url or nats_account.url,),
+                    streams=SMALL_STREAMS,
+                    request_timeout_seconds=0.5 if unreachable else 30,
                 ),
                 "namespaces": APINamespaceSettings(system=namespace, stock=f"{namespace}-stock", units=(namespace,)),
                 "invocations": InvocationSettings(max_sync_wait_seconds=60, result_query_timeout_seconds=10),
             }
-            settings = RuntimeAPISettings(**(wanted | changes))
-            made = await stack.enter_async_context(running_replica(control_plane, settings))
-            if not away:
-                await eventually(lambda: made.services.nats_client.problem() is None, "NATS can be used")
-            return made
+            settings = RuntimeAPISettings(**(defaults | changes))
+            replica = await stack.enter_async_context(running_replica(control_plane, settings))
+            if not unreachable:
+                await eventually(lambda: replica.services.nats_client.problem() is None, "NATS is connected")
+            return replica
 
-        yield another
+        yield start
 
 
 @pytest.fixture
@@ -129,7 +132,7 @@ async def running_replica(plane: ControlPlane, settings: RuntimeAPISettings) -> 
         asyncio.TaskGroup() as tasks,
     ):
         services = build_services(client, nats, settings, metrics)
-        running = [tasks.create_task(_endless(work)) for work in background_tasks(services)]
+        running = [tasks.create_task(_run(task)) for task in background_tasks(services)]
         edge = Edge(
             *(AnonymousAuthenticator(), CallerRateLimiter(0, 1), AccessLog(metrics.registry), settings.limits),
             services.stale_reason,
@@ -138,35 +141,35 @@ async def running_replica(plane: ControlPlane, settings: RuntimeAPISettings) -> 
         async with serve_app(
             make_app(routes(services), edge), BindAddressSettings(bind_address="127.0.0.1:0"), 5
         ) as port:
-            await eventually(lambda: services.informers.has_synced, "the caches are complete")
+            await eventually(lambda: services.informers.has_synced, "the informers have synced")
             yield ApiReplica(services, session, port, metrics.registry)
         for task in running:
             task.cancel()
 
 
-async def _endless(work: Any) -> None:
-    await work()
+async def _run(background_task: Any) -> None:
+    await background_task()
 
 
 @dataclass(frozen=True)
 class FunctionCluster:
-    kube: OtherEyes
+    kube: LightkubeClient
     namespace: str
 
     def create_function(self, request_id: str = "", **serverless: Any) -> str:
-        """Make a function that is stopped, and give its requestID."""
+        """Create a stopped function and return its requestID."""
         request_id = request_id or f"f-{uuid.uuid4().hex[:8]}"
         function = {"enabled": True, "requestID": request_id, **serverless}
         self.create_unit(f"u-{uuid.uuid4().hex[:8]}", serverless=function)
         return request_id
 
     def create_unit(self, name: str, **spec: Any) -> None:
-        about = ObjectMeta(name=name, namespace=self.namespace)
-        self.kube.create(UNIT(metadata=about, spec={"specName": "g1.1", "image": "i", "running": False, **spec}))
+        metadata = ObjectMeta(name=name, namespace=self.namespace)
+        self.kube.create(UNIT(metadata=metadata, spec={"specName": "g1.1", "image": "i", "running": False, **spec}))
 
 
 @pytest.fixture
-def cluster(kube: OtherEyes, namespace: str, platform_crds: tuple[str, ...]) -> FunctionCluster:
+def cluster(kube: LightkubeClient, namespace: str, platform_crds: tuple[str, ...]) -> FunctionCluster:
     return FunctionCluster(kube, namespace)
 
 
@@ -177,12 +180,12 @@ def function(cluster: FunctionCluster) -> str:
 
 @pytest.fixture
 async def backend(nats_account: NatsAccount) -> AsyncIterator[FakeServerlessBackend]:
-    async with serverless_backend(account_options(nats_account)) as made:
-        yield made
+    async with serverless_backend(account_options(nats_account)) as backend:
+        yield backend
 
 
 @asynccontextmanager
-async def serverless_backend(how: ConnectionOptions) -> AsyncIterator[FakeServerlessBackend]:
-    async with connect_nats(how) as made:
-        await made.wait_connected(60)
-        yield FakeServerlessBackend(made)
+async def serverless_backend(options: ConnectionOptions) -> AsyncIterator[FakeServerlessBackend]:
+    async with connect_nats(options) as connection:
+        await connection.wait_connected(60)
+        yield FakeServerlessBackend(connection)

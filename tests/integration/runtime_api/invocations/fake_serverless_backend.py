@@ -1,4 +1,4 @@
-"""Whoever is on the other side of the queues: plays activator, worker and result store over the real NATS."""
+"""A fake of the activator, the workers and the result store, over a real NATS server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -43,8 +43,8 @@ from gpu_runtime.jetstream.request_reply import serve_requests
 class FakeServerlessBackend:
     connection: NatsConnection
     topology: StreamTopology = field(default_factory=StreamTopology)
-    respond: Callable[[Invocation], tuple[str, bytes]] = lambda called: (called.content_type, called.body)
-    """What the function answers: its content type and its bytes."""
+    respond: Callable[[Invocation], tuple[str, bytes]] = lambda invocation: (invocation.content_type, invocation.body)
+    """Computes the content type and the body that the function returns."""
     invocations: list[Invocation] = field(default_factory=list)
     stored_results: dict[str, Result] = field(default_factory=dict)
     cancelled_ids: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class FakeServerlessBackend:
 
     async def record(self, invocation_id: str) -> InvocationRecord:
         entry = await self.records.get(invocation_id)
-        assert entry is not None, f"there is no record of {invocation_id}"
+        assert entry is not None, f"invocation {invocation_id} has no record"
         return decode(entry.value, InvocationRecord)
 
     async def write_record(self, invocation_id: str, record: InvocationRecord) -> None:
@@ -69,11 +69,11 @@ class FakeServerlessBackend:
         assert entry is not None
         assert await self.records.purge(invocation_id, entry.revision)
 
-    async def advance_record(self, invocation_id: str, stage: RecordState, worker: str = "") -> None:
-        await self.write_record(invocation_id, advance_record(await self.record(invocation_id), stage, now(), worker))
+    async def advance_record(self, invocation_id: str, state: RecordState, worker: str = "") -> None:
+        await self.write_record(invocation_id, advance_record(await self.record(invocation_id), state, now(), worker))
 
     async def dispatch(self, invocation: Invocation) -> None:
-        """Leave it where workers find it."""
+        """Publish the invocation to the dispatch stream."""
         message = Dispatch(invocation=invocation, deadline=invocation.deadline or now(), dispatched_at=now())
         subject = self.topology.subjects.dispatch(invocation.serverless_request_id)
         await self.publisher.publish(OutgoingMessage(subject, encode(message), message.message_id))
@@ -81,17 +81,17 @@ class FakeServerlessBackend:
     async def publish_dead_letter(
         self, source: Stream, data: bytes, sequence: int, request_id: str = "f", name: str = ""
     ) -> str:
-        """Make a dead letter, and give its ID."""
+        """Publish a dead letter and return its ID."""
         subject = self.topology.subjects.stream_subject(source, request_id)
-        letters = DeadLetterBuilder(self.topology.subjects, source)
+        builder = DeadLetterBuilder(self.topology.subjects, source)
         delivery = Delivery(subject, data, {REVISION_HEADER: "7", "Nats-Msg-Id": "x"}, "S", sequence, 5, now())
-        failure = Failure(failure_class=FailureClass.FUNCTION_CRASHED, message="it broke off five times")
-        letter = letters.build(delivery, failure, now(), name)
-        await self.publisher.publish(letters.to_outgoing(letter))
+        failure = Failure(failure_class=FailureClass.FUNCTION_CRASHED, message="the function crashed five times")
+        letter = builder.build(delivery, failure, now(), name)
+        await self.publisher.publish(builder.to_outgoing(letter))
         return letter.id
 
     async def store_result(self, result: Result) -> None:
-        """What the result store does: the first result stands."""
+        """Store the result as the result store does: the first result of an invocation is kept."""
         stored = self.stored_results.setdefault(result.invocation_id, result)
         entry = await self.records.get(result.invocation_id)
         if entry is not None:
@@ -117,21 +117,22 @@ class FakeServerlessBackend:
         return encode(GetResultResponse(result=self.stored_results.get(decode(data, GetResultRequest).invocation_id)))
 
     async def _answer_list(self, data: bytes) -> bytes:
-        asked = decode(data, ListResultsRequest)
-        if asked.continue_token and not asked.continue_token.isdecimal():
-            return encode(ListResultsResponse(error="cannot be read"))
-        ours = [
-            each for each in self.stored_results.values() if each.serverless_request_id == asked.serverless_request_id
+        request = decode(data, ListResultsRequest)
+        if request.continue_token and not request.continue_token.isdecimal():
+            return encode(ListResultsResponse(error="invalid continue token"))
+        matching = [
+            each
+            for each in reversed(self.stored_results.values())
+            if each.serverless_request_id == request.serverless_request_id and request.state in (None, each.state)
         ]
-        known = [each for each in reversed(ours) if asked.state in (None, each.state)]
-        start = int(asked.continue_token or 0)
-        page = [structs.replace(each, body=b"") for each in known[start : start + asked.limit]]
-        after = str(start + len(page)) if len(known) > start + len(page) else ""
+        start = int(request.continue_token or 0)
+        page = [structs.replace(each, body=b"") for each in matching[start : start + request.limit]]
+        after = str(start + len(page)) if len(matching) > start + len(page) else ""
         return encode(ListResultsResponse(results=tuple(page), continue_token=after))
 
     @asynccontextmanager
     async def running_workers(self) -> AsyncIterator[None]:
-        """Take what is queued, run it and reply."""
+        """Consume queued invocations, publish their results and reply."""
         async with self._running_consumer(
             PullConsumer(self.publisher, self.topology.invoke_consumer, self._handle_invocation, fail_on_dead_letter)
         ):
@@ -139,15 +140,15 @@ class FakeServerlessBackend:
 
     @asynccontextmanager
     async def running_result_store(self) -> AsyncIterator[None]:
-        """Store results and answer for them."""
+        """Store published results and answer queries for them."""
         query = self.topology.subjects.query
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(serve_requests(self.connection, query(RESULT_QUERY), self._answer_get))
             await stack.enter_async_context(serve_requests(self.connection, query(RESULTS_QUERY), self._answer_list))
-            consumption = PullConsumer(
+            consumer = PullConsumer(
                 self.publisher, self.topology.result_consumer, self._handle_result, fail_on_dead_letter
             )
-            await stack.enter_async_context(self._running_consumer(consumption))
+            await stack.enter_async_context(self._running_consumer(consumer))
             yield
 
     @asynccontextmanager
@@ -159,9 +160,9 @@ class FakeServerlessBackend:
         await self.connection.unsubscribe(subscription)
 
     @asynccontextmanager
-    async def _running_consumer(self, consumption: PullConsumer) -> AsyncIterator[None]:
+    async def _running_consumer(self, consumer: PullConsumer) -> AsyncIterator[None]:
         stopping = asyncio.Event()
-        running = asyncio.create_task(consumption.run(stopping))
+        running = asyncio.create_task(consumer.run(stopping))
         try:
             yield
         finally:
@@ -170,7 +171,7 @@ class FakeServerlessBackend:
 
 
 def fail_on_dead_letter(delivery: Delivery, outcome: object) -> list[OutgoingMessage]:
-    raise AssertionError(f"given up: {delivery} {outcome}")
+    raise AssertionError(f"unexpected dead letter: {delivery} {outcome}")
 
 
 def succeeded_result(invocation: Invocation, content_type: str, body: bytes) -> Result:

@@ -1,4 +1,4 @@
-"""Dead letters can be looked at, thrown away and sent again, and sending again runs nothing twice."""
+"""Dead letters can be listed, read, deleted and redriven, and a redrive runs nothing twice."""
 
 import asyncio
 
@@ -16,18 +16,18 @@ from tests.integration.runtime_api.invocations.test_live_invocation_states impor
 
 
 async def listed_ids(api: ApiReplica, **query: object) -> list[str]:
-    found: list[str] = []
+    ids: list[str] = []
     after: dict[str, object] = {}
     while True:
         page = await api.request("GET", DEAD_LETTERS_PATH, params=query | after)
         assert page.status == 200, page
-        found += [each["id"] for each in page.data]
+        ids += [each["id"] for each in page.data]
         if "continue" not in page.body:
-            return found
+            return ids
         after = {"continue": page.body["continue"]}
 
 
-async def test_dead_letters_are_listed_shown_and_deleted(api: ApiReplica, backend: FakeServerlessBackend) -> None:
+async def test_dead_letters_are_listed_read_and_deleted(api: ApiReplica, backend: FakeServerlessBackend) -> None:
     for number in range(3):
         await backend.publish_dead_letter(
             Stream.INVOKE, encode(invocation("f", f"i{number}")), 10 - number, name=f"i{number}"
@@ -40,8 +40,9 @@ async def test_dead_letters_are_listed_shown_and_deleted(api: ApiReplica, backen
     shown = (await api.request("GET", f"{DEAD_LETTERS_PATH}/invoke-9")).data
     assert (shown["invocationID"], shown["class"], shown["deliveryCount"]) == ("i1", "function_crashed", 5)
     assert (shown["messageEncoding"], shown["message"]["invocationID"]) == ("json", "i1")
-    odd = (await api.request("GET", f"{DEAD_LETTERS_PATH}/result-4")).data
-    assert (odd["messageEncoding"], odd["message"], odd["serverlessRequestID"]) == ("base64", "bm90IEpTT04=", "g")
+    malformed = (await api.request("GET", f"{DEAD_LETTERS_PATH}/result-4")).data
+    assert (malformed["messageEncoding"], malformed["message"]) == ("base64", "bm90IEpTT04=")
+    assert malformed["serverlessRequestID"] == "g"
     assert (await api.request("DELETE", f"{DEAD_LETTERS_PATH}/invoke-9")).status == 204
     for method in ("GET", "DELETE"):
         assert (await api.request(method, f"{DEAD_LETTERS_PATH}/invoke-9")).status == 404
@@ -57,18 +58,20 @@ async def test_unknown_dead_letter_is_404_and_invalid_filter_is_400(api: ApiRepl
 
 
 async def test_redriven_invocation_runs_once_with_a_new_id(api: ApiReplica, backend: FakeServerlessBackend) -> None:
-    waiting = invocation("f", "old")
-    on_its_way = Dispatch(invocation=invocation("f", "x" * 128), deadline=now(), dispatched_at=now())
-    await backend.publish_dead_letter(Stream.INVOKE, encode(waiting), 1)
-    await backend.publish_dead_letter(Stream.DISPATCH, encode(on_its_way), 2)
-    sent = await asyncio.gather(*(api.request("POST", f"{DEAD_LETTERS_PATH}/invoke-1/redrive") for _ in range(10)))
-    assert {answer.status for answer in sent} <= {202, 404}
-    assert {answer.data["invocationID"] for answer in sent if answer.status == 202} == {"old-redrive-invoke-1"}
+    queued = invocation("f", "old")
+    dispatched = Dispatch(invocation=invocation("f", "x" * 128), deadline=now(), dispatched_at=now())
+    await backend.publish_dead_letter(Stream.INVOKE, encode(queued), 1)
+    await backend.publish_dead_letter(Stream.DISPATCH, encode(dispatched), 2)
+    redrives = await asyncio.gather(*(api.request("POST", f"{DEAD_LETTERS_PATH}/invoke-1/redrive") for _ in range(10)))
+    assert {response.status for response in redrives} <= {202, 404}
+    assert {response.data["invocationID"] for response in redrives if response.status == 202} == {
+        "old-redrive-invoke-1"
+    }
     other = await api.request("POST", f"{DEAD_LETTERS_PATH}/dispatch-2/redrive")
     assert other.data["invocationID"] == "x" * 109 + "-redrive-dispatch-2"
     assert await listed_ids(api) == []
     async with backend.running_workers(), backend.running_result_store():
-        await eventually(lambda: len(backend.stored_results) == 2, "both run")
+        await eventually(lambda: len(backend.stored_results) == 2, "both invocations have run")
     assert len(backend.invocations) == 2
 
 
@@ -78,10 +81,11 @@ async def test_redriven_result_is_stored_unchanged(api: ApiReplica, backend: Fak
     )
     assert (await api.request("POST", f"{DEAD_LETTERS_PATH}/result-3/redrive")).data["invocationID"] == "r"
     async with backend.running_result_store():
-        await eventually(lambda: "r" in backend.stored_results, "it is stored")
+        await eventually(lambda: "r" in backend.stored_results, "the result is stored")
 
 
 async def test_redrive_of_an_undecodable_dead_letter_is_409(api: ApiReplica, backend: FakeServerlessBackend) -> None:
     await backend.publish_dead_letter(Stream.INVOKE, b"{", 1)
-    assert (await api.request("POST", f"{DEAD_LETTERS_PATH}/invoke-1/redrive")).status == 409
+    rejected = await api.request("POST", f"{DEAD_LETTERS_PATH}/invoke-1/redrive")
+    assert (rejected.status, rejected.error["code"]) == (409, "not_redrivable")
     assert await listed_ids(api) == ["invoke-1"]

@@ -1,4 +1,4 @@
-"""Every stage of an invocation can be seen, listed and cancelled, and the end comes from the result store."""
+"""Invocations can be read, listed and cancelled in every state, and their results come from the result store."""
 
 from datetime import timedelta
 
@@ -40,19 +40,19 @@ async def test_every_state_is_shown_and_then_the_result(
     running = (await api.get("i")).data
     assert (running["state"], running["worker"]) == ("running", "w-1")
     await backend.store_result(succeeded_result(invocation(function, "i"), "application/json", b'{"big": 1.10}'))
-    away = await api.get("i")
-    assert (away.status, "succeeded" in away.error["message"]) == (503, True)
-    assert "the result store is away" in away.error["message"]
+    unavailable = await api.get("i")
+    assert (unavailable.status, "succeeded" in unavailable.error["message"]) == (503, True)
+    assert "the result store is not running" in unavailable.error["message"]
     async with backend.running_result_store():
-        ended = await api.get("i")
-        assert (ended.data["state"], ended.data["payload"], ended.data["statusCode"]) == (
+        finished = await api.get("i")
+        assert (finished.data["state"], finished.data["payload"], finished.data["statusCode"]) == (
             "succeeded",
             {"big": 1.1},
             200,
         )
-        assert ended.data["timings"]["finishedAt"]
+        assert finished.data["timings"]["finishedAt"]
         await backend.purge_record("i")
-        assert (await api.get("i")).data == ended.data, "the store remembers longer than the record is kept"
+        assert (await api.get("i")).data == finished.data, "the result must outlive the record"
         backend.stored_results.clear()
         assert (await api.get("i")).status == 404
 
@@ -61,41 +61,41 @@ async def test_failure_has_its_class_and_an_expired_result_is_flagged(
     api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
     await api.invoke(function, invocationID="i")
-    failure = Failure(failure_class=FailureClass.FUNCTION_GONE, message="it was deleted")
+    failure = Failure(failure_class=FailureClass.FUNCTION_GONE, message="the function was deleted")
     await backend.store_result(unsuccessful_result(invocation(function, "i"), ResultState.FAILED, failure, now()))
     async with backend.running_result_store():
         failed = (await api.get("i")).data
         assert (failed["state"], failed["failure"]) == (
             "failed",
-            {"class": "function_gone", "message": "it was deleted"},
+            {"class": "function_gone", "message": "the function was deleted"},
         )
         backend.stored_results.clear()
-        gone = (await api.get("i")).data
-        assert (gone["state"], gone["resultExpired"]) == ("failed", True)
+        expired = (await api.get("i")).data
+        assert (expired["state"], expired["resultExpired"]) == ("failed", True)
 
 
 @pytest.mark.parametrize("unknown", ["none-such", "a.b", "x" * 129])
-async def test_an_unknown_invocation_is_404(api: ApiReplica, backend: FakeServerlessBackend, unknown: str) -> None:
+async def test_unknown_invocation_is_404(api: ApiReplica, backend: FakeServerlessBackend, unknown: str) -> None:
     async with backend.running_result_store():
         assert (await api.get(unknown)).status == 404
         assert (await api.cancel(unknown)).status == 404
 
 
-async def test_abandoned_invocation_expires_on_read(
+async def test_undispatched_invocation_expires_on_read_after_the_grace_period(
     api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
-    await api.invoke(function, invocationID="left")
-    record = await backend.record("left")
-    await backend.write_record("left", structs.replace(record, deadline=now() - timedelta(seconds=15)))
+    await api.invoke(function, invocationID="undispatched")
+    record = await backend.record("undispatched")
+    await backend.write_record("undispatched", structs.replace(record, deadline=now() - timedelta(seconds=15)))
     async with backend.running_result_store():
-        assert (await api.get("left")).data["state"] == "queued", "the activator may still come"
-        await backend.write_record("left", structs.replace(record, deadline=now() - timedelta(seconds=31)))
+        assert (await api.get("undispatched")).data["state"] == "queued", "the activator may still dispatch it"
+        await backend.write_record("undispatched", structs.replace(record, deadline=now() - timedelta(seconds=31)))
 
         async def expired() -> bool:
-            return bool((await api.get("left")).data["state"] == "expired")
+            return bool((await api.get("undispatched")).data["state"] == "expired")
 
-        await until(expired, "it ends")
-        assert (await api.get("left")).data["failure"]["class"] == "timed_out"
+        await until(expired, "the invocation has expired")
+        assert (await api.get("undispatched")).data["failure"]["class"] == "timed_out"
 
 
 async def test_cancel_is_published_and_ends_the_invocation(
@@ -105,49 +105,50 @@ async def test_cancel_is_published_and_ends_the_invocation(
     async with backend.recording_cancels():
         cancelled = await api.cancel("c")
         assert (cancelled.status, cancelled.data["cancelRequested"]) == (202, True)
-        assert (await api.cancel("c")).status == 202, "asked again, it is told again"
-        await eventually(lambda: backend.cancelled_ids == ["c", "c"], "whoever holds it hears of it")
+        assert (await api.cancel("c")).status == 202, "a repeated cancel is published again"
+        await eventually(lambda: backend.cancelled_ids == ["c", "c"], "both cancels were published")
     assert (await api.get("c")).data["cancelRequested"]
     async with backend.running_result_store():
 
-        async def ended() -> bool:
+        async def is_cancelled() -> bool:
             return bool((await api.get("c")).data["state"] == "cancelled")
 
-        await until(ended, "the store has its end")
+        await until(is_cancelled, "the result is stored")
         assert (await api.cancel("c")).status == 200
         assert (await api.get("c")).data["failure"]["class"] == "cancelled"
         await backend.purge_record("c")
         assert (await api.cancel("c")).status == 200
         assert (await api.invoke(function, invocationID="d")).status == 202
         await backend.store_result(succeeded_result(invocation(function, "d"), "", b""))
-        late = await api.cancel("d")
-    assert (late.status, late.error["code"], "succeeded" in late.error["message"]) == (409, "conflict", True)
+        rejected = await api.cancel("d")
+    assert (rejected.status, rejected.error["code"]) == (409, "already_finished")
+    assert "succeeded" in rejected.error["message"]
 
 
 async def test_cancel_of_a_running_invocation_leaves_the_result_to_its_worker(
     api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
-    """It may have answered its caller already, while the store is away. Then that is how it ended."""
+    """The worker may have a result that the unavailable store has not stored yet. That result must win."""
     await api.invoke(function, invocationID="r")
     await backend.advance_record("r", RecordState.RUNNING, "w0")
     async with backend.recording_cancels():
         cancelled = await api.cancel("r")
         assert (cancelled.status, cancelled.data["cancelRequested"]) == (202, True)
-        await eventually(lambda: backend.cancelled_ids == ["r"], "its worker hears of it")
+        await eventually(lambda: backend.cancelled_ids == ["r"], "the cancel was published")
     results = backend.topology.stream_name(Stream.RESULT)
     assert await messages_by_subject(backend.connection, results, ">") == {}
 
 
 async def listed(api: ApiReplica, function: str, **query: object) -> list[tuple[str, str]]:
-    """What all pages hold together, in their order."""
-    found: list[tuple[str, str]] = []
+    """Return the entries of all pages in their order."""
+    entries: list[tuple[str, str]] = []
     after: dict[str, str] = {}
     while True:
         page = await api.list(function, **query, **after)
         assert (page.status, len(page.data) <= int(str(query.get("limit", 100)))) == (200, True), page
-        found += [(each["invocationID"], each["state"]) for each in page.data]
+        entries += [(each["invocationID"], each["state"]) for each in page.data]
         if "continue" not in page.body:
-            return found
+            return entries
         after = {"continue": page.body["continue"]}
 
 
@@ -167,15 +168,15 @@ async def test_list_returns_unfinished_invocations_before_finished_ones(
     dispatched = [(f"d{number}", "dispatched") for number in range(4)]
     stored = [(f"s{number}", "succeeded") for number in (2, 1, 0)]
     async with backend.running_result_store():
-        found = await listed(api, function, limit=4)
-        assert list(dict.fromkeys(found)) == [*queued, ("r", "running"), *dispatched, *stored]
+        entries = await listed(api, function, limit=4)
+        assert list(dict.fromkeys(entries)) == [*queued, ("r", "running"), *dispatched, *stored]
         assert await listed(api, function, state="queued", limit=2) == queued
         assert await listed(api, function, state="dispatched", limit=3) == dispatched
         assert set(await listed(api, function, state="running")) == {("r", "running")}
         assert await listed(api, function, state="succeeded", limit=2) == stored
         assert await listed(api, function, state="expired") == []
         assert await listed(api, "another") == []
-    assert (await api.list(function, state="queued")).status == 200, "the store is not needed for those"
+    assert (await api.list(function, state="queued")).status == 200, "queued invocations do not need the result store"
     assert (await api.list(function, state="failed")).status == 503
 
 
@@ -183,10 +184,10 @@ async def test_list_with_an_invalid_query_is_rejected(
     api: ApiReplica, function: str, backend: FakeServerlessBackend
 ) -> None:
     for query in ({"state": "lost"}, {"limit": "0"}, {"continue": "?"}, {"serverlessRequestID": "a.b"}):
-        refused = await api.request(
+        rejected = await api.request(
             "GET", "/api/v1/serverless/invocations", params={"serverlessRequestID": function} | query
         )
-        assert refused.status == 400, query
+        assert rejected.status == 400, query
     assert (await api.request("GET", "/api/v1/serverless/invocations")).status == 400
     async with backend.running_result_store():
         for number in range(3):
@@ -201,5 +202,5 @@ async def test_undecodable_message_does_not_hide_other_invocations(
 ) -> None:
     subject = backend.topology.subjects.invoke(function)
     await backend.publisher.publish(OutgoingMessage(subject, b"{"))
-    await backend.publisher.publish(OutgoingMessage(subject, encode(invocation(function, "odd"))))
-    assert await listed(api, function, state="queued") == [("odd", "queued")]
+    await backend.publisher.publish(OutgoingMessage(subject, encode(invocation(function, "readable"))))
+    assert await listed(api, function, state="queued") == [("readable", "queued")]

@@ -1,4 +1,4 @@
-"""Forgetting operations on a real API server."""
+"""The eviction of operations with a real API server."""
 
 import asyncio
 import logging
@@ -28,53 +28,57 @@ def start_replica(control_plane: ControlPlane, platform_crds: tuple[str, ...], n
 
 
 class MeteredRetention:
-    """A retention and what it counts."""
+    """A retention with its own metrics."""
 
-    def __init__(self, of: ServiceReplica, most: int = 20_000) -> None:
+    def __init__(self, replica: ServiceReplica, max_retained: int = 20_000) -> None:
         self.registry = CollectorRegistry()
         metrics = OperationRetentionMetrics(self.registry)
-        settings = OperationSettings(retention_seconds=DAY.total_seconds(), max_retained=most)
-        self.retention = OperationRetention(of.client, of.namespace, settings=settings, clock=of.clock, metrics=metrics)
+        settings = OperationSettings(retention_seconds=DAY.total_seconds(), max_retained=max_retained)
+        self.retention = OperationRetention(
+            replica.client, replica.namespace, settings=settings, clock=replica.clock, metrics=metrics
+        )
 
-    def evicted_count(self, why: str) -> float:
-        return self.registry.get_sample_value("runtime_api_operations_forgotten_total", {"why": why}) or 0
+    def evicted_count(self, reason: str) -> float:
+        return self.registry.get_sample_value("gpu_runtime_operations_evicted_total", {"reason": reason}) or 0
 
 
-async def create_operation(of: ServiceReplica, name: str, kind: OperationType = OperationType.SEED_STOCK) -> Operation:
-    asked = SeedStock(operation_id=name, spec_name="g1.1", replicas=1)
-    target = OperationTarget(kind="GPUUnit", namespace=of.namespace, name=name)
-    return (await of.operation_store.record(kind, name, asked, target)).operation
+async def create_operation(
+    replica: ServiceReplica, name: str, kind: OperationType = OperationType.SEED_STOCK
+) -> Operation:
+    request = SeedStock(operation_id=name, spec_name="g1.1", replicas=1)
+    target = OperationTarget(kind="GPUUnit", namespace=replica.namespace, name=name)
+    return (await replica.operation_store.record(kind, name, request, target)).operation
 
 
 async def test_finished_operation_is_evicted_after_the_retention(start_replica: StartReplica) -> None:
     async with start_replica() as one:
-        kept = MeteredRetention(one)
+        metered = MeteredRetention(one)
         early, late = await create_operation(one, "early"), await create_operation(one, "late")
         await one.operation_store.mark_succeeded(early)
         one.clock.offset = timedelta(hours=6)
         await one.operation_store.mark_failed(late)
         one.clock.offset = DAY - timedelta(minutes=1)
-        await kept.retention.run_once()
+        await metered.retention.run_once()
         assert sorted(await one.operations()) == ["early", "late"]
         one.clock.offset = DAY + timedelta(minutes=1)
-        await kept.retention.run_once()
+        await metered.retention.run_once()
         assert sorted(await one.operations()) == ["late"]
         one.clock.offset = DAY + timedelta(hours=7)
-        await kept.retention.run_once()
+        await metered.retention.run_once()
         assert await one.operations() == {}
-        assert kept.evicted_count("expired") == 2
+        assert metered.evicted_count("ttl") == 2
 
 
 async def test_unfinished_operation_is_retained_at_any_age(start_replica: StartReplica) -> None:
     async with start_replica() as one:
-        kept = MeteredRetention(one)
+        metered = MeteredRetention(one)
         unit = OperationType.CREATE_UNIT
         await create_operation(one, "seeding")
         await create_operation(one, "pool", OperationType.CREATE_STOCK_POOL)
         await create_operation(one, "waiting", unit)
         await one.operation_store.mark_running(await create_operation(one, "chosen", unit), stock=STOCK)
         one.clock.offset = 30 * DAY
-        await kept.retention.run_once()
+        await metered.retention.run_once()
         assert sorted(await one.operations()) == ["chosen", "pool", "seeding"]
 
 
@@ -85,18 +89,18 @@ async def test_two_replicas_evict_each_operation_once(start_replica: StartReplic
         one.clock.offset = other.clock.offset = 2 * DAY
         fresh = await create_operation(one, "fresh")
         await one.operation_store.mark_succeeded(fresh)
-        kept = [MeteredRetention(one), MeteredRetention(other)]
-        await asyncio.gather(*(each.retention.run_once() for each in kept))
+        metered = [MeteredRetention(one), MeteredRetention(other)]
+        await asyncio.gather(*(each.retention.run_once() for each in metered))
         assert list(await one.operations()) == ["fresh"]
-        assert sum(each.evicted_count("expired") for each in kept) == 20
+        assert sum(each.evicted_count("ttl") for each in metered) == 20
 
 
 async def test_oldest_finished_operations_above_the_limit_are_evicted_and_logged(
     start_replica: StartReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with start_replica() as one:
-        kept = MeteredRetention(one, most=100)
-        await create_operation(one, "seeding")  # the oldest of all, and not finished
+        metered = MeteredRetention(one, max_retained=100)
+        await create_operation(one, "seeding")  # the oldest operation, not finished
         for number in range(60):
             one.clock.offset = timedelta(seconds=number)
             await create_finished_operation(one, f"old-{number}")
@@ -104,30 +108,30 @@ async def test_oldest_finished_operations_above_the_limit_are_evicted_and_logged
         async with asyncio.TaskGroup() as tasks:
             for number in range(49):
                 tasks.create_task(create_finished_operation(one, f"new-{number}"))
-        await kept.retention.run_once()
-        left = await one.operations()
-        assert len(left) == 100
-        assert "seeding" in left
-        assert [number for number in range(60) if f"old-{number}" not in left] == list(range(10))
-        assert kept.evicted_count("too_many") == 10
-        assert [record.levelno for record in caplog.records if "before their time" in record.message] == [
+        await metered.retention.run_once()
+        retained = await one.operations()
+        assert len(retained) == 100
+        assert "seeding" in retained
+        assert [number for number in range(60) if f"old-{number}" not in retained] == list(range(10))
+        assert metered.evicted_count("count") == 10
+        assert [record.levelno for record in caplog.records if "evicting the oldest operations" in record.message] == [
             logging.WARNING
         ]
-        await kept.retention.run_once()
+        await metered.retention.run_once()
         assert len(await one.operations()) == 100
 
 
 async def test_operations_waiting_for_stock_are_evicted_after_finished_ones(start_replica: StartReplica) -> None:
     async with start_replica() as one:
-        kept = MeteredRetention(one, most=100)
+        metered = MeteredRetention(one, max_retained=100)
         async with asyncio.TaskGroup() as tasks:
             for number in range(101):
                 tasks.create_task(create_operation(one, f"waiting-{number}", OperationType.CREATE_UNIT))
             tasks.create_task(create_finished_operation(one, "done"))
-        await kept.retention.run_once()
-        left = await one.operations()
-        assert len(left) == 100
-        assert "done" not in left
+        await metered.retention.run_once()
+        retained = await one.operations()
+        assert len(retained) == 100
+        assert "done" not in retained
 
 
 async def test_selector_of_the_longest_retention_is_accepted(start_replica: StartReplica) -> None:
@@ -146,5 +150,5 @@ async def test_selector_of_the_longest_retention_is_accepted(start_replica: Star
         assert await one.operations() == {}
 
 
-async def create_finished_operation(of: ServiceReplica, name: str) -> None:
-    await of.operation_store.mark_succeeded(await create_operation(of, name))
+async def create_finished_operation(replica: ServiceReplica, name: str) -> None:
+    await replica.operation_store.mark_succeeded(await create_operation(replica, name))

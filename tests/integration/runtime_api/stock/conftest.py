@@ -1,4 +1,4 @@
-"""Two replicas' worth of what tests of stock and pools need."""
+"""Fixtures for tests of stock and pools."""
 
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -16,5 +16,5 @@ class StartReplica(Protocol):
 
 @pytest.fixture
 def start_replica(control_plane: ControlPlane, platform_crds: tuple[str, ...], namespace: str) -> StartReplica:
-    """Starts a replica for a namespace of the test's own, where operations, stock and pools all lie."""
+    """Start a replica whose operations, stock and pools are all in the namespace of the test."""
     return partial(service_replica, control_plane.kubeconfig, namespace)

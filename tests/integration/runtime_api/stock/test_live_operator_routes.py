@@ -1,4 +1,4 @@
-"""The routes of operators, called as the edge calls them."""
+"""The operator routes, called without HTTP."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,51 +30,50 @@ def routes_of(replica: ServiceReplica) -> Mapping[tuple[str, str], Route]:
 async def call(replica: ServiceReplica, line: str, body: Any = None, query: Any = None, **path: str) -> APIResponse:
     method, _, rest = line.partition(" ")
     route = routes_of(replica)[method, OPERATOR + rest]
-    asked = APIRequest(
+    request = APIRequest(
         body=msgspec.convert(body, route.body) if route.body else None,
         query=msgspec.convert(query or {}, route.query, strict=False),
         path=path,
     )
-    answer = await route.handler(asked)
-    msgspec.convert(
-        msgspec.to_builtins(answer.data), route.responses[answer.status]
-    )  # what it says is what it promises
-    return answer
+    response = await route.handler(request)
+    # Raises if the data does not have the documented type.
+    msgspec.convert(msgspec.to_builtins(response.data), route.responses[response.status])
+    return response
 
 
-async def test_a_seeding_from_the_request_to_the_inventory(start_replica: StartReplica) -> None:
+async def test_seed_request_creates_stock_that_the_inventory_counts(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
         first = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
-        again = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
-        assert (first.status, first.data.status, again.status) == (202, "accepted", 200)
+        replay = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
+        assert (first.status, first.data.status, replay.status) == (202, "accepted", 200)
         await replica.seeding.resume(replica.enqueued_operations[0])
         job = await call(replica, "GET /jobs/{operationID}", operationID=stock_units.SEED_EXAMPLE["operationID"])
         assert (job.status, job.data.status, job.data.seeded) == (200, "succeeded", 2)
-        ended = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
-        assert (ended.status, ended.data.status) == (200, "succeeded")
+        finished = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
+        assert (finished.status, finished.data.status) == (200, "succeeded")
         listed = await call(replica, "GET /stock-units", query={"specName": "g1.1", "claimed": "false", "limit": "1"})
         assert len(listed.data) == 1
         assert listed.continuation
-        nothing = await call(replica, "GET /stock-units", query={"phase": "Ready"})
-        assert (nothing.status, nothing.data, nothing.continuation) == (200, [], None)
-        counted = await call(replica, "GET /inventory", query={"specName": "g1.1"})
-        mine = counted.data.flavors[0].stock
-        assert (mine.progressing, mine.reserved.gpus, mine.reserved.memory) == (2, 2, "32Gi")
-        none = await call(replica, "GET /inventory", query={"specName": "no-such"})
-        assert none.data.flavors == ()
+        ready = await call(replica, "GET /stock-units", query={"phase": "Ready"})
+        assert (ready.status, ready.data, ready.continuation) == (200, [], None)
+        inventory_of_flavor = await call(replica, "GET /inventory", query={"specName": "g1.1"})
+        counts = inventory_of_flavor.data.flavors[0].stock
+        assert (counts.progressing, counts.reserved.gpus, counts.reserved.memory) == (2, 2, "32Gi")
+        unknown = await call(replica, "GET /inventory", query={"specName": "no-such"})
+        assert unknown.data.flavors == ()
 
 
-async def test_a_pool_from_the_request_to_its_end(start_replica: StartReplica, namespace: str) -> None:
+async def test_pool_is_created_shown_counted_and_deleted(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
         example: dict[str, Any] = pool_routes.POOL_EXAMPLE | {"namespace": namespace}
         first = await call(replica, "POST /stockpools", example)
         assert (first.status, first.data.target.name) == (202, "pool-g1-demo")
         await replica.making.resume(replica.enqueued_operations[0])
         assert (await call(replica, "POST /stockpools", example)).status == 200
-        shown = await call(replica, "GET /stockpools/{name}", name="pool-g1-demo")
-        assert (shown.data.phase, shown.data.operation_id) == ("Progressing", example["operationID"])
+        pool = await call(replica, "GET /stockpools/{name}", name="pool-g1-demo")
+        assert (pool.data.phase, pool.data.operation_id) == ("Progressing", example["operationID"])
         listed = await call(replica, "GET /stockpools", query={"namespace": namespace})
-        assert [pool.name for pool in listed.data] == ["pool-g1-demo"]
+        assert [each.name for each in listed.data] == ["pool-g1-demo"]
         await eventually(lambda: replica.caches.pools.store.all() != [], "the pool is counted")
         assert (await call(replica, "GET /inventory")).data.total.pools.desired >= 1
         assert (await call(replica, "DELETE /stockpools/{name}", name="pool-g1-demo")).status == 204

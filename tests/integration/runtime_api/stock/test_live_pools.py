@@ -1,4 +1,4 @@
-"""Pools on a real API server: made once, for one operation, whoever dies."""
+"""Pools on a real API server: one operation creates one pool, also if a replica is killed."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from gpu_runtime.contract.crd.operation import OPERATIONS
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
 from gpu_runtime.contract.crd.template import EnvVar, Port, Template
 from gpu_runtime.contract.crd.well_known import Annotation, generated_pool_name
-from gpu_runtime.contract.errors import Conflict, Gone, Invalid, NotFound, OperationReused
+from gpu_runtime.contract.errors import AlreadyExists, Gone, Invalid, NotFound, OperationReused
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, ListPools
 from tests.integration.kube.polling import eventually
 from tests.integration.runtime_api.service_replicas import ServiceReplica, SimulatedKill
@@ -24,7 +24,7 @@ TEMPLATE = Template(
 
 
 def request(**changes: Any) -> CreateStockPool:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "operation_id": "make",
         "name": "warm",
         "spec_name": "g1.1",
@@ -34,17 +34,18 @@ def request(**changes: Any) -> CreateStockPool:
         "replicas": 2,
         "template": TEMPLATE,
     }
-    return CreateStockPool(**asked | changes)
+    return CreateStockPool(**fields | changes)
 
 
-async def make(replica: ServiceReplica, asked: CreateStockPool) -> str:
-    recorded = await replica.pools.create(asked)
+async def create(replica: ServiceReplica, pool_request: CreateStockPool) -> str:
+    """Execute the whole operation and return its final state."""
+    recorded = await replica.pools.create(pool_request)
     return (await replica.making.resume(recorded.operation)).status.state
 
 
 async def test_pool_matches_the_request_and_names_its_operation(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
-        assert await make(replica, request()) == "Succeeded"
+        assert await create(replica, request()) == "Succeeded"
         pool = (await replica.pools_by_name())["warm"]
         operation = (await replica.operations())["make"]
         assert pool.spec == request().spec()
@@ -63,8 +64,8 @@ async def test_concurrent_requests_on_two_replicas_create_one_pool(start_replica
     async with start_replica() as one, start_replica() as other:
         first, second = await asyncio.gather(one.pools.create(request()), other.pools.create(request()))
         assert sorted([first.new, second.new]) == [False, True]
-        ended = await asyncio.gather(one.making.resume(first.operation), other.making.resume(second.operation))
-        assert [each.status.state for each in ended] == ["Succeeded"] * 2
+        finished = await asyncio.gather(one.making.resume(first.operation), other.making.resume(second.operation))
+        assert [each.status.state for each in finished] == ["Succeeded"] * 2
         assert list(await one.pools_by_name()) == ["warm"]
         with pytest.raises(OperationReused):
             await other.pools.create(request(spec_name="g2.1"))
@@ -72,21 +73,21 @@ async def test_concurrent_requests_on_two_replicas_create_one_pool(start_replica
 
 async def test_generated_pool_name_is_stable_across_retries(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
-        await make(one, request(name=""))
-        assert await make(other, request(name="")) == "Succeeded"
+        await create(one, request(name=""))
+        assert await create(other, request(name="")) == "Succeeded"
         assert list(await one.pools_by_name()) == [generated_pool_name("make")]
 
 
-@pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "unheard"])
+@pytest.mark.parametrize("after_write", [False, True], ids=["before-write", "after-write"])
 @pytest.mark.parametrize("at_write", range(1, 5))
 async def test_pool_creation_killed_at_any_write_is_resumed_by_another_replica(
-    start_replica: StartReplica, at_write: int, carried_out: bool
+    start_replica: StartReplica, at_write: int, after_write: bool
 ) -> None:
-    """The record, its start, the pool, its end."""
+    """The writes are: record the operation, mark it running, create the pool, mark it succeeded."""
     async with start_replica() as one, start_replica() as other:
         with pytest.raises(SimulatedKill):
-            await make(one.killed_at_write(at_write, after_write=carried_out), request())
-        assert await make(other, request()) == "Succeeded"
+            await create(one.killed_at_write(at_write, after_write=after_write), request())
+        assert await create(other, request()) == "Succeeded"
         pools = await other.pools_by_name()
         assert list(pools) == ["warm"]
         assert (await other.operations())["make"].status.target_uid == pools["warm"].metadata.uid
@@ -96,8 +97,8 @@ async def test_pool_name_in_use_is_rejected_without_an_operation(
     start_replica: StartReplica,
 ) -> None:
     async with start_replica() as replica:
-        await make(replica, request())
-        with pytest.raises(Conflict, match="choose another name"):
+        await create(replica, request())
+        with pytest.raises(AlreadyExists, match="choose another name"):
             await replica.pools.create(request(operation_id="second"))
         assert list(await replica.operations()) == ["make"]
 
@@ -110,7 +111,7 @@ async def test_lost_race_for_a_pool_name_fails_the_operation(start_replica: Star
         jobs = [await replica.jobs.get("make"), await replica.jobs.get("second")]
         assert sorted(job.status for job in jobs) == ["failed", "succeeded"]
         [error] = [job.error for job in jobs if job.error]
-        assert error.code == "conflict"
+        assert error.code == "already_exists"
         assert "choose another name" in error.message
         winner = next(job.operation_id for job in jobs if not job.error)
         pool = (await replica.pools_by_name())["warm"]
@@ -119,19 +120,19 @@ async def test_lost_race_for_a_pool_name_fails_the_operation(start_replica: Star
 
 async def test_replay_of_a_create_whose_pool_was_deleted_is_410(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
-        await make(one, request())
+        await create(one, request())
         await one.pools.delete("", "warm")
         with pytest.raises(Gone, match="choose a new operationID"):
             await other.pools.create(request())
-        assert await make(one, request(operation_id="again")) == "Succeeded"
+        assert await create(one, request(operation_id="again")) == "Succeeded"
         with pytest.raises(Gone):
             await other.pools.create(request())
 
 
-async def test_a_pool_that_is_deleted_before_its_operation_ended_stays_deleted(start_replica: StartReplica) -> None:
+async def test_pool_deleted_before_its_operation_finished_stays_deleted(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         with pytest.raises(SimulatedKill):
-            await make(one.killed_at_write(3, after_write=True), request())
+            await create(one.killed_at_write(3, after_write=True), request())
         await other.pools.delete("", "warm")
         operation = (await other.operations())["make"]
         assert operation.status.state == "Succeeded"
@@ -141,33 +142,33 @@ async def test_a_pool_that_is_deleted_before_its_operation_ended_stays_deleted(s
 
 async def test_pool_outlives_its_operation(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
-        await make(replica, request())
-        old = (await replica.operations())["make"]
-        await replica.client.delete(OPERATIONS, old.metadata.key, uid=old.metadata.uid)
-        assert await make(replica, request()) == "Succeeded"
-        assert (await replica.operations())["make"].status.target_uid == old.status.target_uid
+        await create(replica, request())
+        evicted = (await replica.operations())["make"]
+        await replica.client.delete(OPERATIONS, evicted.metadata.key, uid=evicted.metadata.uid)
+        assert await create(replica, request()) == "Succeeded"
+        assert (await replica.operations())["make"].status.target_uid == evicted.status.target_uid
 
 
 async def test_pools_are_visible_on_every_replica(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as one, start_replica() as other:
-        await make(one, request())
+        await create(one, request())
         assert (await other.pools.get("", "warm")).replicas == 2
-        await make(one, request(operation_id="two", name="cold", spec_name="g2.1"))
-        here = ListPools(namespace=namespace)
-        await eventually(lambda: len(other.pools.list(here)[0]) == 2, "both are listed")
+        await create(one, request(operation_id="two", name="cold", spec_name="g2.1"))
+        query = ListPools(namespace=namespace)
+        await eventually(lambda: len(other.pools.list(query)[0]) == 2, "both pools are listed")
         first, after = other.pools.list(ListPools(namespace=namespace, limit=1))
         rest, end = other.pools.list(ListPools(namespace=namespace, limit=1, after=after))
         assert [pool.name for pool in (*first, *rest)] == ["cold", "warm"]
         assert end is None
         assert [pool.name for pool in other.pools.list(ListPools(namespace=namespace, spec_name="g2.1"))[0]] == ["cold"]
         await other.pools.delete(namespace, "cold")
-        assert [pool.name for pool in other.pools.list(here)[0]] == ["warm"], "what was deleted is gone at once"
+        assert [pool.name for pool in other.pools.list(query)[0]] == ["warm"], "the deleted pool must not be listed"
         for missing in (other.pools.get("", "cold"), other.pools.delete("", "cold")):
-            with pytest.raises(NotFound, match="no pool"):
+            with pytest.raises(NotFound, match="cold does not exist"):
                 await missing
 
 
-async def test_a_bad_request_writes_nothing(start_replica: StartReplica) -> None:
+async def test_invalid_pool_request_writes_nothing(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
         with pytest.raises(Invalid):
             await replica.pools.create(request(memory="not-a-quantity"))

@@ -1,6 +1,6 @@
-"""Replicas of the services behind storages and units on the real API server, without the HTTP in front of them.
+"""Replicas of the storage and unit services on a real API server, without HTTP.
 
-There is no controller manager: what it would write, a test writes.
+No controller manager runs. Tests write what it would write.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pytest
 from lightkube import ApiError
-from lightkube import Client as OtherEyes
+from lightkube import Client as LightkubeClient
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
@@ -43,7 +43,7 @@ Object: TypeAlias = dict[str, Any]
 class StorageReplica:
     storages: StorageService
     units: UnitService
-    caches: APIInformers
+    informers: APIInformers
     client: KubeClient
 
 
@@ -53,9 +53,9 @@ class StartStorageReplica(Protocol):
 
 @dataclass(frozen=True)
 class StorageCluster:
-    """Storages, units and stock of one test, seen and changed by somebody else."""
+    """Reads and changes the storages, units and stock of one test without the code of the product."""
 
-    kube: OtherEyes
+    kube: LightkubeClient
     namespaces: APINamespaceSettings
 
     @property
@@ -63,14 +63,14 @@ class StorageCluster:
         return self.namespaces.units[0]
 
     def create(self, kind: Any, name: str, spec: Object, namespace: str = "", **metadata: Any) -> Object:
-        about = ObjectMeta(name=name, namespace=namespace or self.namespace, **metadata)
-        return as_dict(self.kube.create(kind(metadata=about, spec=spec)))
+        object_meta = ObjectMeta(name=name, namespace=namespace or self.namespace, **metadata)
+        return as_dict(self.kube.create(kind(metadata=object_meta, spec=spec)))
 
     def create_storage(self, name: str, **spec: Any) -> Object:
         return self.create(STORAGE, name, {"size": "1Gi", **spec})
 
     def create_stock(self, *names: str) -> None:
-        """Ready stock, as a controller would report it."""
+        """Create Ready stock units. The controller would write their status."""
         for name in names:
             self.create(UNIT, name, {"specName": "g1.1", "memory": "1Gi", "gpu": 1}, self.namespaces.stock)
             self._patch(UNIT.Status, name, {"status": {"phase": "Ready"}}, self.namespaces.stock)
@@ -79,7 +79,7 @@ class StorageCluster:
         return [each["metadata"]["name"] for each in self.list_objects(UNIT, self.namespaces.stock)]
 
     def list_objects(self, kind: Any, namespace: str = "") -> list[Object]:
-        return [as_dict(found) for found in self.kube.list(kind, namespace=namespace or self.namespace)]
+        return [as_dict(each) for each in self.kube.list(kind, namespace=namespace or self.namespace)]
 
     def get(self, kind: Any, name: str) -> Object:
         return as_dict(self.kube.get(kind, name, namespace=self.namespace))
@@ -99,7 +99,7 @@ class StorageCluster:
         self._patch(kind, name, patch, self.namespace)
 
     def patch_storage_status(self, name: str, **status: Any) -> None:
-        """As the controller manager would of a storage."""
+        """Write the status of a storage, as the controller manager does."""
         self.patch(STORAGE.Status, name, {"status": status})
 
     def delete(self, kind: Any, name: str) -> None:
@@ -109,12 +109,12 @@ class StorageCluster:
         self.kube.patch(kind, name, patch, namespace=namespace, patch_type=PatchType.MERGE)
 
 
-def as_dict(found: Any) -> Object:
-    return dict(found.to_dict())
+def as_dict(resource: Any) -> Object:
+    return dict(resource.to_dict())
 
 
 @pytest.fixture
-def stock_namespace(kube: OtherEyes, namespace: str) -> Iterator[str]:
+def stock_namespace(kube: LightkubeClient, namespace: str) -> Iterator[str]:
     name = f"{namespace}-stock"
     kube.create(Namespace(metadata=ObjectMeta(name=name)))
     yield name
@@ -122,7 +122,9 @@ def stock_namespace(kube: OtherEyes, namespace: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def cluster(kube: OtherEyes, namespace: str, stock_namespace: str, platform_crds: tuple[str, ...]) -> StorageCluster:
+def cluster(
+    kube: LightkubeClient, namespace: str, stock_namespace: str, platform_crds: tuple[str, ...]
+) -> StorageCluster:
     return StorageCluster(
         kube, APINamespaceSettings(system=namespace, stock=stock_namespace, units=(namespace, "elsewhere"))
     )
@@ -130,19 +132,19 @@ def cluster(kube: OtherEyes, namespace: str, stock_namespace: str, platform_crds
 
 @pytest.fixture
 async def start_replica(control_plane: ControlPlane, cluster: StorageCluster) -> AsyncIterator[StartStorageReplica]:
-    """As many replicas as a test asks for, each with its own connections and caches; idle ones hear of nothing."""
+    """Starts replicas, each with its own connections and informers. The informers of an idle replica do not run."""
     async with AsyncExitStack() as stack:
 
-        async def another(*, idle: bool = False) -> StorageReplica:
+        async def start(*, idle: bool = False) -> StorageReplica:
             config = load_cluster_config(control_plane.kubeconfig)
             client = await stack.enter_async_context(open_kube_client(config, field_manager="test"))
-            caches = new_informers(client, cluster.namespaces, KubeMetrics())
-            consumed = ConsumedStockDeleter(client, caches)
+            informers = new_informers(client, cluster.namespaces, KubeMetrics())
+            consumed_deleter = ConsumedStockDeleter(client, informers)
             if not idle:
-                await stack.enter_async_context(_running(caches, consumed))
-            return _replica(client, caches, cluster.namespaces, consumed)
+                await stack.enter_async_context(_running(informers, consumed_deleter))
+            return _replica(client, informers, cluster.namespaces, consumed_deleter)
 
-        yield another
+        yield start
 
 
 @pytest.fixture
@@ -152,29 +154,34 @@ async def replica(start_replica: StartStorageReplica) -> StorageReplica:
 
 @pytest.fixture
 async def stale_replica(start_replica: StartStorageReplica) -> StorageReplica:
-    """A replica whose caches hear of nothing."""
+    """A replica whose informers do not run."""
     return await start_replica(idle=True)
 
 
 def _replica(
-    client: KubeClient, caches: APIInformers, names: APINamespaceSettings, consumed: ConsumedStockDeleter
+    client: KubeClient,
+    informers: APIInformers,
+    namespaces: APINamespaceSettings,
+    consumed_deleter: ConsumedStockDeleter,
 ) -> StorageReplica:
-    ledger, attachments = OperationStore(client, names.system, SystemClock()), StorageAttacher(client, caches)
-    handoff = Handoff(client, caches, ledger, StockSelector(caches, ledger), attachments, consumed_deleter=consumed)
-    units = UnitService(client, caches, names, handoff, handoff.finish_operation, attachments)
-    return StorageReplica(StorageService(client, caches, names), units, caches, client)
+    operation_store = OperationStore(client, namespaces.system, SystemClock())
+    stock_selector = StockSelector(informers, operation_store)
+    attacher = StorageAttacher(client, informers)
+    handoff = Handoff(client, informers, operation_store, stock_selector, attacher, consumed_deleter=consumed_deleter)
+    units = UnitService(client, informers, namespaces, handoff, handoff.finish_operation, attacher)
+    return StorageReplica(StorageService(client, informers, namespaces), units, informers, client)
 
 
 @asynccontextmanager
-async def _running(caches: APIInformers, consumed: ConsumedStockDeleter) -> AsyncIterator[None]:
-    ending = asyncio.Event()
+async def _running(informers: APIInformers, consumed_deleter: ConsumedStockDeleter) -> AsyncIterator[None]:
+    stopping = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(consumed.run(ending, grace_seconds=5))
-        running = [tasks.create_task(cache.run()) for cache in caches.all]
+        tasks.create_task(consumed_deleter.run(stopping, grace_seconds=5))
+        running = [tasks.create_task(informer.run()) for informer in informers.all]
         async with asyncio.timeout(60):
-            for cache in caches.all:
-                await cache.wait_for_sync()
+            for informer in informers.all:
+                await informer.wait_for_sync()
         yield
-        ending.set()
+        stopping.set()
         for task in running:
             task.cancel()

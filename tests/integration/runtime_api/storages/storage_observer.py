@@ -1,4 +1,4 @@
-"""Who holds which storage in the running platform, seen with other eyes than the product's."""
+"""Observes which unit each storage is attached to, and which pods mount it, without the code of the product."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -25,24 +25,24 @@ CONTROLLER_MANAGER_LEASE = ("lease", "controller-manager", "--namespace=runtime-
 
 
 async def create_storages(client: ApiCaller, names: Sequence[str], *, with_volumes: bool = True) -> None:
-    """Made over HTTP, and looked at by the controller manager; Ready where there are volumes for them."""
+    """Create storages over HTTP and wait for the controller manager. They become Ready if they have volumes."""
     if with_volumes:
         with client.platform.control_plane.client() as kube:
             cluster = ControllerCluster(client.platform.control_plane, kube, client.platform.folder)
             for name in names:
                 cluster.create_volume(UNIT_NAMESPACE, name)
-    standing, path = client.platform.shared_replicas, "/api/v1/gpu-storages"
-    answers = await asyncio.gather(
-        *(client.request(standing[n % 3], "POST", path, {"name": name, "size": "1Gi"}) for n, name in enumerate(names))
+    replicas, path = client.platform.shared_replicas, "/api/v1/gpu-storages"
+    responses = await asyncio.gather(
+        *(client.request(replicas[n % 3], "POST", path, {"name": name, "size": "1Gi"}) for n, name in enumerate(names))
     )
-    assert {answer.status for answer in answers} == {201}, answers
+    assert {response.status for response in responses} == {201}, responses
     expected = "StorageReady" if with_volumes else "ClaimPending"
 
     async def are_reported() -> bool:
-        found = await list_storages(client)
-        return all(ready_condition(found[name]).get("reason") == expected for name in names)
+        storages = await list_storages(client)
+        return all(ready_condition(storages[name]).get("reason") == expected for name in names)
 
-    await until(are_reported, f"{expected} of {len(names)} storages")
+    await until(are_reported, f"{len(names)} storages have the reason {expected}")
 
 
 async def list_storages(client: ApiCaller) -> dict[str, Object]:
@@ -63,47 +63,48 @@ def storage_mounts(*names: str) -> Object:
 
 
 async def create_unit_with_mounts(
-    client: ApiCaller, replica: ApiProcess, flavor: str, name: str, *mounted: str
+    client: ApiCaller, replica: ApiProcess, flavor: str, name: str, *storages: str
 ) -> ApiResponse:
     return await client.request(
-        replica, "POST", "/api/v1/gpu-units", unit_request(flavor, name) | storage_mounts(*mounted)
+        replica, "POST", "/api/v1/gpu-units", unit_request(flavor, name) | storage_mounts(*storages)
     )
 
 
 async def orphaned_attachments(client: ApiCaller) -> list[str]:
-    """Storages that are attached to nothing: to no unit that names them, by no operation that is under way."""
-    found = await list_storages(
-        client
-    )  # first, so that what is attached by now has its unit and record in what follows
-    return find_orphaned_attachments(found, await client.snapshot())
+    """Return storages that are attached to no unit that mounts them and by no operation in progress."""
+    # Read storages first, so that the later snapshot contains the unit and the operation of every attachment.
+    storages = await list_storages(client)
+    return find_orphaned_attachments(storages, await client.snapshot())
 
 
-def find_orphaned_attachments(found: Mapping[str, Object], seen: ClusterSnapshot) -> list[str]:
-    return [name for name, each in found.items() if attached_unit(each) and not _is_attached_correctly(each, seen)]
+def find_orphaned_attachments(storages: Mapping[str, Object], snapshot: ClusterSnapshot) -> list[str]:
+    return [
+        name for name, each in storages.items() if attached_unit(each) and not _is_attached_correctly(each, snapshot)
+    ]
 
 
-def _is_attached_correctly(storage: Object, seen: ClusterSnapshot) -> bool:
+def _is_attached_correctly(storage: Object, snapshot: ClusterSnapshot) -> bool:
     name, attached = storage["metadata"]["name"], storage["spec"]["attachedTo"]
-    units = {unit["metadata"]["name"]: unit for unit in seen.units}
-    named = [mount["name"] for mount in units.get(attached["unit"], {"spec": {}})["spec"].get("storageMounts", ())]
-    operation = seen.operations.get(attached.get("operationID", ""), {})
-    under_way = operation_state(operation) in ("Running", "RollingBack") and bool(operation)
-    return name in named or under_way
+    units = {unit["metadata"]["name"]: unit for unit in snapshot.units}
+    mounted = [mount["name"] for mount in units.get(attached["unit"], {"spec": {}})["spec"].get("storageMounts", ())]
+    operation = snapshot.operations.get(attached.get("operationID", ""), {})
+    in_progress = operation_state(operation) in ("Running", "RollingBack") and bool(operation)
+    return name in mounted or in_progress
 
 
 @dataclass
 class MountObserver:
-    """Which pods mount which claims, and which units hold which storages, event by event."""
+    """Records from watch events which pods mount which PVCs, and to which units storages are attached."""
 
     attached_units: dict[str, str | None] = field(default_factory=dict)
-    """Of every storage that is there: the unit that holds it."""
+    """The unit that each existing storage is attached to."""
 
     mounts_by_pod: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
-    """Of every pod that is there: the unit that it belongs to, and the claims that it mounts."""
+    """The unit and the mounted PVCs of each existing pod, by pod UID."""
     seen_mounts: set[tuple[str, str]] = field(default_factory=set)
-    """Claim and unit, for every mount that was seen."""
+    """PVC and unit of every observed mount."""
     violations: list[str] = field(default_factory=list)
-    """What must never be: a claim in the pods of two units."""
+    """Descriptions of PVCs that pods of two units mounted at the same time."""
 
     def observe_storage(self, event: str, storage: Object) -> None:
         name = storage["metadata"]["name"]
@@ -112,21 +113,21 @@ class MountObserver:
             del self.attached_units[name]
 
     def observe_pod(self, event: str, pod: Object) -> None:
-        about = pod["metadata"]
+        metadata = pod["metadata"]
         if event == "DELETED":
-            self.mounts_by_pod.pop(about["uid"], None)
+            self.mounts_by_pod.pop(metadata["uid"], None)
             return
-        unit, used = about.get("labels", {}).get(Label.UNIT_UID, "nobody"), frozenset(_pvc_names(pod))
-        for other, theirs in self.mounts_by_pod.values():
-            self.violations += [f"{each} in pods of {unit} and {other}" for each in used & theirs if unit != other]
-        self.mounts_by_pod[about["uid"]] = unit, used
-        self.seen_mounts |= {(each, about.get("labels", {}).get(Label.UNIT, "")) for each in used}
+        unit, pvcs = metadata.get("labels", {}).get(Label.UNIT_UID, "no unit"), frozenset(_pvc_names(pod))
+        for other, other_pvcs in self.mounts_by_pod.values():
+            self.violations += [f"{each} in pods of {unit} and {other}" for each in pvcs & other_pvcs if unit != other]
+        self.mounts_by_pod[metadata["uid"]] = unit, pvcs
+        self.seen_mounts |= {(each, metadata.get("labels", {}).get(Label.UNIT, "")) for each in pvcs}
 
 
 def _pvc_names(pod: Object) -> Iterator[str]:
     for volume in pod["spec"].get("volumes", ()):
-        if claim := volume.get("persistentVolumeClaim"):
-            yield claim["claimName"]
+        if pvc := volume.get("persistentVolumeClaim"):
+            yield pvc["claimName"]
 
 
 async def mounting_pods(client: ApiCaller, storage: str) -> list[str]:
@@ -136,28 +137,28 @@ async def mounting_pods(client: ApiCaller, storage: str) -> list[str]:
 
 @asynccontextmanager
 async def observing_mounts(client: ApiCaller) -> AsyncIterator[MountObserver]:
-    """Whoever leaves has seen that no two units' pods mounted one claim."""
-    mounted = MountObserver()
+    """Observe mounts in the block, and check at its end that pods of two units never mounted the same PVC."""
+    observer = MountObserver()
 
-    async def watch(kind: Any, take_note: Callable[[str, Object], None]) -> None:
-        async for event, found in client.kube.watch(kind, namespace=UNIT_NAMESPACE):
-            take_note(event, as_dict(found))
+    async def watch(kind: Any, observe: Callable[[str, Object], None]) -> None:
+        async for event, resource in client.kube.watch(kind, namespace=UNIT_NAMESPACE):
+            observe(event, as_dict(resource))
 
     watching = [
-        asyncio.create_task(watch(Pod, mounted.observe_pod)),
-        asyncio.create_task(watch(STORAGE, mounted.observe_storage)),
+        asyncio.create_task(watch(Pod, observer.observe_pod)),
+        asyncio.create_task(watch(STORAGE, observer.observe_storage)),
     ]
     try:
-        yield mounted
-        assert not any(each.done() for each in watching), "nobody was watching"
-        assert mounted.violations == []
+        yield observer
+        assert not any(each.done() for each in watching), "a watch ended early"
+        assert observer.violations == []
     finally:
         for each in watching:
             each.cancel()
 
 
 async def kill_manager(client: ApiCaller) -> None:
-    """Killed, and its lease run out at once."""
+    """Kill the controller manager and delete its lease, so that the next one becomes leader immediately."""
     client.platform.manager.stop()
     await asyncio.to_thread(
         client.platform.control_plane.kubectl, "delete", *CONTROLLER_MANAGER_LEASE, "--ignore-not-found"

@@ -1,4 +1,4 @@
-"""Whoever is killed, and whenever: soon no storage is attached to nothing, and the request gets its answer."""
+"""After a kill at any write, no attachment stays orphaned, and a replay of the request succeeds."""
 
 import asyncio
 import random
@@ -32,18 +32,18 @@ CREATE = (
     "PATCH operations/status",
     "DELETE gpuunits",
 )
-"""The writes of a create with two mounts: record, attach, attach, claim, make, commit, release."""
+"""The writes of a create with two mounts: record, attach, attach, claim, create, commit, release."""
 UPDATE = ("PATCH gpustorages", "PATCH gpuunits")
-"""And of an update that gains a mount."""
-CHOSEN = 2
-"""What has chosen stock is finished without anybody asking again; what has not waits for the caller."""
-SECONDS = 10
-"""Within which everything is in order again."""
+"""The writes of an update that adds a mount."""
+FIRST_WRITE_AFTER_STOCK_CHOICE = 2
+"""From this write on, recovery finishes the operation. Before it, the operation waits for a replay of the request."""
+RECOVERY_TIMEOUT_SECONDS = 10
+"""Maximum time until no orphaned attachment exists after the kills."""
 
 
 @dataclass(frozen=True)
 class StorageKillCase:
-    """A request whose replica is killed at one of its writes, with stock and storages of its own."""
+    """A request with its own stock and storages, whose replica is killed at one of its writes."""
 
     writes: tuple[str, ...]
     write: int
@@ -52,24 +52,24 @@ class StorageKillCase:
     @property
     def name(self) -> str:
         kind = "create" if self.writes is CREATE else "update"
-        return f"{kind}-{self.write}-{'unheard' if self.after_write else 'unsent'}"
+        return f"{kind}-{self.write}-{'after-write' if self.after_write else 'before-write'}"
 
     @property
     def storages(self) -> list[str]:
         return [f"{self.name}-{each}" for each in ("b", "a")][: 2 if self.writes is CREATE else 1]
 
     @property
-    def replayed(self) -> int:
-        """What the request is answered after the kill, by another replica."""
-        alone = self.writes is UPDATE or self.write + self.after_write >= CHOSEN
-        return 200 if alone else 201
+    def replay_status(self) -> int:
+        """The expected status of a replay on another replica."""
+        finished = self.writes is UPDATE or self.write + self.after_write >= FIRST_WRITE_AFTER_STOCK_CHOICE
+        return 200 if finished else 201
 
     @property
-    def answers(self) -> set[int]:
-        """What the caller may hear, with 0 for nothing: a create is answered before its last write."""
+    def allowed_statuses(self) -> set[int]:
+        """The allowed statuses of the killed request. 0 is no response. A create is answered before its last write."""
         return {0, 201} if self.writes is CREATE and self.write == len(CREATE) else {0}
 
-    async def ask(self, client: ApiCaller, replica: ApiProcess) -> ApiResponse:
+    async def send(self, client: ApiCaller, replica: ApiProcess) -> ApiResponse:
         if self.writes is CREATE:
             return await create_unit_with_mounts(client, replica, self.name, self.name, *self.storages)
         return await client.request(replica, "PUT", f"/api/v1/gpu-units/{self.name}", storage_mounts(*self.storages))
@@ -83,91 +83,92 @@ CASES = [
     ),
     *(StorageKillCase(writes, len(writes), after_write=True) for writes in (CREATE, UPDATE)),
 ]
-"""Before each write, and after the last one. To be killed after a write leaves the same as before the next one."""
+"""Kills before each write and after the last one. A kill after a write has the effect of a kill before the next one."""
 
 
 async def test_kill_at_any_write_leaves_no_orphaned_attachment(platform: LivePlatform, api_client: ApiCaller) -> None:
-    stock, every = {case.name: 1 for case in CASES}, [name for case in CASES for name in case.storages]
-    await create_storages(api_client, every, with_volumes=False)
+    stock, storages = {case.name: 1 for case in CASES}, [name for case in CASES for name in case.storages]
+    await create_storages(api_client, storages, with_volumes=False)
     await api_client.seed_and_wait(stock)
     updates = [case for case in CASES if case.writes is UPDATE]
-    made = await asyncio.gather(
+    created = await asyncio.gather(
         *(api_client.create_unit(platform.shared_replicas[0], case.name, case.name) for case in updates)
     )
-    assert {answer.status for answer in made} == {201}
-    async with observing_mounts(api_client) as mounted, AsyncExitStack() as stack:
-        doomed = [
+    assert {response.status for response in created} == {201}
+    async with observing_mounts(api_client) as observer, AsyncExitStack() as stack:
+        proxies = [
             await stack.enter_async_context(
                 kube_write_proxy(platform, case.name, case.write, after_write=case.after_write)
             )
             for case in CASES
         ]
-        await api_client.start_replicas(*(each.replica for each in doomed))
+        await api_client.start_replicas(*(proxy.replica for proxy in proxies))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(manager_dies(api_client))
-            deaths = await asyncio.gather(
-                *(killed(api_client, case, each) for case, each in zip(CASES, doomed, strict=True))
+            tasks.create_task(restart_manager(api_client))
+            kill_times = await asyncio.gather(
+                *(send_and_kill(api_client, case, proxy) for case, proxy in zip(CASES, proxies, strict=True))
             )
         await wait_no_orphaned_attachments(api_client)
-        print(
-            f"no storage was attached to nothing {time.monotonic() - max(deaths):.1f} s after the last of {len(deaths)}"
-        )
+        seconds = time.monotonic() - max(kill_times)
+        print(f"no orphaned attachment {seconds:.1f} s after the last of {len(kill_times)} kills")
         await wait_conserved(api_client, stock)
-        await replayed(api_client)
-        await everything_is_released(api_client, mounted, every)
+        await replay_requests(api_client)
+        await delete_units_and_wait_released(api_client, observer, storages)
 
 
-async def manager_dies(client: ApiCaller) -> None:
-    """Somewhere in the middle of what the others do."""
+async def restart_manager(client: ApiCaller) -> None:
+    """Kill and start the controller manager at random times while the requests run."""
     await asyncio.sleep(random.uniform(0, 0.5))  # noqa: S311
     await kill_manager(client)
     await asyncio.sleep(random.uniform(0, 0.5))  # noqa: S311
     await start_manager(client)
 
 
-async def killed(client: ApiCaller, case: StorageKillCase, doomed: KubeWriteProxy) -> float:
-    """Gives the time of death."""
-    answer = await case.ask(client, doomed.replica)
+async def send_and_kill(client: ApiCaller, case: StorageKillCase, proxy: KubeWriteProxy) -> float:
+    """Send the request and return the time of the kill."""
+    response = await case.send(client, proxy.replica)
     try:
-        await asyncio.wait_for(doomed.fault_reached.wait(), 60)
+        await asyncio.wait_for(proxy.fault_reached.wait(), 60)
     except TimeoutError:
-        raise AssertionError(f"{case.name}: {answer}, {doomed.writes}") from None
-    assert answer.status in case.answers
-    assert tuple(doomed.writes) == case.writes[: case.write], case.name
+        raise AssertionError(f"{case.name}: {response}, {proxy.writes}") from None
+    assert response.status in case.allowed_statuses
+    assert tuple(proxy.writes) == case.writes[: case.write], case.name
     return time.monotonic()
 
 
 async def wait_no_orphaned_attachments(client: ApiCaller) -> None:
-    found: list[str] = []
+    orphans: list[str] = []
 
-    async def in_order() -> bool:
-        found[:] = await orphaned_attachments(client)
-        return not found
+    async def none_is_orphaned() -> bool:
+        orphans[:] = await orphaned_attachments(client)
+        return not orphans
 
     try:
-        await until(in_order, "every storage is free or held by its unit", SECONDS)
+        await until(none_is_orphaned, "no attachment is orphaned", RECOVERY_TIMEOUT_SECONDS)
     except AssertionError as error:
-        raise AssertionError(f"{error}: {found}") from None
+        raise AssertionError(f"{error}: {orphans}") from None
 
 
-async def replayed(client: ApiCaller) -> None:
-    standing = client.platform.shared_replicas
-    answers = await asyncio.gather(*(case.ask(client, standing[n % 3]) for n, case in enumerate(CASES)))
-    statuses = {case.name: answer.status for case, answer in zip(CASES, answers, strict=True)}
-    assert statuses == {case.name: case.replayed for case in CASES}
-    held = await list_storages(client)
+async def replay_requests(client: ApiCaller) -> None:
+    replicas = client.platform.shared_replicas
+    responses = await asyncio.gather(*(case.send(client, replicas[n % 3]) for n, case in enumerate(CASES)))
+    statuses = {case.name: response.status for case, response in zip(CASES, responses, strict=True)}
+    assert statuses == {case.name: case.replay_status for case in CASES}
+    storages = await list_storages(client)
     for case in CASES:
-        assert [attached_unit(held[name]) for name in case.storages] == [case.name] * len(case.storages)
+        assert [attached_unit(storages[name]) for name in case.storages] == [case.name] * len(case.storages)
 
 
-async def everything_is_released(client: ApiCaller, mounted: MountObserver, every: list[str]) -> None:
-    """Also what lost its unit while there was no controller manager."""
+async def delete_units_and_wait_released(client: ApiCaller, observer: MountObserver, storages: list[str]) -> None:
+    """Delete all units while no controller manager runs. The next one must detach their storages."""
     await kill_manager(client)
-    gone = await asyncio.gather(*(client.delete_unit(client.platform.shared_replicas[0], case.name) for case in CASES))
-    assert {answer.status for answer in gone} == {204}
+    replica = client.platform.shared_replicas[0]
+    deleted = await asyncio.gather(*(client.delete_unit(replica, case.name) for case in CASES))
+    assert {response.status for response in deleted} == {204}
     await start_manager(client)
 
     async def are_free() -> bool:
-        return not any(mounted.attached_units[name] for name in every)
+        return not any(observer.attached_units[name] for name in storages)
 
-    print(f"what lost its unit meanwhile was released within {await until(are_free, 'all are free'):.1f} s")
+    seconds = await until(are_free, "all storages are detached")
+    print(f"storages of deleted units were detached within {seconds:.1f} s")

@@ -1,13 +1,14 @@
-"""What callers do with storages holds on the real API server, for several replicas, whoever else writes."""
+"""The storage service on a real API server, with several replicas and other concurrent writers."""
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpu_runtime.contract.crd.conditions import StoragePhase
-from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, StorageInUse, Unavailable
+from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, Invalid, NotFound, StorageInUse, Unavailable
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, UpdateStorage
 from tests.integration.kube.polling import eventually
@@ -19,13 +20,13 @@ from tests.integration.runtime_api.storages.conftest import (
     StorageReplica,
 )
 
-HELD = {"spec": {"attachedTo": {"unit": "web"}}}
+ATTACHED = {"spec": {"attachedTo": {"unit": "web"}}}
 PROTECTED = {"metadata": {"finalizers": ["runtime.lokiwager.io/storage-protection"]}}
 UNPROTECTED: Object = {"metadata": {"finalizers": None}}
 
 
 class NoWrites:
-    """A fence that no write passes."""
+    """A write fence that rejects every write."""
 
     def remaining(self) -> float:
         return 0
@@ -40,30 +41,32 @@ def storage_request(**changes: Any) -> CreateStorage:
 
 
 async def wait_cached(replica: StorageReplica, cluster: StorageCluster, *names: str) -> None:
-    store = replica.caches.storages.store
-    await eventually(lambda: all(store.get(ObjectKey(cluster.namespace, name)) for name in names), f"{names} are known")
+    store = replica.informers.storages.store
+    await eventually(
+        lambda: all(store.get(ObjectKey(cluster.namespace, name)) for name in names), f"{names} are cached"
+    )
 
 
 async def test_storage_is_created_once_and_its_replay_returns_it(
     start_replica: StartStorageReplica, cluster: StorageCluster
 ) -> None:
     one, other = await start_replica(), await start_replica(idle=True)
-    made, first = await one.storages.create(storage_request())
+    created, first = await one.storages.create(storage_request())
     assert first
-    assert (made.spec.size, made.spec.storage_class_name) == ("1Gi", "rook-ceph-block")
-    for spelling in ("1Gi", "1024Mi", "1073741824"):
-        found, first = await other.storages.create(storage_request(size=spelling))
-        assert (found.metadata.uid, first) == (made.metadata.uid, False)
-    assert (await one.storages.get("", "data")).metadata.uid == made.metadata.uid
+    assert (created.spec.size, created.spec.storage_class_name) == ("1Gi", "rook-ceph-block")
+    for size in ("1Gi", "1024Mi", "1073741824"):
+        replayed, first = await other.storages.create(storage_request(size=size))
+        assert (replayed.metadata.uid, first) == (created.metadata.uid, False)
+    assert (await one.storages.get("", "data")).metadata.uid == created.metadata.uid
 
 
 @pytest.mark.parametrize("other", [{"size": "2Gi"}, {"storage_class_name": "fast"}])
-async def test_other_request_with_the_same_name_is_a_conflict(
+async def test_other_request_with_the_same_name_is_rejected(
     replica: StorageReplica, cluster: StorageCluster, other: Object
 ) -> None:
     await replica.storages.create(storage_request())
     before = cluster.get(STORAGE, "data")
-    with pytest.raises(Conflict, match="name: there is already another storage data"):
+    with pytest.raises(AlreadyExists, match="name: another storage data already exists"):
         await replica.storages.create(storage_request(**other))
     assert cluster.get(STORAGE, "data") == before
 
@@ -71,9 +74,9 @@ async def test_other_request_with_the_same_name_is_a_conflict(
 async def test_replay_after_growth_is_still_the_same_request(replica: StorageReplica) -> None:
     await replica.storages.create(storage_request())
     await replica.storages.update("", "data", UpdateStorage(size="3Gi"))
-    found, first = await replica.storages.create(storage_request())
-    assert (found.spec.size, first) == ("3Gi", False)
-    with pytest.raises(Conflict):  # nobody has asked for this one yet
+    replayed, first = await replica.storages.create(storage_request())
+    assert (replayed.spec.size, first) == ("3Gi", False)
+    with pytest.raises(AlreadyExists):  # a create with the new size is another request
         await replica.storages.create(storage_request(size="3Gi"))
 
 
@@ -85,79 +88,83 @@ async def test_storage_created_with_kubectl_is_a_replay_if_equivalent(
     if is_same:
         assert (await stale_replica.storages.create(storage_request()))[1] is False
         return
-    with pytest.raises(Conflict, match="another storage data"):
+    with pytest.raises(AlreadyExists, match="another storage data"):
         await stale_replica.storages.create(storage_request())
 
 
 async def test_concurrent_creates_on_replicas_create_one_storage(
     start_replica: StartStorageReplica, cluster: StorageCluster
 ) -> None:
-    there = [await start_replica(idle=True) for _ in range(3)]
+    replicas = [await start_replica(idle=True) for _ in range(3)]
     for number in range(10):
-        asked = [storage_request(name=f"data-{number}", size="1Gi") for _ in there]
-        answers = await asyncio.gather(*(each.storages.create(one) for each, one in zip(there, asked, strict=True)))
-        assert sorted(first for _, first in answers) == [False, False, True]
-        assert len({made.metadata.uid for made, _ in answers}) == 1
+        request = storage_request(name=f"data-{number}", size="1Gi")
+        results = await asyncio.gather(*(replica.storages.create(request) for replica in replicas))
+        assert sorted(first for _, first in results) == [False, False, True]
+        assert len({storage.metadata.uid for storage, _ in results}) == 1
 
 
 async def test_one_of_two_concurrent_different_creates_is_rejected(start_replica: StartStorageReplica) -> None:
     one, other = await start_replica(idle=True), await start_replica(idle=True)
     for number in range(10):
-        answers = await asyncio.gather(
+        outcomes = await asyncio.gather(
             one.storages.create(storage_request(name=f"data-{number}")),
             other.storages.create(storage_request(name=f"data-{number}", size="2Gi")),
             return_exceptions=True,
         )
-        assert [type(answer) for answer in answers if isinstance(answer, BaseException)] == [Conflict]
+        assert [type(each) for each in outcomes if isinstance(each, BaseException)] == [AlreadyExists]
 
 
 async def test_new_storage_is_readable_on_another_replica(start_replica: StartStorageReplica) -> None:
     one, other = await start_replica(), await start_replica(idle=True)
-    made, _ = await one.storages.create(storage_request())
-    assert (await other.storages.get("", "data")).metadata.uid == made.metadata.uid
-    with pytest.raises(NotFound, match="there is no storage none"):
+    created, _ = await one.storages.create(storage_request())
+    assert (await other.storages.get("", "data")).metadata.uid == created.metadata.uid
+    with pytest.raises(NotFound, match="storage none does not exist"):
         await other.storages.get("", "none")
 
 
 @pytest.mark.parametrize("name", ["Not_A_Name", ".", "..", "a/b", "a" * 64, ""])
 async def test_invalid_storage_name_is_not_found(stale_replica: StorageReplica, name: str) -> None:
-    with pytest.raises(NotFound, match="there is no storage"):
+    with pytest.raises(NotFound, match=f"storage {re.escape(name)} does not exist"):
         await stale_replica.storages.get("", name)
 
 
-async def test_other_namespaces_are_refused_everywhere(stale_replica: StorageReplica, cluster: StorageCluster) -> None:
-    said = "namespace: 'default' holds no storages here"
-    for refused in (
+async def test_namespace_that_is_not_allowed_is_rejected_by_every_method(
+    stale_replica: StorageReplica, cluster: StorageCluster
+) -> None:
+    message = "namespace: 'default' is not allowed for storages"
+    for call in (
         stale_replica.storages.create(storage_request(namespace="default")),
         stale_replica.storages.get("default", "data"),
         stale_replica.storages.update("default", "data", UpdateStorage(size="2Gi")),
         stale_replica.storages.delete("default", "data"),
     ):
-        with pytest.raises(Invalid, match=said):
-            await refused
-    with pytest.raises(Invalid, match=said):
+        with pytest.raises(Invalid, match=message):
+            await call
+    with pytest.raises(Invalid, match=message):
         stale_replica.storages.list(ListStorages(namespace="default"))
 
 
 async def test_create_in_a_missing_namespace_fails(stale_replica: StorageReplica) -> None:
-    with pytest.raises(Exception, match="elsewhere") as refused:
+    with pytest.raises(Exception, match="elsewhere") as raised:
         await stale_replica.storages.create(storage_request(namespace="elsewhere"))
-    assert "not found" in str(refused.value)
+    assert "not found" in str(raised.value)
 
 
 async def test_storage_list_has_pages_and_filters(replica: StorageReplica, cluster: StorageCluster) -> None:
     names = [f"data-{number}" for number in range(5)]
     for name in names:
         cluster.create_storage(name)
-    cluster.patch(STORAGE, "data-1", HELD)
+    cluster.patch(STORAGE, "data-1", ATTACHED)
     cluster.patch_storage_status("data-2", phase="Ready")
     await wait_cached(replica, cluster, *names)
-    await eventually(lambda: len(replica.storages.list(ListStorages(mounted=True))[0]) == 1, "one is held")
-    await eventually(lambda: replica.storages.list(ListStorages(phase=StoragePhase.READY))[0] != [], "one is Ready")
+    await eventually(lambda: len(replica.storages.list(ListStorages(mounted=True))[0]) == 1, "one storage is attached")
+    await eventually(
+        lambda: replica.storages.list(ListStorages(phase=StoragePhase.READY))[0] != [], "one storage is Ready"
+    )
     pages, after = [], ""
     while True:
-        found, continuation = replica.storages.list(ListStorages(limit=2, after=after))
-        pages.append([each.metadata.name for each in found])
+        page, continuation = replica.storages.list(ListStorages(limit=2, after=after))
+        pages.append([each.metadata.name for each in page])
         if continuation is None:
             break
         after = continuation
@@ -173,11 +180,11 @@ async def test_storage_list_has_pages_and_filters(replica: StorageReplica, clust
 
 
 async def test_list_before_the_cache_synced_is_unavailable(stale_replica: StorageReplica) -> None:
-    with pytest.raises(Unavailable, match="still being read"):
+    with pytest.raises(Unavailable, match="still loading"):
         stale_replica.storages.list(ListStorages())
 
 
-async def test_a_storage_grows_and_everything_else_stays(replica: StorageReplica, cluster: StorageCluster) -> None:
+async def test_resize_changes_only_the_size(replica: StorageReplica, cluster: StorageCluster) -> None:
     before = cluster.create_storage("data", attachedTo={"unit": "web", "operationID": "make-web", "attempt": 1})
     cluster.patch_storage_status("data", phase="Ready", capacity="1Gi")
     written = await replica.storages.update("", "data", UpdateStorage(size="2048Mi"))
@@ -188,7 +195,9 @@ async def test_a_storage_grows_and_everything_else_stays(replica: StorageReplica
 
 
 @pytest.mark.parametrize("size", ["1023Mi", "1G", "", "many"])
-async def test_a_storage_does_not_shrink(stale_replica: StorageReplica, cluster: StorageCluster, size: str) -> None:
+async def test_smaller_or_invalid_size_is_rejected_without_a_write(
+    stale_replica: StorageReplica, cluster: StorageCluster, size: str
+) -> None:
     before = cluster.create_storage("data")
     with pytest.raises(Invalid, match="size: "):
         await stale_replica.storages.update("", "data", UpdateStorage(size=size))
@@ -208,21 +217,21 @@ async def test_update_succeeds_despite_concurrent_status_writes(
     stale_replica: StorageReplica, cluster: StorageCluster
 ) -> None:
     cluster.create_storage("data")
-    over = asyncio.Event()
+    stopping = asyncio.Event()
 
-    async def report() -> int:
+    async def write_status() -> int:
         number = 0
-        while not over.is_set():
+        while not stopping.is_set():
             number += 1
             await asyncio.to_thread(cluster.patch_storage_status, "data", capacity=f"{number}Gi")
         return number
 
-    reports = asyncio.create_task(report())
+    status_writes = asyncio.create_task(write_status())
     for size in range(2, 8):
         written = await stale_replica.storages.update("", "data", UpdateStorage(size=f"{size}Gi"))
         assert written.spec.size == f"{size}Gi"
-    over.set()
-    assert await reports > 6
+    stopping.set()
+    assert await status_writes > 6
     assert cluster.get(STORAGE, "data")["spec"]["size"] == "7Gi"
 
 
@@ -230,13 +239,13 @@ async def test_concurrent_updates_end_with_the_largest_size(
     start_replica: StartStorageReplica, cluster: StorageCluster
 ) -> None:
     cluster.create_storage("data")
-    there = [await start_replica(idle=True) for _ in range(3)]
+    replicas = [await start_replica(idle=True) for _ in range(3)]
     sizes = [f"{size}Gi" for size in range(2, 14)]
-    answers = await asyncio.gather(
-        *(there[n % 3].storages.update("", "data", UpdateStorage(size=size)) for n, size in enumerate(sizes)),
+    outcomes = await asyncio.gather(
+        *(replicas[n % 3].storages.update("", "data", UpdateStorage(size=size)) for n, size in enumerate(sizes)),
         return_exceptions=True,
     )
-    assert {type(answer) for answer in answers if isinstance(answer, BaseException)} <= {Invalid}
+    assert {type(each) for each in outcomes if isinstance(each, BaseException)} <= {Invalid}
     assert cluster.get(STORAGE, "data")["spec"]["size"] == "13Gi"
 
 
@@ -255,14 +264,16 @@ async def test_delete_of_a_free_storage_succeeds_and_the_next_is_404(
     assert cluster.is_deleted(STORAGE, "data")
     with pytest.raises(NotFound):
         await replica.storages.delete("", "data")
-    assert (await replica.storages.create(storage_request()))[1], "its name is free again"
+    assert (await replica.storages.create(storage_request()))[1], "the name must be available again"
 
 
 async def test_delete_of_an_attached_storage_is_rejected(replica: StorageReplica, cluster: StorageCluster) -> None:
     cluster.create_storage("data")
     await wait_cached(replica, cluster, "data")
-    cluster.patch(STORAGE, "data", HELD)  # and the cache may not know it yet
-    with pytest.raises(StorageInUse, match="storage data is mounted by unit web; delete that unit, or take the mount"):
+    cluster.patch(STORAGE, "data", ATTACHED)  # the cache may be stale
+    with pytest.raises(
+        StorageInUse, match="storage data is attached to unit web; delete the unit or remove the mount first"
+    ):
         await replica.storages.delete("", "data")
     assert "deletionTimestamp" not in cluster.get(STORAGE, "data")["metadata"]
     cluster.patch(STORAGE, "data", {"spec": {"attachedTo": None}})
@@ -279,9 +290,9 @@ async def test_terminating_storage_is_shown_and_not_updated(
     before = cluster.get(STORAGE, "data")
     await read_only(stale_replica).delete("", "data")
     assert (await stale_replica.storages.get("", "data")).metadata.deletion_timestamp
-    with pytest.raises(Conflict, match="storage data is being deleted"):
+    with pytest.raises(BeingDeleted, match="storage data is being deleted"):
         await stale_replica.storages.update("", "data", UpdateStorage(size="2Gi"))
-    with pytest.raises(Conflict, match="name: storage data is being deleted; choose another name, or wait"):
+    with pytest.raises(BeingDeleted, match="name: storage data is being deleted; choose another name, or wait"):
         await stale_replica.storages.create(storage_request())
     assert cluster.get(STORAGE, "data") == before
     cluster.patch(STORAGE, "data", UNPROTECTED)
@@ -290,15 +301,15 @@ async def test_terminating_storage_is_shown_and_not_updated(
 async def test_delete_is_conditional_on_the_resource_version(
     stale_replica: StorageReplica, cluster: StorageCluster
 ) -> None:
-    """Somebody attaches it between the look and the delete."""
+    """Another replica attaches the storage between the read and the delete."""
     cluster.create_storage("data")
 
-    class Attaching(type(stale_replica.client)):  # type: ignore[misc]
+    class AttachBeforeDelete(type(stale_replica.client)):  # type: ignore[misc]
         async def delete(self, *args: Any, **kwargs: Any) -> Any:
-            await asyncio.to_thread(cluster.patch, STORAGE, "data", HELD)
+            await asyncio.to_thread(cluster.patch, STORAGE, "data", ATTACHED)
             return await super().delete(*args, **kwargs)
 
-    attaching = Attaching(stale_replica.client._transport, field_manager="test")
+    client = AttachBeforeDelete(stale_replica.client._transport, field_manager="test")
     with pytest.raises(StorageInUse):
-        await replace(stale_replica.storages, client=attaching).delete("", "data")
+        await replace(stale_replica.storages, client=client).delete("", "data")
     assert "deletionTimestamp" not in cluster.get(STORAGE, "data")["metadata"]

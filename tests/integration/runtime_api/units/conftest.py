@@ -1,4 +1,4 @@
-"""Replicas of the units' service on the real API server, without the HTTP in front of them."""
+"""Replicas of the unit service on a real API server, without HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import pytest
-from lightkube import Client as OtherEyes
+from lightkube import Client as LightkubeClient
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.types import PatchType
@@ -31,13 +31,13 @@ Object: TypeAlias = dict[str, Any]
 @dataclass(frozen=True)
 class UnitReplica:
     units: UnitService
-    caches: APIInformers
+    informers: APIInformers
     client: KubeClient
     finished_operations: "FinishedOperations"
 
 
 class FinishedOperations(list[str]):
-    """The operations that were to be brought to their end."""
+    """Records the operations that the service finishes."""
 
     async def finish(self, operation_id: str) -> None:
         self.append(operation_id)
@@ -49,19 +49,19 @@ class StartUnitReplica(Protocol):
 
 @dataclass(frozen=True)
 class UnitCluster:
-    """The units of one namespace, seen and changed by somebody else."""
+    """Reads and changes the units of one namespace without the code of the product."""
 
-    kube: OtherEyes
+    kube: LightkubeClient
     namespace: str
 
     def create(self, name: str, annotations: Object | None = None, **spec: Any) -> Object:
-        given = {"specName": "g1.1", "image": "python:3.12", **spec}
-        about = ObjectMeta(name=name, namespace=self.namespace, annotations=annotations or {})
-        return as_dict(self.kube.create(UNIT(metadata=about, spec=given)))
+        unit_spec = {"specName": "g1.1", "image": "python:3.12", **spec}
+        metadata = ObjectMeta(name=name, namespace=self.namespace, annotations=annotations or {})
+        return as_dict(self.kube.create(UNIT(metadata=metadata, spec=unit_spec)))
 
     def create_storage(self, name: str) -> None:
-        about = ObjectMeta(name=name, namespace=self.namespace)
-        self.kube.create(STORAGE(metadata=about, spec={"size": "1Gi"}))
+        metadata = ObjectMeta(name=name, namespace=self.namespace)
+        self.kube.create(STORAGE(metadata=metadata, spec={"size": "1Gi"}))
 
     def get(self, name: str) -> Object:
         return as_dict(self.kube.get(UNIT, name, namespace=self.namespace))
@@ -76,17 +76,19 @@ class UnitCluster:
         self.kube.delete(UNIT, name, namespace=self.namespace)
 
 
-def as_dict(found: Any) -> Object:
-    return dict(found.to_dict())
+def as_dict(resource: Any) -> Object:
+    return dict(resource.to_dict())
 
 
 class RejectingHandoff:
+    """Fails the test if it creates a unit through the service."""
+
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
-        raise AssertionError(f"{request.name} is not to be made here")
+        raise AssertionError(f"unexpected create of unit {request.name}")
 
 
 @pytest.fixture
-def cluster(kube: OtherEyes, namespace: str, platform_crds: tuple[str, ...]) -> UnitCluster:
+def cluster(kube: LightkubeClient, namespace: str, platform_crds: tuple[str, ...]) -> UnitCluster:
     return UnitCluster(kube, namespace)
 
 
@@ -99,22 +101,21 @@ def namespaces(namespace: str) -> APINamespaceSettings:
 async def start_replica(
     control_plane: ControlPlane, namespaces: APINamespaceSettings, cluster: UnitCluster
 ) -> AsyncIterator[StartUnitReplica]:
-    """As many replicas as a test asks for, each with its own connections and caches; idle ones hear of nothing."""
+    """Starts replicas, each with its own connections and informers. The informers of an idle replica do not run."""
     async with AsyncExitStack() as stack:
 
-        async def another(*, idle: bool = False) -> UnitReplica:
+        async def start(*, idle: bool = False) -> UnitReplica:
             config = load_cluster_config(control_plane.kubeconfig)
             client = await stack.enter_async_context(open_kube_client(config, field_manager="test"))
-            caches = new_informers(client, namespaces, KubeMetrics())
+            informers = new_informers(client, namespaces, KubeMetrics())
             if not idle:
-                await stack.enter_async_context(_running(caches))
-            settled = FinishedOperations()
-            units = UnitService(
-                client, caches, namespaces, RejectingHandoff(), settled.finish, StorageAttacher(client, caches)
-            )
-            return UnitReplica(units, caches, client, settled)
+                await stack.enter_async_context(_running(informers))
+            finished = FinishedOperations()
+            attacher = StorageAttacher(client, informers)
+            units = UnitService(client, informers, namespaces, RejectingHandoff(), finished.finish, attacher)
+            return UnitReplica(units, informers, client, finished)
 
-        yield another
+        yield start
 
 
 @pytest.fixture
@@ -124,17 +125,17 @@ async def replica(start_replica: StartUnitReplica) -> UnitReplica:
 
 @pytest.fixture
 async def stale_replica(start_replica: StartUnitReplica) -> UnitReplica:
-    """A replica whose caches hear of nothing."""
+    """A replica whose informers do not run."""
     return await start_replica(idle=True)
 
 
 @asynccontextmanager
-async def _running(caches: APIInformers) -> AsyncIterator[None]:
+async def _running(informers: APIInformers) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(cache.run()) for cache in caches.all]
+        running = [tasks.create_task(informer.run()) for informer in informers.all]
         async with asyncio.timeout(60):
-            for cache in caches.all:
-                await cache.wait_for_sync()
+            for informer in informers.all:
+                await informer.wait_for_sync()
         yield
         for task in running:
             task.cancel()

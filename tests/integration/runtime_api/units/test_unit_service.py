@@ -1,6 +1,7 @@
-"""What callers do with units holds on the real API server, for several replicas, whoever else writes."""
+"""The unit service on a real API server, with several replicas and other concurrent writers."""
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import Operation, OperationTarget, OperationType
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, Unavailable
+from gpu_runtime.contract.errors import BeingDeleted, Invalid, NotFound, Unavailable
 from gpu_runtime.kube.client import open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.meta import ObjectKey
@@ -35,7 +36,7 @@ WEB: dict[str, Any] = {
 
 
 class NoWrites:
-    """A fence that no write passes."""
+    """A write fence that rejects every write."""
 
     def remaining(self) -> float:
         return 0
@@ -45,19 +46,19 @@ def update(**body: Any) -> UpdateUnit:
     return msgspec.convert(body, UpdateUnit)
 
 
-def version(found: dict[str, Any]) -> str:
-    return str(found["metadata"]["resourceVersion"])
+def version(unit: dict[str, Any]) -> str:
+    return str(unit["metadata"]["resourceVersion"])
 
 
 async def wait_cached(replica: UnitReplica, namespace: str, *names: str) -> None:
-    store = replica.caches.units.store
-    await eventually(lambda: all(store.get(ObjectKey(namespace, name)) for name in names), f"{names} are known")
+    store = replica.informers.units.store
+    await eventually(lambda: all(store.get(ObjectKey(namespace, name)) for name in names), f"{names} are cached")
 
 
-async def create_cached_unit(idle: UnitReplica, cluster: UnitCluster, name: str) -> None:
-    """A new unit that the cache knows; it will not hear of what becomes of it."""
+async def create_cached_unit(replica: UnitReplica, cluster: UnitCluster, name: str) -> None:
+    """Create a unit and put it into the cache. The cache does not see later changes."""
     cluster.create(name)
-    idle.caches.units.store.put(await idle.client.get(GPU_UNITS, ObjectKey(cluster.namespace, name)))
+    replica.informers.units.store.put(await replica.client.get(GPU_UNITS, ObjectKey(cluster.namespace, name)))
 
 
 async def test_unit_missing_in_the_cache_is_read_live(stale_replica: UnitReplica, cluster: UnitCluster) -> None:
@@ -68,33 +69,35 @@ async def test_unit_missing_in_the_cache_is_read_live(stale_replica: UnitReplica
 async def test_cached_unit_is_read_from_the_cache(replica: UnitReplica, cluster: UnitCluster) -> None:
     cluster.create("web")
     await wait_cached(replica, cluster.namespace, "web")
-    found = await replica.units.get(cluster.namespace, "web")
-    assert found is replica.caches.units.store.get(found.metadata.key)
+    unit = await replica.units.get(cluster.namespace, "web")
+    assert unit is replica.informers.units.store.get(unit.metadata.key)
 
 
 @pytest.mark.parametrize("name", ["none-such", "Not_A_Name", ".", "..", "a/b", "a" * 64, ""])
-async def test_a_unit_that_is_not_there_is_not_found(stale_replica: UnitReplica, name: str) -> None:
-    with pytest.raises(NotFound, match="there is no unit"):
+async def test_missing_unit_or_invalid_name_is_not_found(stale_replica: UnitReplica, name: str) -> None:
+    with pytest.raises(NotFound, match=f"unit '{re.escape(name)}' does not exist"):
         await stale_replica.units.get("", name)
 
 
-async def test_other_namespaces_are_refused_everywhere(stale_replica: UnitReplica, namespaces: Any) -> None:
+async def test_namespace_that_is_not_allowed_is_rejected_by_every_method(
+    stale_replica: UnitReplica, namespaces: Any
+) -> None:
     for namespace in ("default", namespaces.stock):
-        for refused in (
+        for method in (
             stale_replica.units.get,
             stale_replica.units.stop,
             stale_replica.units.start,
             stale_replica.units.delete,
         ):
-            with pytest.raises(Invalid, match=f"namespace: '{namespace}' holds no units here"):
-                await refused(namespace, "web")
-        with pytest.raises(Invalid, match="holds no units here"):
+            with pytest.raises(Invalid, match=f"namespace: '{namespace}' is not allowed for units"):
+                await method(namespace, "web")
+        with pytest.raises(Invalid, match="is not allowed for units"):
             await stale_replica.units.update(namespace, "web", update())
-        with pytest.raises(Invalid, match="holds no units here"):
+        with pytest.raises(Invalid, match="is not allowed for units"):
             stale_replica.units.list(ListUnits(namespace=namespace))
 
 
-async def test_update_preserves_unnamed_fields(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_update_preserves_omitted_fields(replica: UnitReplica, cluster: UnitCluster) -> None:
     before = cluster.create("web", {"example.com/note": "mine"}, **WEB)
     cluster.patch_status("web", phase="Ready", serviceName="web")
     written = await replica.units.update("", "web", update(image="python:3.13"))
@@ -105,7 +108,7 @@ async def test_update_preserves_unnamed_fields(replica: UnitReplica, cluster: Un
     assert (written.spec.image, written.metadata.generation) == ("python:3.13", 2)
 
 
-async def test_a_replica_reads_what_it_wrote(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_replica_reads_its_own_writes(replica: UnitReplica, cluster: UnitCluster) -> None:
     cluster.create("web")
     await wait_cached(replica, cluster.namespace, "web")
     for number in range(20):
@@ -113,18 +116,18 @@ async def test_a_replica_reads_what_it_wrote(replica: UnitReplica, cluster: Unit
         assert (await replica.units.get("", "web")).spec.image == f"python:{number}"
 
 
-async def test_an_update_that_changes_nothing_writes_nothing(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_update_without_changes_writes_nothing(replica: UnitReplica, cluster: UnitCluster) -> None:
     units = replace(replica.units, client=replica.client.fenced(NoWrites()))
     before = cluster.create("web", **WEB)
-    same = {name: before["spec"][name] for name in ("image", "template", "access", "memory", "gpu", "specName")}
-    for body in ({}, same):
-        found = await units.update("", "web", update(**body))
-        assert found.metadata.resource_version == version(before)
+    unchanged = {name: before["spec"][name] for name in ("image", "template", "access", "memory", "gpu", "specName")}
+    for body in ({}, unchanged):
+        unit = await units.update("", "web", update(**body))
+        assert unit.metadata.resource_version == version(before)
     assert (await units.start("", "web")).metadata.resource_version == version(before)
     assert version(cluster.get("web")) == version(before)
 
 
-async def test_update_replaces_named_parts_completely(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_update_replaces_given_parts_completely(replica: UnitReplica, cluster: UnitCluster) -> None:
     cluster.create("web", storageMounts=[{"name": "data", "mountPath": "/data"}], **WEB)
     await replica.units.update("", "web", update(template={"ports": [HTTP]}, access={}, storageMounts=[]))
     spec = cluster.get("web")["spec"]
@@ -140,7 +143,7 @@ async def test_unit_becomes_a_function_and_its_request_id_is_immutable(
     await replica.units.update("", "web", update(serverless={"enabled": True, "requestID": "f", "maxWorkers": 3}))
     before = cluster.get("web")
     assert before["spec"]["serverless"]["maxWorkers"] == 3
-    with pytest.raises(Invalid, match=r"serverless\.requestID: never changes from 'f'"):
+    with pytest.raises(Invalid, match=r"serverless\.requestID: cannot be changed from 'f'"):
         await replica.units.update("", "web", update(serverless={"enabled": True, "requestID": "g"}))
     assert version(cluster.get("web")) == version(before)
     await replica.units.update("", "web", update(serverless={"requestID": "f"}))
@@ -148,11 +151,11 @@ async def test_unit_becomes_a_function_and_its_request_id_is_immutable(
     assert (after["enabled"], after["maxWorkers"], after["requestID"]) == (False, 1, "f")
 
 
-async def test_a_refused_update_writes_nothing(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_rejected_update_writes_nothing(replica: UnitReplica, cluster: UnitCluster) -> None:
     before = cluster.create("web", **WEB)
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(Invalid) as raised:
         await replica.units.update("", "web", update(image="", gpu=2, template={}))
-    assert [problem.path for problem in refused.value.errors] == ["gpu", "image", "access.primaryPort"]
+    assert [error.path for error in raised.value.errors] == ["gpu", "image", "access.primaryPort"]
     assert version(cluster.get("web")) == version(before)
 
 
@@ -177,9 +180,9 @@ async def test_concurrent_updates_of_different_fields_are_all_applied(
     async with asyncio.TaskGroup() as tasks:
         for index, body in enumerate(bodies):
             tasks.create_task((one, other)[index % 2].units.update("", "web", update(**body)))
-    found = cluster.get("web")
-    assert found["metadata"]["generation"] == 1 + len(bodies), "every update was written, and once"
-    spec = found["spec"]
+    unit = cluster.get("web")
+    assert unit["metadata"]["generation"] == 1 + len(bodies), "every update must be written once"
+    spec = unit["spec"]
     assert spec["image"] in {f"python:{n}" for n in range(4)}
     assert spec["template"]["args"][0] in "0123"
     assert spec["access"]["primaryPort"] in {f"p{n}" for n in range(4)}
@@ -194,11 +197,11 @@ async def test_concurrent_replacements_of_one_part_do_not_mix(
     one, other = await start_replica(), await start_replica()
     parts = [{field: [str(n)], "ports": [HTTP]} for n in range(10) for field in ("command", "args")]
     async with asyncio.TaskGroup() as tasks:
-        writing = [
+        updates = [
             tasks.create_task((one, other)[index % 2].units.update("", "web", update(template=part)))
             for index, part in enumerate(parts)
         ]
-    assert [task.result().spec.template for task in writing] == [msgspec.convert(part, Template) for part in parts]
+    assert [task.result().spec.template for task in updates] == [msgspec.convert(part, Template) for part in parts]
 
 
 async def test_updates_succeed_during_status_writes(
@@ -208,33 +211,33 @@ async def test_updates_succeed_during_status_writes(
     controller = (await start_replica()).client
     key, written = ObjectKey(cluster.namespace, "web"), 0
 
-    async def report() -> None:
+    async def write_status() -> None:
         nonlocal written
         while True:
             await controller.merge_patch(
                 GPU_UNITS, key, {"status": {"observedGeneration": written + 1}}, subresource="status"
             )
             written += 1
-            await asyncio.sleep(0.01)  # a hundred writes a second are far more than a controller makes
+            await asyncio.sleep(0.01)  # 100 writes per second are far more than a controller makes
 
     async with asyncio.TaskGroup() as tasks:
-        reporting = tasks.create_task(report())
-        await eventually(lambda: written > 0, "the status is being written")
+        status_writes = tasks.create_task(write_status())
+        await eventually(lambda: written > 0, "the status was written")
         for number in range(30):
             await replica.units.update("", "web", update(image=f"python:{number}"))
-        reporting.cancel()
-    found = cluster.get("web")
-    assert (found["spec"]["image"], found["metadata"]["generation"]) == ("python:29", 31)
-    assert found["status"]["observedGeneration"] >= written, "no status was lost"
+        status_writes.cancel()
+    unit = cluster.get("web")
+    assert (unit["spec"]["image"], unit["metadata"]["generation"]) == ("python:29", 31)
+    assert unit["status"]["observedGeneration"] >= written, "no status write must be lost"
 
 
 async def test_stop_and_start_are_idempotent(replica: UnitReplica, cluster: UnitCluster) -> None:
     before = cluster.create("web", **WEB)
-    for switch, running in ((replica.units.stop, False), (replica.units.start, True)):
-        first = await switch("", "web")
-        again = await switch(cluster.namespace, "web")
+    for method, running in ((replica.units.stop, False), (replica.units.start, True)):
+        first = await method("", "web")
+        second = await method(cluster.namespace, "web")
         assert first.spec.running is running
-        assert again.metadata.resource_version == first.metadata.resource_version
+        assert second.metadata.resource_version == first.metadata.resource_version
         assert cluster.get("web")["spec"] == before["spec"] | {"running": running}
     assert cluster.get("web")["metadata"]["generation"] == 3
 
@@ -246,7 +249,7 @@ async def test_start_with_a_stale_cache_starts_the_unit(stale_replica: UnitRepli
     assert cluster.get("web")["spec"]["running"] is True
 
 
-async def test_a_unit_with_a_bad_spec_can_be_stopped(replica: UnitReplica, cluster: UnitCluster) -> None:
+async def test_unit_with_an_invalid_spec_can_be_stopped(replica: UnitReplica, cluster: UnitCluster) -> None:
     cluster.create("web", memory="not-a-quantity")
     assert (await replica.units.stop("", "web")).spec.running is False
 
@@ -256,9 +259,9 @@ async def test_deleted_unit_is_404_immediately(stale_replica: UnitReplica, clust
     await stale_replica.units.delete("", "web")
     with pytest.raises(ApiError, match="not found"):
         cluster.get("web")
-    for refused in (stale_replica.units.get, stale_replica.units.delete, stale_replica.units.stop):
-        with pytest.raises(NotFound, match="there is no unit 'web'"):
-            await refused("", "web")
+    for method in (stale_replica.units.get, stale_replica.units.delete, stale_replica.units.stop):
+        with pytest.raises(NotFound, match="unit 'web' does not exist"):
+            await method("", "web")
     with pytest.raises(NotFound):
         await stale_replica.units.update("", "web", update(image="new"))
     assert stale_replica.finished_operations == []
@@ -269,71 +272,73 @@ async def test_unit_with_a_finalizer_is_shown_as_deleting(replica: UnitReplica, 
     cluster.patch("web", {"metadata": {"finalizers": ["example.com/wait"]}})
     await replica.units.delete("", "web")
     await replica.units.delete("", "web")
-    store, key = replica.caches.units.store, ObjectKey(cluster.namespace, "web")
+    store, key = replica.informers.units.store, ObjectKey(cluster.namespace, "web")
     await eventually(
-        lambda: (unit := store.get(key)) is not None and unit.metadata.deletion_timestamp is not None, "it is deleting"
+        lambda: (unit := store.get(key)) is not None and unit.metadata.deletion_timestamp is not None,
+        "the unit is deleting",
     )
-    with pytest.raises(Conflict, match="is being deleted"):
+    with pytest.raises(BeingDeleted, match="is being deleted"):
         await replica.units.stop("", "web")
     cluster.patch("web", {"metadata": {"finalizers": None}})
-    await eventually(lambda: store.get(key) is None, "it is gone")
+    await eventually(lambda: store.get(key) is None, "the unit is deleted")
 
 
 async def test_unfinished_create_is_finished_before_its_unit_is_deleted(
     replica: UnitReplica, cluster: UnitCluster
 ) -> None:
-    await begin_create(replica, cluster.namespace)
-    seen = []
+    await record_create(replica, cluster.namespace)
+    finished = []
 
-    async def settle(operation_id: str) -> None:
-        seen.append((operation_id, cluster.get("web")["metadata"]["name"]))
+    async def finish(operation_id: str) -> None:
+        finished.append((operation_id, cluster.get("web")["metadata"]["name"]))
 
     cluster.create("web", {Annotation.OPERATION_ID: "unit-1"})
-    await replace(replica.units, finish_operation=settle).delete("", "web")
-    assert seen == [("unit-1", "web")], "it was still there"
+    await replace(replica.units, finish_operation=finish).delete("", "web")
+    assert finished == [("unit-1", "web")], "the unit must still exist when the operation is finished"
 
 
 async def test_delete_succeeds_if_finishing_the_create_removed_the_unit(
     replica: UnitReplica, cluster: UnitCluster
 ) -> None:
-    await begin_create(replica, cluster.namespace)
+    await record_create(replica, cluster.namespace)
 
-    async def settle(_: str) -> None:
+    async def finish(_: str) -> None:
         cluster.delete("web")
         cluster.create("web", image="of-another-unit")
 
     cluster.create("web", {Annotation.OPERATION_ID: "unit-1"})
-    await replace(replica.units, finish_operation=settle).delete("", "web")
+    await replace(replica.units, finish_operation=finish).delete("", "web")
     assert cluster.get("web")["spec"]["image"] == "of-another-unit"
 
 
-async def test_pages_neither_repeat_nor_hide_units_while_others_come_and_go(
+async def test_pages_are_consistent_while_other_units_are_created_and_deleted(
     replica: UnitReplica, cluster: UnitCluster
 ) -> None:
-    staying = [f"stay-{number:02}" for number in range(12)]
-    going = [f"stay-{number:02}-gone" for number in range(12)]
-    for name in staying + going:
+    permanent = [f"stay-{number:02}" for number in range(12)]
+    temporary = [f"stay-{number:02}-temporary" for number in range(12)]
+    for name in permanent + temporary:
         cluster.create(name)
-    await wait_cached(replica, cluster.namespace, *staying, *going)
+    await wait_cached(replica, cluster.namespace, *permanent, *temporary)
 
-    seen: list[str] = []
-    after, turn = None, 0
+    listed: list[str] = []
+    after, page_number = None, 0
     while True:
-        found, after = replica.units.list(ListUnits(namespace=cluster.namespace, limit=4, after=after))
-        assert len(found) <= 4
-        seen += [unit.metadata.name for unit in found]
+        page, after = replica.units.list(ListUnits(namespace=cluster.namespace, limit=4, after=after))
+        assert len(page) <= 4
+        listed += [unit.metadata.name for unit in page]
         if after is None:
             break
-        for gone in (going.pop(0), going.pop()) if len(going) > 1 else ():
-            await replica.units.delete("", gone)
-        cluster.create(f"aaa-{turn}")
-        cluster.create(f"stay-11-z{turn}")
-        await wait_cached(replica, cluster.namespace, f"aaa-{turn}", f"stay-11-z{turn}")
-        turn += 1
-    assert turn > 2
-    assert [name for name in seen if name in staying] == staying
-    assert len(seen) == len(set(seen))
-    assert seen == sorted(seen)
+        for name in (temporary.pop(0), temporary.pop()) if len(temporary) > 1 else ():
+            await replica.units.delete("", name)
+        before_page, after_page = f"aaa-{page_number}", f"stay-11-z{page_number}"
+        cluster.create(before_page)
+        cluster.create(after_page)
+        await wait_cached(replica, cluster.namespace, before_page, after_page)
+        page_number += 1
+    assert page_number > 2
+    assert [name for name in listed if name in permanent] == permanent
+    assert len(listed) == len(set(listed))
+    assert listed == sorted(listed)
 
 
 async def test_unit_list_filters(replica: UnitReplica, cluster: UnitCluster) -> None:
@@ -343,8 +348,10 @@ async def test_unit_list_filters(replica: UnitReplica, cluster: UnitCluster) -> 
     cluster.create("resting", serverless={"requestID": "g"})
     cluster.patch_status("large", phase="Ready")
     await wait_cached(replica, cluster.namespace, "plain", "large", "function", "resting")
-    large, store = ObjectKey(cluster.namespace, "large"), replica.caches.units.store
-    await eventually(lambda: (unit := store.get(large)) is not None and unit.status.phase == "Ready", "it is Ready")
+    large, store = ObjectKey(cluster.namespace, "large"), replica.informers.units.store
+    await eventually(
+        lambda: (unit := store.get(large)) is not None and unit.status.phase == "Ready", "the unit is Ready"
+    )
 
     def names(**query: Any) -> list[str]:
         return [unit.metadata.name for unit in replica.units.list(ListUnits(**query))[0]]
@@ -360,25 +367,25 @@ async def test_unit_list_filters(replica: UnitReplica, cluster: UnitCluster) -> 
 
 
 async def test_incomplete_unit_list_is_unavailable(stale_replica: UnitReplica) -> None:
-    with pytest.raises(Unavailable, match="still being read"):
+    with pytest.raises(Unavailable, match="still loading"):
         stale_replica.units.list(ListUnits())
 
 
 async def test_unreachable_kubernetes_is_unavailable(control_plane: ControlPlane, stale_replica: UnitReplica) -> None:
-    away = replace(load_cluster_config(control_plane.kubeconfig), server=f"https://127.0.0.1:{free_port()}")
-    async with open_kube_client(away, field_manager="test") as client:
+    unreachable = replace(load_cluster_config(control_plane.kubeconfig), server=f"https://127.0.0.1:{free_port()}")
+    async with open_kube_client(unreachable, field_manager="test") as client:
         units = replace(stale_replica.units, client=client.with_options(timeout=1, retries=NO_RETRY))
-        for refused in (units.get, units.stop, units.delete):
+        for method in (units.get, units.stop, units.delete):
             with pytest.raises(Unavailable, match="Kubernetes cannot be reached"):
-                await refused("", "web")
+                await method("", "web")
 
 
-async def begin_create(replica: UnitReplica, namespace: str) -> tuple[OperationStore, Operation]:
-    """A create that is not finished, and of which the replica knows."""
-    ledger = OperationStore(replica.client, namespace, SystemClock())
+async def record_create(replica: UnitReplica, namespace: str) -> tuple[OperationStore, Operation]:
+    """Record an unfinished create operation and wait until the replica has it in its cache."""
+    operation_store = OperationStore(replica.client, namespace, SystemClock())
     request = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image="python")
     target = OperationTarget(kind="GPUUnit", namespace=namespace, name="web")
-    operation = (await ledger.record(OperationType.CREATE_UNIT, "unit-1", request, target)).operation
-    store = replica.caches.unfinished_operations.store
-    await eventually(lambda: store.get(operation.metadata.key) is not None, "the operation is known")
-    return ledger, operation
+    operation = (await operation_store.record(OperationType.CREATE_UNIT, "unit-1", request, target)).operation
+    store = replica.informers.unfinished_operations.store
+    await eventually(lambda: store.get(operation.metadata.key) is not None, "the operation is cached")
+    return operation_store, operation

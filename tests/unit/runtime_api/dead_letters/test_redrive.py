@@ -1,11 +1,11 @@
-"""What was given up runs again as a new invocation, always the same one for one letter."""
+"""A redrive of a dead letter enqueues a new invocation, always the same one for the same dead letter."""
 
 from datetime import UTC, datetime
 
 import pytest
 from msgspec import structs
 
-from gpu_runtime.contract.errors import Conflict
+from gpu_runtime.contract.errors import NotRedrivable
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
@@ -16,7 +16,7 @@ from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.runtime_api.dead_letters.redrive import redrive_invocation_id, redriven_invocation, redriven_result
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-CALL = Invocation(
+INVOCATION = Invocation(
     invocation_id="i",
     serverless_request_id="f",
     mode="sync",
@@ -27,7 +27,7 @@ CALL = Invocation(
 )
 
 
-def letter(source: Stream, data: bytes) -> DeadLetter:
+def dead_letter(source: Stream, data: bytes) -> DeadLetter:
     return DeadLetter(
         id=f"{source}-7",
         source=source,
@@ -45,38 +45,38 @@ def letter(source: Stream, data: bytes) -> DeadLetter:
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [(Stream.INVOKE, CALL), (Stream.DISPATCH, Dispatch(invocation=CALL, deadline=NOW, dispatched_at=NOW))],
+    [(Stream.INVOKE, INVOCATION), (Stream.DISPATCH, Dispatch(invocation=INVOCATION, deadline=NOW, dispatched_at=NOW))],
 )
 def test_redriven_invocation_is_async_with_a_derived_id(source: Stream, message: Message) -> None:
-    again = redriven_invocation(letter(source, encode(message)))
-    assert (again.invocation_id, again.mode, again.reply_to, again.enqueued_at) == (
+    redriven = redriven_invocation(dead_letter(source, encode(message)))
+    assert (redriven.invocation_id, redriven.mode, redriven.reply_to, redriven.enqueued_at) == (
         *(f"i-redrive-{source}-7", "async", ""),
         None,
     )
-    assert invocation_hash(again) == invocation_hash(CALL)
+    assert invocation_hash(redriven) == invocation_hash(INVOCATION)
 
 
 def test_long_invocation_id_is_truncated_to_a_valid_id() -> None:
-    made = redrive_invocation_id("x" * 128, "invoke-123456")
-    assert len(made) == 128
-    assert not list(invocation_id_errors(made))
-    assert made.endswith("-redrive-invoke-123456")
+    invocation_id = redrive_invocation_id("x" * 128, "invoke-123456")
+    assert len(invocation_id) == 128
+    assert not list(invocation_id_errors(invocation_id))
+    assert invocation_id.endswith("-redrive-invoke-123456")
 
 
 def test_undecodable_dead_letter_is_not_redriven() -> None:
-    with pytest.raises(Conflict, match="dead letter invoke-7 cannot be sent again"):
-        redriven_invocation(letter(Stream.INVOKE, b"{"))
+    with pytest.raises(NotRedrivable, match="dead letter invoke-7 cannot be redriven"):
+        redriven_invocation(dead_letter(Stream.INVOKE, b"{"))
 
 
 def test_redriven_result_is_unchanged() -> None:
-    again = redriven_result(letter(Stream.RESULT, b"anything"))
-    assert (again.subject, again.data) == ("runtime.serverless.result.f", b"anything")
-    assert again.headers == {"Gpu-Runtime-Revision": "3"}
-    assert again.message_id.startswith("redrive-result-7-")
+    redriven = redriven_result(dead_letter(Stream.RESULT, b"anything"))
+    assert (redriven.subject, redriven.data) == ("runtime.serverless.result.f", b"anything")
+    assert redriven.headers == {"Gpu-Runtime-Revision": "3"}
+    assert redriven.message_id.startswith("redrive-result-7-")
 
 
 @pytest.mark.parametrize("changed", [{"invocation_id": "two words"}, {"serverless_request_id": "Not.A.Token"}])
 def test_dead_letter_with_invalid_ids_is_not_redriven(changed: dict[str, str]) -> None:
-    dead = structs.replace(CALL, **changed)
-    with pytest.raises(Conflict, match="dead letter invoke-7 cannot be sent again"):
-        redriven_invocation(letter(Stream.INVOKE, encode(dead)))
+    invalid = structs.replace(INVOCATION, **changed)
+    with pytest.raises(NotRedrivable, match="dead letter invoke-7 cannot be redriven"):
+        redriven_invocation(dead_letter(Stream.INVOKE, encode(invalid)))

@@ -1,4 +1,4 @@
-"""A served edge for tests: routes in, a client of the port out."""
+"""Serves routes with the real HTTP edge on a local port, for tests."""
 
 import asyncio
 import json
@@ -30,38 +30,37 @@ class PagedQuery(Query, frozen=True, kw_only=True):
     limit: int = 10
 
 
-async def echo(call: APIRequest[Any, Any]) -> APIResponse:
-    return APIResponse(200, {"body": call.body, "query": call.query, "path": dict(call.path), "caller": call.caller})
+async def echo(request: APIRequest[Any, Any]) -> APIResponse:
+    data = {"body": request.body, "query": request.query, "path": dict(request.path), "caller": request.caller}
+    return APIResponse(200, data)
 
 
-def make_route(
-    method: str = "GET", path: str = "/things/{name}", handler: RouteHandler = echo, **changes: Any
-) -> Route:
-    given: dict[str, Any] = {"name": f"{method.lower()}Thing", "summary": "a thing", "answers": {200: Any}}
-    return Route(method=method, path=path, handler=handler, **(given | {"scope": Scope.RUNTIME} | changes))
+def make_route(method: str = "GET", path: str = "/items/{name}", handler: RouteHandler = echo, **changes: Any) -> Route:
+    defaults: dict[str, Any] = {"name": f"{method.lower()}Item", "summary": "an item", "responses": {200: Any}}
+    return Route(method=method, path=path, handler=handler, **(defaults | {"scope": Scope.RUNTIME} | changes))
 
 
 class FixedAuthenticator:
-    """An authenticator that knows one header."""
+    """Accepts exactly one Authorization header."""
 
     def __init__(self, *scopes: Scope) -> None:
         self._scopes = frozenset(scopes)
 
     async def authenticate(self, authorization: str | None) -> Caller:
         if authorization != "Bearer good":
-            raise Unauthenticated("who?")
+            raise Unauthenticated("unknown token")
         return Caller("token:tester", self._scopes)
 
 
 @dataclass
 class AppOptions:
-    """What a test changes of the edge."""
+    """The options of the edge that a test can change."""
 
     authenticator: Authenticator = field(default_factory=AnonymousAuthenticator)
     limits: RequestLimitSettings = field(default_factory=RequestLimitSettings)
-    rates: CallerRateLimiter = field(default_factory=lambda: CallerRateLimiter(0, 1))
+    rate_limiter: CallerRateLimiter = field(default_factory=lambda: CallerRateLimiter(0, 1))
     stale_reason: str | None = None
-    finish_within: float = 5.0
+    shutdown_timeout: float = 5.0
 
 
 @dataclass
@@ -90,22 +89,22 @@ class RunningApp:
         return f"http://127.0.0.1:{self.port}{path}"
 
     async def request(self, method: str, path: str, **options: Any) -> AppReply:
-        async with self.session.request(method, self.url(path), **options) as answer:
-            return AppReply(answer.status, answer.headers, await answer.read())
+        async with self.session.request(method, self.url(path), **options) as response:
+            return AppReply(response.status, response.headers, await response.read())
 
 
 @asynccontextmanager
-async def running_app(routes: Sequence[Route], settings: AppOptions | None = None) -> AsyncIterator[RunningApp]:
-    settings, stopping, registry = settings or AppOptions(), asyncio.Event(), CollectorRegistry()
+async def running_app(routes: Sequence[Route], options: AppOptions | None = None) -> AsyncIterator[RunningApp]:
+    options, stopping, registry = options or AppOptions(), asyncio.Event(), CollectorRegistry()
     edge = Edge(
-        settings.authenticator,
-        settings.rates,
+        options.authenticator,
+        options.rate_limiter,
         AccessLog(registry),
-        settings.limits,
-        lambda: settings.stale_reason,
+        options.limits,
+        lambda: options.stale_reason,
         stopping,
     )
     app = make_app(routes, edge, health_handlers(registry, stopping, {}))
-    at = BindAddressSettings(bind_address="127.0.0.1:0")
-    async with aiohttp.ClientSession() as session, serve_app(app, at, settings.finish_within) as port:
+    address = BindAddressSettings(bind_address="127.0.0.1:0")
+    async with aiohttp.ClientSession() as session, serve_app(app, address, options.shutdown_timeout) as port:
         yield RunningApp(session, port, registry, stopping)

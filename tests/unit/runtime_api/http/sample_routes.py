@@ -1,4 +1,4 @@
-"""A small API as other parts of the product write theirs: pools, whose records live in a dictionary."""
+"""The routes of a sample API that manages widgets in a dictionary."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -14,65 +14,65 @@ from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Body, No
 
 
 class CreateWidget(Body, frozen=True, kw_only=True):
-    """A shelf of warm capacity."""
+    """A request to create a widget."""
 
     operation_id: Annotated[str, openapi(minLength=1, maxLength=256)] = field(name="operationID")
-    """The caller's name for this operation."""
+    """The ID of the operation, chosen by the caller."""
 
     name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)] = ""
-    """The shelf's name. Default: one derived from the operationID."""
+    """The name of the widget. Default: derived from the operationID."""
 
     spec_name: SpecName
     """The flavor."""
 
     replicas: Count = 1
-    """How many there are to be."""
+    """The desired number of replicas."""
 
     template: Template = Template()
-    """How the image is run."""
+    """The template of the container."""
 
     access: Access | None = None
-    """How it is reached."""
+    """The access to the widget."""
 
 
 class UpdateWidget(Body, frozen=True, kw_only=True):
-    """What is to change. What is not named stays."""
+    """A request to update a widget. Fields that are not set do not change."""
 
     replicas: Count | UnsetType = UNSET
-    """How many there are to be."""
+    """The desired number of replicas."""
 
 
 class WidgetView(View, frozen=True, kw_only=True):
-    """A shelf."""
+    """A widget."""
 
     name: str
-    """The shelf's name."""
+    """The name of the widget."""
 
     replicas: int
-    """How many there are to be."""
+    """The desired number of replicas."""
 
     template: Template
-    """How the image is run."""
+    """The template of the container."""
 
-    trouble: str | None = None
-    """What is wrong with it."""
+    problem: str | None = None
+    """Why the widget is not ready."""
 
 
 class HealthView(View, frozen=True, kw_only=True):
-    """How the process is."""
+    """The health of the process."""
 
     healthy: bool
-    """Whether all is well."""
+    """Whether the process is healthy."""
 
 
 class ListWidgets(Query, frozen=True, kw_only=True):
-    """Which shelves."""
+    """The query of a list of widgets."""
 
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
-    """How many to answer with at most."""
+    """The maximum number of widgets in the response."""
 
     after: str | None = field(default=None, name="continue")
-    """The `continue` of the page before."""
+    """The `continue` token of the previous page."""
 
 
 EXAMPLE = CreateWidget(
@@ -88,82 +88,90 @@ class WidgetService:
     def __init__(self) -> None:
         self.widgets: dict[str, tuple[CreateWidget, WidgetView]] = {}
 
-    async def health(self, _call: APIRequest[None, NoQuery]) -> APIResponse:
+    async def health(self, _request: APIRequest[None, NoQuery]) -> APIResponse:
         return APIResponse(200, HealthView(healthy=True))
 
-    async def create(self, call: APIRequest[CreateWidget, NoQuery]) -> APIResponse:
-        asked = call.body
-        known, view = self.widgets.get(asked.operation_id, (None, None))
-        if known == asked:
+    async def create(self, request: APIRequest[CreateWidget, NoQuery]) -> APIResponse:
+        body = request.body
+        existing, view = self.widgets.get(body.operation_id, (None, None))
+        if existing == body:
             return APIResponse(200, view)
-        if known or asked.name in {view.name for _, view in self.widgets.values()}:
-            raise OperationReused("operationID already stands for another request, or the name for another shelf")
+        if existing or body.name in {view.name for _, view in self.widgets.values()}:
+            raise OperationReused("the operationID was used for another request, or the name exists")
         view = WidgetView(
-            name=asked.name or generated_pool_name(asked.operation_id), replicas=asked.replicas, template=asked.template
+            name=body.name or generated_pool_name(body.operation_id), replicas=body.replicas, template=body.template
         )
-        self.widgets[asked.operation_id] = (asked, view)
+        self.widgets[body.operation_id] = (body, view)
         return APIResponse(202, view)
 
-    async def list(self, call: APIRequest[None, ListWidgets]) -> APIResponse:
+    async def list(self, request: APIRequest[None, ListWidgets]) -> APIResponse:
         views = [view for _, view in self.widgets.values()]
-        return APIResponse(200, views[: call.query.limit], "more" if len(views) > call.query.limit else None)
+        return APIResponse(200, views[: request.query.limit], "more" if len(views) > request.query.limit else None)
 
-    async def get(self, call: APIRequest[None, NoQuery]) -> APIResponse:
-        return APIResponse(200, self.widgets[self._find(call)][1])
+    async def get(self, request: APIRequest[None, NoQuery]) -> APIResponse:
+        return APIResponse(200, self.widgets[self._find(request)][1])
 
-    async def update(self, call: APIRequest[UpdateWidget, NoQuery]) -> APIResponse:
-        return APIResponse(200, self.widgets[self._find(call)][1])
+    async def update(self, request: APIRequest[UpdateWidget, NoQuery]) -> APIResponse:
+        return APIResponse(200, self.widgets[self._find(request)][1])
 
-    async def delete(self, call: APIRequest[None, NoQuery]) -> APIResponse:
-        del self.widgets[self._find(call)]
+    async def delete(self, request: APIRequest[None, NoQuery]) -> APIResponse:
+        del self.widgets[self._find(request)]
         return APIResponse(204)
 
-    def _find(self, call: APIRequest[Any, Any]) -> str:
+    def _find(self, request: APIRequest[Any, Any]) -> str:
         for operation_id, (_, view) in self.widgets.items():
-            if view.name == call.path["name"]:
+            if view.name == request.path["name"]:
                 return operation_id
-        raise NotFound(f"there is no shelf {call.path['name']}")
+        raise NotFound(f"widget {request.path['name']} does not exist")
 
 
 def sample_routes(service: WidgetService) -> Sequence[Route]:
-    shelves, shelf = "/api/v1/operator/shelves", "/api/v1/operator/shelves/{name}"
-    about: dict[str, Any] = {"tag": "Shelves", "scope": Scope.OPERATOR}
+    widgets, widget = "/api/v1/operator/widgets", "/api/v1/operator/widgets/{name}"
+    common: dict[str, Any] = {"tag": "Widgets", "scope": Scope.OPERATOR}
     return (
-        Route("GET", "/api/v1/health", "getHealth", "How the API is", service.health, {200: HealthView}, tag="Health"),
+        Route(
+            "GET",
+            "/api/v1/health",
+            "getHealth",
+            "Get the health of the API",
+            service.health,
+            {200: HealthView},
+            tag="Health",
+        ),
         Route(
             "POST",
-            shelves,
-            "createShelf",
-            "Make a shelf",
+            widgets,
+            "createWidget",
+            "Create a widget",
             service.create,
             {202: WidgetView, 200: WidgetView},
             faults=(OperationReused,),
             body=CreateWidget,
-            examples={"A warm shelf": EXAMPLE},
-            **about,
+            examples={"A widget": EXAMPLE},
+            **common,
         ),
         Route(
             "GET",
-            shelves,
-            "listShelves",
-            "List shelves",
+            widgets,
+            "listWidgets",
+            "List widgets",
             service.list,
             {200: list[WidgetView]},
             query=ListWidgets,
-            **about,
+            **common,
         ),
-        Route("GET", shelf, "getShelf", "Show a shelf", service.get, {200: WidgetView}, (NotFound,), **about),
+        Route("GET", widget, "getWidget", "Get a widget", service.get, {200: WidgetView}, (NotFound,), **common),
         Route(
             "PUT",
-            shelf,
-            "changeShelf",
-            "Change a shelf",
+            widget,
+            "updateWidget",
+            "Update a widget",
             service.update,
             {200: WidgetView},
             (NotFound,),
             body=UpdateWidget,
-            examples={"More of it": UpdateWidget(replicas=3)},
-            **about,
+            examples={"Three replicas": UpdateWidget(replicas=3)},
+            **common,
         ),
-        Route("DELETE", shelf, "deleteShelf", "Delete a shelf", service.delete, {204: None}, (NotFound,), **about),
+        Route("DELETE", widget, "deleteWidget", "Delete a widget", service.delete, {204: None}, (NotFound,), **common),
     )

@@ -1,4 +1,4 @@
-"""Who calls is found out from a token, and nobody is let in because something went wrong."""
+"""Bearer tokens identify callers, and an error never authenticates a caller."""
 
 import base64
 import json
@@ -46,20 +46,20 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_token_from_the_file_identifies_the_caller(path: Path) -> None:
-    known = TokenFile(path)
-    assert known.find_caller(BOB) == Caller("token:bob", frozenset({Scope.RUNTIME}))
-    assert known.find_caller(BOB + "x") is None
-    assert known.find_caller("ä\udcff") is None
+    token_file = TokenFile(path)
+    assert token_file.find_caller(BOB) == Caller("token:bob", frozenset({Scope.RUNTIME}))
+    assert token_file.find_caller(BOB + "x") is None
+    assert token_file.find_caller("ä\udcff") is None
 
 
-UNUSABLE = {
+INVALID_FILES = {
     "a short token": (tokens(alice="short-secret"), r"tokens\[0\] \(alice\): token has 12 characters; use at least 16"),
-    "two holders of one name": (
+    "two tokens with one name": (
         f"tokens: [{{name: a, token: {ALICE}, scopes: [runtime]}}, {{name: a, token: {BOB}, scopes: [runtime]}}]",
-        r"tokens\[1\] \(a\): another token has this name already",
+        r"tokens\[1\] \(a\): another token has the same name",
     ),
-    "one token for two": (tokens(a=ALICE, b=ALICE), r"tokens\[1\] \(b\): token is the same as another one"),
-    "a token with blanks": (tokens(a="with blanks inside it"), "no header can carry"),
+    "one token with two names": (tokens(a=ALICE, b=ALICE), r"tokens\[1\] \(b\): token is the same as another one"),
+    "a token with spaces": (tokens(a="with spaces inside it"), "token has characters that are not allowed in a header"),
     "an unknown scope": (
         f"tokens: [{{name: a, token: {ALICE}, scopes: [root]}}]",
         r"tokens\[0\]\.scopes\[0\]: 'root' is not one of operator, runtime",
@@ -73,54 +73,55 @@ UNUSABLE = {
         "tokens: [{name: a, token: 1234567890123456, scopes: [runtime]}]",
         r"tokens\[0\]\.token: expected str, got int",
     ),
-    "no YAML": (f"tokens: [{{name: {ALICE}", "not YAML: line 1, column"),
+    "not YAML": (f"tokens: [{{name: {ALICE}", "not YAML: line 1, column"),
 }
 
 
-@pytest.mark.parametrize(("text", "message"), UNUSABLE.values(), ids=UNUSABLE)
+@pytest.mark.parametrize(("text", "message"), INVALID_FILES.values(), ids=INVALID_FILES)
 def test_invalid_token_file_error_contains_no_token(path: Path, text: str, message: str) -> None:
     path.write_text(text)
-    with pytest.raises(InvalidSettings, match=message) as refusal:
+    with pytest.raises(InvalidSettings, match=message) as raised:
         TokenFile(path)
-    assert not any(secret in str(refusal.value) for secret in (ALICE, BOB, "short-secret", "with blanks"))
+    assert not any(secret in str(raised.value) for secret in (ALICE, BOB, "short-secret", "with spaces"))
 
 
 def test_changed_token_file_is_reloaded(path: Path) -> None:
-    known = TokenFile(path)
+    token_file = TokenFile(path)
     path.write_text(tokens(carol=ALICE))
-    known.reload_if_changed()
-    assert known.find_caller(ALICE) == Caller("token:carol", frozenset({Scope.RUNTIME}))
-    assert known.find_caller(BOB) is None
+    token_file.reload_if_changed()
+    assert token_file.find_caller(ALICE) == Caller("token:carol", frozenset({Scope.RUNTIME}))
+    assert token_file.find_caller(BOB) is None
 
 
 def test_token_file_behind_a_swapped_symlink_is_reloaded(tmp_path: Path) -> None:
     for version, holder in (("v1", "alice"), ("v2", "bob")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "tokens.yaml").write_text(tokens(**{holder: ALICE}))
-    os.utime(tmp_path / "v2" / "tokens.yaml", (0, 0))  # as old as it likes
+    os.utime(tmp_path / "v2" / "tokens.yaml", (0, 0))  # older than the first file
     (tmp_path / "..data").symlink_to("v1")
     (tmp_path / "tokens.yaml").symlink_to("..data/tokens.yaml")
-    known = TokenFile(tmp_path / "tokens.yaml")
+    token_file = TokenFile(tmp_path / "tokens.yaml")
     (tmp_path / "..new").symlink_to("v2")
     (tmp_path / "..new").rename(tmp_path / "..data")
-    known.reload_if_changed()
-    found = known.find_caller(ALICE)
-    assert found
-    assert found.name == "token:bob"
+    token_file.reload_if_changed()
+    caller = token_file.find_caller(ALICE)
+    assert caller
+    assert caller.name == "token:bob"
 
 
-@pytest.mark.parametrize("breaking", [lambda path: path.write_text("tokens: 3"), lambda path: path.unlink()])
+@pytest.mark.parametrize("make_invalid", [lambda path: path.write_text("tokens: 3"), lambda path: path.unlink()])
 def test_invalid_reloaded_token_file_preserves_the_old_tokens(
-    path: Path, breaking: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
+    path: Path, make_invalid: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = TokenFile(path)
-    breaking(path)
-    known.reload_if_changed()
-    known.reload_if_changed()
-    assert known.find_caller(ALICE)
+    token_file = TokenFile(path)
+    make_invalid(path)
+    token_file.reload_if_changed()
+    token_file.reload_if_changed()
+    assert token_file.find_caller(ALICE)
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert "the tokens from before stay good" in caplog.text
+    assert record.message == "token file reload failed; the previous tokens stay valid"
+    assert str(path) in vars(record)["error"]
 
 
 @pytest.mark.parametrize("header", [None, "", "good", "Basic Z29vZA==", "Bearer", "Bearer  ", f"Bearer {'x' * 20_000}"])
@@ -134,18 +135,18 @@ def test_bearer_scheme_is_case_insensitive() -> None:
 
 
 class FakeTokenReviews(KubeClient):
-    """An API server that knows some tokens, for the logic around it."""
+    """An API server that reviews tokens. It accepts those whose signature is in `usernames_by_signature`."""
 
-    def __init__(self, **known: str) -> None:
-        self.usernames_by_signature = known
-        self.asked = 0
-        self.away = False
+    def __init__(self, **usernames_by_signature: str) -> None:
+        self.usernames_by_signature = usernames_by_signature
+        self.review_count = 0
+        self.unreachable = False
 
     async def create(self, resource: Any, manifest: Any) -> Any:
         assert resource is TOKEN_REVIEWS
-        self.asked += 1
-        if self.away:
-            raise KubeUnreachable("nobody there", sent=False)
+        self.review_count += 1
+        if self.unreachable:
+            raise KubeUnreachable("connection refused", sent=False)
         user = self.usernames_by_signature.get(manifest["spec"]["token"].split(".")[2])
         if user is None:
             return TokenReview()
@@ -154,13 +155,13 @@ class FakeTokenReviews(KubeClient):
         return TokenReview(status=status)
 
 
-def a_token(signature: str, exp: float = 1000.0, aud: Any = ("gpu-runtime",), sub: str = "") -> str:
+def service_account_token(signature: str, exp: float = 1000.0, aud: Any = ("gpu-runtime",), sub: str = "") -> str:
     claims = {"exp": exp, "aud": aud, "sub": sub or "system:serviceaccount:shop:web"}
     body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
     return f"e30.{body}.{signature}"
 
 
-class Clock:
+class FakeClock:
     def __init__(self) -> None:
         self.time = 0.0
 
@@ -168,94 +169,100 @@ class Clock:
         return self.time
 
 
-def reviewer(client: KubeClient, clock: Clock) -> TokenReviewer:
+def reviewer(client: KubeClient, clock: FakeClock) -> TokenReviewer:
     return TokenReviewer(client, ["gpu-runtime"], {ObjectKey("shop", "web"): frozenset({Scope.RUNTIME})}, clock)
 
 
 WEB = "system:serviceaccount:shop:web"
 
 
-async def test_a_service_account_is_named_and_has_its_scopes() -> None:
-    found = reviewer(FakeTokenReviews(web=WEB, other="system:serviceaccount:shop:other"), Clock())
-    assert await found.find_caller(a_token("web")) == Caller("serviceaccount:shop/web", frozenset({Scope.RUNTIME}))
-    assert await found.find_caller(a_token("other")) == Caller("serviceaccount:shop/other", frozenset())
-    assert await found.find_caller(a_token("forged")) is None
+async def test_service_account_token_identifies_the_caller_and_its_scopes() -> None:
+    cached_reviewer = reviewer(FakeTokenReviews(web=WEB, other="system:serviceaccount:shop:other"), FakeClock())
+    assert await cached_reviewer.find_caller(service_account_token("web")) == Caller(
+        "serviceaccount:shop/web", frozenset({Scope.RUNTIME})
+    )
+    assert await cached_reviewer.find_caller(service_account_token("other")) == Caller(
+        "serviceaccount:shop/other", frozenset()
+    )
+    assert await cached_reviewer.find_caller(service_account_token("forged")) is None
 
 
 async def test_token_review_is_cached_for_60_s_and_a_rejection_for_5_s() -> None:
-    client, clock = FakeTokenReviews(web=WEB), Clock()
-    found = reviewer(client, clock)
-    good, bad = a_token("web"), a_token("forged")
-    for clock.time, asked in ((0, 1), (59, 1), (60, 2), (119, 2), (120, 3)):
-        assert await found.find_caller(good)
-        assert client.asked == asked
-    client.asked = 0
-    for clock.time, asked in ((200, 1), (204, 1), (205, 2)):
-        assert await found.find_caller(bad) is None
-        assert client.asked == asked
+    client, clock = FakeTokenReviews(web=WEB), FakeClock()
+    cached_reviewer = reviewer(client, clock)
+    valid, forged = service_account_token("web"), service_account_token("forged")
+    for clock.time, count in ((0, 1), (59, 1), (60, 2), (119, 2), (120, 3)):
+        assert await cached_reviewer.find_caller(valid)
+        assert client.review_count == count
+    client.review_count = 0
+    for clock.time, count in ((200, 1), (204, 1), (205, 2)):
+        assert await cached_reviewer.find_caller(forged) is None
+        assert client.review_count == count
 
 
 async def test_token_review_cache_never_outlives_the_token() -> None:
-    client, clock = FakeTokenReviews(web=WEB), Clock()
-    found = reviewer(client, clock)
-    assert await found.find_caller(a_token("web", exp=30))
+    client, clock = FakeTokenReviews(web=WEB), FakeClock()
+    cached_reviewer = reviewer(client, clock)
+    assert await cached_reviewer.find_caller(service_account_token("web", exp=30))
     clock.time = 30
-    assert await found.find_caller(a_token("web", exp=30)) is None
-    assert client.asked == 1
+    assert await cached_reviewer.find_caller(service_account_token("web", exp=30)) is None
+    assert client.review_count == 1
 
 
 IMPLAUSIBLE_TOKENS = {
-    "no web token": "just-a-word",
-    "garbage inside": "a.!!!.c",
-    "a list inside": f"a.{base64.urlsafe_b64encode(b'[]').decode()}.c",
-    "an end in the past": a_token("web", exp=-1),
-    "another audience": a_token("web", aud=["elsewhere"]),
-    "another audience as text": a_token("web", aud="elsewhere"),
-    "a person": a_token("web", sub="alice@example.com"),
+    "not a JSON Web Token": "just-a-word",
+    "a malformed payload": "a.!!!.c",
+    "a list as payload": f"a.{base64.urlsafe_b64encode(b'[]').decode()}.c",
+    "an expired token": service_account_token("web", exp=-1),
+    "another audience": service_account_token("web", aud=["elsewhere"]),
+    "another audience as a string": service_account_token("web", aud="elsewhere"),
+    "a user instead of a service account": service_account_token("web", sub="alice@example.com"),
 }
 
 
 @pytest.mark.parametrize("token", IMPLAUSIBLE_TOKENS.values(), ids=IMPLAUSIBLE_TOKENS)
 async def test_implausible_token_is_rejected_without_a_review(token: str) -> None:
     client = FakeTokenReviews(web=WEB)
-    assert await reviewer(client, Clock()).find_caller(token) is None
-    assert client.asked == 0
+    assert await reviewer(client, FakeClock()).find_caller(token) is None
+    assert client.review_count == 0
 
 
 async def test_review_without_audiences_is_not_trusted() -> None:
-    class Careless(FakeTokenReviews):
+    class ReviewsWithoutAudiences(FakeTokenReviews):
         async def create(self, resource: Any, manifest: Any) -> Any:
             return await super().create(resource, {"spec": manifest["spec"] | {"audiences": []}})
 
-    assert await reviewer(Careless(web=WEB), Clock()).find_caller(a_token("web")) is None
+    assert (
+        await reviewer(ReviewsWithoutAudiences(web=WEB), FakeClock()).find_caller(service_account_token("web")) is None
+    )
 
 
 async def test_unreachable_kubernetes_makes_token_review_unavailable() -> None:
     client = FakeTokenReviews(web=WEB)
-    client.away = True
-    found = reviewer(client, Clock())
-    with pytest.raises(Unavailable, match="Kubernetes cannot say now whose token this is"):
-        await found.find_caller(a_token("web"))
-    client.away = False
-    assert await found.find_caller(a_token("web")), "a failure must not be remembered"
+    client.unreachable = True
+    cached_reviewer = reviewer(client, FakeClock())
+    with pytest.raises(Unavailable, match="Kubernetes cannot review the bearer token now"):
+        await cached_reviewer.find_caller(service_account_token("web"))
+    client.unreachable = False
+    assert await cached_reviewer.find_caller(service_account_token("web")), "a failed review must not be cached"
 
 
 async def test_token_review_cache_is_bounded() -> None:
-    found = reviewer(FakeTokenReviews(), Clock())
+    cached_reviewer = reviewer(FakeTokenReviews(), FakeClock())
     for number in range(5000):
-        await found.find_caller(a_token(f"forged-{number}"))
-    assert len(found._reviews) == 4096
+        await cached_reviewer.find_caller(service_account_token(f"forged-{number}"))
+    assert len(cached_reviewer._reviews) == 4096
 
 
 async def test_token_file_is_checked_before_kubernetes(path: Path) -> None:
     client = FakeTokenReviews(web=WEB)
-    client.away = True
-    both = BearerAuthenticator(TokenFile(path), reviewer(client, Clock()))
-    assert (await both.authenticate(f"Bearer {ALICE}")).name == "token:alice"
-    with pytest.raises(Unauthenticated, match="not known here"):
-        await both.authenticate("Bearer unknown-unknown-unknown")
+    client.unreachable = True
+    authenticator = BearerAuthenticator(TokenFile(path), reviewer(client, FakeClock()))
+    assert (await authenticator.authenticate(f"Bearer {ALICE}")).name == "token:alice"
+    with pytest.raises(Unauthenticated, match="the bearer token is unknown or no longer valid"):
+        await authenticator.authenticate("Bearer unknown-unknown-unknown")
     with pytest.raises(Unavailable):
-        await both.authenticate(f"Bearer {a_token('web')}")
+        await authenticator.authenticate(f"Bearer {service_account_token('web')}")
 
 
 @pytest.mark.parametrize(
@@ -267,21 +274,21 @@ def test_service_account_username_is_parsed(username: str, account: ObjectKey | 
 
 
 def test_token_claims_are_decoded_without_padding() -> None:
-    claims = decode_claims(a_token("x", exp=5))
+    claims = decode_claims(service_account_token("x", exp=5))
     assert claims
     assert claims.exp == 5
 
 
 async def test_disabled_authentication_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    who, background = build_authenticator(AuthenticationSettings(mode="off"), FakeTokenReviews())
-    assert await who.authenticate(None) == ANONYMOUS
+    authenticator, background = build_authenticator(AuthenticationSettings(mode="off"), FakeTokenReviews())
+    assert await authenticator.authenticate(None) == ANONYMOUS
     assert background == ()
     [record] = caplog.records
-    assert (record.levelno, "authentication is off" in record.message) == (logging.WARNING, True)
+    assert (record.levelno, "authentication is disabled" in record.message) == (logging.WARNING, True)
 
 
 def test_authentication_without_any_caller_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="nobody could call; give a tokenFile or serviceAccounts"):
+    with pytest.raises(InvalidSettings, match="no caller is configured; set tokenFile or serviceAccounts"):
         build_authenticator(AuthenticationSettings(), FakeTokenReviews())
     with pytest.raises(
         InvalidSettings, match=r"none\.yaml: No such file or directory; correct the file, or the Secret"
@@ -291,11 +298,11 @@ def test_authentication_without_any_caller_is_rejected(tmp_path: Path) -> None:
 
 async def test_token_reviews_need_configured_service_accounts(path: Path) -> None:
     client = FakeTokenReviews(web=WEB)
-    token = f"Bearer {a_token('web', exp=4e9)}"
+    token = f"Bearer {service_account_token('web', exp=4e9)}"
     only_file, _ = build_authenticator(AuthenticationSettings(token_file=str(path)), client)
     with pytest.raises(Unauthenticated):
         await only_file.authenticate(token)
-    assert client.asked == 0
+    assert client.review_count == 0
     trusted = (ServiceAccountScopeSettings(namespace="shop", name="web", scopes=("operator",)),)
     accounts, background = build_authenticator(AuthenticationSettings(service_accounts=trusted), client)
     assert await accounts.authenticate(token) == Caller("serviceaccount:shop/web", frozenset({Scope.OPERATOR}))

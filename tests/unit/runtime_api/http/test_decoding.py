@@ -1,4 +1,4 @@
-"""A request is right, or every error names its field in the caller's spelling."""
+"""A request is decoded, or every error names its field as the caller wrote it."""
 
 import json
 from typing import Any
@@ -12,27 +12,27 @@ from gpu_runtime.runtime_api.http.route import NoQuery, Query
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 
 JSON = "application/json"
-WHOLE = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}
+VALID = {"operationID": "op", "name": "web", "specName": "g1.1", "image": "nginx"}
 
 
-def problems(refusal: Invalid) -> list[str]:
-    return [str(problem) for problem in refusal.errors]
+def messages(error: Invalid) -> list[str]:
+    return [str(each) for each in error.errors]
 
 
-WRONG: dict[str, tuple[Any, str]] = {
-    "text for a number": (
+INVALID_FIELDS: dict[str, tuple[Any, str]] = {
+    "a string for an integer": (
         {"template": {"ports": [{"name": "http", "port": "80"}]}},
         "template.ports[0].port: expected an integer, got a string",
     ),
-    "a fraction for a number": (
+    "a fraction for an integer": (
         {"template": {"ports": [{"name": "http", "port": 80.5}]}},
         "template.ports[0].port: expected an integer, got a number",
     ),
-    "a number for text": ({"image": 3}, "image: expected a string, got an integer"),
-    "null for text": ({"image": None}, "image: expected a string, got null"),
+    "an integer for a string": ({"image": 3}, "image: expected a string, got an integer"),
+    "null for a string": ({"image": None}, "image: expected a string, got null"),
     "an object for a list": ({"storageMounts": {}}, "storageMounts: expected a list, got an object"),
-    "a list for what may be left out": ({"access": []}, "access: expected an object or null, got a list"),
-    "text for a switch": (
+    "a list for an optional object": ({"access": []}, "access: expected an object or null, got a list"),
+    "a string for a boolean": (
         {"serverless": {"enabled": "yes", "requestID": "f"}},
         "serverless.enabled: expected true or false, got a string",
     ),
@@ -44,17 +44,17 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_field_is_named_with_what_is_expected(change: Any, message: str) -> None:
-    with pytest.raises(Invalid) as refusal:
-        decode_body(json.dumps(WHOLE | change).encode(), JSON, CreateUnit)
-    assert problems(refusal.value) == [message]
+@pytest.mark.parametrize(("change", "message"), INVALID_FIELDS.values(), ids=INVALID_FIELDS)
+def test_invalid_field_is_reported_with_the_expected_type(change: Any, message: str) -> None:
+    with pytest.raises(Invalid) as raised:
+        decode_body(json.dumps(VALID | change).encode(), JSON, CreateUnit)
+    assert messages(raised.value) == [message]
 
 
 def test_unknown_and_missing_fields_are_reported_together() -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(Invalid) as raised:
         decode_body(b'{"name": "web", "Image": "nginx"}', JSON, CreateUnit)
-    assert problems(refusal.value) == [
+    assert messages(raised.value) == [
         "Image: there is no such field; did you mean image?",
         "operationID: is required",
         "specName: is required",
@@ -62,29 +62,32 @@ def test_unknown_and_missing_fields_are_reported_together() -> None:
     ]
 
 
-UNREADABLE = {
-    "nothing": (b"", "body: is required; send a JSON object"),
-    "half of it": (b'{"name": "web"', "body: is not JSON: input data was truncated (byte 14)"),
-    "a comma too much": (b'{"name": "web",}', "body: is not JSON: trailing comma in object (byte 15)"),
-    "something after it": (b"{} {}", "body: is not JSON: trailing characters (byte 4)"),
+MALFORMED_BODIES = {
+    "an empty body": (b"", "body: is required; send a JSON object"),
+    "a truncated body": (b'{"name": "web"', "body: is not JSON: input data was truncated (byte 14)"),
+    "a trailing comma": (b'{"name": "web",}', "body: is not JSON: trailing comma in object (byte 15)"),
+    "trailing characters": (b"{} {}", "body: is not JSON: trailing characters (byte 4)"),
     "a list": (b"[]", "body: expected an object, got a list"),
     "a number": (b"3", "body: expected an object, got an integer"),
     "null": (b"null", "body: expected an object, got null"),
     "another encoding": (b'{"name": "\xff"}', "body: is not UTF-8"),
-    "half a character": (b'{"name": "\\ud800"}', "body: is not JSON: "),
-    "no number": (b'{"name": NaN}', "body: is not JSON: invalid character (byte 9)"),
-    "a number without end": (b'{"name": 1e999}', "body: is not JSON: number out of range"),
-    "a key given twice": (b'{"name": "a", "name": "b"}', "name: is given twice in one object"),
-    "a key given twice inside": (b'{"template": {"args": [], "args": []}}', "args: is given twice in one object"),
-    "a tower of lists": (b"[" * 100_000, "body: is not JSON: maximum recursion depth"),
+    "a lone surrogate": (b'{"name": "\\ud800"}', "body: is not JSON: "),
+    "NaN": (b'{"name": NaN}', "body: is not JSON: invalid character (byte 9)"),
+    "a number out of range": (b'{"name": 1e999}', "body: is not JSON: number out of range"),
+    "a duplicate key": (b'{"name": "a", "name": "b"}', "name: is given twice in one object"),
+    "a duplicate key in a nested object": (
+        b'{"template": {"args": [], "args": []}}',
+        "args: is given twice in one object",
+    ),
+    "deeply nested lists": (b"[" * 100_000, "body: is not JSON: maximum recursion depth"),
 }
 
 
-@pytest.mark.parametrize(("raw", "message"), UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize(("raw", "message"), MALFORMED_BODIES.values(), ids=MALFORMED_BODIES)
 def test_malformed_json_is_reported_with_its_position(raw: bytes, message: str) -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(Invalid) as raised:
         decode_body(raw, JSON, CreateUnit)
-    assert str(refusal.value).startswith(message)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +99,8 @@ def test_other_content_type_is_rejected(content_type: str) -> None:
 
 
 def test_valid_body_is_decoded() -> None:
-    read = decode_body(json.dumps(WHOLE | {"template": {"args": ["a"]}}).encode(), JSON, CreateUnit)
-    assert (read.operation_id, read.name, read.template.args) == ("op", "web", ("a",))
+    body = decode_body(json.dumps(VALID | {"template": {"args": ["a"]}}).encode(), JSON, CreateUnit)
+    assert (body.operation_id, body.name, body.template.args) == ("op", "web", ("a",))
 
 
 class Filter(Query, frozen=True, kw_only=True):
@@ -114,20 +117,20 @@ def test_query_parameters_are_converted() -> None:
 
 
 PARAMETERS = {
-    "an unknown one": ([("limits", "5")], "limits: there is no such parameter; did you mean limit?"),
-    "one where there are none": ([("a", "5")], "a: there is no such parameter; there is none"),
-    "one given twice": ([("limit", "5"), ("limit", "6")], "limit: is given more than once"),
-    "text for a number": ([("limit", "many")], "limit: expected an integer, got a string"),
-    "nothing for a number": ([("limit", "")], "limit: expected an integer, got a string"),
-    "text for a switch": ([("claimed", "perhaps")], "claimed: expected true or false or null, got a string"),
+    "an unknown parameter": ([("limits", "5")], "limits: there is no such parameter; did you mean limit?"),
+    "a parameter of a route without parameters": ([("a", "5")], "a: there is no such parameter; there is none"),
+    "a duplicate parameter": ([("limit", "5"), ("limit", "6")], "limit: is given more than once"),
+    "a string for an integer": ([("limit", "many")], "limit: expected an integer, got a string"),
+    "an empty integer": ([("limit", "")], "limit: expected an integer, got a string"),
+    "a string for a boolean": ([("claimed", "perhaps")], "claimed: expected true or false or null, got a string"),
 }
 
 
 @pytest.mark.parametrize(("pairs", "message"), PARAMETERS.values(), ids=PARAMETERS)
 def test_invalid_query_parameter_is_reported(pairs: list[tuple[str, str]], message: str) -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(Invalid) as raised:
         decode_query(pairs, NoQuery if pairs[0][0] == "a" else Filter)
-    assert problems(refusal.value) == [message]
+    assert messages(raised.value) == [message]
 
 
 @pytest.mark.parametrize("part", ["web", "op 1/ä", "a" * 256, "..."])
@@ -137,5 +140,7 @@ def test_valid_path_name_is_accepted(part: str) -> None:
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a\nb", " a", "a" * 257, "\x00"])
 def test_invalid_path_name_is_rejected(part: str) -> None:
-    with pytest.raises(Invalid, match=r"^name: is not a name$"):
+    with pytest.raises(
+        Invalid, match=r"^name: is not a name; use 1 to 256 printable characters without spaces around them$"
+    ):
         validate_path_params({"name": part})

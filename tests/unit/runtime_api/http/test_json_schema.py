@@ -1,4 +1,4 @@
-"""Schemas from models: each sort of type, and the difference between what is sent and what is got."""
+"""JSON Schemas of models: every kind of type, and the difference between requests and responses."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -35,8 +35,8 @@ class Whole(Base, frozen=True, kw_only=True):
     inner: Inner | None = None
     """Its part."""
 
-    trouble: str | None = None
-    """What is wrong."""
+    problem: str | None = None
+    """The problem."""
 
 
 class Change(Body, frozen=True, kw_only=True):
@@ -68,25 +68,25 @@ class Change(Body, frozen=True, kw_only=True):
     ],
     ids=str,
 )
-def test_each_sort_of_type_has_its_schema(kind: Any, schema: dict[str, Any]) -> None:
-    found = schema_of(kind)
-    assert found | {"enum": sorted(found["enum"])} == schema if "enum" in found else found == schema
+def test_schema_of_each_kind_of_type(kind: Any, schema: dict[str, Any]) -> None:
+    generated = schema_of(kind)
+    assert generated | {"enum": sorted(generated["enum"])} == schema if "enum" in generated else generated == schema
 
 
 def test_response_schema_has_no_null_and_is_open() -> None:
     schema = struct_schema(Whole, is_request=False)
-    assert schema["properties"]["trouble"] == {"description": "What is wrong.", "type": "string"}
+    assert schema["properties"]["problem"] == {"description": "The problem.", "type": "string"}
     assert schema["required"] == ["name"]
     assert "additionalProperties" not in schema
 
 
 def test_request_schema_allows_null_and_is_closed() -> None:
     schema = struct_schema(Whole, is_request=True)
-    assert schema["properties"]["trouble"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
+    assert schema["properties"]["problem"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
     assert schema["additionalProperties"] is False
 
 
-def test_a_field_is_described_by_the_class_that_declares_it() -> None:
+def test_inherited_field_has_the_description_of_its_base_class() -> None:
     assert struct_schema(Whole, is_request=False)["properties"]["name"]["description"] == "Its name."
 
 

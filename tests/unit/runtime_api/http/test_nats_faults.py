@@ -1,4 +1,4 @@
-"""What goes wrong at the queue is answered as the document says, also while Kubernetes is away."""
+"""The responses to NATS errors, and to requests that need no cluster while Kubernetes is unreachable."""
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ class RawValueBody(Body, frozen=True, kw_only=True):
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "waits"),
+    ("error", "status", "has_retry_after"),
     [
         (StreamFull("maximum messages per subject exceeded"), 429, True),
         (NatsMessageTooLarge("the message has 2 bytes"), 413, False),
@@ -24,21 +24,21 @@ class RawValueBody(Body, frozen=True, kw_only=True):
         (NoResponders("no stream"), 503, True),
     ],
 )
-async def test_nats_fault_has_its_status(error: JetStreamError, status: int, waits: bool) -> None:
-    async def fails(_call: APIRequest[None, NoQuery]) -> APIResponse:
+async def test_nats_fault_has_its_status(error: JetStreamError, status: int, has_retry_after: bool) -> None:
+    async def fail(_request: APIRequest[None, NoQuery]) -> APIResponse:
         raise error
 
-    async with running_app([make_route(handler=fails)]) as edge:
-        reply = await edge.request("GET", "/things/x")
-    assert (reply.status, "Retry-After" in reply.headers) == (status, waits)
+    async with running_app([make_route(handler=fail)]) as edge:
+        reply = await edge.request("GET", "/items/x")
+    assert (reply.status, "Retry-After" in reply.headers) == (status, has_retry_after)
     assert str(error) in reply.error["message"]
 
 
 async def test_route_without_cluster_works_while_kubernetes_is_unreachable() -> None:
-    away = AppOptions(stale_reason="Kubernetes cannot be reached")
+    unreachable = AppOptions(stale_reason="Kubernetes cannot be reached")
     routes = [make_route(), make_route(path="/queue/{name}", name="getQueued", needs_cluster=False)]
-    async with running_app(routes, away) as edge:
-        assert (await edge.request("GET", "/things/x")).status == 503
+    async with running_app(routes, unreachable) as edge:
+        assert (await edge.request("GET", "/items/x")).status == 503
         assert (await edge.request("GET", "/queue/x")).status == 200
 
 
@@ -48,6 +48,6 @@ def test_sync_timeout_response_has_the_invocation_id() -> None:
     assert (reply.status, detail["field"], detail["value"]) == (504, "invocationID", "inv-1")
 
 
-@pytest.mark.parametrize("written", [b"1.00", b'{"a" :  [1e2]}', b"null", b'"\\u00e9"', b"1" * 30])
-def test_raw_json_field_preserves_its_bytes(written: bytes) -> None:
-    assert bytes(decode_body(b'{"value": ' + written + b"}", "application/json", RawValueBody).value) == written
+@pytest.mark.parametrize("value", [b"1.00", b'{"a" :  [1e2]}', b"null", b'"\\u00e9"', b"1" * 30])
+def test_raw_json_field_preserves_its_bytes(value: bytes) -> None:
+    assert bytes(decode_body(b'{"value": ' + value + b"}", "application/json", RawValueBody).value) == value

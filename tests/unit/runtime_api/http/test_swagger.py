@@ -1,4 +1,4 @@
-"""Swagger UI comes from our own files, says what it may load, and is sent again only when it changed."""
+"""Swagger UI is served from the package, may load nothing from other servers, and is revalidated by ETag."""
 
 import gzip
 import hashlib
@@ -25,7 +25,7 @@ async def page() -> AsyncIterator[ClientSession]:
         yield session
 
 
-async def test_the_document_is_served_as_it_is(page: ClientSession) -> None:
+async def test_openapi_document_is_served_unchanged(page: ClientSession) -> None:
     async with page.get("/openapi.json") as response:
         assert (response.status, response.content_type) == (200, "application/json")
         assert await response.read() == DOCUMENT
@@ -46,7 +46,7 @@ async def test_every_file_has_its_content_type_and_nosniff(page: ClientSession, 
         assert len(await response.read()) == len(gzip.decompress(load_static_file(name).compressed))
 
 
-async def test_nothing_may_be_loaded_from_elsewhere(page: ClientSession) -> None:
+async def test_content_security_policy_forbids_other_servers(page: ClientSession) -> None:
     async with page.get("/swagger/index.html") as response:
         policy = dict(each.split(" ", 1) for each in response.headers["Content-Security-Policy"].split("; "))
         text = await response.text()
@@ -54,7 +54,7 @@ async def test_nothing_may_be_loaded_from_elsewhere(page: ClientSession) -> None
     assert (policy["script-src"], policy["connect-src"]) == ("'self'", "'self'")
     assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {*FILE_CONTENT_TYPES, "data:,"} - {"index.html"}
     assert "http" not in text
-    assert not re.search(r"<script>|<style>|\son\w+=", text), "what is inline would be refused by the policy"
+    assert not re.search(r"<script>|<style>|\son\w+=", text), "the policy forbids inline scripts and styles"
 
 
 async def test_matching_etag_returns_304(page: ClientSession) -> None:
@@ -66,15 +66,15 @@ async def test_matching_etag_returns_304(page: ClientSession) -> None:
         assert response.status == 200
 
 
-@pytest.mark.parametrize(("asked", "encoding"), [("gzip, br", "gzip"), ("identity", None)])
-async def test_compression_follows_accept_encoding(page: ClientSession, asked: str, encoding: str | None) -> None:
-    async with page.get("/swagger/swagger-ui.css", headers={"Accept-Encoding": asked}) as response:
+@pytest.mark.parametrize(("accept", "encoding"), [("gzip, br", "gzip"), ("identity", None)])
+async def test_compression_follows_accept_encoding(page: ClientSession, accept: str, encoding: str | None) -> None:
+    async with page.get("/swagger/swagger-ui.css", headers={"Accept-Encoding": accept}) as response:
         assert response.headers.get("Content-Encoding") == encoding
         assert (await response.read()).startswith(b".swagger-ui")
 
 
 def test_vendored_files_match_their_checksums() -> None:
-    written_down = dict(re.findall(r"^    ([0-9a-f]{64})  (\S+)$", (FOLDER / "README.md").read_text(), re.MULTILINE))
-    assert sorted(written_down.values()) == sorted(path.stem for path in FOLDER.glob("*.gz"))
-    for digest, name in written_down.items():
+    checksums = dict(re.findall(r"^    ([0-9a-f]{64})  (\S+)$", (FOLDER / "README.md").read_text(), re.MULTILINE))
+    assert sorted(checksums.values()) == sorted(path.stem for path in FOLDER.glob("*.gz"))
+    for digest, name in checksums.items():
         assert hashlib.sha256(gzip.decompress((FOLDER / f"{name}.gz").read_bytes())).hexdigest() == digest

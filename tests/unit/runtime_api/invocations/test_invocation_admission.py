@@ -1,4 +1,4 @@
-"""What is asked becomes one invocation, or is refused with the field."""
+"""A valid request becomes an invocation and a record. An invalid request is rejected by field path."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,21 +26,21 @@ def invoke_request(payload: str = "", **changes: Any) -> Invoke:
 
 
 @pytest.mark.parametrize("example", INVOKE_EXAMPLES.values(), ids=INVOKE_EXAMPLES)
-def test_the_examples_are_accepted(example: Any) -> None:
+def test_invoke_examples_are_valid(example: Any) -> None:
     assert admit_invocation(
         decode_body(msgspec.json.encode(example), "application/json", Invoke), InvocationLimits()
     ).body
 
 
 PAYLOADS = {
-    "an object": ('{"a" : 1.00}', "application/json", b'{"a" : 1.00}'),
-    "a number that no machine holds": ("12345678901234567890123", "application/json", b"12345678901234567890123"),
+    "object": ('{"a" : 1.00}', "application/json", b'{"a" : 1.00}'),
+    "number that exceeds 64 bits": ("12345678901234567890123", "application/json", b"12345678901234567890123"),
     "null": ("null", "application/json", b"null"),
-    "a text": ('"AAEC"', "application/vnd.own+json; charset=utf-8", b'"AAEC"'),
+    "string": ('"AAEC"', "application/vnd.own+json; charset=utf-8", b'"AAEC"'),
     "bytes": ('"AAEC"', "image/png", b"\x00\x01\x02"),
-    "no bytes": ('""', "image/png", b""),
-    "nothing": ("", "image/png", b""),
-    "no JSON": ("", "application/json", b""),
+    "empty base64": ('""', "image/png", b""),
+    "omitted binary payload": ("", "image/png", b""),
+    "omitted JSON payload": ("", "application/json", b""),
 }
 
 
@@ -56,7 +56,7 @@ def test_binary_payload_must_be_base64(payload: str) -> None:
 
 
 def test_all_invalid_fields_are_reported_together() -> None:
-    wrong = invoke_request(
+    invalid = invoke_request(
         invocationID="a b",
         serverlessRequestID="A",
         contentType=" x",
@@ -64,32 +64,32 @@ def test_all_invalid_fields_are_reported_together() -> None:
         attributes={"a": "x" * 17000},
         timeoutSeconds=90,
     )
-    with pytest.raises(Invalid) as refusal:
-        admit_invocation(wrong, InvocationLimits(max_timeout_seconds=60))
-    assert [problem.path for problem in refusal.value.errors] == [
+    with pytest.raises(Invalid) as raised:
+        admit_invocation(invalid, InvocationLimits(max_timeout_seconds=60))
+    assert [error.path for error in raised.value.errors] == [
         *("invocationID", "serverlessRequestID", "contentType", "attributes", "headers", "timeoutSeconds")
     ]
 
 
-def test_a_large_payload_is_refused_with_the_limit() -> None:
-    with pytest.raises(TooLarge, match=r"payload: has 1002 bytes; at most 1000 are taken"):
+def test_too_large_payload_is_rejected_with_the_limit() -> None:
+    with pytest.raises(TooLarge, match=r"payload: has 1002 bytes; send at most 1000"):
         admit_invocation(invoke_request('"' + "x" * 1000 + '"'), InvocationLimits(max_body_bytes=1000))
     assert InvocationLimits().max_body_bytes == MAX_PAYLOAD_BYTES
 
 
 def test_omitted_fields_have_configured_defaults() -> None:
-    one, other = (
+    first, second = (
         admit_invocation(invoke_request(), InvocationLimits(default_timeout_seconds=7)),
         admit_invocation(invoke_request(), InvocationLimits(default_timeout_seconds=7)),
     )
-    assert (one.timeout_seconds, one.mode, one.content_type) == (7, "async", "application/json")
-    assert one.invocation_id != other.invocation_id
+    assert (first.timeout_seconds, first.mode, first.content_type) == (7, "async", "application/json")
+    assert first.invocation_id != second.invocation_id
 
 
 def test_record_matches_the_enqueued_message() -> None:
-    going, record = prepare_enqueue(admit_invocation(invoke_request(timeoutSeconds=60), InvocationLimits()), NOW)
-    assert record.enqueued_at == going.enqueued_at == NOW.replace(microsecond=678000)
-    assert (record.deadline, record.state) == (going.enqueued_at + timedelta(seconds=60), RecordState.QUEUED)
+    enqueued, record = prepare_enqueue(admit_invocation(invoke_request(timeoutSeconds=60), InvocationLimits()), NOW)
+    assert record.enqueued_at == enqueued.enqueued_at == NOW.replace(microsecond=678000)
+    assert (record.deadline, record.state) == (enqueued.enqueued_at + timedelta(seconds=60), RecordState.QUEUED)
 
 
 def test_default_timeout_and_equal_explicit_timeout_have_one_hash() -> None:
@@ -109,20 +109,20 @@ def test_mode_does_not_change_the_request_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "changes", "unsent", "left_behind"),
+    ("seconds", "changes", "unpublished", "expired"),
     [
         (0, {}, True, False),
         (61, {}, False, False),
         (91, {}, False, True),
-        (0, {"stage": RecordState.DISPATCHED}, False, False),
-        (91, {"stage": RecordState.DISPATCHED}, False, False),
+        (0, {"state": RecordState.DISPATCHED}, False, False),
+        (91, {"state": RecordState.DISPATCHED}, False, False),
         (0, {"cancelled": True}, False, False),
-        (91, {"stage": RecordState.TERMINAL}, False, False),
+        (91, {"state": RecordState.TERMINAL}, False, False),
     ],
 )
-def test_possibly_unsent_invocation_is_resent_until_its_deadline(
-    seconds: float, changes: dict[str, Any], unsent: bool, left_behind: bool
+def test_unpublished_invocation_is_published_until_its_deadline_and_expires_later(
+    seconds: float, changes: dict[str, Any], unpublished: bool, expired: bool
 ) -> None:
     _, record = prepare_enqueue(admit_invocation(invoke_request(timeoutSeconds=60), InvocationLimits()), NOW)
-    record, then = msgspec.structs.replace(record, **changes), NOW + timedelta(seconds=seconds)
-    assert (may_be_unpublished(record, then), is_expired_in_queue(record, then)) == (unsent, left_behind)
+    record, later = msgspec.structs.replace(record, **changes), NOW + timedelta(seconds=seconds)
+    assert (may_be_unpublished(record, later), is_expired_in_queue(record, later)) == (unpublished, expired)

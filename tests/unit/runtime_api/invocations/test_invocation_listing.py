@@ -1,4 +1,4 @@
-"""A list goes from place to place, and a page begins where the one before ended, for the same question."""
+"""The invocation list reads its sources in order, and a continue token is valid for the same query only."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def query(state: Any = UNSET, after: str | None = None) -> ListInvocations:
 
 
 @pytest.mark.parametrize(
-    ("state", "where"),
+    ("state", "sources"),
     [
         (UNSET, ("invoke", "dispatch", "stored")),
         (InvocationState.QUEUED, ("invoke", "dispatch")),
@@ -24,15 +24,15 @@ def query(state: Any = UNSET, after: str | None = None) -> ListInvocations:
         (InvocationState.EXPIRED, ("stored",)),
     ],
 )
-def test_sources_of_a_list_depend_on_the_state_filter(state: Any, where: tuple[str, ...]) -> None:
-    assert sources_for(query(state)) == where
-    walked = [start_position(query(state))[0]]
-    while (following := next_position(walked[-1], query(state))) is not None:
-        walked.append(following[0])
-    assert tuple(walked) == where
+def test_sources_of_a_list_depend_on_the_state_filter(state: Any, sources: tuple[str, ...]) -> None:
+    assert sources_for(query(state)) == sources
+    visited = [start_position(query(state))[0]]
+    while (position := next_position(visited[-1], query(state))) is not None:
+        visited.append(position[0])
+    assert tuple(visited) == sources
 
 
-def test_a_page_begins_where_the_last_one_ended() -> None:
+def test_continue_token_sets_the_start_position() -> None:
     assert start_position(query(after=encode_cursor(("dispatch", "17")))) == ("dispatch", "17")
     assert start_position(query(after=encode_cursor(("stored", "any thing")))) == ("stored", "any thing")
 
@@ -49,5 +49,5 @@ def test_a_page_begins_where_the_last_one_ended() -> None:
     ],
 )
 def test_continue_token_of_another_query_is_rejected(state: Any, position: tuple[str, str]) -> None:
-    with pytest.raises(Invalid, match="continue: is of another question"):
+    with pytest.raises(Invalid, match="continue: belongs to another query"):
         start_position(query(state, encode_cursor(position)))

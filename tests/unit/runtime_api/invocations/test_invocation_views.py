@@ -1,4 +1,4 @@
-"""Callers see how far an invocation has come, and what came of it, whatever that is."""
+"""The invocation view shows the state and the result of an invocation."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +11,7 @@ from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Re
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
-from gpu_runtime.runtime_api.dead_letters.routes import routes as letter_routes
+from gpu_runtime.runtime_api.dead_letters.routes import routes as dead_letter_routes
 from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView
 from gpu_runtime.runtime_api.http.route import Scope
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
@@ -34,13 +34,13 @@ RESULT = Result(
 )
 
 
-def plain(view: InvocationView) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(view))
-    return found
+def as_json(view: InvocationView) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(view))
+    return document
 
 
 def test_record_view_shows_the_state() -> None:
-    assert plain(record_view("i", RECORD)) == {
+    assert as_json(record_view("i", RECORD)) == {
         "invocationID": "i",
         "serverlessRequestID": "f",
         "state": "queued",
@@ -48,20 +48,20 @@ def test_record_view_shows_the_state() -> None:
         "timings": {"enqueuedAt": "2026-01-02T03:04:05Z"},
         "worker": "w",
     }
-    assert plain(record_view("i", cancel_record(RECORD, NOW)))["cancelRequested"]
-    over = plain(record_view("i", finish_record(cancel_record(RECORD, NOW), ResultState.CANCELLED, NOW)))
-    assert (over["state"], "cancelRequested" in over, "deadline" in over) == ("cancelled", False, False)
+    assert as_json(record_view("i", cancel_record(RECORD, NOW)))["cancelRequested"]
+    finished = as_json(record_view("i", finish_record(cancel_record(RECORD, NOW), ResultState.CANCELLED, NOW)))
+    assert (finished["state"], "cancelRequested" in finished, "deadline" in finished) == ("cancelled", False, False)
     assert record_view("i", msgspec.structs.replace(RECORD, state=RecordState.RUNNING)).state == "running"
 
 
 BODIES = {
-    "JSON as it is": (b'{"a": 1.10}', "application/json", True, b'{"a": 1.10}', "json"),
-    "JSON of one's own kind": (b"[]", "application/problem+json", True, b"[]", "json"),
-    "what says that it is JSON and is not": (b"{", "application/json", True, b'"ew=="', "base64"),
-    "no UTF-8": (b'"\xff"', "application/json", True, b'"Iv8i"', "base64"),
-    "the beginning of JSON": (b"1", "application/json", False, b'"MQ=="', "base64"),
-    "text": (b"hi", "text/plain", True, b'"aGk="', "base64"),
-    "too deep for anybody": (b"[" * 100_000 + b"]" * 100_000, "application/json", True, None, "base64"),
+    "JSON": (b'{"a": 1.10}', "application/json", True, b'{"a": 1.10}', "json"),
+    "JSON subtype": (b"[]", "application/problem+json", True, b"[]", "json"),
+    "malformed JSON": (b"{", "application/json", True, b'"ew=="', "base64"),
+    "invalid UTF-8": (b'"\xff"', "application/json", True, b'"Iv8i"', "base64"),
+    "truncated JSON": (b"1", "application/json", False, b'"MQ=="', "base64"),
+    "text": (b"hi", "text/as_json", True, b'"aGk="', "base64"),
+    "too deeply nested JSON": (b"[" * 100_000 + b"]" * 100_000, "application/json", True, None, "base64"),
 }
 
 
@@ -69,14 +69,14 @@ BODIES = {
 def test_json_body_is_shown_as_json_and_other_bodies_as_base64(
     body: bytes, kind: str, whole: bool, payload: bytes | None, encoding: str
 ) -> None:
-    found, how = encode_payload(body, kind, whole=whole)
-    assert isinstance(found, msgspec.Raw)
-    assert how == encoding
-    assert payload is None or bytes(found) == payload
+    encoded, actual_encoding = encode_payload(body, kind, whole=whole)
+    assert isinstance(encoded, msgspec.Raw)
+    assert actual_encoding == encoding
+    assert payload is None or bytes(encoded) == payload
 
 
-def test_an_empty_body_is_not_shown() -> None:
-    view = plain(result_view(msgspec.structs.replace(RESULT, status_code=204)))
+def test_empty_body_is_omitted() -> None:
+    view = as_json(result_view(msgspec.structs.replace(RESULT, status_code=204)))
     assert ("payload" in view, "payloadEncoding" in view, view["statusCode"], view["bodyBytes"]) == (
         False,
         False,
@@ -86,13 +86,13 @@ def test_an_empty_body_is_not_shown() -> None:
 
 
 def test_truncated_body_is_flagged() -> None:
-    view = plain(result_view(with_body(RESULT, "text/plain", b"abcdef", limit=3)))
+    view = as_json(result_view(with_body(RESULT, "text/as_json", b"abcdef", limit=3)))
     assert (view["payload"], view["bodyTruncated"], view["bodyBytes"]) == ("YWJj", True, 6)
 
 
 def test_failure_view_has_class_and_message() -> None:
     failure = Failure(failure_class=FailureClass.TIMED_OUT, message="too late")
-    view = plain(result_view(msgspec.structs.replace(RESULT, state=ResultState.EXPIRED, failure=failure)))
+    view = as_json(result_view(msgspec.structs.replace(RESULT, state=ResultState.EXPIRED, failure=failure)))
     assert (view["state"], view["failure"]) == ("expired", {"class": "timed_out", "message": "too late"})
 
 
@@ -105,8 +105,8 @@ def test_every_field_has_a_description(model: type[msgspec.Struct]) -> None:
 
 
 def test_invocation_routes_are_documented_and_need_no_cluster() -> None:
-    nobody: Any = None
-    for scope, found in ((Scope.RUNTIME, routes(nobody)), (Scope.OPERATOR, letter_routes(nobody))):
-        for route in found:
+    service: Any = None
+    for scope, documented in ((Scope.RUNTIME, routes(service)), (Scope.OPERATOR, dead_letter_routes(service))):
+        for route in documented:
             assert route.summary and route.description and route.tag, route.name  # noqa: PT018
             assert (route.scope, route.needs_cluster) == (scope, False)

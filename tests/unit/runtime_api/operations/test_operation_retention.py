@@ -1,4 +1,4 @@
-"""Which operations may be forgotten, and when."""
+"""Which operations are evicted, and when."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,15 +22,15 @@ DAY = timedelta(days=1)
 UNIT, SEED, POOL = OperationType.CREATE_UNIT, OperationType.SEED_STOCK, OperationType.CREATE_STOCK_POOL
 
 
-def as_read(found: Operation) -> OperationSummary:
-    return msgspec.json.decode(msgspec.json.encode(found), type=OperationSummary)
+def summary(full: Operation) -> OperationSummary:
+    return msgspec.json.decode(msgspec.json.encode(full), type=OperationSummary)
 
 
 FINISHED_LATE: dict[str, Any] = {"finished_at": "2026-01-02T09:00:00Z"}
 
 
 @pytest.mark.parametrize(
-    ("found", "age", "expired"),
+    ("full", "age", "expired"),
     [
         (operation(SEED, OperationState.SUCCEEDED, **FINISHED_LATE), DAY + timedelta(hours=5), False),
         (operation(SEED, OperationState.SUCCEEDED, **FINISHED_LATE), DAY + timedelta(hours=6), True),
@@ -49,19 +49,19 @@ FINISHED_LATE: dict[str, Any] = {"finished_at": "2026-01-02T09:00:00Z"}
         (operation(POOL, OperationState.ROLLING_BACK), 30 * DAY, False),
     ],
 )
-def test_unfinished_operations_are_never_evicted(found: Operation, age: timedelta, expired: bool) -> None:
-    assert is_expired(as_read(found), CREATED + age, DAY) is expired
+def test_only_finished_and_waiting_operations_expire(full: Operation, age: timedelta, expired: bool) -> None:
+    assert is_expired(summary(full), CREATED + age, DAY) is expired
 
 
 @pytest.mark.parametrize("minute", [0, 1, 59])
-@pytest.mark.parametrize("kept", [timedelta(seconds=60), timedelta(minutes=90), DAY, 30 * DAY])
-def test_hour_with_an_expired_operation_is_scanned(minute: int, kept: timedelta) -> None:
+@pytest.mark.parametrize("retention", [timedelta(seconds=60), timedelta(minutes=90), DAY, 30 * DAY])
+def test_hour_with_an_expired_operation_is_scanned(minute: int, retention: timedelta) -> None:
     now = datetime(2026, 1, 2, 3, minute, 30, tzinfo=UTC)
-    hours = retained_hours(now, kept)
+    hours = retained_hours(now, retention)
     for late in (timedelta(), timedelta(seconds=1), timedelta(hours=1)):
-        assert (now - kept - late).strftime("%Y-%m-%dT%H") not in hours
-    assert (now - kept + timedelta(hours=1)).strftime("%Y-%m-%dT%H") in hours
-    assert len(hours) <= kept / timedelta(hours=1) + 2
+        assert (now - retention - late).strftime("%Y-%m-%dT%H") not in hours
+    assert (now - retention + timedelta(hours=1)).strftime("%Y-%m-%dT%H") in hours
+    assert len(hours) <= retention / timedelta(hours=1) + 2
 
 
 def test_oldest_hours_are_scanned_first() -> None:
@@ -76,5 +76,5 @@ def test_oldest_hours_are_scanned_first() -> None:
 
 def test_operations_of_one_hour_are_evicted_in_finish_order() -> None:
     times = ["2026-01-02T09:00:00Z", "2026-01-02T08:00:00Z", "2026-01-02T08:30:00Z"]
-    found = [as_read(operation(state=OperationState.SUCCEEDED, finished_at=time)) for time in times]
-    assert [each.status.finished_at for each in sort_by_age(found)] == sorted(times)
+    summaries = [summary(operation(state=OperationState.SUCCEEDED, finished_at=time)) for time in times]
+    assert [each.status.finished_at for each in sort_by_age(summaries)] == sorted(times)

@@ -1,4 +1,4 @@
-"""What a job tells of an operation."""
+"""The job view of operations."""
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ def test_seeding_view_shows_requested_and_seeded_count() -> None:
     assert (job.requested, job.seeded) == (3, 2)
 
 
-@pytest.mark.parametrize("request_", ["", "no JSON", '{"replicas":"many"}', "[" * 5000])
+@pytest.mark.parametrize("request_", ["", "not JSON", '{"replicas":"many"}', "[" * 5000])
 def test_seeding_with_undecodable_request_is_shown(request_: str) -> None:
     job = job_view(operation(request=request_, stock_uids=("a",)))
     assert (job.requested, job.seeded) == (None, 1)
@@ -39,14 +39,14 @@ def test_other_operations_have_no_seeding_counts() -> None:
 
 
 def test_failed_operation_view_has_the_fault_code_and_message() -> None:
-    told = msgspec.to_builtins(job_view(operation(state=OperationState.FAILED, error=FAILURE)))
-    assert told == {
+    view = msgspec.to_builtins(job_view(operation(state=OperationState.FAILED, error=FAILURE)))
+    assert view == {
         "operationID": "one",
         "type": "SeedStock",
         "status": "failed",
         "target": {"kind": "GPUUnit", "namespace": "runtime-stock"},
         "requested": 3,
         "seeded": 0,
-        "error": {"code": "conflict", "message": "the cluster refuses it"},
+        "error": {"code": "conflict", "message": "the cluster rejects it"},
         "createdAt": "2026-01-02T03:04:05Z",
     }

@@ -1,4 +1,4 @@
-"""Consumed stock is deleted after the answer, and whoever is asked to end does that first."""
+"""The consumed-stock deleter processes its queue in the background and finishes it on shutdown."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,12 +19,12 @@ NAMES = [each.name for each in STOCK]
 
 
 class FakeDeletions:
-    """A client and the caches of one: each deletion takes its time, and is forgotten afterwards."""
+    """A client and its informers. Each deletion takes some seconds and is recorded afterwards."""
 
-    def __init__(self, seconds: float = 1, meanwhile: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, seconds: float = 1, on_delete: Callable[[str], None] = lambda _: None) -> None:
         self.deleted_names: list[str] = []
         self._seconds = seconds
-        self._meanwhile = meanwhile
+        self._on_delete = on_delete
 
     @property
     def units(self) -> "FakeDeletions":
@@ -32,13 +32,13 @@ class FakeDeletions:
 
     async def delete(self, _resource: Any, key: ObjectKey, *, uid: str) -> None:
         assert uid == f"u{key.name.removeprefix('stock-')}"
-        self._meanwhile(key.name)
+        self._on_delete(key.name)
         await asyncio.sleep(self._seconds)
 
     def record_delete(self, key: ObjectKey, _uid: str) -> None:
         self.deleted_names.append(key.name)
 
-    def consumed(self, **limits: int) -> ConsumedStockDeleter:
+    def deleter(self, **limits: int) -> ConsumedStockDeleter:
         return ConsumedStockDeleter(cast(KubeClient, self), cast(APIInformers, self), **limits)
 
 
@@ -51,10 +51,10 @@ def stopped_event() -> asyncio.Event:
 @on_fake_time
 async def test_queued_deletions_finish_within_the_shutdown_timeout() -> None:
     deletions = FakeDeletions()
-    consumed = deletions.consumed(at_once=2)
+    deleter = deletions.deleter(max_concurrent_deletes=2)
     for each in STOCK:
-        consumed.enqueue(each)
-    await consumed.run(stopped_event(), grace_seconds=10)
+        deleter.enqueue(each)
+    await deleter.run(stopped_event(), grace_seconds=10)
     assert deletions.deleted_names == NAMES
     assert now() == 1005
 
@@ -62,10 +62,10 @@ async def test_queued_deletions_finish_within_the_shutdown_timeout() -> None:
 @on_fake_time
 async def test_deletions_after_the_shutdown_timeout_are_skipped() -> None:
     deletions = FakeDeletions()
-    consumed = deletions.consumed(at_once=2)
+    deleter = deletions.deleter(max_concurrent_deletes=2)
     for each in STOCK:
-        consumed.enqueue(each)
-    await consumed.run(stopped_event(), grace_seconds=2.5)
+        deleter.enqueue(each)
+    await deleter.run(stopped_event(), grace_seconds=2.5)
     assert deletions.deleted_names == NAMES[:4]
     assert now() == 1002.5
 
@@ -73,33 +73,33 @@ async def test_deletions_after_the_shutdown_timeout_are_skipped() -> None:
 @on_fake_time
 async def test_full_queue_drops_new_deletions() -> None:
     deletions = FakeDeletions()
-    consumed = deletions.consumed(waiting=3)
+    deleter = deletions.deleter(max_queued=3)
     for each in STOCK:
-        consumed.enqueue(each)
-    await consumed.run(stopped_event(), grace_seconds=10)
+        deleter.enqueue(each)
+    await deleter.run(stopped_event(), grace_seconds=10)
     assert deletions.deleted_names == NAMES[:3]
 
 
-NOT_FOUND = KubeNotFound(ApiStatus(code=404, reason="NotFound", message="it is gone"))
+NOT_FOUND = KubeNotFound(ApiStatus(code=404, reason="NotFound", message="not found"))
 
 
 @pytest.mark.parametrize(
-    ("failure", "forgotten"),
+    ("failure", "recorded"),
     [(NOT_FOUND, NAMES), (KubeUnreachable("no answer", sent=True), NAMES[1:])],
-    ids=["gone", "away"],
+    ids=["already deleted", "API server unreachable"],
 )
-def test_failed_deletion_does_not_stop_the_queue(failure: Exception, forgotten: list[str]) -> None:
+def test_failed_deletion_does_not_stop_the_queue(failure: Exception, recorded: list[str]) -> None:
     def fail(name: str) -> None:
         if name == NAMES[0]:
             raise failure
 
     @on_fake_time
     async def body() -> None:
-        deletions = FakeDeletions(meanwhile=fail)
-        consumed = deletions.consumed()
+        deletions = FakeDeletions(on_delete=fail)
+        deleter = deletions.deleter()
         for each in STOCK:
-            consumed.enqueue(each)
-        await consumed.run(stopped_event(), grace_seconds=10)
-        assert sorted(deletions.deleted_names) == forgotten
+            deleter.enqueue(each)
+        await deleter.run(stopped_event(), grace_seconds=10)
+        assert sorted(deletions.deleted_names) == recorded
 
     body()

@@ -1,4 +1,4 @@
-"""What operators may ask for."""
+"""Requests for pools and stock are validated and normalized."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def seed(**changes: Any) -> SeedStock:
     return admit_seed(convert(SEED | changes, SeedStock))
 
 
-BAD_POOLS = [
+INVALID_POOLS = [
     ({"operationID": ""}, ["operationID"]),
     ({"operationID": "a\nb"}, ["operationID"]),
     ({"name": "Not_A_Name"}, ["name"]),
@@ -41,14 +41,14 @@ BAD_POOLS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "fields"), BAD_POOLS)
-def test_a_bad_pool_is_refused_with_every_field_that_is_wrong(changes: dict[str, Any], fields: list[str]) -> None:
-    with pytest.raises(Invalid) as refused:
+@pytest.mark.parametrize(("changes", "fields"), INVALID_POOLS)
+def test_invalid_pool_request_is_rejected_with_all_field_paths(changes: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(Invalid) as raised:
         pool(**changes)
-    assert [problem.path for problem in refused.value.errors] == fields
+    assert [error.path for error in raised.value.errors] == fields
 
 
-BAD_SEEDS = [
+INVALID_SEEDS = [
     ({"operationID": ""}, ["operationID"]),
     ({"specName": ""}, ["specName"]),
     ({"memory": "0"}, ["memory"]),
@@ -59,11 +59,11 @@ BAD_SEEDS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "fields"), BAD_SEEDS)
-def test_bad_stock_is_refused_with_every_field_that_is_wrong(changes: dict[str, Any], fields: list[str]) -> None:
-    with pytest.raises(Invalid) as refused:
+@pytest.mark.parametrize(("changes", "fields"), INVALID_SEEDS)
+def test_invalid_seed_request_is_rejected_with_all_field_paths(changes: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(Invalid) as raised:
         seed(**changes)
-    assert [problem.path for problem in refused.value.errors] == fields
+    assert [error.path for error in raised.value.errors] == fields
 
 
 def test_seeding_above_the_limit_states_the_limit() -> None:
@@ -71,12 +71,12 @@ def test_seeding_above_the_limit_states_the_limit() -> None:
         seed(replicas=1001)
 
 
-def test_the_allowed_namespaces_are_in_the_message() -> None:
+def test_namespace_error_names_the_allowed_namespaces() -> None:
     with pytest.raises(Invalid, match="namespace: 'other' is not allowed for pools; use default or pools"):
         pool(namespace="other")
 
 
-SAME = [
+EQUIVALENT_POOLS = [
     {"namespace": ""},
     {"memory": "16384Mi"},
     {"image": " python:3.12-slim "},
@@ -85,7 +85,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("changes", SAME)
+@pytest.mark.parametrize("changes", EQUIVALENT_POOLS)
 def test_equivalent_pool_requests_are_the_same_request(changes: dict[str, Any]) -> None:
     assert canonical_request(pool(**changes)) == canonical_request(pool())
 
@@ -95,7 +95,7 @@ def test_different_pool_requests_are_different_requests(changes: dict[str, Any])
     assert canonical_request(pool(**changes)) != canonical_request(pool())
 
 
-def test_a_pool_without_a_name_gets_one_from_its_operation() -> None:
+def test_default_pool_name_is_derived_from_the_operation_id() -> None:
     assert pool(name="").name == pool(name="").name != pool(name="", operationID="another").name
 
 

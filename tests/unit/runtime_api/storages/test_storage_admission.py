@@ -1,4 +1,4 @@
-"""A bad request for a storage is refused by the paths of the caller's own document; one meaning is one request."""
+"""Invalid storage requests are rejected by field path, and equivalent requests have the same hash."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ from gpu_runtime.runtime_api.storages.storage_admission import (
 )
 
 NAMESPACES = APINamespaceSettings(units=("runtime-instance", "batch"))
-GOOD = {"name": "model-cache", "namespace": "batch", "size": "20Gi", "storageClassName": "fast"}
+VALID_REQUEST = {"name": "model-cache", "namespace": "batch", "size": "20Gi", "storageClassName": "fast"}
 
 
 def create(**changes: Any) -> CreateStorage:
-    return msgspec.convert(GOOD | changes, CreateStorage)
+    return msgspec.convert(VALID_REQUEST | changes, CreateStorage)
 
 
-def identity_of(**changes: Any) -> str:
+def hash_of(**changes: Any) -> str:
     return storage_request_hash(admit_storage(create(**changes), NAMESPACES))
 
 
@@ -39,50 +39,59 @@ def test_omitted_storage_fields_have_configured_defaults() -> None:
     assert admit_storage(request, NAMESPACES) == request
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+INVALID_CREATES: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"name": ""}, "name: is required"),
-    "a name that no claim can carry": ({"name": "Data"}, "name: 'Data' is not a name"),
-    "a name that is too long": ({"name": "a" * 64}, "name: "),
-    "another namespace": ({"namespace": "default"}, "namespace: 'default' holds no storages here; use "),
-    "stock's namespace": ({"namespace": "runtime-stock"}, "namespace: 'runtime-stock' holds no storages here"),
+    "invalid name": ({"name": "Data"}, "name: 'Data' is not a name"),
+    "too long name": ({"name": "a" * 64}, "name: "),
+    "namespace that is not allowed": (
+        {"namespace": "default"},
+        "namespace: 'default' is not allowed for storages; use ",
+    ),
+    "stock namespace": (
+        {"namespace": "runtime-stock"},
+        "namespace: 'runtime-stock' is not allowed for storages",
+    ),
     "no size": ({"size": ""}, "size: is required; write for example 20Gi"),
-    "a size that is none": ({"size": "many"}, "size: "),
-    "nothing": ({"size": "0"}, "size: "),
-    "less than nothing": ({"size": "-1Gi"}, "size: "),
-    "a part of a byte": ({"size": "100m"}, "size: "),
-    "more than any volume": ({"size": "100000Ei"}, "size: "),
-    "a class with a space": ({"storageClassName": "a b"}, "storageClassName: 'a b' is not the name of a StorageClass"),
-    "a class that is too long": ({"storageClassName": "a" * 254}, "storageClassName: "),
+    "invalid size": ({"size": "many"}, "size: "),
+    "zero size": ({"size": "0"}, "size: "),
+    "negative size": ({"size": "-1Gi"}, "size: "),
+    "fraction of a byte": ({"size": "100m"}, "size: "),
+    "too large size": ({"size": "100000Ei"}, "size: "),
+    "StorageClass with a space": (
+        {"storageClassName": "a b"},
+        "storageClassName: 'a b' is not the name of a StorageClass",
+    ),
+    "too long StorageClass": ({"storageClassName": "a" * 254}, "storageClassName: "),
 }
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED.values(), ids=REFUSED)
-def test_invalid_storage_field_is_reported_by_path(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(Invalid) as refused:
+@pytest.mark.parametrize(("changes", "message"), INVALID_CREATES.values(), ids=INVALID_CREATES)
+def test_invalid_storage_field_is_reported_by_path(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid) as raised:
         admit_storage(create(**changes), NAMESPACES)
-    assert refused.value.message.startswith(said), refused.value.message
-    assert len(refused.value.errors) == 1
+    assert raised.value.message.startswith(message), raised.value.message
+    assert len(raised.value.errors) == 1
 
 
 def test_all_invalid_storage_fields_are_reported_together() -> None:
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(Invalid) as raised:
         admit_storage(create(name="", namespace="default", size="x", storageClassName=" "), NAMESPACES)
-    assert [each.path for each in refused.value.errors] == ["name", "namespace", "size", "storageClassName"]
+    assert [each.path for each in raised.value.errors] == ["name", "namespace", "size", "storageClassName"]
 
 
 @pytest.mark.parametrize("size", ["20Gi", "20480Mi", "21474836480", "20971520Ki", "21474836480000m"])
 def test_equal_sizes_are_the_same_request(size: str) -> None:
-    assert identity_of(size=size) == identity_of()
+    assert hash_of(size=size) == hash_of()
 
 
-def test_the_defaults_written_out_are_the_same_request() -> None:
-    written = {"namespace": "runtime-instance", "storageClassName": "rook-ceph-block"}
-    assert identity_of(namespace="", storageClassName="") == identity_of(**written)
+def test_explicit_defaults_are_the_same_request() -> None:
+    defaults = {"namespace": "runtime-instance", "storageClassName": "rook-ceph-block"}
+    assert hash_of(namespace="", storageClassName="") == hash_of(**defaults)
 
 
 @pytest.mark.parametrize("other", [{"name": "b"}, {"namespace": ""}, {"size": "20G"}, {"storageClassName": ""}])
 def test_different_storage_requests_are_different_requests(other: dict[str, str]) -> None:
-    assert identity_of(**other) != identity_of()
+    assert hash_of(**other) != hash_of()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +111,7 @@ def test_storage_created_with_kubectl_matches_an_equivalent_request(size: str, c
 
 
 @pytest.mark.parametrize(
-    ("now", "asked", "after"),
+    ("current", "requested", "expected"),
     [
         ("20Gi", "40Gi", "40Gi"),
         ("20Gi", "40960Mi", "40Gi"),
@@ -112,18 +121,20 @@ def test_storage_created_with_kubectl_matches_an_equivalent_request(size: str, c
         ("many", "1Gi", "1Gi"),
     ],
 )
-def test_storage_grows_and_an_equal_size_is_no_change(now: str, asked: str, after: str) -> None:
-    spec = GPUStorageSpec(size=now, storage_class_name="fast")
-    assert apply_resize(spec, UpdateStorage(size=asked)) == msgspec.structs.replace(spec, size=after)
+def test_storage_grows_and_an_equal_size_is_no_change(current: str, requested: str, expected: str) -> None:
+    spec = GPUStorageSpec(size=current, storage_class_name="fast")
+    assert apply_resize(spec, UpdateStorage(size=requested)) == msgspec.structs.replace(spec, size=expected)
 
 
 @pytest.mark.parametrize("size", ["19Gi", "20G", "1", "", "many", "0", "-40Gi"])
-def test_a_storage_never_shrinks(size: str) -> None:
+def test_smaller_or_invalid_size_is_rejected(size: str) -> None:
     with pytest.raises(Invalid, match=r"^size: "):
         apply_resize(GPUStorageSpec(size="20Gi"), UpdateStorage(size=size))
 
 
-def test_the_namespace_is_the_first_one_or_an_allowed_one() -> None:
+def test_storage_namespace_must_be_allowed() -> None:
     assert (resolve_namespace("", NAMESPACES), resolve_namespace("batch", NAMESPACES)) == ("runtime-instance", "batch")
-    with pytest.raises(Invalid, match="namespace: 'kube-system' holds no storages here; use runtime-instance or batch"):
+    with pytest.raises(
+        Invalid, match="namespace: 'kube-system' is not allowed for storages; use runtime-instance or batch"
+    ):
         resolve_namespace("kube-system", NAMESPACES)

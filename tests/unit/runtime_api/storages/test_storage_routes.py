@@ -1,4 +1,4 @@
-"""The routes of storages say all that the document of the API needs, and their examples work."""
+"""The storage routes are fully documented, their examples are valid, and they call the storage service."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,18 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
-from gpu_runtime.contract.errors import Conflict, Invalid, NotFound, RuntimeFault, StorageInUse, Unavailable
+from gpu_runtime.contract.errors import (
+    AdmissionDenied,
+    AlreadyExists,
+    BeingDeleted,
+    Invalid,
+    NotFound,
+    QuotaExceeded,
+    RuntimeFault,
+    StorageInUse,
+    Unavailable,
+    WriteConflict,
+)
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.http.route import APIRequest, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
@@ -22,47 +33,59 @@ STORAGE = msgspec.convert({"metadata": {"name": "data", "namespace": "batch"}, "
 
 @dataclass
 class FakeStorages:
-    """Takes note of what it is asked."""
+    """A storage service that records its calls."""
 
     first: bool = True
-    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
 
     def list(self, query: ListStorages) -> tuple[Sequence[GPUStorage], str | None]:
-        self.asked.append(("list", query))
+        self.calls.append(("list", query))
         return [STORAGE], "more"
 
     async def create(self, request: CreateStorage) -> tuple[GPUStorage, bool]:
-        self.asked.append(("create", request))
+        self.calls.append(("create", request))
         return STORAGE, self.first
 
     def __getattr__(self, verb: str) -> Any:
-        async def take_note(*arguments: Any) -> GPUStorage:
-            self.asked.append((verb, *arguments))
+        async def record_call(*arguments: Any) -> GPUStorage:
+            self.calls.append((verb, *arguments))
             return STORAGE
 
-        return take_note
+        return record_call
 
 
-def by_name(storages: Any = None) -> dict[str, Route]:
+def routes_by_name(storages: Any = None) -> dict[str, Route]:
     return {route.name: route for route in routes(storages)}
 
 
 FAULTS: dict[str, tuple[str, str, set[type[RuntimeFault]]]] = {
     "listStorages": ("GET", "", {Invalid, Unavailable}),
-    "createStorage": ("POST", "", {Invalid, Conflict, Unavailable}),
+    "createStorage": (
+        "POST",
+        "",
+        {Invalid, AlreadyExists, BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict, Unavailable},
+    ),
     "getStorage": ("GET", "/{name}", {Invalid, NotFound, Unavailable}),
-    "updateStorage": ("PUT", "/{name}", {Invalid, NotFound, Conflict, Unavailable}),
-    "deleteStorage": ("DELETE", "/{name}", {Invalid, NotFound, StorageInUse, Conflict, Unavailable}),
+    "updateStorage": (
+        "PUT",
+        "/{name}",
+        {Invalid, NotFound, BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict, Unavailable},
+    ),
+    "deleteStorage": (
+        "DELETE",
+        "/{name}",
+        {Invalid, NotFound, StorageInUse, AdmissionDenied, WriteConflict, Unavailable},
+    ),
 }
 
 
-def test_storage_routes_and_their_statuses() -> None:
+def test_storage_routes_and_their_faults() -> None:
     prefix = "/api/v1/gpu-storages"
-    found = {name: (route.method, route.path, set(route.faults)) for name, route in by_name().items()}
-    assert found == {name: (method, prefix + path, faults) for name, (method, path, faults) in FAULTS.items()}
+    actual = {name: (route.method, route.path, set(route.faults)) for name, route in routes_by_name().items()}
+    assert actual == {name: (method, prefix + path, faults) for name, (method, path, faults) in FAULTS.items()}
 
 
-@pytest.mark.parametrize("route", by_name().values(), ids=by_name())
+@pytest.mark.parametrize("route", routes_by_name().values(), ids=routes_by_name())
 def test_storage_route_is_documented_with_runtime_scope(route: Route) -> None:
     assert route.summary
     assert route.description
@@ -75,43 +98,43 @@ def test_every_storage_field_has_a_description(model: type[msgspec.Struct]) -> N
     assert set(model.__annotations__) - set(field_docs(model)) == set()
 
 
-def test_the_examples_are_accepted() -> None:
-    for title, example in by_name()["createStorage"].examples.items():
+def test_storage_examples_are_valid() -> None:
+    for title, example in routes_by_name()["createStorage"].examples.items():
         assert admit_storage(msgspec.convert(example, CreateStorage), APINamespaceSettings()), title
-    for title, example in by_name()["updateStorage"].examples.items():
+    for title, example in routes_by_name()["updateStorage"].examples.items():
         assert apply_resize(STORAGE.spec, msgspec.convert(example, UpdateStorage)) != STORAGE.spec, title
 
 
 @pytest.mark.parametrize(("first", "status"), [(True, 201), (False, 200)])
-async def test_the_first_create_is_201_and_its_replay_200(first: bool, status: int) -> None:
+async def test_first_create_returns_201_and_replay_returns_200(first: bool, status: int) -> None:
     storages, body = FakeStorages(first), CreateStorage(name="data", size="20Gi")
-    answer = await by_name(storages)["createStorage"].handler(APIRequest(body, NoQuery()))
-    assert (answer.status, answer.data.name) == (status, "data")
-    assert storages.asked == [("create", body)]
+    response = await routes_by_name(storages)["createStorage"].handler(APIRequest(body, NoQuery()))
+    assert (response.status, response.data.name) == (status, "data")
+    assert storages.calls == [("create", body)]
 
 
 async def test_list_storages_passes_the_continue_token() -> None:
     storages, query = FakeStorages(), ListStorages(mounted=True)
-    answer = await by_name(storages)["listStorages"].handler(APIRequest(None, query))
-    assert (answer.status, [each.name for each in answer.data], answer.continuation) == (200, ["data"], "more")
-    assert storages.asked == [("list", query)]
+    response = await routes_by_name(storages)["listStorages"].handler(APIRequest(None, query))
+    assert (response.status, [each.name for each in response.data], response.continuation) == (200, ["data"], "more")
+    assert storages.calls == [("list", query)]
 
 
 async def test_storage_is_selected_by_path_and_namespace() -> None:
-    storages, where, body = FakeStorages(), StorageQuery(namespace="batch"), UpdateStorage(size="40Gi")
-    known = by_name(storages)
-    read = await known["getStorage"].handler(APIRequest(None, where, {"name": "data"}))
-    written = await known["updateStorage"].handler(APIRequest(body, where, {"name": "data"}))
-    ended = await known["deleteStorage"].handler(APIRequest(None, where, {"name": "data"}))
-    assert [(each.status, each.data and each.data.name) for each in (read, written, ended)] == [
+    storages, query, body = FakeStorages(), StorageQuery(namespace="batch"), UpdateStorage(size="40Gi")
+    routes = routes_by_name(storages)
+    got = await routes["getStorage"].handler(APIRequest(None, query, {"name": "data"}))
+    updated = await routes["updateStorage"].handler(APIRequest(body, query, {"name": "data"}))
+    deleted = await routes["deleteStorage"].handler(APIRequest(None, query, {"name": "data"}))
+    assert [(each.status, each.data and each.data.name) for each in (got, updated, deleted)] == [
         (200, "data"),
         (200, "data"),
         (204, None),
     ]
-    assert storages.asked == [("get", "batch", "data"), ("update", "batch", "data", body), ("delete", "batch", "data")]
+    assert storages.calls == [("get", "batch", "data"), ("update", "batch", "data", body), ("delete", "batch", "data")]
 
 
 def test_storage_query_is_decoded_from_the_url() -> None:
-    written = {"phase": "Ready", "mounted": "false", "limit": "7", "continue": "x", "namespace": "batch"}
-    read = msgspec.convert(written, ListStorages, strict=False)
-    assert (read.phase, read.mounted, read.limit, read.after, read.namespace) == ("Ready", False, 7, "x", "batch")
+    parameters = {"phase": "Ready", "mounted": "false", "limit": "7", "continue": "x", "namespace": "batch"}
+    query = msgspec.convert(parameters, ListStorages, strict=False)
+    assert (query.phase, query.mounted, query.limit, query.after, query.namespace) == ("Ready", False, 7, "x", "batch")

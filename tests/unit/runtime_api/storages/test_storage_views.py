@@ -1,4 +1,4 @@
-"""A caller sees what was asked of a storage, what is true of it, and who holds it."""
+"""The storage view shows the spec, the status and the attached unit of a storage."""
 
 from typing import Any
 
@@ -12,23 +12,23 @@ SPEC = {"size": "20Gi", "storageClassName": "fast"}
 
 
 def storage(spec: Any = (), status: Any = (), **metadata: Any) -> GPUStorage:
-    about = {"name": "data", "namespace": "runtime-instance", "generation": 1, **metadata}
-    return msgspec.convert({"metadata": about, "spec": SPEC | dict(spec), "status": dict(status)}, GPUStorage)
+    document = {"name": "data", "namespace": "runtime-instance", "generation": 1, **metadata}
+    return msgspec.convert({"metadata": document, "spec": SPEC | dict(spec), "status": dict(status)}, GPUStorage)
 
 
-def seen(spec: Any = (), status: Any = (), **metadata: Any) -> dict[str, Any]:
-    found = msgspec.json.decode(msgspec.json.encode(storage_view(storage(spec, status, **metadata))))
-    assert isinstance(found, dict)
-    return found
+def view_of(spec: Any = (), status: Any = (), **metadata: Any) -> dict[str, Any]:
+    view = msgspec.json.decode(msgspec.json.encode(storage_view(storage(spec, status, **metadata))))
+    assert isinstance(view, dict)
+    return view
 
 
 def condition(status: str, reason: str) -> dict[str, Any]:
-    said = {"reason": reason, "message": "so it is", "lastTransitionTime": "2026-01-01T00:00:09Z"}
-    return {"type": "Ready", "status": status, "observedGeneration": 1, **said}
+    details = {"reason": reason, "message": "the reason in words", "lastTransitionTime": "2026-01-01T00:00:09Z"}
+    return {"type": "Ready", "status": status, "observedGeneration": 1, **details}
 
 
 def test_unreconciled_storage_is_pending() -> None:
-    assert seen() == {
+    assert view_of() == {
         "name": "data",
         "namespace": "runtime-instance",
         "size": "20Gi",
@@ -54,20 +54,20 @@ def test_bound_storage_view_has_capacity_and_mounting_unit() -> None:
         "observedGeneration": 1,
         "conditions": [condition("True", "StorageReady")],
     }
-    found = seen({"attachedTo": {"unit": "web"}}, status, creationTimestamp="2026-01-01T00:00:00Z")
-    assert found["mountedBy"] == "web", "what decides, and not what follows it"
-    told = {name: found[name] for name in ("phase", "ready", "reason", "message", "mountable", "capacity", "claimName")}
-    assert told == {
+    view = view_of({"attachedTo": {"unit": "web"}}, status, creationTimestamp="2026-01-01T00:00:00Z")
+    assert view["mountedBy"] == "web", "mountedBy must come from the spec, not from the status"
+    shown = {name: view[name] for name in ("phase", "ready", "reason", "message", "mountable", "capacity", "claimName")}
+    assert shown == {
         "phase": "Ready",
         "ready": True,
         "reason": "StorageReady",
-        "message": "so it is",
+        "message": "the reason in words",
         "mountable": True,
         "capacity": "20Gi",
         "claimName": "data",
     }
-    assert (found["createdAt"], found["observedGeneration"]) == ("2026-01-01T00:00:00Z", 1)
-    assert [each["type"] for each in found["conditions"]] == ["Ready"]
+    assert (view["createdAt"], view["observedGeneration"]) == ("2026-01-01T00:00:00Z", 1)
+    assert [each["type"] for each in view["conditions"]] == ["Ready"]
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_bound_storage_view_has_capacity_and_mounting_unit() -> None:
     ],
 )
 def test_mountable_of_a_storage_that_is_not_ready(phase: str, reason: str, mountable: bool) -> None:
-    found = seen(status={"phase": phase, "conditions": [condition("False", reason)]})
-    assert (found["ready"], found["reason"], found["mountable"]) == (False, reason, mountable)
+    view = view_of(status={"phase": phase, "conditions": [condition("False", reason)]})
+    assert (view["ready"], view["reason"], view["mountable"]) == (False, reason, mountable)
 
 
 def test_terminating_storage_view_is_deleting() -> None:
-    assert seen(deletionTimestamp="2026-01-01T00:00:00Z")["deleting"] is True
+    assert view_of(deletionTimestamp="2026-01-01T00:00:00Z")["deleting"] is True
 
 
 def test_unknown_phase_is_shown_as_pending() -> None:

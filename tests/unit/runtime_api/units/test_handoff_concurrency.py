@@ -1,4 +1,4 @@
-"""However many creates come at once, only so many are under way: the others wait, and none is turned away."""
+"""The handoff limits the number of concurrent creates. Further creates wait and are not rejected."""
 
 import asyncio
 from typing import Any, cast
@@ -10,23 +10,23 @@ from gpu_runtime.runtime_api.units.requests import CreateUnit
 
 
 async def test_creates_above_the_concurrency_limit_wait_in_fifo_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    under_way: set[str] = set()
-    began: list[str] = []
-    most = 0
+    running: set[str] = set()
+    started: list[str] = []
+    max_running = 0
 
     async def create(_self: Handoff, request: CreateUnit) -> None:
-        nonlocal most
-        began.append(request.name)
-        under_way.add(request.name)
-        most = max(most, len(under_way))
+        nonlocal max_running
+        started.append(request.name)
+        running.add(request.name)
+        max_running = max(max_running, len(running))
         await asyncio.sleep(0)
-        under_way.remove(request.name)
+        running.remove(request.name)
 
     monkeypatch.setattr(Handoff, "_create", create)
-    nothing = cast(Any, None)
-    handoff = Handoff(nothing, nothing, nothing, nothing, nothing, consumed_deleter=nothing)
+    unused = cast(Any, None)
+    handoff = Handoff(unused, unused, unused, unused, unused, consumed_deleter=unused)
     names = [f"unit-{number}" for number in range(10 * MAX_CONCURRENT_HANDOFFS)]
-    asked = [CreateUnit(operation_id=name, name=name, spec_name="g1.1", image="python") for name in names]
-    await asyncio.gather(*map(handoff.create, asked))
-    assert began == names
-    assert most == MAX_CONCURRENT_HANDOFFS
+    requests = [CreateUnit(operation_id=name, name=name, spec_name="g1.1", image="python") for name in names]
+    await asyncio.gather(*map(handoff.create, requests))
+    assert started == names
+    assert max_running == MAX_CONCURRENT_HANDOFFS

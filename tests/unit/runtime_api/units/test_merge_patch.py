@@ -1,4 +1,4 @@
-"""A merge patch says what differs and nothing else; what is to go away is said, since what is left out stays."""
+"""A merge patch contains only the fields that differ, and null for each removed field."""
 
 from typing import Any
 
@@ -18,49 +18,49 @@ def spec(**fields: Any) -> GPUUnitSpec:
 
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 CASES: dict[str, Case] = {
-    "nothing": ({}, {}, {}),
-    "what is said and what is the default": ({}, {"running": True, "template": {"command": []}}, {}),
-    "another image": ({}, {"image": "other"}, {"image": "other"}),
+    "no change": ({}, {}, {}),
+    "explicit defaults": ({}, {"running": True, "template": {"command": []}}, {}),
+    "changed image": ({}, {"image": "other"}, {"image": "other"}),
     "stop": ({}, {"running": False}, {"running": False}),
     "start": ({"running": False}, {"running": True}, {"running": True}),
-    "a command that goes": (
+    "removed command": (
         {"template": {"command": ["python"], "args": ["-V"]}},
         {"template": {"args": ["-V"]}},
         {"template": {"command": None}},
     ),
-    "a template that goes": (
+    "emptied template": (
         {"template": {"command": ["python"], "ports": [HTTP]}},
         {"template": {}},
         {"template": {"command": None, "ports": None}},
     ),
-    "one port more": (
+    "added port": (
         {"template": {"command": ["python"], "ports": [HTTP]}},
         {"template": {"command": ["python"], "ports": [HTTP, {"name": "grpc", "port": 9}]}},
         {"template": {"ports": [HTTP, {"name": "grpc", "port": 9}]}},
     ),
-    "a value that is emptied": (
+    "emptied environment variable": (
         {"template": {"envs": [{"name": "A", "value": "1"}]}},
         {"template": {"envs": [{"name": "A"}]}},
         {"template": {"envs": [{"name": "A"}]}},
     ),
-    "access that comes": ({}, {"access": {"primaryPort": "http"}}, {"access": {"primaryPort": "http"}}),
-    "a primary port that goes": (
+    "added access": ({}, {"access": {"primaryPort": "http"}}, {"access": {"primaryPort": "http"}}),
+    "removed primary port": (
         {"access": {"primaryPort": "http", "scheme": "https"}},
         {"access": {"scheme": "https"}},
         {"access": {"primaryPort": None}},
     ),
-    "a scheme that is the default again": (
+    "scheme reset to the default": (
         {"access": {"scheme": "https"}},
         {"access": {}},
         {"access": {"scheme": "http"}},
     ),
-    "mounts that go": ({"storageMounts": [{"name": "x", "mountPath": "/x"}]}, {}, {"storageMounts": None}),
-    "a function that scales less and is called elsewhere": (
+    "removed mounts": ({"storageMounts": [{"name": "x", "mountPath": "/x"}]}, {}, {"storageMounts": None}),
+    "function with fewer workers and another path": (
         {"serverless": FUNCTION},
         {"serverless": {"enabled": True, "requestID": "f"}},
         {"serverless": {"maxWorkers": 1, "framework": {"invokePath": "/invoke"}}},
     ),
-    "a plain unit again": ({"serverless": FUNCTION}, {}, {"serverless": None}),
+    "function that becomes a plain unit": ({"serverless": FUNCTION}, {}, {"serverless": None}),
 }
 
 
@@ -68,8 +68,8 @@ CASES: dict[str, Case] = {
 def test_merge_patch_contains_only_differences(
     before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]
 ) -> None:
-    said = msgspec.json.encode(create_merge_patch(spec(**before), spec(**after)))
-    assert msgspec.json.decode(said) == patch
+    encoded = msgspec.json.encode(create_merge_patch(spec(**before), spec(**after)))
+    assert msgspec.json.decode(encoded) == patch
 
 
 @pytest.mark.parametrize(("before", "after", "patch"), CASES.values(), ids=CASES)
@@ -79,9 +79,9 @@ def test_merge_patch_transforms_one_spec_into_the_other(before: Any, after: Any,
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """As RFC 7386 has it."""
+    """Apply a merge patch as RFC 7386 defines it."""
     if not isinstance(patch, dict):
         return patch
-    kept = dict(target) if isinstance(target, dict) else {}
-    changed = {name: merge(kept.get(name), value) for name, value in patch.items() if value is not None}
-    return {name: value for name, value in kept.items() if name not in patch} | changed
+    fields = dict(target) if isinstance(target, dict) else {}
+    changed = {name: merge(fields.get(name), value) for name, value in patch.items() if value is not None}
+    return {name: value for name, value in fields.items() if name not in patch} | changed

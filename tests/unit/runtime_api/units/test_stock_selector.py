@@ -1,4 +1,4 @@
-"""What is left on the shelf is taken, however requests get in each other's way."""
+"""The stock selector finds every claimable stock unit, also if concurrent requests hold and release units."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ from gpu_runtime.runtime_api.units.stock_selector import StockSelector
 
 @dataclass
 class FakeStock:
-    """Caches that know of this stock and of no unfinished operation, and a ledger whose reads take a while."""
+    """Informers with this stock and no unfinished operation, and an operation store whose reads block."""
 
     stock: list[GPUUnit]
     lookup_started: asyncio.Event = field(default_factory=asyncio.Event)
-    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    lookup_may_finish: asyncio.Event = field(default_factory=asyncio.Event)
     store: Store[Any] = field(default_factory=Store)
 
     @property
-    def pending(self) -> "FakeStock":
+    def unfinished_operations(self) -> "FakeStock":
         return self
 
     def stock_of(self, _namespace: str, spec_name: str) -> list[GPUUnit]:
@@ -36,7 +36,7 @@ class FakeStock:
 
     async def find(self, operation_id: str) -> Operation:
         self.lookup_started.set()
-        await self.may_answer.wait()
+        await self.lookup_may_finish.wait()
         return running_operation(operation_id)
 
     def selector(self) -> StockSelector:
@@ -60,9 +60,9 @@ def running_operation(operation_id: str) -> Operation:
 
 
 async def test_every_stock_unit_is_held_once() -> None:
-    shelf = FakeStock([ready_stock(f"unit-{number}") for number in range(20)]).selector()
-    taken = [await shelf.hold("stock", "g1") for _ in range(20)]
-    assert len({unit.metadata.uid for unit in taken if unit}) == 20
+    selector = FakeStock([ready_stock(f"unit-{number}") for number in range(20)]).selector()
+    held = [await selector.hold("stock", "g1") for _ in range(20)]
+    assert len({unit.metadata.uid for unit in held if unit}) == 20
 
 
 async def test_empty_stock_without_holds_returns_none() -> None:
@@ -70,28 +70,28 @@ async def test_empty_stock_without_holds_returns_none() -> None:
 
 
 async def test_stock_released_during_a_candidate_check_is_selected() -> None:
-    stocked = FakeStock([ready_stock("free")])
-    shelf = stocked.selector()
-    first = await shelf.hold("stock", "g1")
+    fake = FakeStock([ready_stock("free")])
+    selector = fake.selector()
+    first = await selector.hold("stock", "g1")
     assert first
-    stocked.stock.append(stock_being_seeded("not-yet"))
-    second = asyncio.create_task(shelf.hold("stock", "g1"))
-    await stocked.lookup_started.wait()
-    shelf.release_hold(first.metadata.uid)
-    stocked.may_answer.set()
+    fake.stock.append(stock_being_seeded("unfinished"))
+    second = asyncio.create_task(selector.hold("stock", "g1"))
+    await fake.lookup_started.wait()
+    selector.release_hold(first.metadata.uid)
+    fake.lookup_may_finish.set()
     async with asyncio.timeout(60):
-        taken = await second
-    assert taken is not None
-    assert taken.metadata.name == "free"
+        held = await second
+    assert held is not None
+    assert held.metadata.name == "free"
 
 
 async def test_selector_waits_for_held_stock() -> None:
-    shelf = FakeStock([ready_stock("only")]).selector()
-    first = await shelf.hold("stock", "g1")
+    selector = FakeStock([ready_stock("only")]).selector()
+    first = await selector.hold("stock", "g1")
     assert first
-    second = asyncio.create_task(shelf.hold("stock", "g1"))
+    second = asyncio.create_task(selector.hold("stock", "g1"))
     await asyncio.sleep(0)
     assert not second.done()
-    shelf.release_hold(first.metadata.uid)
+    selector.release_hold(first.metadata.uid)
     async with asyncio.timeout(60):
         assert await second

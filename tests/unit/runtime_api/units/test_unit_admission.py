@@ -1,4 +1,4 @@
-"""A bad request is refused with all that is wrong, by the paths of the caller's own document."""
+"""Invalid unit requests are rejected with all errors, by the field paths of the JSON request."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_updat
 
 NAMESPACES = APINamespaceSettings(units=("runtime-instance", "batch"))
 HTTP = {"ports": [{"name": "http", "port": 8080}]}
-GOOD = {
+VALID_REQUEST = {
     "operationID": "unit-1",
     "name": "web",
     "namespace": "batch",
@@ -26,7 +26,7 @@ GOOD = {
     "storageMounts": [{"name": "data", "mountPath": "/data"}],
     "serverless": {"enabled": True, "requestID": "f"},
 }
-EXISTING = {
+EXISTING_SPEC = {
     "specName": "g1.1",
     "image": "python:3.12",
     "memory": "16Gi",
@@ -38,23 +38,23 @@ EXISTING = {
 
 
 def create(**changes: Any) -> CreateUnit:
-    return msgspec.convert(GOOD | changes, CreateUnit)
+    return msgspec.convert(VALID_REQUEST | changes, CreateUnit)
 
 
 def without(*fields: str) -> CreateUnit:
-    return msgspec.convert({name: value for name, value in GOOD.items() if name not in fields}, CreateUnit)
+    return msgspec.convert({name: value for name, value in VALID_REQUEST.items() if name not in fields}, CreateUnit)
 
 
 def existing(**changes: Any) -> GPUUnitSpec:
-    return msgspec.convert(EXISTING | changes, GPUUnitSpec)
+    return msgspec.convert(EXISTING_SPEC | changes, GPUUnitSpec)
 
 
 def update(**body: Any) -> UpdateUnit:
     return msgspec.convert(body, UpdateUnit)
 
 
-def paths(refused: pytest.ExceptionInfo[Invalid]) -> list[str]:
-    return [problem.path for problem in refused.value.errors]
+def error_paths(raised: pytest.ExceptionInfo[Invalid]) -> list[str]:
+    return [error.path for error in raised.value.errors]
 
 
 def test_valid_unit_request_is_unchanged() -> None:
@@ -67,15 +67,15 @@ def test_omitted_unit_fields_have_configured_defaults() -> None:
 
 
 def test_equivalent_unit_requests_are_the_same_request() -> None:
-    sloppy = create(
+    equivalent = create(
         image=" python:3.12 ",
         stockNamespace="",
         template={"command": ["python"], "ports": [{"name": "http", "port": 8080, "protocol": "tcp"}]},
         access={"primaryPort": "http", "scheme": "HTTP"},
         storageMounts=[{"name": "data", "mountPath": "//data/", "readOnly": False}],
     )
-    assert admit_unit(sloppy, NAMESPACES) == admit_unit(create(), NAMESPACES)
-    assert canonical_request(admit_unit(sloppy, NAMESPACES)) == canonical_request(admit_unit(create(), NAMESPACES))
+    assert admit_unit(equivalent, NAMESPACES) == admit_unit(create(), NAMESPACES)
+    assert canonical_request(admit_unit(equivalent, NAMESPACES)) == canonical_request(admit_unit(create(), NAMESPACES))
 
 
 def test_normalized_unit_request_is_stable() -> None:
@@ -83,121 +83,127 @@ def test_normalized_unit_request_is_stable() -> None:
     assert admit_unit(once, NAMESPACES) == once
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+INVALID_CREATES: dict[str, tuple[dict[str, Any], str]] = {
     "no operationID": ({"operationID": ""}, "operationID: is required; choose one per operation"),
     "no name": ({"name": ""}, "name: is required"),
-    "a name that no Service can carry": ({"name": "Web"}, "name: 'Web' is not a name; "),
-    "another namespace": (
+    "invalid name": ({"name": "Web"}, "name: 'Web' is not a name; "),
+    "namespace that is not allowed": (
         {"namespace": "kube-system"},
-        "namespace: 'kube-system' holds no units here; use runtime-instance or batch, or leave it out",
+        "namespace: 'kube-system' is not allowed for units; use runtime-instance or batch, or omit it",
     ),
-    "the stock namespace": ({"namespace": "runtime-stock"}, "namespace: 'runtime-stock' holds no units here; "),
-    "stock from elsewhere": (
+    "stock namespace": (
+        {"namespace": "runtime-stock"},
+        "namespace: 'runtime-stock' is not allowed for units; ",
+    ),
+    "other stock namespace": (
         {"stockNamespace": "batch"},
-        "stockNamespace: 'batch' holds no stock here; use runtime-stock, or leave it out",
+        "stockNamespace: 'batch' is not the stock namespace; use runtime-stock, or omit it",
     ),
     "no flavor": ({"specName": ""}, "specName: is required; "),
     "no image": ({"image": " "}, "image: is required; "),
-    "a port that the template lacks": (
+    "unknown primary port": (
         {"access": {"primaryPort": "grpc"}},
         "access.primaryPort: 'grpc' names no port of the template (it has http)",
     ),
-    "a scheme that is none": ({"access": {"scheme": "ftp"}}, "access.scheme: 'ftp' is not one of http, https"),
-    "a port out of range": (
+    "invalid scheme": ({"access": {"scheme": "ftp"}}, "access.scheme: 'ftp' is not one of http, https"),
+    "port out of range": (
         {"template": {"ports": [{"name": "http", "port": 0}]}},
         "template.ports[0].port: 0 is not between 1 and 65535",
     ),
-    "a variable twice": (
+    "duplicate environment variable": (
         {"template": HTTP | {"envs": [{"name": "A"}, {"name": "A"}]}},
         "template.envs[1].name: A is already set by template.envs[0]; ",
     ),
-    "a relative mount": (
+    "relative mount path": (
         {"storageMounts": [{"name": "x", "mountPath": "cache"}]},
         "storageMounts[0].mountPath: 'cache' is not absolute; begin with '/'",
     ),
-    "a function without requestID": ({"serverless": {"enabled": True}}, "serverless.requestID: is required; "),
-    "storage for many workers": (
+    "function without requestID": ({"serverless": {"enabled": True}}, "serverless.requestID: is required; "),
+    "storage for several workers": (
         {"serverless": {"requestID": "f", "maxWorkers": 2}},
-        "storageMounts: a storage is mounted by one unit at a time; ",
+        "storageMounts: only one unit at a time can mount a storage; ",
     ),
 }
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_create_is_refused_with_path_and_remedy(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(Invalid) as refused:
+@pytest.mark.parametrize(("change", "message"), INVALID_CREATES.values(), ids=INVALID_CREATES)
+def test_invalid_create_is_rejected_with_field_path_and_remedy(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid) as raised:
         admit_unit(create(**change), NAMESPACES)
-    assert len(refused.value.errors) == 1
-    assert refused.value.message.startswith(message)
+    assert len(raised.value.errors) == 1
+    assert raised.value.message.startswith(message)
 
 
 def test_all_invalid_unit_fields_are_reported_together() -> None:
-    wrong = create(operationID="", name="", namespace="a", stockNamespace="b", specName="", image="")
-    with pytest.raises(Invalid) as refused:
-        admit_unit(wrong, NAMESPACES)
-    assert paths(refused) == ["operationID", "name", "namespace", "stockNamespace", "specName", "image"]
+    invalid = create(operationID="", name="", namespace="a", stockNamespace="b", specName="", image="")
+    with pytest.raises(Invalid) as raised:
+        admit_unit(invalid, NAMESPACES)
+    assert error_paths(raised) == ["operationID", "name", "namespace", "stockNamespace", "specName", "image"]
 
 
-CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "nothing": ({}, {}),
-    "the image": ({"image": " python:3.13 "}, {"image": "python:3.13"}),
-    "a template without command": ({"template": HTTP}, {"template": HTTP}),
-    "a plain access": ({"access": {}}, {"access": {}}),
-    "a mount": (
+VALID_UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no change": ({}, {}),
+    "image": ({"image": " python:3.13 "}, {"image": "python:3.13"}),
+    "template without command": ({"template": HTTP}, {"template": HTTP}),
+    "default access": ({"access": {}}, {"access": {}}),
+    "storage mount": (
         {"storageMounts": [{"name": "data", "mountPath": "/data/"}]},
         {"storageMounts": [{"name": "data", "mountPath": "/data"}]},
     ),
-    "a function that takes nothing for now": (
+    "disabled function": (
         {"serverless": {"requestID": "f"}},
         {"serverless": {"enabled": False, "requestID": "f"}},
     ),
-    "what never changes, repeated": ({"specName": "g1.1", "memory": "16384Mi", "gpu": 1}, {}),
+    "repeated immutable fields": ({"specName": "g1.1", "memory": "16384Mi", "gpu": 1}, {}),
 }
 
 
-@pytest.mark.parametrize(("body", "changed"), CHANGES.values(), ids=CHANGES)
-def test_an_update_changes_only_what_it_names(body: dict[str, Any], changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("body", "changed"), VALID_UPDATES.values(), ids=VALID_UPDATES)
+def test_update_changes_only_the_given_fields(body: dict[str, Any], changed: dict[str, Any]) -> None:
     assert apply_update(existing(), update(**body)) == existing(**changed)
 
 
-def test_update_preserves_the_notation_of_unnamed_fields() -> None:
-    odd = existing(memory="1024Mi", storageMounts=[{"name": "data", "mountPath": "/data/"}])
-    assert apply_update(odd, update(image="new")) == msgspec.structs.replace(odd, image="new")
+def test_update_does_not_normalize_omitted_fields() -> None:
+    unnormalized = existing(memory="1024Mi", storageMounts=[{"name": "data", "mountPath": "/data/"}])
+    assert apply_update(unnormalized, update(image="new")) == msgspec.structs.replace(unnormalized, image="new")
 
 
-REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "another flavor": ({"specName": "g2"}, "specName: never changes from g1.1; create another unit of the other"),
-    "more memory": ({"memory": "32Gi"}, "memory: never changes from 16Gi, which was reserved; create another unit"),
-    "more GPUs": ({"gpu": 2}, "gpu: never changes from 1, which were reserved; create another unit"),
-    "another queue": (
-        {"serverless": {"enabled": True, "requestID": "g"}},
-        "serverless.requestID: never changes from 'f', in whose queue invocations may be waiting; repeat it",
+INVALID_UPDATES: dict[str, tuple[dict[str, Any], str]] = {
+    "other flavor": ({"specName": "g2"}, "specName: cannot be changed from g1.1; create a unit of the other flavor"),
+    "more memory": (
+        {"memory": "32Gi"},
+        "memory: cannot be changed from 16Gi, which the unit reserves; create another unit",
     ),
-    "a queue that is not repeated": (
+    "more GPUs": ({"gpu": 2}, "gpu: cannot be changed from 1, which the unit reserves; create another unit"),
+    "other requestID": (
+        {"serverless": {"enabled": True, "requestID": "g"}},
+        "serverless.requestID: cannot be changed from 'f', because its queue may hold invocations; repeat it",
+    ),
+    "omitted requestID": (
         {"serverless": {"enabled": False}},
-        "serverless.requestID: never changes from 'f', ",
+        "serverless.requestID: cannot be changed from 'f', ",
     ),
     "no image": ({"image": ""}, "image: is required; "),
-    "a template without the primary port": (
+    "template without the primary port": (
         {"template": {}},
         "access.primaryPort: 'http' names no port of the template (it has none)",
     ),
-    "a mount that hides the socket": (
+    "mount over the framework socket": (
         {"storageMounts": [{"name": "x", "mountPath": "/run"}]},
         "storageMounts[0].mountPath: /run would hide the framework's socket ",
     ),
 }
 
 
-@pytest.mark.parametrize(("body", "message"), REFUSED_CHANGES.values(), ids=REFUSED_CHANGES)
-def test_an_update_is_refused_with_path_and_remedy(body: dict[str, Any], message: str) -> None:
-    with pytest.raises(Invalid) as refused:
+@pytest.mark.parametrize(("body", "message"), INVALID_UPDATES.values(), ids=INVALID_UPDATES)
+def test_invalid_update_is_rejected_with_field_path_and_remedy(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid) as raised:
         apply_update(existing(), update(**body))
-    assert len(refused.value.errors) == 1
-    assert refused.value.message.startswith(message)
+    assert len(raised.value.errors) == 1
+    assert raised.value.message.startswith(message)
 
 
-def test_a_unit_becomes_a_function_later() -> None:
+def test_plain_unit_can_become_a_function() -> None:
     plain = msgspec.structs.replace(existing(), serverless=None)
     assert apply_update(plain, update(serverless={"enabled": True, "requestID": "f"})) == existing()
 
@@ -209,13 +215,13 @@ def test_update_with_null_is_rejected(field: str) -> None:
         update(**{name: None})
 
 
-def test_a_namespace_is_one_that_the_configuration_allows() -> None:
+def test_unit_namespace_must_be_allowed() -> None:
     assert resolve_namespace("", NAMESPACES) == "runtime-instance"
     assert resolve_namespace("batch", NAMESPACES) == "batch"
-    with pytest.raises(Invalid, match="'default' holds no units here; use runtime-instance or batch"):
+    with pytest.raises(Invalid, match="'default' is not allowed for units; use runtime-instance or batch"):
         resolve_namespace("default", NAMESPACES)
 
 
-def test_the_stock_namespace_is_not_one_for_units() -> None:
+def test_stock_namespace_is_not_allowed_for_units() -> None:
     with pytest.raises(ValueError, match="units must not name runtime-stock"):
         APINamespaceSettings(units=("runtime-stock",))

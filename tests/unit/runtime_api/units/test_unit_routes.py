@@ -1,4 +1,4 @@
-"""The routes of units say all that the document of the API needs, and their examples work."""
+"""The unit routes are fully documented, their examples are valid, and they call the unit service."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,33 +25,33 @@ UNIT = msgspec.convert(
 
 @dataclass
 class FakeUnits:
-    """Takes note of what it is asked."""
+    """A unit service that records its calls."""
 
     first: bool = True
-    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
 
     def list(self, query: ListUnits) -> tuple[Sequence[GPUUnit], str | None]:
-        self.asked.append(("list", query))
+        self.calls.append(("list", query))
         return [UNIT], "more"
 
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
-        self.asked.append(("create", request))
+        self.calls.append(("create", request))
         return UNIT, self.first
 
     def __getattr__(self, verb: str) -> Any:
-        async def take_note(*arguments: Any) -> GPUUnit:
-            self.asked.append((verb, *arguments))
+        async def record_call(*arguments: Any) -> GPUUnit:
+            self.calls.append((verb, *arguments))
             return UNIT
 
-        return take_note
+        return record_call
 
 
-def by_name(units: Any = None) -> dict[str, Route]:
+def routes_by_name(units: Any = None) -> dict[str, Route]:
     return {route.name: route for route in routes(units)}
 
 
 def test_unit_routes_exist() -> None:
-    assert {(route.method, route.path) for route in by_name().values()} == {
+    assert {(route.method, route.path) for route in routes_by_name().values()} == {
         ("GET", "/api/v1/gpu-units"),
         ("POST", "/api/v1/gpu-units"),
         ("GET", "/api/v1/gpu-units/{name}"),
@@ -62,7 +62,7 @@ def test_unit_routes_exist() -> None:
     }
 
 
-@pytest.mark.parametrize("route", by_name().values(), ids=by_name())
+@pytest.mark.parametrize("route", routes_by_name().values(), ids=routes_by_name())
 def test_unit_route_is_documented_with_runtime_scope(route: Route) -> None:
     assert route.summary
     assert route.description
@@ -75,63 +75,63 @@ def test_unit_route_is_documented_with_runtime_scope(route: Route) -> None:
     "model", [UnitView, ConditionView, SourceStockView, CreateUnit, UpdateUnit, UnitQuery, ListUnits]
 )
 def test_every_unit_field_has_a_description(model: type[msgspec.Struct]) -> None:
-    own = model.__annotations__
-    assert set(own) - set(field_docs(model)) == set()
+    declared = model.__annotations__
+    assert set(declared) - set(field_docs(model)) == set()
 
 
-def test_the_examples_of_create_are_accepted() -> None:
-    examples = by_name()["createUnit"].examples
+def test_create_examples_are_valid() -> None:
+    examples = routes_by_name()["createUnit"].examples
     for title, example in examples.items():
         assert admit_unit(msgspec.convert(example, CreateUnit), APINamespaceSettings()), title
 
 
-def test_the_examples_of_update_are_accepted() -> None:
-    for title, example in by_name()["updateUnit"].examples.items():
+def test_update_examples_are_valid() -> None:
+    for title, example in routes_by_name()["updateUnit"].examples.items():
         assert apply_update(UNIT.spec, msgspec.convert(example, UpdateUnit)) != UNIT.spec, title
 
 
-async def test_the_first_create_is_201_and_its_replay_200() -> None:
-    body = msgspec.convert(by_name()["createUnit"].examples["A web server"], CreateUnit)
+async def test_first_create_returns_201_and_replay_returns_200() -> None:
+    body = msgspec.convert(routes_by_name()["createUnit"].examples["A web server"], CreateUnit)
     for first, status in ((True, 201), (False, 200)):
         units = FakeUnits(first)
-        answer = await by_name(units)["createUnit"].handler(APIRequest(body, NoQuery()))
-        assert (answer.status, answer.data.name) == (status, "web")
-        assert units.asked == [("create", body)]
+        response = await routes_by_name(units)["createUnit"].handler(APIRequest(body, NoQuery()))
+        assert (response.status, response.data.name) == (status, "web")
+        assert units.calls == [("create", body)]
 
 
 async def test_list_units_passes_the_continue_token() -> None:
     units = FakeUnits()
     query = ListUnits(spec_name="g1.1")
-    answer = await by_name(units)["listUnits"].handler(APIRequest(None, query))
-    assert (answer.status, [unit.name for unit in answer.data], answer.continuation) == (200, ["web"], "more")
-    assert units.asked == [("list", query)]
+    response = await routes_by_name(units)["listUnits"].handler(APIRequest(None, query))
+    assert (response.status, [unit.name for unit in response.data], response.continuation) == (200, ["web"], "more")
+    assert units.calls == [("list", query)]
 
 
 @pytest.mark.parametrize("verb", ["get", "stop", "start"])
 async def test_unit_is_selected_by_path_and_namespace(verb: str) -> None:
     units = FakeUnits()
-    answer = await by_name(units)[f"{verb}Unit"].handler(
+    response = await routes_by_name(units)[f"{verb}Unit"].handler(
         APIRequest(None, UnitQuery(namespace="batch"), {"name": "web"})
     )
-    assert (answer.status, answer.data.name) == (200, "web")
-    assert units.asked == [(verb, "batch", "web")]
+    assert (response.status, response.data.name) == (200, "web")
+    assert units.calls == [(verb, "batch", "web")]
 
 
-async def test_an_update_passes_its_body_on() -> None:
+async def test_update_passes_the_body_to_the_service() -> None:
     units, body = FakeUnits(), UpdateUnit(image="new")
-    answer = await by_name(units)["updateUnit"].handler(APIRequest(body, UnitQuery(), {"name": "web"}))
-    assert (answer.status, answer.data.name) == (200, "web")
-    assert units.asked == [("update", "", "web", body)]
+    response = await routes_by_name(units)["updateUnit"].handler(APIRequest(body, UnitQuery(), {"name": "web"}))
+    assert (response.status, response.data.name) == (200, "web")
+    assert units.calls == [("update", "", "web", body)]
 
 
-async def test_a_delete_answers_without_data() -> None:
+async def test_delete_returns_204_without_data() -> None:
     units = FakeUnits()
-    answer = await by_name(units)["deleteUnit"].handler(APIRequest(None, UnitQuery(), {"name": "web"}))
-    assert (answer.status, answer.data) == (204, None)
-    assert units.asked == [("delete", "", "web")]
+    response = await routes_by_name(units)["deleteUnit"].handler(APIRequest(None, UnitQuery(), {"name": "web"}))
+    assert (response.status, response.data) == (204, None)
+    assert units.calls == [("delete", "", "web")]
 
 
 def test_unit_query_is_decoded_from_the_url() -> None:
-    written = {"phase": "Ready", "serverless": "true", "limit": "7", "continue": "x", "specName": "g1.1"}
-    read = msgspec.convert(written, ListUnits, strict=False)
-    assert (read.phase, read.serverless, read.limit, read.after, read.spec_name) == ("Ready", True, 7, "x", "g1.1")
+    parameters = {"phase": "Ready", "serverless": "true", "limit": "7", "continue": "x", "specName": "g1.1"}
+    query = msgspec.convert(parameters, ListUnits, strict=False)
+    assert (query.phase, query.serverless, query.limit, query.after, query.spec_name) == ("Ready", True, 7, "x", "g1.1")

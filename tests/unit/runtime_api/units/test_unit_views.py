@@ -1,4 +1,4 @@
-"""A caller sees what was asked of a unit, what is true of it, and where it came from."""
+"""The unit view shows the spec, the status and the source stock of a unit."""
 
 from typing import Any
 
@@ -20,16 +20,16 @@ READY = {
 }
 
 
-def seen(spec: Any = (), status: Any = (), **metadata: Any) -> dict[str, Any]:
-    about = {"name": "web", "namespace": "runtime-instance", "generation": 1, **metadata}
-    unit = msgspec.convert({"metadata": about, "spec": PLAIN | dict(spec), "status": dict(status)}, GPUUnit)
-    found = msgspec.json.decode(msgspec.json.encode(unit_view(unit)))
-    assert isinstance(found, dict)
-    return found
+def view_of(spec: Any = (), status: Any = (), **metadata: Any) -> dict[str, Any]:
+    document = {"name": "web", "namespace": "runtime-instance", "generation": 1, **metadata}
+    unit = msgspec.convert({"metadata": document, "spec": PLAIN | dict(spec), "status": dict(status)}, GPUUnit)
+    view = msgspec.json.decode(msgspec.json.encode(unit_view(unit)))
+    assert isinstance(view, dict)
+    return view
 
 
 def test_unreconciled_unit_is_progressing() -> None:
-    assert seen() == {
+    assert view_of() == {
         "name": "web",
         "namespace": "runtime-instance",
         "specName": "g1.1",
@@ -60,10 +60,10 @@ def test_ready_unit_view_has_its_access_url() -> None:
         "accessURL": "http://web.runtime-instance.svc:8080",
         "conditions": [{"type": "Other", "status": "False"}, READY],
     }
-    found = seen(status=status, generation=4)
-    assert {name: found[name] for name in status} == status
-    assert (found["ready"], found["reason"], found["message"]) == (True, "UnitReady", "the unit serves")
-    assert found["generation"] == 4
+    view = view_of(status=status, generation=4)
+    assert {name: view[name] for name in status} == status
+    assert (view["ready"], view["reason"], view["message"]) == (True, "UnitReady", "the unit serves")
+    assert view["generation"] == 4
 
 
 def test_unit_view_shows_the_spec_unchanged() -> None:
@@ -76,8 +76,8 @@ def test_unit_view_shows_the_spec_unchanged() -> None:
         "serverless": {"enabled": True, "requestID": "f", "maxWorkers": 3},
         "running": False,
     }
-    found = seen(spec)
-    assert {name: found[name] for name in spec} == spec
+    view = view_of(spec)
+    assert {name: view[name] for name in spec} == spec
 
 
 def test_source_stock_is_read_from_annotations() -> None:
@@ -87,21 +87,21 @@ def test_source_stock_is_read_from_annotations() -> None:
         f"{GROUP}/source-stock-namespace": "runtime-stock",
         f"{GROUP}/source-stock-uid": "u-1",
     }
-    found = seen(annotations=annotations, creationTimestamp="2026-01-01T00:00:00Z")
-    assert found["operationID"] == "unit-1"
-    assert found["sourceStock"] == {"name": "stock-1", "namespace": "runtime-stock", "uid": "u-1"}
-    assert found["createdAt"] == "2026-01-01T00:00:00Z"
+    view = view_of(annotations=annotations, creationTimestamp="2026-01-01T00:00:00Z")
+    assert view["operationID"] == "unit-1"
+    assert view["sourceStock"] == {"name": "stock-1", "namespace": "runtime-stock", "uid": "u-1"}
+    assert view["createdAt"] == "2026-01-01T00:00:00Z"
 
 
 def test_terminating_unit_view_is_deleting() -> None:
-    assert seen(deletionTimestamp="2026-01-01T00:00:00Z")["deleting"] is True
+    assert view_of(deletionTimestamp="2026-01-01T00:00:00Z")["deleting"] is True
 
 
 @pytest.mark.parametrize(("phase", "shown"), [("Empty", "Empty"), ("Failed", "Failed"), ("Resting", "Progressing")])
 def test_unknown_unit_phase_is_shown_as_progressing(phase: str, shown: str) -> None:
-    assert seen(status={"phase": phase})["phase"] == shown
+    assert view_of(status={"phase": phase})["phase"] == shown
 
 
-def test_a_condition_that_is_neither_true_nor_false_is_unknown() -> None:
-    (condition,) = seen(status={"conditions": [{"type": "Ready", "status": "Maybe"}]})["conditions"]
+def test_invalid_condition_status_is_shown_as_unknown() -> None:
+    (condition,) = view_of(status={"conditions": [{"type": "Ready", "status": "Maybe"}]})["conditions"]
     assert condition == {"type": "Ready", "status": "Unknown"}

@@ -1,4 +1,4 @@
-"""What the service decides before and after it talks to anybody."""
+"""The unit service validates requests before the handoff, and retries conflicting writes."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.errors import Conflict, Invalid
+from gpu_runtime.contract.errors import BeingDeleted, Invalid, WriteConflict
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
@@ -21,9 +21,10 @@ UNIT = msgspec.convert(
 
 
 class ConflictingClient:
-    """A client whose every write comes second, and a cache that learns nothing from it."""
+    """A client whose writes always conflict. It also serves as informer and attacher."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: GPUUnit = UNIT) -> None:
+        self.unit = unit
         self.reads = self.writes = 0
         self.units = self
 
@@ -31,12 +32,12 @@ class ConflictingClient:
 
     async def get(self, *_: Any) -> GPUUnit:
         self.reads += 1
-        return UNIT
+        return self.unit
 
     async def attach(self, *_: Any) -> None:
-        """There is nothing to attach."""
+        """The unit has no storages."""
 
-    check = attach
+    check_available = attach
 
     async def merge_patch(self, *_: Any, **__: Any) -> GPUUnit:
         self.writes += 1
@@ -44,38 +45,47 @@ class ConflictingClient:
 
 
 async def test_write_fails_after_max_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_APART", Backoff(initial_seconds=0))
-    contended: Any = ConflictingClient()
-    units = UnitService(contended, contended, APINamespaceSettings(), contended, contended, contended)
-    with pytest.raises(Conflict, match="somebody else wrote at the same time; try again"):
+    monkeypatch.setattr(service, "_CONFLICT_BACKOFF", Backoff(initial_seconds=0))
+    client: Any = ConflictingClient()
+    units = UnitService(client, client, APINamespaceSettings(), client, client, client)
+    with pytest.raises(WriteConflict, match="changed the object at the same time; send the request again"):
         await units.stop("", "web")
-    assert (contended.reads, contended.writes) == (MAX_WRITE_ATTEMPTS, MAX_WRITE_ATTEMPTS)
+    assert (client.reads, client.writes) == (MAX_WRITE_ATTEMPTS, MAX_WRITE_ATTEMPTS)
+
+
+async def test_write_of_a_unit_that_is_being_deleted_is_rejected() -> None:
+    deleting = structs.replace(UNIT.metadata, deletion_timestamp="2026-01-01T00:00:00Z")
+    client: Any = ConflictingClient(structs.replace(UNIT, metadata=deleting))
+    units = UnitService(client, client, APINamespaceSettings(), client, client, client)
+    with pytest.raises(BeingDeleted, match="unit runtime-instance/web is being deleted"):
+        await units.stop("", "web")
+    assert client.writes == 0
 
 
 class RecordingHandoff:
-    """A handoff that makes what it is asked for, and a cache that takes note."""
+    """A handoff that records create requests, and an informer that records writes."""
 
     def __init__(self) -> None:
-        self.asked: list[CreateUnit] = []
-        self.learned: list[GPUUnit] = []
+        self.requests: list[CreateUnit] = []
+        self.recorded_writes: list[GPUUnit] = []
         self.units = self
 
     async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
-        self.asked.append(request)
+        self.requests.append(request)
         return UNIT, True
 
     def record_write(self, unit: GPUUnit) -> None:
-        self.learned.append(unit)
+        self.recorded_writes.append(unit)
 
 
 async def test_create_is_validated_and_normalized_before_the_handoff() -> None:
-    making: Any = RecordingHandoff()
-    units = UnitService(making, making, APINamespaceSettings(), making, making, making)
-    sloppy = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image=" python ")
+    handoff: Any = RecordingHandoff()
+    units = UnitService(handoff, handoff, APINamespaceSettings(), handoff, handoff, handoff)
+    request = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image=" python ")
     with pytest.raises(Invalid, match="name: is required"):
-        await units.create(structs.replace(sloppy, name=""))
-    assert making.asked == []
-    assert await units.create(sloppy) == (UNIT, True)
-    spelled = structs.replace(sloppy, image="python", namespace="runtime-instance", stock_namespace="runtime-stock")
-    assert making.asked == [spelled]
-    assert making.learned == [UNIT]
+        await units.create(structs.replace(request, name=""))
+    assert handoff.requests == []
+    assert await units.create(request) == (UNIT, True)
+    normalized = structs.replace(request, image="python", namespace="runtime-instance", stock_namespace="runtime-stock")
+    assert handoff.requests == [normalized]
+    assert handoff.recorded_writes == [UNIT]

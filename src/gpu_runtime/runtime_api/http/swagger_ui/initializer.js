@@ -1,4 +1,4 @@
-// The document comes from beside this folder, and no validator outside is asked about it.
+// The document is next to this folder. The page uses no external validator.
 SwaggerUIBundle({
   url: "../openapi.json",
   dom_id: "#swagger-ui",
