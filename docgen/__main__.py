@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from docgen.alert_pages import alerts_page
 from docgen.condition_pages import conditions_page
 from docgen.error_pages import errors_page
 from docgen.label_pages import labels_page
@@ -18,6 +19,7 @@ from docgen.stream_pages import streams_page
 
 PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
+        "alerts.md": alerts_page,
         "conditions.md": conditions_page,
         "errors.md": errors_page,
         "labels.md": labels_page,

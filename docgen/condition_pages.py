@@ -14,7 +14,7 @@ def conditions_page() -> str:
     introduction = (
         f"Every GPUUnit, StockPool and GPUStorage has one condition, `{READY_CONDITION}`. Its reason is for programs and never"
         " changes its meaning; its message is for people. `kubectl describe` shows both. A new reason, and a new message of a"
-        " problem, also becomes an Event with the same reason."
+        " problem, also becomes an Event with the same reason. A change of the object is reconciled at once."
     )
     return page(
         "Conditions and Events",
@@ -26,11 +26,11 @@ def conditions_page() -> str:
 
 def _table(kind: str) -> str:
     rows = [
-        (code(reason.value), guide.phase, _event_type(reason), guide.cause, guide.remedy)
+        (code(reason.value), guide.phase, _event_type(reason), guide.cause, guide.remedy, guide.meanwhile)
         for reason, guide in REASONS.items()
         if kind in guide.kinds
     ]
-    return table(("reason", "phase", "Event", "cause", "remedy"), rows)
+    return table(("reason", "phase", "Event", "cause", "remedy", "until then"), rows)
 
 
 def _event_type(reason: ReadyReason) -> str:

@@ -33,7 +33,7 @@ def settings_page() -> str:
         " files are in `config/local`; the deployed ones are in `config/<process>/settings.yaml`. A change of the file takes"
         " effect when the process restarts."
     )
-    nats = "The section `nats` is the same for every process that has it. The controller manager has it as `serverless.nats`."
+    nats = "The section `nats` is the same for every process that has it. The controller manager has it as `serverless.nats`, and copies it to the sidecars. `prefix` and `streams` must be equal in all of them: runtime-api, activator and result-store apply their values to the streams when they start."
     shared = f"## nats\n\n{nats}\n\n{table(HEADER, _rows(NatsSettings, 'nats.'))}"
     return page("Settings", introduction, *(_process(name, model) for name, model in PROCESSES), shared)
 

@@ -62,20 +62,20 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     """Maximum number of functions that the leader reconciles concurrently."""
 
     worker_liveness_timeout_seconds: PositiveSeconds = 600
-    """How long a worker may send no event, in seconds: before its first event, and after its last event. After this
-    time the worker is unhealthy and is replaced."""
+    """Time in seconds without an event after which a worker is unhealthy and is replaced. It counts from the creation
+    of the worker, and from its last event."""
 
     failed_worker_grace_seconds: PositiveSeconds = 60
-    """How long a worker whose unit is in phase Failed may send no event, in seconds. It replaces
-    workerLivenessTimeoutSeconds for such a worker."""
+    """Time in seconds without an event after which a worker whose unit is in phase Failed is unhealthy. For such a
+    worker, this setting replaces workerLivenessTimeoutSeconds."""
 
     drain_request_timeout_seconds: PositiveSeconds = 2
     """Timeout of a drain request to a worker, in seconds. A worker that does not respond in time is not removed, and
     the request is repeated."""
 
     initial_backoff_seconds: PositiveSeconds = 5
-    """How long the activator creates no worker for a function after one of its workers failed, in seconds. The time
-    doubles with each failure. A worker that serves resets it."""
+    """Time in seconds for which the activator creates no new worker for a function after one of its workers failed. The
+    time doubles with each failure. It is reset when a worker that started after the failure serves invocations."""
 
     max_backoff_seconds: PositiveSeconds = 300
     """Maximum of that backoff, in seconds."""

@@ -77,8 +77,8 @@ class WorkerLifecycle:
             response = await send_request(self.nats, subject, request, self.drain_request_timeout_seconds)
             return decode(response, DrainStatus)
         except (JetStreamError, MessageDecodeError) as error:
-            fields = _log_fields(unit.metadata.key) | {"error": str(error)}
-            logger.info("drain request unanswered", extra=fields)
+            fields = _log_fields(unit.metadata.key) | {"pod_uid": pod_uid, "error": str(error)}
+            logger.info("drain request failed", extra=fields)
             return None
 
     async def retire(self, unit: GPUUnit) -> None:

@@ -79,7 +79,8 @@ class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
     """Interval between two heartbeats of a worker."""
 
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
-    """Maximum number of deliveries of an invocation to workers. After the last one, it is dead-lettered."""
+    """Maximum number of deliveries of an invocation to workers. After the last one, it is dead-lettered. A change
+    restarts all workers, as for every setting of the sidecar."""
 
 
 class EgressSettings(BaseSettings, frozen=True, kw_only=True):

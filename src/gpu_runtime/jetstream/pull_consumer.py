@@ -2,9 +2,9 @@
 
 - A delivery is a lease of `ack_wait_seconds`. While the handler runs, the consumer extends it with in-progress
   acknowledgements. If the process dies, the lease ends and the server redelivers the message to another process.
-- The consumer decides about dead-lettering when it receives a message, from the delivery count, because a process that
-  a message crashes cannot report the failure. It publishes the messages of `on_dead_letter` first, and only then
-  removes the message from the stream.
+- The consumer decides whether to dead-letter a message when it receives the message. It uses the delivery count. It
+  cannot wait for the handler to fail: a message may crash the process, and then the process cannot report the failure.
+- The consumer first publishes the messages of `on_dead_letter`, and only then removes the message from the stream.
 - An acknowledgement may be lost, so the server may redeliver a message that was handled. Handlers must be idempotent.
 - When stopped, the consumer starts no more handlers, completes the running ones, and naks all other deliveries
   immediately.

@@ -167,7 +167,15 @@ class Puller:
             self._requested = max(0, self._requested - int(unfilled))
         else:
             self._pulls_valid = False
-            logger.debug("pull requests ended", extra={"code": status, "reason": headers.get("Description", "")})
+            logger.debug(
+                "server ended the pull requests, sending new ones",
+                extra={
+                    "stream": self._spec.stream,
+                    "consumer": self._spec.name,
+                    "code": status,
+                    "reason": headers.get("Description", ""),
+                },
+            )
         self._wake.set()
 
     def _on_connection_change(self, _connected: bool) -> None:

@@ -160,7 +160,8 @@ async def _limits_not_lowered(connection: NatsConnection, info: Config, desired:
     unchanged = {field: info["config"][field] for field, used in usage.items() if 0 < desired[field] < used}
     if unchanged:
         logger.warning(
-            "stream limits not lowered, stream holds more", extra={"resource": resource, "limits": unchanged}
+            "stream limits not lowered: the stream exceeds the new limits",
+            extra={"resource": resource, "limits": unchanged},
         )
     return unchanged
 

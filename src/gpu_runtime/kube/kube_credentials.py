@@ -104,7 +104,7 @@ class FileCredentials:
 
 @dataclass(frozen=True)
 class ExecPlugin:
-    """A program of the kubeconfig that prints credentials."""
+    """A program that the kubeconfig names and that prints credentials."""
 
     command: str
     args: tuple[str, ...] = ()

@@ -59,7 +59,7 @@ class HeartbeatPublisher:
         self._set_pending_event(WorkerEventKind.STARTED, invocation_id)
 
     def invocation_finished(self, invocation_id: str) -> None:
-        """Set a finished event, unless another event is pending.
+        """Make a finished event the next event to publish, unless another event is pending.
 
         A pending started event is more important: it shows that the worker had work.
         """

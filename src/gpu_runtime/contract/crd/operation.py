@@ -113,8 +113,8 @@ class OperationSpec(KubeStruct, frozen=True, kw_only=True):
     """The object that the operation creates."""
 
     stock: SourceStock | None = None
-    """The stock unit of the first attempt, if one was available. One write creates the record and chooses the stock
-    unit."""
+    """The stock unit of the first attempt. Absent if no stock unit was available. The write that creates the Operation
+    also chooses this stock unit."""
 
 
 class OperationError(KubeStruct, frozen=True, kw_only=True):

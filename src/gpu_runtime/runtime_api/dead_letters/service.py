@@ -1,8 +1,8 @@
 """Lists, gets, redrives and deletes the dead letters in their JetStream stream.
 
 The stream has no index by dead letter ID: a lookup scans all dead letters of the same source stream. A redrive
-publishes the message before it deletes the dead letter. If the process crashes in between, the dead letter stays, and
-another redrive publishes nothing new.
+publishes the message before it deletes the dead letter. If the process crashes in between, the dead letter stays.
+Another redrive then uses the same IDs, so it creates no second invocation and no second result.
 """
 
 import logging

@@ -177,7 +177,8 @@ class OperationRecovery:
             if operation is None or not is_creator or operation.status.has_created(each.metadata.uid):
                 self._confirmed_uids.add(each.metadata.uid)
             elif is_orphan(operation, each):
-                logger.warning("deleting orphaned object", extra=_log_fields(each, operation_id))
+                fields = _log_fields(each, operation_id) | {"kind": informer.resource.kind}
+                logger.warning("deleting orphaned object", extra=fields)
                 await self._delete(informer, each)
 
     async def _delete(self, informer: Informer[Any], subject: KubeObject) -> None:
@@ -195,7 +196,10 @@ async def _for_each(recover: Callable[[T], Awaitable[None]], items: Iterable[T])
             try:
                 await recover(item)
             except kube.KubeError as error:  # the next run tries again
-                logger.warning("recovery step failed", extra={"error": str(error)})
+                logger.warning(
+                    "recovery step failed, will retry",
+                    extra={"step": recover.__name__.lstrip("_"), "error": str(error)},
+                )
             except Exception:  # an unexpected error in one item must not stop the others, nor the process
                 logger.exception("unhandled error in recovery")
 

@@ -50,7 +50,7 @@ class PoolCreator:
                 existing = await find_live_pool(self._client, _target_key(operation))
             if existing is not None and not matches_request(existing, operation):
                 raise _name_conflict(existing.metadata.key)
-            if existing is not None:  # otherwise it was deleted in the meantime
+            if existing is not None:  # None: the pool was deleted in the meantime, so create it again
                 return existing
 
     async def _undo(self, operation: Operation) -> None:

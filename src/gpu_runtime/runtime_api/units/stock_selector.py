@@ -68,7 +68,8 @@ class StockSelector:
     async def _is_seeding_finished(self, unit: GPUUnit) -> bool:
         """Whether the seed operation of this stock unit is finished and lists this unit.
 
-        Before that, a seed operation that resumes after a crash would create the consumed unit again.
+        If a handoff consumed the unit earlier, and the seed operation then resumed after a crash, the seed operation
+        would create the unit again.
         """
         annotations = unit.metadata.annotations
         operation_id = annotations.get(Annotation.OPERATION_ID, "")

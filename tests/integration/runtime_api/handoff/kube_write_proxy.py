@@ -1,8 +1,11 @@
-"""Between one replica and the API server: every request passes here, and at one of its writes something happens."""
+"""An HTTP proxy between one runtime API replica and the API server. It kills or pauses the replica at a chosen write.
+
+The proxy forwards every request with the identity of the runtime API, and records the writes.
+"""
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,26 +27,30 @@ HOP_BY_HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length
 
 @dataclass
 class KubeWriteProxy:
-    """Over which a replica reaches the API server, as itself."""
+    """Forwards the requests of one replica, and injects one fault at the write with the number `fault_at_write`."""
 
     upstream: aiohttp.ClientSession
     upstream_url: str
     fault_at_write: int
-    """At which write it happens, counted from one."""
+    """The number of the write at which the proxy injects the fault. The first write has the number 1."""
     after_write: bool
-    """Whether it happens after that write was carried out, and before the replica hears of it; else before."""
+    """True: the API server executes the write, and the fault comes before the replica receives the response.
+
+    False: the fault comes before the proxy forwards the write.
+    """
     replica: LiveApiProcess = field(init=False)
     writes: list[str] = field(default_factory=list)
-    """Method and kind of every write so far."""
+    """Method and resource of every write so far."""
     fault_reached: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the replica has been killed or paused."""
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set: a replica that was paused goes on, and with it the write at which it was."""
+    """Set when the paused replica may continue. The proxy then also finishes the write at which the pause began."""
     pause_replica: bool = False
-    """Whether the replica is paused there; else it is killed."""
+    """True: the fault is a pause (SIGSTOP). False: the fault is a kill (SIGKILL)."""
     paused_write_status: "asyncio.Future[int]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """What the API server answered to the write at which the replica was paused, once that has gone on."""
+    """The status that the API server returned for the write at which the replica was paused. Set after the resume."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -61,16 +68,16 @@ class KubeWriteProxy:
     async def _fault_before_write(self, forward: Forward) -> web.StreamResponse:
         await self._inject_fault()
         if not self.pause_replica:
-            raise web.HTTPBadGateway  # which nobody hears
-        answer = await forward()
-        self.paused_write_status.set_result(answer.status)
-        return answer
+            raise web.HTTPBadGateway  # The replica is dead and does not receive this response.
+        response = await forward()
+        self.paused_write_status.set_result(response.status)
+        return response
 
     async def _fault_after_write(self, forward: Forward) -> web.StreamResponse:
-        answer = await forward()
+        response = await forward()
         await self._inject_fault()
-        self.paused_write_status.set_result(answer.status)
-        return answer
+        self.paused_write_status.set_result(response.status)
+        return response
 
     async def _inject_fault(self) -> None:
         if self.pause_replica:
@@ -86,20 +93,24 @@ class KubeWriteProxy:
         self.replica.signal(Signals.SIGCONT)
 
     async def _forward(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        headers = {name: text for name, text in request.headers.items() if name.lower() not in HOP_BY_HOP_HEADERS}
         url = f"{self.upstream_url}{request.raw_path}"
-        async with self.upstream.request(request.method, url, data=body, headers=headers) as answer:
+        headers = _end_to_end_headers(request.headers)
+        async with self.upstream.request(request.method, url, data=body, headers=headers) as response:
             if "watch=true" in request.query_string:
-                return await _stream_response(request, answer)
-            kept = {name: text for name, text in answer.headers.items() if name.lower() not in HOP_BY_HOP_HEADERS}
-            return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+                return await _stream_response(request, response)
+            headers = _end_to_end_headers(response.headers)
+            return web.Response(status=response.status, body=await response.read(), headers=headers)
 
 
-async def _stream_response(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    stream = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+def _end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in HOP_BY_HOP_HEADERS}
+
+
+async def _stream_response(request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
+    stream = web.StreamResponse(status=response.status, headers={"Content-Type": response.content_type})
     with suppress(ConnectionError, aiohttp.ClientError):
         await stream.prepare(request)
-        async for chunk in answer.content.iter_any():
+        async for chunk in response.content.iter_any():
             await stream.write(chunk)
     return stream
 
@@ -108,25 +119,28 @@ async def _stream_response(request: web.Request, answer: aiohttp.ClientResponse)
 async def kube_write_proxy(
     platform: LivePlatform, name: str, at_write: int, *, after_write: bool, pause_replica: bool = False
 ) -> AsyncIterator[KubeWriteProxy]:
-    """One with a replica behind it that is not started yet, and sweeps nothing: every write is of its request."""
+    """A running proxy with its own replica. The caller starts the replica.
+
+    The recovery of the replica does not run during the test, so that every write belongs to the request of the test.
+    """
     connector = aiohttp.TCPConnector(ssl=_tls(platform.control_plane), limit=0)
-    forever = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=forever, auto_decompress=False) as upstream:
-        made = KubeWriteProxy(upstream, platform.control_plane.url, at_write, after_write, pause_replica=pause_replica)
-        async with _running_proxy(made) as port:
+    no_timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=no_timeout, auto_decompress=False) as upstream:
+        proxy = KubeWriteProxy(upstream, platform.control_plane.url, at_write, after_write, pause_replica=pause_replica)
+        async with _running_proxy(proxy) as port:
             kubeconfig = _kubeconfig(platform.folder / f"{name}.kubeconfig", port)
-            made.replica = platform.new_replica(name, kubeconfig, operations={"recoveryIntervalSeconds": 3600})
+            proxy.replica = platform.new_replica(name, kubeconfig, operations={"recoveryIntervalSeconds": 3600})
             try:
-                yield made
+                yield proxy
             finally:
-                made.resumed.set()
-                made.replica.stop()
+                proxy.resumed.set()
+                proxy.replica.stop()
 
 
 @asynccontextmanager
-async def _running_proxy(made: KubeWriteProxy) -> AsyncIterator[int]:
+async def _running_proxy(proxy: KubeWriteProxy) -> AsyncIterator[int]:
     app = web.Application(client_max_size=2**24)
-    app.router.add_route("*", "/{path:.*}", made.handle)
+    app.router.add_route("*", "/{path:.*}", proxy.handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -145,15 +159,15 @@ def _tls(plane: ControlPlane) -> ssl.SSLContext:
 
 def _kubeconfig(path: Path, port: int) -> Path:
     config = {
-        "current-context": "crossing",
-        "contexts": [{"name": "crossing", "context": {"cluster": "crossing"}}],
-        "clusters": [{"name": "crossing", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "current-context": "proxy",
+        "contexts": [{"name": "proxy", "context": {"cluster": "proxy"}}],
+        "clusters": [{"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
     }
     path.write_text(yaml.safe_dump(config))
     return path
 
 
 def _resource_of(path: str) -> str:
-    """The plural, with the subresource where there is one."""
+    """The plural resource name, with the subresource if the path has one: `operations/status`."""
     parts = path.partition("/namespaces/")[2].split("/")
     return "/".join((parts[1], *parts[3:]))

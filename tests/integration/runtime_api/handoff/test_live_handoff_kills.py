@@ -1,4 +1,7 @@
-"""Whoever is killed, and whenever: stock is neither lost nor given out twice, and nothing half-done stays half-done."""
+"""Kills of a replica at every write of a handoff.
+
+After each kill no stock unit is lost, no stock unit is consumed twice, and no handoff stays partially applied.
+"""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -13,18 +16,21 @@ from tests.integration.runtime_api.stock_conservation import wait_conserved
 HANDOFF_WRITES = {
     "record": "POST operations",
     "claim": "PATCH gpuunits",
-    "make": "POST gpuunits",
+    "create": "POST gpuunits",
     "commit": "PATCH operations/status",
     "release": "DELETE gpuunits",
 }
-"""The writes of one create, in their order. Its answer comes before the last one."""
-STOCK_CHOSEN_WRITE = 2
-"""What has chosen stock is finished without anybody asking again; what has not waits for the caller."""
+"""The writes of one create request, in order. The replica sends its response before the last write."""
+FIRST_WRITE_AFTER_STOCK_CHOICE = 2
+"""From this write on, recovery finishes the operation, because the recorded Operation names the chosen stock unit.
+
+A create that was killed before its record exists needs a replay of the request.
+"""
 
 
 @dataclass(frozen=True)
 class KillCase:
-    """A create whose replica is killed at one of its writes, with two stock units of its own flavor."""
+    """A create request whose replica is killed at one of its writes. It has its own flavor with two stock units."""
 
     iteration: int
     write: int
@@ -33,65 +39,72 @@ class KillCase:
     @property
     def name(self) -> str:
         step = tuple(HANDOFF_WRITES)[self.write - 1]
-        return f"kill-{self.iteration}-{step}-{'unheard' if self.after_write else 'unsent'}"
+        return f"kill-{self.iteration}-{step}-{'after-write' if self.after_write else 'before-write'}"
 
     @property
     def is_resumed_by_recovery(self) -> bool:
-        return self.write + self.after_write >= STOCK_CHOSEN_WRITE
+        return self.write + self.after_write >= FIRST_WRITE_AFTER_STOCK_CHOICE
 
     @property
     def allowed_statuses(self) -> set[int]:
-        """What the caller may hear, with 0 for nothing: after the commit it is not the kill that decides."""
+        """The allowed statuses of the killed request. 0 means that the caller received no response.
+
+        A kill at the last write can come before or after the caller has received the response.
+        """
         return {0, 201} if self.write == len(HANDOFF_WRITES) else {0}
 
 
-@pytest.mark.parametrize("turn", range(2))
+@pytest.mark.parametrize("iteration", range(2))
 async def test_replica_killed_at_any_write_leaves_no_partial_handoff(
-    platform: LivePlatform, api_client: ApiCaller, turn: int
+    platform: LivePlatform, api_client: ApiCaller, iteration: int
 ) -> None:
     cases = [
-        KillCase(turn, write, carried_out)
+        KillCase(iteration, write, after_write)
         for write in range(1, len(HANDOFF_WRITES) + 1)
-        for carried_out in (False, True)
+        for after_write in (False, True)
     ]
     stock = {case.name: 2 for case in cases}
     await api_client.seed_and_wait(stock)
     async with AsyncExitStack() as stack:
-        doomed = [
+        proxies = [
             await stack.enter_async_context(
                 kube_write_proxy(platform, case.name, case.write, after_write=case.after_write)
             )
             for case in cases
         ]
-        await api_client.start_replicas(*(each.replica for each in doomed))
-        await asyncio.gather(*(kill_at_write(api_client, case, each) for case, each in zip(cases, doomed, strict=True)))
-        print(
-            f"after {len(cases)} kills everything was in order within {await wait_conserved(api_client, stock):.1f} s"
+        await api_client.start_replicas(*(proxy.replica for proxy in proxies))
+        await asyncio.gather(
+            *(kill_at_write(api_client, case, proxy) for case, proxy in zip(cases, proxies, strict=True))
         )
+        seconds = await wait_conserved(api_client, stock)
+        print(f"stock was conserved {seconds:.1f} s after {len(cases)} kills")
     await replay_on_another_replica(platform, api_client, cases)
     assert await wait_conserved(api_client, stock) < 10
-    seen = await api_client.snapshot()
+    snapshot = await api_client.snapshot()
     for case in cases:
-        assert (len(seen.stock_of(case.name)), len(seen.units_of(case.name))) == (1, 1), case.name
+        assert (len(snapshot.stock_of(case.name)), len(snapshot.units_of(case.name))) == (1, 1), case.name
 
 
-async def kill_at_write(client: ApiCaller, case: KillCase, doomed: KubeWriteProxy) -> None:
-    answer = await client.create_unit(doomed.replica, case.name, case.name)
+async def kill_at_write(client: ApiCaller, case: KillCase, proxy: KubeWriteProxy) -> None:
+    response = await client.create_unit(proxy.replica, case.name, case.name)
     try:
-        await asyncio.wait_for(doomed.fault_reached.wait(), 60)
+        await asyncio.wait_for(proxy.fault_reached.wait(), 60)
     except TimeoutError:
-        raise AssertionError(f"{case.name}: {answer}, {doomed.writes}") from None
-    assert answer.status in case.allowed_statuses
-    assert doomed.writes == list(HANDOFF_WRITES.values())[: case.write]
+        raise AssertionError(f"{case.name}: the replica did not reach the write: {response}, {proxy.writes}") from None
+    assert response.status in case.allowed_statuses
+    assert proxy.writes == list(HANDOFF_WRITES.values())[: case.write]
 
 
 async def replay_on_another_replica(platform: LivePlatform, client: ApiCaller, cases: list[KillCase]) -> None:
-    """The caller asks another replica, answered or not. What was finished meanwhile is not made again."""
-    answers = await asyncio.gather(
+    """Send every request again to another replica, also if the caller received a response.
+
+    The replay returns 200 if recovery has finished the operation, because the unit is not created again.
+    """
+    responses = await asyncio.gather(
         *(
             client.create_unit(platform.shared_replicas[number % 3], case.name, case.name)
             for number, case in enumerate(cases)
         )
     )
-    statuses = {case.name: answer.status for case, answer in zip(cases, answers, strict=True)}
+    statuses = {case.name: response.status for case, response in zip(cases, responses, strict=True)}
     assert statuses == {case.name: 200 if case.is_resumed_by_recovery else 201 for case in cases}

@@ -1,4 +1,7 @@
-"""Seeding whose process is killed or asleep: all the stock that was asked for, once, and never what was consumed."""
+"""A replica is killed or paused during the seeding of stock.
+
+The seed operation creates every requested stock unit once, and never creates a consumed stock unit again.
+"""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -6,95 +9,105 @@ from dataclasses import dataclass
 
 from tests.integration.runtime_api.handoff.kube_write_proxy import KubeWriteProxy, kube_write_proxy
 from tests.integration.runtime_api.live_platform import ApiCaller, ApiResponse, LivePlatform, until
-from tests.integration.runtime_api.stock_conservation import conservation_errors, wait_conserved
+from tests.integration.runtime_api.stock_conservation import wait_conserved
 
 REPLICAS = 4
 RECORD, START, FIRST_UNIT, LAST_UNIT, END = 1, 2, 3, 6, 7
-"""The writes of seeding four, in their order."""
+"""The numbers of the writes of a seed operation with four stock units, in order.
+
+The writes are: record the Operation, mark it Running, create four stock units, mark the Operation Succeeded.
+"""
 
 
 @dataclass(frozen=True)
 class SeedingCase:
+    """A seed request whose replica is killed or paused at one of its writes. The case has its own flavor."""
+
     kind: str
     write: int
     after_write: bool
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.write}-{'unheard' if self.after_write else 'unsent'}"
+        return f"{self.kind}-{self.write}-{'after-write' if self.after_write else 'before-write'}"
 
     @property
     def is_recorded(self) -> bool:
+        """Whether the Operation exists at the fault, so that recovery finishes it without a replay of the request."""
         return self.write > RECORD or self.after_write
 
 
-async def test_seeding_of_a_killed_replica_is_finished_by_another(
+async def test_seeding_of_a_killed_replica_is_finished_by_another_replica(
     platform: LivePlatform, api_client: ApiCaller
 ) -> None:
     writes = (RECORD, START, FIRST_UNIT, LAST_UNIT, END)
-    cases = [SeedingCase("seeder-dies", write, carried_out) for write in writes for carried_out in (False, True)]
+    cases = [SeedingCase("seeder-killed", write, after_write) for write in writes for after_write in (False, True)]
     async with AsyncExitStack() as stack:
-        doomed = [await stack.enter_async_context(_seeding_proxy(platform, case)) for case in cases]
-        await api_client.start_replicas(*(each.replica for each in doomed))
+        proxies = [await stack.enter_async_context(_seeding_proxy(platform, case)) for case in cases]
+        await api_client.start_replicas(*(proxy.replica for proxy in proxies))
         await asyncio.gather(
-            *(seed_until_fault(api_client, case, each) for case, each in zip(cases, doomed, strict=True))
+            *(seed_until_fault(api_client, case, proxy) for case, proxy in zip(cases, proxies, strict=True))
         )
         expected = {case.name: REPLICAS if case.is_recorded else 0 for case in cases}
-        print(f"after {len(cases)} kills all stock was there within {await wait_conserved(api_client, expected):.1f} s")
-    answers = await asyncio.gather(
+        seconds = await wait_conserved(api_client, expected)
+        print(f"all stock was seeded {seconds:.1f} s after {len(cases)} kills")
+    responses = await asyncio.gather(
         *(api_client.seed_stock(platform.shared_replicas[0], case.name, REPLICAS) for case in cases)
     )
-    replays = {case.name: answer.status for case, answer in zip(cases, answers, strict=True)}
+    replays = {case.name: response.status for case, response in zip(cases, responses, strict=True)}
     assert replays == {case.name: 200 if case.is_recorded else 202 for case in cases}
     await asyncio.gather(*(assert_consumable(platform, api_client, case) for case in cases))
-    assert conservation_errors(await api_client.snapshot(), {case.name: REPLICAS for case in cases}) == []
+    # A replica deletes consumed stock in the background, after its response.
+    await wait_conserved(api_client, {case.name: REPLICAS for case in cases})
 
 
 async def test_resumed_seeding_does_not_recreate_consumed_stock(platform: LivePlatform, api_client: ApiCaller) -> None:
     writes = (START, FIRST_UNIT, LAST_UNIT, END)
-    cases = [SeedingCase("seeder-sleeps", write, carried_out) for write in writes for carried_out in (False, True)]
+    cases = [SeedingCase("seeder-paused", write, after_write) for write in writes for after_write in (False, True)]
     async with AsyncExitStack() as stack:
-        asleep = [await stack.enter_async_context(_seeding_proxy(platform, case, pauses=True)) for case in cases]
-        await api_client.start_replicas(*(each.replica for each in asleep))
-        requests = [
-            asyncio.create_task(seed_until_fault(api_client, case, each))
-            for case, each in zip(cases, asleep, strict=True)
+        proxies = [
+            await stack.enter_async_context(_seeding_proxy(platform, case, pause_replica=True)) for case in cases
         ]
-        await asyncio.gather(*(each.fault_reached.wait() for each in asleep))
+        await api_client.start_replicas(*(proxy.replica for proxy in proxies))
+        requests = [
+            asyncio.create_task(seed_until_fault(api_client, case, proxy))
+            for case, proxy in zip(cases, proxies, strict=True)
+        ]
+        await asyncio.gather(*(proxy.fault_reached.wait() for proxy in proxies))
         await asyncio.gather(*(assert_consumable(platform, api_client, case) for case in cases))
-        for each in asleep:
-            each.resume()
-        late = {case.name: await each.paused_write_status for case, each in zip(cases, asleep, strict=True)}
+        for proxy in proxies:
+            proxy.resume()
+        late_statuses = {case.name: await proxy.paused_write_status for case, proxy in zip(cases, proxies, strict=True)}
         stock = {case.name: REPLICAS for case in cases}
-        print(f"what the sleepers made was gone within {await wait_conserved(api_client, stock):.1f} s")
+        seconds = await wait_conserved(api_client, stock)
+        print(f"late stock units were deleted {seconds:.1f} s after the paused replicas were resumed")
         await asyncio.gather(*requests)
-    assert {late[f"seeder-sleeps-{write}-unsent"] for write in (FIRST_UNIT, LAST_UNIT)} == {201}, (
-        "nothing came too late"
-    )
-    seen = await api_client.snapshot()
-    assert not [case.name for case in cases if seen.stock_of(case.name)]
+    late_creates = [SeedingCase("seeder-paused", write, after_write=False).name for write in (FIRST_UNIT, LAST_UNIT)]
+    assert {late_statuses[name] for name in late_creates} == {201}, "a late create did not create the stock unit again"
+    snapshot = await api_client.snapshot()
+    assert not [case.name for case in cases if snapshot.stock_of(case.name)]
 
 
 def _seeding_proxy(
-    platform: LivePlatform, case: SeedingCase, *, pauses: bool = False
+    platform: LivePlatform, case: SeedingCase, *, pause_replica: bool = False
 ) -> AbstractAsyncContextManager[KubeWriteProxy]:
-    return kube_write_proxy(platform, case.name, case.write, after_write=case.after_write, pause_replica=pauses)
+    return kube_write_proxy(platform, case.name, case.write, after_write=case.after_write, pause_replica=pause_replica)
 
 
-async def seed_until_fault(client: ApiCaller, case: SeedingCase, crossed: KubeWriteProxy) -> ApiResponse:
-    answer = await client.seed_stock(crossed.replica, case.name, REPLICAS)
-    await asyncio.wait_for(crossed.fault_reached.wait(), 60)
-    return answer
+async def seed_until_fault(client: ApiCaller, case: SeedingCase, proxy: KubeWriteProxy) -> ApiResponse:
+    response = await client.seed_stock(proxy.replica, case.name, REPLICAS)
+    await asyncio.wait_for(proxy.fault_reached.wait(), 60)
+    return response
 
 
 async def assert_consumable(platform: LivePlatform, client: ApiCaller, case: SeedingCase) -> None:
-    """All of it, and not one more."""
+    """Assert that creates can consume all seeded stock units of the case, and no more than those."""
     for number in range(REPLICAS):
         name = f"{case.name}-{number}"
 
-        async def made(name: str = name) -> bool:
+        async def is_created(name: str = name) -> bool:
             return (await client.create_unit(platform.shared_replicas[1], case.name, name)).status in (200, 201)
 
-        await until(made, f"{name} is made")
-    more = await client.create_unit(platform.shared_replicas[2], case.name, f"{case.name}-more")
-    assert (more.status, more.code) == (409, "no_stock")
+        await until(is_created, f"unit {name} is created")
+    excess = await client.create_unit(platform.shared_replicas[2], case.name, f"{case.name}-excess")
+    assert (excess.status, excess.code) == (409, "no_stock")
