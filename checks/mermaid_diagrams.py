@@ -23,13 +23,20 @@ def check_diagrams() -> Iterator[Finding]:
     diagrams = [(name, line, text) for name in tracked_files() if name.endswith(".md") for line, text in _of(name)]
     if not diagrams:
         return
-    if missing := [program for program in ("node", "npm") if shutil.which(program) is None]:
-        message = f"the Mermaid parser needs {' and '.join(missing)}: on Debian, 'apt-get install nodejs npm'"
-        yield Finding(diagrams[0][0], diagrams[0][1], message)
+    if missing := missing_programs():
+        yield Finding(diagrams[0][0], diagrams[0][1], missing)
         return
     for (name, line, _), error in zip(diagrams, parse_errors([text for _, _, text in diagrams]), strict=True):
         if error:
             yield Finding(name, line, f"the Mermaid diagram does not parse: {error}")
+
+
+def missing_programs() -> str:
+    """Which programs the parser needs and this machine does not have, with the remedy; empty if none is missing."""
+    missing = [program for program in ("node", "npm") if shutil.which(program) is None]
+    return (
+        f"the Mermaid parser needs {' and '.join(missing)}: on Debian, 'apt-get install nodejs npm'" if missing else ""
+    )
 
 
 def parse_errors(diagrams: list[str]) -> list[str]:
