@@ -14,8 +14,18 @@ METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical
 
 def check_log_calls() -> Iterator[Finding]:
     allowed = frozenset(yaml.safe_load((ROOT / FIELDS).read_text()))
+    used: set[str] = set()
     for path in python_files("src"):
         yield from log_findings(path, parsed(path), allowed)
+        used.update(_strings(parsed(path)))
+    for field in sorted(allowed - used):
+        yield Finding(FIELDS, 1, f"no log call has the field {field!r}; remove it from the list")
+
+
+def _strings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def log_findings(path: str, tree: ast.Module, allowed: frozenset[str]) -> Iterator[Finding]:
