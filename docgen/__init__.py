@@ -1,1 +1,1 @@
-"""Writes docs/reference from the code. A development tool: the product does not import it, and it does not ship."""
+"""Writes docs/reference from the code. This is a development tool. The product does not contain or import it."""

@@ -1,4 +1,4 @@
-"""`python -m docgen [--check] docs/reference`: write the reference pages, or report which of them are stale."""
+"""`python -m docgen [--check] docs/reference`: write the reference pages, or report the stale pages."""
 
 import argparse
 import sys
@@ -35,7 +35,7 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docgen", description=__doc__)
-    parser.add_argument("folder", type=Path, help="the folder with the reference pages")
+    parser.add_argument("folder", type=Path, help="the folder of the reference pages")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     options = parser.parse_args()
     pages = {options.folder / name: page() for name, page in PAGES.items()}

@@ -11,7 +11,10 @@ RULES = "config/prometheus/alerts.yaml"
 
 
 def alerts_page() -> str:
-    introduction = f"Every alert of `{RULES}`. An alert fires when its expression holds for the given time. The link leads to its runbook."
+    introduction = (
+        f"This page lists every alert of `{RULES}`. An alert fires when its expression has been true for the time in the column"
+        " *for*. With 0m, it fires immediately. Prometheus replaces `{{ … }}` with a value. The name of an alert is a link to its runbook."
+    )
     return page("Alerts", introduction, table(("alert", "severity", "for", "meaning"), _alerts()))
 
 
@@ -21,4 +24,4 @@ def _alerts() -> Iterator[tuple[str, ...]]:
         for rule in group["rules"]:
             link = f"[{rule['alert']}](../operations/alerts.md#{rule['alert'].lower()})"
             meaning = rule["annotations"]["description"]
-            yield link, rule["labels"]["severity"], rule.get("for", "at once"), meaning
+            yield link, rule["labels"]["severity"], rule.get("for", "0m"), meaning

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 
 def documented_constants(cls: type) -> dict[str, tuple[object, str]]:
-    """Value and docstring of every constant that the class body assigns, in the order of the source."""
+    """Return the value and the docstring of every constant that the class body assigns, in the order of the source."""
     (tree,) = ast.parse(dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)  # noqa: S101 - for the type checker
     constants = {}

@@ -1,4 +1,4 @@
-"""Cause and remedy of every reason of the Ready condition, and of every Event."""
+"""Cause and remedy of every reason of the Ready condition and of every other Event."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ from gpu_runtime.contract.crd.conditions import ReadyReason
 
 UNIT, POOL, STORAGE = "GPUUnit", "StockPool", "GPUStorage"
 
-PODS_CONTINUE = "An existing pod with the previous spec keeps running; a new unit has no pod."
+PODS_CONTINUE = "An existing pod keeps running with the previous spec. A new unit has no pod."
+RETRIED = "The controller retries every 15 s."
+CHECKED = "The controller checks every 15 s."
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class ReasonGuide:
     cause: str
     remedy: str
     meanwhile: str = ""
-    """What happens to pods and data until then, and how it recovers."""
+    """What happens to pods and data while the condition has this reason, and how the object recovers."""
 
 
 REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
@@ -26,173 +28,186 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
         ReadyReason.INVALID_SPEC: ReasonGuide(
             (UNIT, POOL, STORAGE),
             "Failed",
-            "The spec has errors that the CRD does not reject. The message names each field. A function must not declare the port of"
-            " the worker sidecar (`serverless.sidecar.port`, 20257), because both containers share the network of the pod; the same number with UDP is allowed.",
-            "Correct the fields that the message names. The controller reconciles the change at once.",
-            f"The controller changes no child. {PODS_CONTINUE} Existing workers of a function keep serving.",
+            "The spec has errors that the CRD does not reject. The message names each wrong field. For example, a function must not"
+            " declare the TCP port of the worker sidecar (`serverless.sidecar.port`, 20257), because the containers of a pod share one"
+            " network. The function may declare the same number as a UDP port.",
+            "Correct the fields that the message names. The controller reconciles the object immediately after the change.",
+            f"The controller changes no child object. {PODS_CONTINUE} Existing workers of a function continue to run invocations.",
         ),
         ReadyReason.SCALED_TO_ZERO: ReasonGuide(
             (UNIT, POOL),
             "Empty",
-            "The unit has `running: false`, or the pool has `replicas: 0`, and no pod is left.",
-            "Nothing is wrong. Start the unit (`POST …/start` or `running: true`), or scale the pool.",
-            "The unit keeps its Service, its storages and its attachments.",
+            "The unit has `running: false`, or the pool has `replicas: 0`. All pods are deleted.",
+            "No action is necessary. To get pods, start the unit (`POST …/start` or `running: true`), or raise `replicas` of the pool.",
+            "The Service of the unit stays, and its storages stay attached.",
         ),
         ReadyReason.POD_STARTUP_FAILED: ReasonGuide(
             (UNIT, POOL),
             "Failed",
-            "The Deployment exists, but its pod does not become ready: the image cannot be pulled, the container exits, no node has"
-            " enough resources, or a ResourceQuota or policy of the namespace rejects the pod. The message says which.",
-            "Image: correct `spec.image` or the registry access. Exit code: read the container log. No node: add nodes or free GPUs."
-            " Quota: stop or delete units of the namespace, or raise the quota (`config/overlays/production/quotas.yaml`).",
-            "Kubernetes retries. The unit becomes Ready without another action.",
+            "The Deployment exists, but its pod does not become ready. The message contains the cause: the image cannot be pulled, the"
+            " container exits, no node has enough resources, or a ResourceQuota or a policy of the namespace rejects the pod.",
+            "If the image cannot be pulled, correct `spec.image` or the access to the registry. If the container exits, read its log. If"
+            " no node has enough resources, add nodes or free GPUs. If the quota is exceeded, stop or delete units of the namespace, or"
+            " raise the quota (`config/overlays/production/quotas.yaml`). If a policy rejects the pod, change the policy or the spec.",
+            "Kubernetes retries. When the cause is removed, the object becomes Ready without another action.",
         ),
         ReadyReason.POD_STATUS_SYNC_FAILED: ReasonGuide(
             (UNIT, POOL),
             "Progressing",
-            "The controller manager cannot list or watch pods, so it cannot say why the pods are not available. The pods themselves"
-            " may be healthy. The message has the error: missing RBAC, or an unreachable API server.",
-            "RBAC: apply `config/rbac` again. Otherwise restore the access to the API server.",
-            "Pods keep running. New units from stock or with storages do not start, and storages are not detached. The watch is"
-            " retried with a backoff of at most 5 s, and the object is reconciled every 15 s.",
+            "The controller manager cannot list or watch pods, so it cannot report why the pods are not available. The pods themselves"
+            " may be healthy. The message contains the error: a missing RBAC permission, or an API server that cannot be reached.",
+            "If an RBAC permission is missing, apply `config/rbac` again. Otherwise, restore the connection to the API server.",
+            "Pods keep running. New units that consume stock or mount storages do not start. The controller detaches no storage. It"
+            " retries the watch with a backoff of at most 5 s, and reconciles the object every 15 s.",
         ),
         ReadyReason.SERVICE_SYNC_FAILED: ReasonGuide(
             (UNIT, POOL),
             "Failed",
-            "The API server rejected the Service (400, 403, 413 or 422). The message has its answer.",
-            "Correct what the message names: the ports, a quota, RBAC, or an admission policy.",
-            "NetworkPolicy and Deployment exist, so the pod runs; no Service leads to it. Retried every 15 s.",
+            "The API server rejected the Service (400, 403, 413 or 422). The message contains the error of the API server.",
+            "Correct the ports, the quota, the RBAC permission or the admission policy that the message names.",
+            f"The NetworkPolicy and the Deployment exist, so the pod runs. Without a Service, clients cannot reach the pod. {RETRIED}",
         ),
         ReadyReason.DEPLOYMENT_SYNC_FAILED: ReasonGuide(
             (UNIT, POOL),
             "Failed",
             "The API server rejected the Deployment (400, 403, 413 or 422), for example because of an admission policy. The message"
-            " has its answer. (If it rejects only the pods, the reason is `PodStartupFailed`.)",
-            "Correct what the message names: the policy, the quota, RBAC, or the spec of the unit.",
-            f"{PODS_CONTINUE} The NetworkPolicy exists already, the Service does not. Retried every 15 s; a change of the unit is"
-            " tried at once.",
+            " contains the error of the API server. If the API server rejects only the pods, the reason is `PodStartupFailed`.",
+            "Correct the policy, the quota, the RBAC permission or the spec that the message names.",
+            "An existing pod keeps running with the previous spec. A new unit has a NetworkPolicy, but no pod and no Service."
+            f" {RETRIED} After a change of the object, it retries immediately.",
         ),
         ReadyReason.NETWORK_POLICY_SYNC_FAILED: ReasonGuide(
             (UNIT,),
             "Failed",
-            "The API server rejected the NetworkPolicy. The controller does not create the Deployment before the policy exists.",
-            "Correct what the message names.",
-            f"{PODS_CONTINUE} Retried every 15 s.",
+            "The API server rejected the NetworkPolicy. The controller creates the Deployment only after the NetworkPolicy exists.",
+            "Correct the cause that the message contains.",
+            f"{PODS_CONTINUE} {RETRIED}",
         ),
         ReadyReason.NAME_TAKEN: ReasonGuide(
             (UNIT, POOL, STORAGE),
-            "Failed; Progressing while a child of a deleted object with the same name is still being deleted",
-            "A Deployment, Service, NetworkPolicy or PersistentVolumeClaim with the name of the child exists and belongs to another"
-            " owner. The platform does not overwrite or delete it.",
-            "Failed: delete that object, or create the unit, pool or storage with another name. To let a storage adopt an existing PersistentVolumeClaim with"
-            " its data, set the label `runtime.lokiwager.io/storage=<name>` on it. Progressing: nothing to do; if it lasts, look at the finalizers of the old child.",
-            "The children before it in the order NetworkPolicy, Deployment, Service exist, so the pod may run. Checked every 15 s, and"
-            " every second while an old child is being deleted. It recovers without another action.",
+            "Failed, or Progressing if the child belongs to a deleted object with the same name and is still being deleted",
+            "A child object cannot be created, because a Deployment, Service, NetworkPolicy or PersistentVolumeClaim with the same name"
+            " exists and belongs to another owner. The platform does not overwrite or delete the existing object.",
+            "In phase Failed, delete the existing object, or create the unit, pool or storage with another name. To let a storage adopt"
+            " an existing PersistentVolumeClaim with its data, set the label `runtime.lokiwager.io/storage=<name>` on the claim. In phase"
+            " Progressing, wait. If the phase does not change, look at the finalizers of the old child object.",
+            "The controller creates the child objects in the order NetworkPolicy, Deployment, Service and stops at the name that is in"
+            f" use. If that is the name of the Service, the pod runs. {CHECKED} In phase Progressing, it checks every second. When the name"
+            " is free, the object recovers without another action.",
         ),
         ReadyReason.DEPLOYMENT_PROGRESSING: ReasonGuide(
             (POOL,),
             "Progressing",
             "Some replicas are not available yet.",
-            "Wait. If it lasts, look at the pods: `kubectl describe pods -l runtime.lokiwager.io/pool=<name>`.",
+            "Wait. If the reason does not change, look at the pods: `kubectl describe pods -l runtime.lokiwager.io/pool=<name>`.",
         ),
-        ReadyReason.DEPLOYMENT_READY: ReasonGuide((POOL,), "Ready", "All replicas are available.", "Nothing to do."),
+        ReadyReason.DEPLOYMENT_READY: ReasonGuide(
+            (POOL,), "Ready", "All replicas are available.", "No action is necessary."
+        ),
         ReadyReason.UNIT_PROGRESSING: ReasonGuide(
             (UNIT,),
             "Progressing",
             "The pod is starting or stopping.",
-            "Wait. If it lasts, look at the pod: `kubectl describe pods -l runtime.lokiwager.io/unit=<name>`.",
+            "Wait. If the reason does not change, look at the pod: `kubectl describe pods -l runtime.lokiwager.io/unit=<name>`.",
         ),
-        ReadyReason.UNIT_READY: ReasonGuide((UNIT,), "Ready", "The pod of the unit is ready.", "Nothing to do."),
+        ReadyReason.UNIT_READY: ReasonGuide(
+            (UNIT,), "Ready", "The pod of the unit is ready.", "No action is necessary."
+        ),
         ReadyReason.STOCK_RELEASING: ReasonGuide(
             (UNIT,),
             "Progressing",
-            "The pod of the consumed stock unit still holds the GPUs. The controller creates the unit's Deployment when that pod is"
-            " deleted.",
-            "Wait; it takes about a second. If it lasts, the message names the pod: check its node and its finalizers.",
+            "The pod of the consumed stock unit still uses the GPUs. The controller creates the unit's Deployment after the pod of the"
+            " stock unit is deleted.",
+            "Wait. The deletion takes about a second. If it takes longer, check the node and the finalizers of the pod that the message"
+            " names.",
         ),
         ReadyReason.STORAGE_NOT_READY: ReasonGuide(
             (UNIT,),
             "Progressing",
-            "A mounted storage is not attached to this unit yet, is not Ready, or is still mounted by another pod, usually a"
-            " terminating pod of a deleted unit. Two units' pods never mount one storage.",
-            "Wait for the storage: `kubectl describe gpustorage <name>` shows what it waits for. If a pod still mounts it after more"
-            " than 315 s (the longest drain of a worker), the pod hangs: find out why (unreachable node, finalizer), make sure that its"
-            " containers have stopped, remove a leftover finalizer, and delete the pod with `--force`. For a dead node see"
-            " [failure semantics](../failure-semantics.md#when-a-node-dies). The unit starts when the pod is deleted.",
-            "The unit does not start. A running unit that gained a mount keeps running without it.",
+            "A storage in `spec.storageMounts` is not attached to this unit yet, or is not Ready, or a pod of another unit still mounts"
+            " it. That pod usually belongs to a deleted unit and is terminating. Pods of two units never mount the same storage.",
+            "Wait for the storage. `kubectl describe gpustorage <name>` shows the cause of the delay. With the default settings, the pod of a worker terminates within 315 s."
+            " If a pod still mounts the storage after this time, find out why the pod does not terminate: its node cannot be reached, or it"
+            " has a finalizer. Make sure that its containers have stopped, remove a leftover finalizer, and delete the pod with"
+            " `--force`. For a dead node, see [failure semantics](../failure-semantics.md#when-a-node-dies). The unit starts after the pod"
+            " is deleted.",
+            "A new unit does not start. If the mount was added to a running unit, the unit keeps running without the mount.",
         ),
         ReadyReason.STORAGE_MOUNT_INVALID: ReasonGuide(
             (UNIT,),
             "Failed",
-            "A mounted storage does not exist in the namespace, is being deleted, or is attached to another unit"
-            " (`spec.attachedTo`).",
-            "Create the storage, or change `spec.storageMounts`. If another unit has it, delete that unit or remove the storage from"
-            " its `spec.storageMounts`. Stopping that unit does not help: a stopped unit keeps its storages. Do not edit"
-            " `spec.attachedTo`.",
-            "The unit does not start; if it ran already, it keeps running without the storage. When no pod mounts the storage any more, the controller detaches it, attaches it to the oldest unit that names it, and"
-            " starts that unit, within seconds.",
+            "A storage in `spec.storageMounts` does not exist in the namespace, is being deleted, or is attached to another unit"
+            " (`spec.attachedTo` of the storage).",
+            "Create the storage, or change `spec.storageMounts`. If the storage is attached to another unit, delete the other unit or"
+            " remove the storage from its `spec.storageMounts`. It is not enough to stop the other unit, because storages stay attached to"
+            " a stopped unit. Do not edit `spec.attachedTo`.",
+            "A new unit does not start. A running unit keeps running without the storage. When the other unit no longer lists the storage"
+            " and no pod mounts it, the controller detaches the storage, attaches it to the oldest unit that lists it, and starts this"
+            " unit. This takes seconds.",
         ),
         ReadyReason.CLAIM_PENDING: ReasonGuide(
             (STORAGE,),
             "Pending",
             "The PersistentVolumeClaim has no volume yet, or the StorageClass does not exist.",
-            "Wait for the provisioner. If the message names a missing StorageClass, create it, or create the storage with another"
-            " class. If it names a provisioner error, correct that.",
-            "Units that mount the storage wait. Checked every 15 s.",
+            "Wait until the provisioner has created the volume. If the message names a missing StorageClass, create the StorageClass, or"
+            " create the storage with another class. If the message contains an error of the provisioner, correct its cause.",
+            f"Units that mount the storage do not start. {CHECKED}",
         ),
         ReadyReason.WAIT_FOR_FIRST_CONSUMER: ReasonGuide(
             (STORAGE,),
             "Pending",
-            "The StorageClass binds when the first pod mounts the volume.",
-            "Nothing is wrong. Create a unit that mounts the storage.",
+            "The StorageClass has the binding mode WaitForFirstConsumer: the provisioner creates the volume when the first pod mounts it.",
+            "No action is necessary. The volume is created when a unit mounts the storage.",
         ),
         ReadyReason.CLAIM_LOST: ReasonGuide(
             (STORAGE,),
             "Failed",
-            "Another client deleted the PersistentVolumeClaim or its PersistentVolume, or is deleting it. The controller does not"
-            " create a new claim: an empty volume would silently replace the lost data.",
-            "Still being deleted: copy the data before the last pod that mounts it ends. Deleted: restore the claim with the same"
-            " name and namespace from a backup, with the label `runtime.lokiwager.io/storage=<name>`. To start empty, delete the"
-            " GPUStorage and create it again.",
-            "Units cannot mount it. Pods that mount a claim that is being deleted keep running. Checked every 15 s.",
+            "Another client deleted the PersistentVolumeClaim or its PersistentVolume, or the deletion is in progress. The controller"
+            " does not create a new claim, because users would find an empty volume instead of their data.",
+            "If the claim is still being deleted, copy the data before the last pod that mounts the claim ends. If the claim is deleted,"
+            " restore it from a backup with the same name and namespace, and with the label `runtime.lokiwager.io/storage=<name>`. If you"
+            " do not need the data, delete the GPUStorage and create it again; the new volume is empty.",
+            f"New pods cannot mount the storage. Running pods that mount the claim keep running. {CHECKED}",
         ),
         ReadyReason.CLAIM_SYNC_FAILED: ReasonGuide(
             (STORAGE,),
             "Failed",
-            "The API server rejected the PersistentVolumeClaim, or the storage adopted a claim with another storage class or access"
-            " mode, which Kubernetes does not allow to change.",
-            "Rejected: correct what the message names. Adopted: create the GPUStorage again with the class of the claim. The name must"
-            " be the same, so delete this GPUStorage first. **That deletes the claim and its data, unless you first remove the label**"
-            " `runtime.lokiwager.io/storage` **and the annotation** `runtime.lokiwager.io/storage-uid` from the claim, in one patch."
-            " Then create the new GPUStorage and set the label again. First"
-            " remove the storage from the `storageMounts` of all units, or delete them: the deletion waits for them.",
-            "Claim and data are unchanged, and pods that mount it keep running. Checked every 15 s.",
+            "The API server rejected the PersistentVolumeClaim. Or the storage adopted a claim with another storage class or access mode;"
+            " Kubernetes does not allow changes of these fields.",
+            "If the API server rejected the claim, correct the cause that the message contains. If the"
+            " storage adopted a claim, replace the GPUStorage: (1) Remove the storage from the `storageMounts` of all units, or delete the"
+            " units, because the deletion waits for them. (2) Remove the label `runtime.lokiwager.io/storage` and the annotation"
+            " `runtime.lokiwager.io/storage-uid` from the claim, in one patch. **Without this step, the next step deletes the claim and its"
+            " data.** (3) Delete the GPUStorage. (4) Create a GPUStorage with the same name and with the storage class of the claim. (5) Set"
+            " the label `runtime.lokiwager.io/storage=<name>` on the claim again.",
+            f"The claim and the data do not change. Pods that mount the claim keep running. {CHECKED}",
         ),
         ReadyReason.RESIZE_PENDING: ReasonGuide(
             (STORAGE,),
             "Ready",
             "The volume is growing.",
-            "Wait. If the message says that the file system resize is pending, start a unit that mounts the storage.",
+            "Wait. If the message says that the resize of the file system is pending, start a unit that mounts the storage.",
             "Units can mount the storage, and pods keep running.",
         ),
         ReadyReason.RESIZE_REFUSED: ReasonGuide(
             (STORAGE,),
             "Ready",
-            "`spec.size` was raised, but the StorageClass does not have `allowVolumeExpansion: true`, or the API server rejected the"
-            " expansion.",
-            "Set `allowVolumeExpansion: true` on the StorageClass. `spec.size` cannot be set back: the CRD rejects a smaller size. If"
-            " the class cannot expand volumes, create another storage and copy the data.",
-            "The data is unchanged, units can mount the storage, and pods keep running. The controller notices a change of the"
-            " StorageClass at once, at the latest after 15 s.",
+            "`spec.size` was increased, but the volume cannot grow: the StorageClass does not have `allowVolumeExpansion: true`, or the"
+            " API server rejected the expansion.",
+            "Set `allowVolumeExpansion: true` on the StorageClass. If the class cannot expand volumes, create another storage and copy"
+            " the data. You cannot set `spec.size` back, because the CRD rejects a smaller size.",
+            "The data does not change, units can mount the storage, and pods keep running. The controller reconciles the storage"
+            " at most 15 s after a change of the StorageClass.",
         ),
-        ReadyReason.STORAGE_READY: ReasonGuide((STORAGE,), "Ready", "The volume is bound.", "Nothing to do."),
+        ReadyReason.STORAGE_READY: ReasonGuide((STORAGE,), "Ready", "The volume is bound.", "No action is necessary."),
         ReadyReason.DELETING: ReasonGuide(
             (STORAGE,),
-            "as before the deletion",
-            "The storage is being deleted. Its finalizer waits for what the message names: a unit or pod that mounts it, or the"
-            " PersistentVolumeClaim.",
-            "Delete or change the unit that the message names. Do not remove the finalizer by hand: it protects mounted data.",
-            "Pods that mount the storage keep running, and the data is kept until they end.",
+            "the phase before the deletion",
+            "The storage is being deleted. The finalizer waits until no unit and no pod mounts the storage, and then until the"
+            " PersistentVolumeClaim is deleted. The message names the unit, the pod or the claim.",
+            "Delete the unit that the message names, or remove the storage from its `spec.storageMounts`. Do not remove the finalizer"
+            " yourself, because it protects mounted data.",
+            "Pods that mount the storage keep running. The data exists until these pods end.",
         ),
     }
 )
@@ -202,9 +217,9 @@ EVENTS: Mapping[str, tuple[str, str, str, str]] = MappingProxyType(
         "WorkerFailed": (
             "GPUUnit (the function)",
             "Warning",
-            "A worker of the function did not start, stopped sending heartbeats, or failed. The activator replaces it.",
-            "Read the message, then the log of the worker's pod. Correct the image or the handler.",
+            "A worker of the function did not start, stopped sending heartbeats, or failed. The activator replaces the worker.",
+            "Read the message and the log of the worker's pod. Then correct the image or the handler.",
         ),
     }
 )
-"""Events whose reason is not a reason of the Ready condition: object, type, cause, remedy."""
+"""Object, type, cause and remedy of each Event whose reason is not a reason of the Ready condition."""

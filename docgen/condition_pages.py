@@ -12,9 +12,10 @@ def conditions_page() -> str:
     if missing := set(ReadyReason) - REASONS.keys():
         raise LookupError(f"reasons without cause and remedy: {sorted(missing)}")
     introduction = (
-        f"Every GPUUnit, StockPool and GPUStorage has one condition, `{READY_CONDITION}`. Its reason is for programs and never"
-        " changes its meaning; its message is for people. `kubectl describe` shows both. A new reason, and a new message of a"
-        " problem, also becomes an Event with the same reason. A change of the object is reconciled at once."
+        f"Every GPUUnit, StockPool and GPUStorage has one condition, `{READY_CONDITION}`. The reason of the condition is for programs,"
+        " and the meaning of a reason never changes. The message is for people. `kubectl describe` shows both. When the reason"
+        " changes, the controller also writes an Event with the new reason. If the reason reports a problem, the controller writes"
+        " another Event when the message changes. The controller reconciles an object immediately after a change of the object."
     )
     return page(
         "Conditions and Events",
@@ -30,7 +31,7 @@ def _table(kind: str) -> str:
         for reason, guide in REASONS.items()
         if kind in guide.kinds
     ]
-    return table(("reason", "phase", "Event", "cause", "remedy", "until then"), rows)
+    return table(("reason", "phase", "Event type", "cause", "remedy", "effect and recovery"), rows)
 
 
 def _event_type(reason: ReadyReason) -> str:

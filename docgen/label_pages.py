@@ -7,21 +7,22 @@ from gpu_runtime.contract.crd.well_known import Annotation, Finalizer, Label
 NAMESPACE_LABELS = (
     (
         "runtime.lokiwager.io/runtime-api-access",
-        'On namespaces, set by an operator to "true": pods of this namespace may call the runtime API.',
+        'On namespaces. An operator sets it to "true" so that pods of the namespace can connect to the runtime API.',
     ),
     (
         "runtime.lokiwager.io/metrics-access",
-        'On namespaces, set by an operator to "true": Prometheus in this namespace may scrape the platform.',
+        'On namespaces. An operator sets it to "true" so that Prometheus in the namespace can scrape the platform.',
     ),
 )
-"""Labels that only manifests use, in `config/network-policy`."""
+"""Labels that only the manifests in `config/network-policy` use."""
 
 
 def labels_page() -> str:
     labels = [*_rows(Label), *((code(name), meaning) for name, meaning in NAMESPACE_LABELS)]
     return page(
         "Labels, annotations and finalizers",
-        "Names that the platform writes on Kubernetes objects, and labels that operators set.",
+        "This page lists the labels, annotations and finalizers that the platform sets on Kubernetes objects, and the labels that"
+        " operators set. Each meaning starts with the objects that have the label, annotation or finalizer.",
         f"## Labels\n\n{table(('label', 'meaning'), labels)}",
         f"## Annotations\n\n{table(('annotation', 'meaning'), _rows(Annotation))}",
         f"## Finalizers\n\n{table(('finalizer', 'meaning'), _rows(Finalizer))}",

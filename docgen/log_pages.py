@@ -11,10 +11,11 @@ def logs_page() -> str:
     fields = yaml.safe_load((ROOT / FIELDS).read_text(encoding="utf-8"))
     rows = [(code(_printed(name)), meaning) for name, meaning in fields.items()]
     introduction = (
-        "Every process writes one line per event to standard error: JSON (`log.format: json`, the default) or text. Every line"
-        " has `time`, `level`, `logger` and `message`. The message is constant, so it can be searched; what varies is in the"
-        " fields below. A field has the same meaning in every process. The logger `gpu_runtime.audit` has one line per write"
-        " to the HTTP API; `gpu_runtime.access` has one line per read."
+        "Every process writes log lines to standard error, as JSON (`log.format: json`, the default) or as text. Every line has"
+        " the fields `time`, `level`, `logger` and `message`. Messages are constant, so you can search for them. Variable values"
+        " are in the fields of the table. A field has the same meaning in every process. The logger `gpu_runtime.audit` writes"
+        " one line for each HTTP request that can change an object. The logger `gpu_runtime.access` writes one line for each"
+        " request that only reads, at level debug."
     )
     return page("Log fields", introduction, table(("field", "meaning"), rows))
 

@@ -15,7 +15,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: object) -> str:
-    """Inline code; nothing for an empty text."""
+    """Return the text as inline code, or an empty string if the text is empty."""
     return f"`{text}`" if str(text) else ""
 
 

@@ -19,13 +19,13 @@ from gpu_runtime.runtime_api.operations.operation_retention import OperationRete
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 CLIENT_GO_TEXT = (
-    "runtime-api, controller-manager and activator. The names, labels and label values are those of client-go and"
-    " controller-runtime. The runtime API has no controllers and no lease, so it exposes only `rest_client_*`,"
-    " `reflector_*` and `gpu_runtime_informer_objects`."
+    "The runtime API, the controller manager and the activator expose these metrics. Except for the metrics that start with"
+    " `gpu_runtime_`, the names, labels and label values are the same as in client-go and controller-runtime. The runtime API"
+    " has no controllers and no Lease, so it exposes only `rest_client_*`, `reflector_*` and `gpu_runtime_informer_objects`."
 )
 LEADER_TEXT = (
-    "The leader alone changes the scaling and worker metrics. A replica that loses the lease sets its"
-    " `gpu_runtime_workers` to 0, so the sum over all replicas is correct."
+    "Only the leader updates the metrics about scaling and workers. A replica that loses the Lease sets its"
+    " `gpu_runtime_workers` to 0, so the sum over all replicas is the number of workers."
 )
 
 SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], ...]]] = MappingProxyType(
@@ -39,25 +39,25 @@ SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], .
             (UnitMetrics,),
         ),
         "runtime-api": (
-            "`/healthz`, `/readyz`, `/metrics`, the OpenAPI document and Swagger UI are not counted.",
+            "Requests for `/healthz`, `/readyz`, `/metrics`, the OpenAPI document and Swagger UI are not counted.",
             (AccessLog, InvocationMetrics, OperationRetentionMetrics),
         ),
         "activator": (
             LEADER_TEXT,
             (ActivatorMetrics,),
         ),
-        "worker-sidecar": ("Port 20257 of each worker pod.", (SidecarMetrics,)),
+        "worker-sidecar": ("Each worker pod serves these metrics on port 20257.", (SidecarMetrics,)),
         "result-store": ("", (ResultStoreMetrics,)),
     }
 )
-"""A section of the page: its text, and what registers its metrics."""
+"""For each section of the page: its text, and the classes that register its metrics."""
 
 HEADER = ("name", "type", "labels", "meaning")
 SUFFIXES = MappingProxyType({"counter": "_total", "info": "_info"})
 
 
 class RecordingRegistry(CollectorRegistry):
-    """Remembers what was registered: a metric with labels exposes nothing before its first use."""
+    """Remembers every registered metric, because a metric with labels exposes no sample before its first use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,10 +71,10 @@ class RecordingRegistry(CollectorRegistry):
 
 def metrics_page() -> str:
     introduction = (
-        "Every process serves `/metrics` in the Prometheus text format on its health port (see [ports](ports.md)); the"
-        " runtime API also serves it on its API port. Histograms add the suffixes `_bucket`, `_sum` and `_count`. No metric"
-        " has a label for a function, a unit or a caller, because a cluster may have thousands of them. Logs have these"
-        " fields ([logs](logs.md))."
+        "Every process serves `/metrics` in the Prometheus text format on its health port (see [ports](ports.md)). The runtime API"
+        " also serves `/metrics` on its API port. A histogram has series with the suffixes `_bucket`, `_sum` and"
+        " `_count`. No metric has a label for a function, a unit or a caller, because a cluster may have thousands of them. To"
+        " find the function, the unit or the caller, search the [logs](logs.md)."
     )
     sections = [_section("Every process", "", _process_rows())]
     for heading, (text, makers) in SECTIONS.items():

@@ -20,9 +20,14 @@ def ports_page() -> str:
             "worker-sidecar",
             str(sidecar),
             code("serverless.sidecar.port"),
-            f"{served}, `/drain` for the kubelet; the key is a setting of the controller manager",
+            f"{served}, and `/drain` for the kubelet. The setting belongs to the controller manager.",
         ),
-        ("NATS", "4222", "`config/nats`", "NATS clients: runtime-api, activator, result-store, worker-sidecar"),
+        (
+            "NATS",
+            "4222",
+            "`config/nats`",
+            "the NATS protocol for runtime-api, activator, result-store and worker-sidecar",
+        ),
     )
-    introduction = "Defaults, and the setting that changes each of them. All ports are plain TCP without TLS."
-    return page("Ports", introduction, table(("process", "port", "setting", "serves"), rows))
+    introduction = "This page lists the default port of each listener, and the setting that changes the port. All ports use TCP without TLS."
+    return page("Ports", introduction, table(("process", "default port", "setting or folder", "serves"), rows))

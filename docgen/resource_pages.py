@@ -13,9 +13,9 @@ CONSTRAINTS = ("pattern", "enum", "minimum", "maximum", "minLength", "maxLength"
 
 def resources_page() -> str:
     introduction = (
-        "Every kind of the API group `runtime.lokiwager.io/v1alpha1`, generated from the same models as the CRDs in"
-        " `config/crd`. The API server enforces the constraints and rules. `kubectl explain gpuunit.spec` shows the same"
-        " descriptions."
+        "This page lists every kind of the API group `runtime.lokiwager.io/v1alpha1`. It is generated from the same models as the"
+        " CRDs in `config/crd`. The API server rejects an object that violates a constraint or a rule. `kubectl explain"
+        " gpuunit.spec` shows the same descriptions."
     )
     return page("Resources", introduction, *(_kind(definition) for definition in DEFINITIONS))
 
@@ -45,7 +45,7 @@ def _properties(schema: dict[str, Any], path: str) -> Iterator[tuple[str, ...]]:
         here = f"{path}.{name}"
         inner = field.get("items", field)
         kind = f"array of {inner['type']}" if field["type"] == "array" else field["type"]
-        default = code(field["default"]) if "default" in field else ("required" if name in required else "")
+        default = code(_literal(field["default"])) if "default" in field else ("required" if name in required else "")
         yield code(here), kind, default, _constraints(field), field.get("description", "")
         if not (name == "conditions" and path == "status"):  # Kubernetes documents the fields of a condition
             yield from _properties(inner, f"{here}[]" if field["type"] == "array" else here)
@@ -56,6 +56,11 @@ def _constraints(field: dict[str, Any]) -> str:
     found = [f"{name} {code(_value(field[name]))}" for name in CONSTRAINTS if name in field]
     found += [f"each {name} {code(_value(inner[name]))}" for name in CONSTRAINTS if name in inner]
     return ", ".join(found)
+
+
+def _literal(value: Any) -> str:
+    """Return a default as in YAML: `true`, not `True`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""docs/reference/streams.md: streams, consumers, the record bucket and every NATS subject."""
+"""docs/reference/streams.md: streams, consumers, the record bucket and all NATS subjects."""
 
 from collections.abc import Iterator
 
@@ -7,26 +7,27 @@ from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec, StreamSpec
 
-FULL = {"new": "rejects the publish", "old": "deletes the oldest message"}
+FULL = {"new": "NATS rejects new messages", "old": "NATS deletes the oldest message"}
 
 
 def streams_page() -> str:
     topology = StreamTopology()
     introduction = (
-        "All names start with the setting `nats.prefix` (default `runtime.serverless`); names of streams have it in capitals"
-        " with underscores. The runtime API, the activator and the result store create and update the streams when they start."
-        " Limits come from `nats.streams` ([settings](settings.md#nats)); this page shows the defaults."
+        "All subjects start with the setting `nats.prefix` (default `runtime.serverless`). Names of streams and buckets start with"
+        " the same prefix in upper case, with underscores instead of dots. The runtime API, the activator and the result store"
+        " create and update the streams when they start. The limits are settings (`nats.streams`, see"
+        " [settings](settings.md#nats)). This page shows the defaults."
     )
-    header = ("stream", "subjects", "retention", "when full", "limits")
+    header = ("stream", "subjects", "NATS retains a message", "when the stream is full", "limits")
     streams = table(header, (_stream(spec) for spec in topology.streams))
-    consumers = table(("consumer", "stream", "filter", "ack wait", "removed after"), _consumers(topology))
+    consumers = table(("consumer", "stream", "subjects", "ack wait", "NATS deletes the consumer"), _consumers(topology))
     return page(
         "Streams and subjects",
         introduction,
         f"## Streams\n\n{streams}",
-        f"## Consumers\n\nAll consumers are durable pull consumers with explicit ack.\n\n{consumers}",
+        f"## Consumers\n\nAll consumers are durable pull consumers with explicit acknowledgement.\n\n{consumers}",
         f"## Record bucket\n\n{_bucket(topology)}",
-        f"## Subjects\n\n{table(('subject', 'delivery', 'from', 'to', 'content'), _subjects(topology.subjects))}",
+        f"## Subjects\n\n{table(('subject', 'sent as', 'sender', 'receiver', 'content'), _subjects(topology.subjects))}",
     )
 
 
@@ -36,7 +37,7 @@ def _stream(spec: StreamSpec) -> tuple[str, ...]:
         limits.append(f"{spec.max_messages_per_subject:,} messages per function")
     if spec.max_age_seconds:
         limits.append(f"{spec.max_age_seconds / 86400:g} days")
-    kind = {"workqueue": "until acknowledged", "limits": "until a limit is reached"}[spec.retention]
+    kind = {"workqueue": "until a consumer acknowledges it", "limits": "until a limit is reached"}[spec.retention]
     return code(spec.name), " ".join(map(code, spec.subjects)), kind, FULL[spec.discard], ", ".join(limits)
 
 
@@ -46,66 +47,89 @@ def _consumers(topology: StreamTopology) -> Iterator[tuple[str, ...]]:
 
 
 def _consumer(spec: ConsumerSpec) -> tuple[str, ...]:
-    removed = f"{spec.inactive_threshold_seconds:g} s without a pull" if spec.inactive_threshold_seconds else "never"
+    removed = (
+        f"after {spec.inactive_threshold_seconds:g} s without a pull request"
+        if spec.inactive_threshold_seconds
+        else "never"
+    )
     show = [text.replace("request_id", "<requestID>") for text in (spec.name, spec.filter_subject or "")]
-    return code(show[0]), code(spec.stream), code(show[1]), f"{spec.ack_wait_seconds:g} s", removed
+    return (
+        code(show[0]),
+        code(spec.stream),
+        code(show[1]) or "all subjects of the stream",
+        f"{spec.ack_wait_seconds:g} s",
+        removed,
+    )
 
 
 def _bucket(topology: StreamTopology) -> str:
     bucket = topology.record_bucket
     return (
         f"`{bucket.name}` is a key-value bucket with one invocation record per invocationID. NATS deletes a record"
-        f" {bucket.ttl_seconds:g} s after its last change, and republishes every change to `{bucket.republish_to}.<invocationID>`."
+        f" {bucket.ttl_seconds:g} s after the last change of the record. NATS republishes every change of a record to"
+        f" `{bucket.republish_to}.<invocationID>`."
     )
 
 
 def _subjects(subjects: Subjects) -> Iterator[tuple[str, ...]]:
     request = "request-id"
     rows = (
-        (subjects.invoke(request), "JetStream", "runtime-api", "activator", "an accepted invocation"),
+        (subjects.invoke(request), "JetStream message", "runtime-api", "activator", "an accepted invocation"),
         (
             subjects.dispatch(request),
-            "JetStream",
+            "JetStream message",
             "activator",
             "worker-sidecar",
-            "an invocation for the function's workers",
+            "a dispatched invocation, which any worker of the function can pull",
         ),
-        (subjects.result(request), "JetStream", "worker-sidecar, activator, runtime-api", "result-store", "a result"),
+        (
+            subjects.result(request),
+            "JetStream message",
+            "worker-sidecar, activator, runtime-api",
+            "result-store",
+            "a result",
+        ),
         (
             subjects.dead_letter(Stream.INVOKE, request),
-            "JetStream",
-            "any consumer",
-            "operators",
-            "a dead letter of INVOKE",
+            "JetStream message",
+            "activator",
+            "runtime-api, for operators",
+            "a dead letter from the INVOKE stream",
         ),
         (
             subjects.dead_letter(Stream.DISPATCH, request),
-            "JetStream",
-            "any consumer",
-            "operators",
-            "a dead letter of DISPATCH",
+            "JetStream message",
+            "worker-sidecar, activator",
+            "runtime-api, for operators",
+            "a dead letter from the DISPATCH stream",
         ),
         (
             subjects.dead_letter(Stream.RESULT, request),
-            "JetStream",
-            "any consumer",
-            "operators",
-            "a dead letter of RESULT",
+            "JetStream message",
+            "result-store",
+            "runtime-api, for operators",
+            "a dead letter from the RESULT stream",
         ),
         (
             subjects.events(request),
-            "NATS",
+            "NATS message",
             "worker-sidecar",
             "activator",
-            "a worker event: registered, heartbeat, draining",
+            "a worker event: registered, heartbeat, started, finished or draining",
         ),
-        (subjects.demand(request), "NATS", "activator", "leading activator", "a hint that work was dispatched"),
+        (
+            subjects.demand(request),
+            "NATS message",
+            "activator",
+            "leading activator",
+            "a hint that the activator dispatched an invocation of the function",
+        ),
         (
             subjects.cancel(request),
-            "NATS",
+            "NATS message",
             "runtime-api",
             "worker-sidecar, activator",
-            "the invocationID of a cancelled call",
+            "the invocationID of a cancelled invocation",
         ),
         (subjects.control("pod-uid"), "NATS request", "leading activator", "one worker-sidecar", "a drain request"),
         (subjects.query("result"), "NATS request", "runtime-api", "result-store", "a query for one result"),
@@ -115,8 +139,8 @@ def _subjects(subjects: Subjects) -> Iterator[tuple[str, ...]]:
         yield code(subject.replace(request, "<requestID>").replace("pod-uid", "<podUID>")), *rest
     yield (
         code(f"{subjects.state_prefix}.<invocationID>"),
-        "NATS",
+        "NATS message",
         "NATS server",
         "runtime-api",
-        "a changed invocation record",
+        "an invocation record after a change",
     )

@@ -1,11 +1,13 @@
-"""Decides how many workers a function needs and what to do about it. Nothing here awaits or reads a clock.
+"""Decides how many workers a function needs, and which workers to create and remove.
 
-- If the backlog is unknown, nothing changes. Only the workers of minAvailableCount are created without a backlog.
+Nothing here awaits or reads a clock.
+
+- If the backlog is unknown, the autoscaler creates workers only up to minAvailableCount and removes no surplus worker.
 - Running invocations count like waiting invocations, so busy workers are never surplus.
 - A worker is removed if it was idle for the function's idle timeout and the function has more workers than it needs.
-- A worker is also removed if it is unusable: it does not start, it is draining, or its spec is outdated.
-- If a worker must be removed and is always busy, the autoscaler drains it with force, one worker at a time. The worker
-  accepts no more invocations, finishes the running ones and is then removed.
+- A worker is also removed if it is unhealthy, draining or outdated.
+- If all workers that must be removed are busy, the autoscaler drains one of them with force. A worker that is drained
+  with force accepts no more invocations and finishes the running ones. Then it is removed.
 """
 
 import math
@@ -23,12 +25,12 @@ from gpu_runtime.contract.crd.well_known import Annotation
 
 class WorkerState(StrEnum):
     STARTING = "starting"
-    """No event was received yet, and the liveness timeout has not passed."""
+    """The activator has received no event of the worker yet, and the liveness timeout has not passed."""
     SERVING = "serving"
     DRAINING = "draining"
     """The worker accepts no more invocations."""
     UNHEALTHY = "unhealthy"
-    """No event was received for longer than the liveness timeout."""
+    """The activator has received no event of the worker for longer than the liveness timeout."""
     RETIRING = "retiring"
     """The unit has the retiring annotation and will be deleted."""
     TERMINATING = "terminating"
@@ -40,14 +42,14 @@ class Worker:
     unit: GPUUnit
     state: WorkerState
     idle_seconds: float | None = None
-    """Seconds for which the worker has run no invocation. None if it runs one, or if no event was received."""
+    """Seconds since the worker became idle. None if the worker runs an invocation or has sent no event."""
     outdated: bool = False
     is_function_unit: bool = False
     """Whether this is the function's own unit, which serves as a worker while it runs."""
 
     @property
     def provides_capacity(self) -> bool:
-        """Whether the worker runs invocations, or will after it has started."""
+        """Whether the worker accepts invocations now, or will accept them after it has started."""
         return self.state in (WorkerState.STARTING, WorkerState.SERVING)
 
 
@@ -57,7 +59,7 @@ class ObservedFunction:
     workers: tuple[Worker, ...]
     """The workers of the function, and the function's own unit if spec.running is true."""
     outstanding: int | None
-    """Number of waiting and running invocations. None if it is unknown."""
+    """Number of waiting and running invocations. None if the number is unknown."""
     may_create: bool = True
     """False during the backoff after a worker failed."""
 
@@ -67,26 +69,29 @@ class ObservedFunction:
 
     @property
     def single_worker(self) -> bool:
-        """Whether the function's own unit is the only possible worker. True with a storage: one unit can mount it."""
+        """Whether the function's own unit is its only worker.
+
+        True if the function has storages, because only one unit can mount a storage.
+        """
         return bool(self.function.spec.storage_mounts)
 
 
 @dataclass(frozen=True)
 class CreateWorkers:
     label: ClassVar[str] = "create"
-    """Label `decision` of the metric, as in the other decisions."""
+    """Value of the label `decision` of the metric gpu_runtime_scaling_decisions_total."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class DrainWorker:
-    """Send a drain request, and retire the worker if it accepts and runs no invocation."""
+    """Send a drain request. Retire the worker if it accepts the request and runs no invocation."""
 
     label: ClassVar[str] = "drain"
     worker: Worker
     force: bool = False
-    """Whether a busy worker must also accept no more invocations."""
+    """Whether a busy worker must drain too. Without force, a busy worker refuses the request."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,10 @@ class StartFunctionUnit:
 
 @dataclass(frozen=True)
 class StopFunctionUnit:
-    """Send a drain request to the function's own unit, and set spec.running to false if it accepts."""
+    """Send a drain request to the function's own unit.
+
+    Set spec.running to false if the unit accepts the request and runs no invocation.
+    """
 
     label: ClassVar[str] = "stop"
     worker: Worker
@@ -131,8 +139,11 @@ def decide(seen: ObservedFunction) -> list[ScalingDecision]:
 def worker_state(
     unit: GPUUnit, status: WorkerStatus | None, silent_seconds: float, settings: ScalingSettings
 ) -> WorkerState:
-    """Return the state of a worker. `silent_seconds` is the time without an event in which this process could have
-    received one."""
+    """Return the state of a worker.
+
+    `silent_seconds` is the time since the last event of the worker. Time in which this process could not receive events
+    does not count.
+    """
     if unit.metadata.deletion_timestamp:
         return WorkerState.TERMINATING
     if Annotation.RETIRING in unit.metadata.annotations:
@@ -147,9 +158,9 @@ def worker_state(
 
 
 def is_outdated(worker: GPUUnitSpec, function: GPUUnitSpec) -> bool:
-    """Return whether a worker that is created now would have another spec.
+    """Return whether a worker that is created now would differ from this worker.
 
-    Memory and GPUs are not compared: a worker from stock has those of the stock unit.
+    Memory and GPUs are not compared, because a worker from stock has the memory and GPUs of the stock unit.
     """
     old, new = worker.serverless, function.serverless
     serverless_changed = (
@@ -159,7 +170,7 @@ def is_outdated(worker: GPUUnitSpec, function: GPUUnitSpec) -> bool:
 
 
 def _remove_unusable(seen: ObservedFunction) -> list[ScalingDecision]:
-    """Retire unhealthy and retiring workers. Drain draining workers and idle outdated workers."""
+    """Retire unhealthy and retiring workers. Send drain requests to draining workers and to idle outdated workers."""
     decisions: list[ScalingDecision] = []
     for worker in seen.workers:
         if worker.is_function_unit:
@@ -174,8 +185,8 @@ def _remove_unusable(seen: ObservedFunction) -> list[ScalingDecision]:
 def _drain_busy(seen: ObservedFunction) -> list[ScalingDecision]:
     """Drain one busy worker with force if all workers that must be removed are busy.
 
-    A worker must be removed if it is outdated or if the function has more workers than maxWorkers. While any worker
-    starts or drains, no other worker is drained, so the remaining workers keep serving.
+    A worker must be removed if it is outdated, or if the function has more workers than maxWorkers. If any worker is
+    not serving (for example, it is starting or draining), drain none, so that the other workers continue to serve.
     """
     excess = len(seen.workers) > max(1, seen.serverless.max_workers)
     removable = [worker for worker in seen.workers if not worker.is_function_unit and (worker.outdated or excess)]
@@ -202,7 +213,10 @@ def _desired(seen: ObservedFunction) -> int:
 
 
 def _surplus(seen: ObservedFunction, capacity: int, desired: int) -> Sequence[Worker]:
-    """Return the surplus workers that were idle for the idle timeout. Above maxWorkers, the idle timeout is 0."""
+    """Return the surplus workers that were idle for the idle timeout.
+
+    If the function has more workers than maxWorkers, the idle timeout is 0.
+    """
     idle_timeout = 0.0 if capacity > seen.serverless.max_workers else float(seen.serverless.idle_timeout_seconds)
     idle = [
         worker
@@ -213,22 +227,26 @@ def _surplus(seen: ObservedFunction, capacity: int, desired: int) -> Sequence[Wo
         and worker.idle_seconds is not None
         and worker.idle_seconds >= idle_timeout
     ]
-    # Highest slots first, so that the workers that remain have the low slots and their names are stable.
+    # Remove the highest slots first. The remaining workers then have the lowest slots, and their names rarely change.
     return sorted(idle, key=_name_order, reverse=True)[: capacity - desired]
 
 
 def _name_order(worker: Worker) -> tuple[int, str]:
-    """Sort by slot number, which is the suffix of the name: shorter names have lower numbers."""
+    """Return the sort key for the slot number, which is the suffix of the name. A shorter name has a lower number."""
     return len(worker.unit.metadata.name), worker.unit.metadata.name
 
 
 def _scale_single_worker(seen: ObservedFunction) -> list[ScalingDecision]:
-    """Scale a function whose own unit is its only worker: start it for work, and stop it after the idle timeout."""
+    """Scale a function whose own unit is its only worker.
+
+    Start the unit if the function has outstanding invocations or a minAvailableCount. Otherwise stop the unit after the
+    idle timeout.
+    """
     own_unit, desired = next((worker for worker in seen.workers if worker.is_function_unit), None), _desired(seen)
     if own_unit is None:
         return [StartFunctionUnit()] if desired > 0 and _is_stopped(seen.function) else []
     if own_unit.state is WorkerState.DRAINING:
-        return [StopFunctionUnit(own_unit)]  # it accepts no invocations; if some wait, the next pod runs them
+        return [StopFunctionUnit(own_unit)]  # the next pod of the unit runs the invocations that wait
     idle = own_unit.idle_seconds is not None and own_unit.idle_seconds >= seen.serverless.idle_timeout_seconds
     surplus = desired == 0 and seen.outstanding is not None
     return [StopFunctionUnit(own_unit)] if surplus and idle and own_unit.state is WorkerState.SERVING else []
@@ -237,6 +255,6 @@ def _scale_single_worker(seen: ObservedFunction) -> list[ScalingDecision]:
 def _is_stopped(function: GPUUnit) -> bool:
     """Return whether the last pod of the unit has ended.
 
-    If the unit is started earlier, it continues with that pod, which is draining and accepts no invocations.
+    If the unit were started earlier, it would continue with this pod, which is draining and accepts no invocations.
     """
     return function.status.phase in (None, UnitPhase.EMPTY.value)

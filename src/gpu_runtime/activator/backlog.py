@@ -1,6 +1,6 @@
 """Reads the backlog of each function: the number of its messages in the DISPATCH stream.
 
-A message stays in the stream until a worker acknowledges it. So the backlog counts waiting and running invocations.
+A message stays in the stream until a worker acknowledges it. So the backlog includes waiting and running invocations.
 """
 
 import logging
@@ -22,18 +22,18 @@ class Backlog:
     topology: StreamTopology
     clock: Callable[[], float]
     cache_ttl_seconds: float
-    """Seconds for which the counts of the last read_all() are valid."""
+    """Seconds after the last read_all() for which its counts are valid."""
     _counts: dict[str, int] = field(default_factory=dict)
     _read_at: float = float("-inf")
     _invalidated: set[str] = field(default_factory=set)
-    """requestIDs of functions that received invocations after the last read_all()."""
+    """requestIDs of functions that received an invocation after their backlog was last read."""
 
     def invalidate(self, request_id: str) -> None:
         """Discard the cached count of a function that received an invocation."""
         self._invalidated.add(request_id)
 
     async def read_all(self) -> dict[str, int] | None:
-        """Return the backlog of every function by requestID, or None if NATS did not answer.
+        """Return the backlog of every function by requestID, or None if the query failed.
 
         A function without messages is not in the result.
         """
@@ -44,7 +44,7 @@ class Backlog:
         return counts
 
     async def count(self, request_id: str) -> int | None:
-        """Return the backlog of one function, or None if NATS did not answer."""
+        """Return the backlog of one function, or None if the query failed."""
         if request_id not in self._invalidated and self.clock() - self._read_at < self.cache_ttl_seconds:
             return self._counts.get(request_id, 0)
         self._invalidated.discard(request_id)
@@ -56,9 +56,13 @@ class Backlog:
         return self._counts[request_id]
 
     async def _query_counts(self, pattern: str) -> dict[str, int] | None:
+        stream = self.topology.stream_name(Stream.DISPATCH)
         try:
-            counts = await messages_by_subject(self.connection, self.topology.stream_name(Stream.DISPATCH), pattern)
+            counts = await messages_by_subject(self.connection, stream, pattern)
         except JetStreamError as error:
-            logger.warning("backlog query failed", extra={"error": str(error)})
+            logger.warning(
+                "backlog query failed: scaling by backlog postponed",
+                extra={"stream": stream, "subject": pattern, "error": str(error)},
+            )
             return None
         return {subject.rpartition(".")[2]: count for subject, count in counts.items()}

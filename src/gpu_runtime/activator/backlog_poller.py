@@ -1,7 +1,7 @@
 """Polls the backlogs of all functions and enqueues the functions whose workers may need scaling.
 
-The poller runs only on the leader. It also handles demand messages. A lost demand message costs at most one poll
-interval.
+The poller runs only on the leader. It also handles demand messages. If a demand message is lost, the next poll enqueues
+the function.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class BacklogPoller:
         self._stopped.set()
 
     def on_demand(self, request_id: str) -> None:
-        """Reconcile a function that received an invocation now, and again after the demand interval.
+        """Enqueue the function of a demand message now, and a second time after the demand interval.
 
-        The second reconciliation sees the invocations of the same burst whose demand message was skipped.
+        The second reconciliation also sees the invocations of the same burst whose demand messages were skipped.
         """
         function = self.functions.by_request_id(request_id)
         if function is not None:

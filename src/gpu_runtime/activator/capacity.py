@@ -1,7 +1,7 @@
 """Tracks the free concurrency of each function's workers, as the workers report it.
 
-The value is a hint. The dispatcher uses it to skip a record update and a demand message. If the value is wrong, the
-invocation waits in the DISPATCH stream like any other.
+The value is a hint. If a worker has free concurrency, the dispatcher skips the record update and the demand message. If
+the value is wrong, no invocation is lost: the invocation waits in the DISPATCH stream for the next free worker.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventK
 from gpu_runtime.kube.meta import ObjectKey
 
 CAPACITY_TTL_SECONDS = 12.0
-"""Seconds for which a reported capacity is valid: slightly more than two heartbeat intervals."""
+"""Seconds for which a reported capacity is valid. Slightly more than two default heartbeat intervals (5 s each)."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class FunctionCapacity:
         self._clock = clock
         self._capacities: dict[str, dict[ObjectKey, WorkerCapacity]] = {}
         self._acquired: dict[str, int] = {}
-        """Number of slots acquired in this process since any worker of the function last reported its capacity."""
+        """Number of slots that this process acquired since the function's workers last sent an event, by requestID."""
 
     def observe(self, event: WorkerEvent) -> None:
         request_id, worker = event.serverless_request_id, ObjectKey(event.namespace, event.unit)
@@ -42,7 +42,7 @@ class FunctionCapacity:
             self._remove(request_id, worker)
 
     def try_acquire(self, request_id: str) -> bool:
-        """Acquire one free slot of the function. Return False if no worker reported a free slot."""
+        """Acquire one free slot of the function. Return False if the workers reported no slot that is still free."""
         acquired, now = self._acquired.get(request_id, 0), self._clock()
         available = -acquired
         for capacity in self._capacities.get(request_id, {}).values():

@@ -1,4 +1,4 @@
-"""A priority queue of the deadlines of dispatched invocations, with their stream sequences. Nothing here awaits."""
+"""A priority queue of dispatched invocations, ordered by deadline. Nothing here awaits."""
 
 import heapq
 from datetime import datetime
@@ -20,9 +20,9 @@ class DeadlineQueue:
         self._sequences[id_] = sequence
 
     def first_expired(self, time: datetime) -> int | None:
-        """Return the sequence with the earliest deadline, if that deadline is not after `time`.
+        """Return the stream sequence of the invocation with the earliest deadline.
 
-        The invocation may have finished already.
+        Return None if this deadline is after `time`. The invocation may have finished already.
         """
         return self._deadlines[0][1] if self._deadlines and self._deadlines[0][0] <= time else None
 

@@ -1,7 +1,7 @@
-"""Publishes demand: a hint to the leader that an invocation of a function was dispatched.
+"""Publishes demand: a hint to the leader that an activator dispatched an invocation of a function.
 
-The hint lets the leader scale up without waiting for its next poll. A lost hint costs at most one poll interval,
-because the leader polls all backlogs.
+The leader reacts to the hint immediately and does not wait for its next poll. If the hint is lost, the leader scales up
+at most one poll interval later, because it polls all backlogs.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ from gpu_runtime.jetstream.errors import JetStreamError
 DEMAND_INTERVAL_SECONDS = 0.05
 """Minimum number of seconds between two hints for one function.
 
-The leader reconciles the function once more after this interval, so it also sees invocations whose hint was skipped.
+Within this interval the publisher skips further hints. The leader reconciles the function a second time after the
+interval, so it also sees the invocations whose hints were skipped.
 """
 
 

@@ -2,12 +2,13 @@
 
 A dispatch consists of two writes and a hint. It never waits for a worker.
 
-    1. Update the record to `dispatched`.   The update is conditional: a cancelled or terminal invocation stops here.
-    2. Publish to the DISPATCH stream.      From now on the next free worker can pull the invocation.
+    1. Update the record to `dispatched`.   The update is conditional. If the invocation is cancelled, running or
+                                            terminal, the dispatch ends here.
+    2. Publish to the DISPATCH stream.      After this step the next free worker can pull the invocation.
     3. Publish demand.                      The leader reconciles the workers of the function immediately.
 
-If a worker is known to be free, the dispatcher does only step 2. The worker pulls the invocation and updates the record
-to `running` under the same condition, and no scaling is needed.
+If a worker has reported free concurrency, the dispatcher does only step 2. The worker that pulls the invocation updates
+the record to `running`, and this update is conditional too. Step 3 is not needed, because a worker is free.
 
 Every step can be repeated after a crash. If an invocation can no longer run, the dispatcher publishes its result.
 """
@@ -61,7 +62,7 @@ from gpu_runtime.jetstream.stream_admin import ensure_consumer
 from gpu_runtime.kube.errors import KubeError
 
 DISPATCH_RETRY_BACKOFF = Backoff(initial_seconds=0.25, max_seconds=30.0)
-"""Delay before the redelivery of an invocation that waits for a full stream or for a stale cache."""
+"""Delay before a redelivery if the DISPATCH stream is full, the function cache is stale or a function lookup failed."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class AcceptedInvocation:
     invocation: Invocation
     deadline: datetime
     header_record: RecordAtRevision | None
-    """The record as it was when the message was published. None if the headers have none: read it from the bucket."""
+    """The record at the time when the message was published, from the headers of the message. If it is None, the
+    dispatcher reads the record from the bucket."""
 
 
 class NotDispatchable(Exception):
@@ -95,7 +97,7 @@ class Dispatcher:
     metrics: ActivatorMetrics
     clock: Callable[[], datetime]
     _ensured_consumers: set[str] = field(default_factory=set)
-    """requestIDs whose DISPATCH consumer this process has ensured."""
+    """requestIDs of functions for which this process has already called ensure_consumer()."""
 
     async def handle(self, delivery: Delivery) -> DeliveryOutcome:
         if delivery.delivery_count > 1:
@@ -147,7 +149,7 @@ class Dispatcher:
         try:
             record = await self._mark_dispatched(accepted, now)
         except NotDispatchable as stopped:
-            if stopped.cancelled:  # the API may have crashed after the cancel and before it published the result
+            if stopped.cancelled:  # the API may have crashed before it published the result of the cancelled invocation
                 await self.terminal_results.publish(invocation, cancelled_outcome(), now, None)
             return AckDelivery()
         await self._publish_dispatch(accepted, record, now)
@@ -160,13 +162,13 @@ class Dispatcher:
         age_seconds = (now - delivery.published_at).total_seconds()
         if not self.functions.cache_is_fresh():
             return NakDelivery(
-                "the function cache is not synced", DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count)
+                "the function cache is not up to date", DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count)
             )
         if age_seconds < self.settings.unknown_function_grace_seconds:
-            return NakDelivery("the function is not in the cache yet", 0.2)
+            return NakDelivery("the function is not in the function cache yet", 0.2)
         try:
             if not await self.functions.confirm_not_found(accepted.invocation.serverless_request_id):
-                return NakDelivery("the function exists but was missing from the cache", 0)
+                return NakDelivery("the function exists but was not in the function cache", 0)
         except KubeError as error:
             return NakDelivery(
                 f"the function lookup failed: {error}",
@@ -178,7 +180,10 @@ class Dispatcher:
         return AckDelivery()
 
     async def _mark_dispatched(self, accepted: AcceptedInvocation, now: datetime) -> RecordAtRevision:
-        """Update the record to `dispatched` and return it. Raise NotDispatchable if the record is in a later state."""
+        """Update the record to `dispatched` and return it.
+
+        Raise NotDispatchable if the invocation is running, terminal or cancelled.
+        """
         id_, stored = accepted.invocation.invocation_id, accepted.header_record
         while True:
             if stored is not None:
@@ -187,7 +192,7 @@ class Dispatcher:
                 if revision is not None:
                     return RecordAtRevision(dispatched, revision)
             entry = await self.records.get(id_)
-            if entry is None:  # the record expired before the deadline: the retention of the bucket is too short
+            if entry is None:  # the retention of the bucket is too short: the record expired before the deadline
                 dispatched = advance_record(_initial_record(accepted), RecordState.DISPATCHED, now)
                 revision = await self.records.create(id_, encode(dispatched))
                 if revision is not None:
@@ -221,7 +226,7 @@ class Dispatcher:
 
 
 def read_invocation(delivery: Delivery, subjects: Subjects) -> AcceptedInvocation:
-    """Decode a delivery. Raise MessageDecodeError if it is no invocation or its subject names another function."""
+    """Decode a delivery. Raise MessageDecodeError if it is not an invocation or its subject names another function."""
     invocation = decode(delivery.data, Invocation)
     check_subject(invocation, delivery.subject, subjects)
     deadline = invocation.deadline or delivery.published_at + timedelta(seconds=invocation.timeout_seconds)

@@ -23,7 +23,7 @@ AVAILABLE_STOCK_INDEX = "stock"
 NOT_FOUND_CACHE_SECONDS = 1.0
 """Seconds for which a "function not found" response of the API server is cached.
 
-It is shorter than the default of dispatching.unknownFunctionGraceSeconds.
+This time is shorter than the default of dispatching.unknownFunctionGraceSeconds.
 """
 
 
@@ -39,9 +39,9 @@ class FunctionLister:
         self.units.store.add_index(AVAILABLE_STOCK_INDEX, self._index_available_stock)
 
     def by_request_id(self, request_id: str) -> GPUUnit | None:
-        """Return the function with this requestID. If several units have it, return the oldest.
+        """Return the function with this requestID. If several units have this requestID, return the oldest unit.
 
-        The oldest wins so that a newer unit cannot take over the invocations of an existing function.
+        So a newer unit cannot receive the invocations of an existing function.
         """
         functions = self.units.store.by_index(REQUEST_ID_INDEX, request_id)
         return min(functions, key=_creation_order) if functions else None
@@ -51,7 +51,7 @@ class FunctionLister:
         return {each for unit in self.units.store.all() for each in self._index_request_id(unit)}
 
     def function_of(self, worker: GPUUnit) -> GPUUnit | None:
-        """Return the function that a worker serves, or None if it was deleted, disabled or got another requestID."""
+        """Return the function of a worker, or None if the function is deleted or disabled, or has another requestID."""
         serverless = worker.spec.serverless
         if serverless is None:
             return None
@@ -70,14 +70,15 @@ class FunctionLister:
     def cache_is_fresh(self) -> bool:
         """Return whether the cache is synced and its last watch or list succeeded.
 
-        If so, an object that is missing from the cache most likely does not exist.
+        If True, a function that is missing from the cache most likely does not exist.
         """
         return self.units.has_synced and not self.units.last_error
 
     async def confirm_not_found(self, request_id: str) -> bool:
-        """Ask the API server whether the function does not exist.
+        """Ask the API server for the function. Return True if the function does not exist.
 
-        Call this before an accepted invocation fails: the cache may be stale without any error.
+        Call this method before an accepted invocation fails because its function is missing. The cache is not enough:
+        it can be stale even if it reports no error.
         """
         now = asyncio.get_running_loop().time()
         self._not_found_at = {
@@ -96,7 +97,7 @@ class FunctionLister:
         return True
 
     def related_keys(self, unit: GPUUnit) -> Iterable[ObjectKey]:
-        """Map a changed unit to other keys to reconcile: the function of a worker, or the workers of a function."""
+        """Return the keys to reconcile when a unit changes: the function of a worker, or the workers of a function."""
         serverless, metadata = unit.spec.serverless, unit.metadata
         if serverless is None or metadata.namespace == self._stock_namespace:
             return ()
@@ -131,7 +132,7 @@ def is_function(unit: GPUUnit) -> bool:
 
 
 def serves_request_id(unit: GPUUnit, request_id: str) -> bool:
-    """Return whether the unit serves this requestID: the function's own unit or one of its workers."""
+    """Return whether the unit has this requestID. The function's own unit and all its workers have it."""
     return unit.spec.serverless is not None and unit.spec.serverless.request_id == request_id
 
 

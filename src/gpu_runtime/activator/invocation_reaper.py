@@ -1,10 +1,10 @@
 """Ends dispatched invocations that no worker will run, and deletes their messages from the DISPATCH stream.
 
-The reaper ends an invocation if its deadline passed, if the caller cancelled it, or if its function was deleted. It
-also deletes messages that were acknowledged and are still in the stream. It runs only on the leader.
+The reaper ends an invocation if its deadline passed, if the caller cancelled it, or if its function was deleted. The
+reaper also deletes messages that were acknowledged and are still in the stream. It runs only on the leader.
 
-A worker ends the invocation that it runs itself, also at the deadline. The reaper waits for a grace period after the
-deadline. If both end the invocation, the result store keeps the result that it stores first.
+A worker normally ends the invocations that it runs, also at the deadline. So the reaper waits for a grace period after
+the deadline. If both end the same invocation, the result store keeps the result that it stores first.
 """
 
 import asyncio
@@ -53,26 +53,30 @@ from gpu_runtime.kube.errors import KubeError
 logger = logging.getLogger(__name__)
 
 MIN_MESSAGE_AGE = timedelta(seconds=1)
-"""The reaper skips messages that are younger: a free worker finishes most invocations earlier."""
+"""The reaper does not read younger messages, because a free worker finishes most invocations within this time."""
 REAP_BATCH_SIZE = 100
 """Maximum number of messages of one function that the reaper processes before it continues with other functions."""
 ACKNOWLEDGED_SCAN_INTERVAL = timedelta(seconds=10)
-"""Interval of the scan for acknowledged messages that are still in the stream.
+"""Interval between two scans for acknowledged messages that are still in the stream.
 
-Only a NATS server whose disk was full leaves such messages.
+A NATS server leaves such messages only if its disk was full.
 """
 MAX_STALE_DEADLINES = 1000
-"""The reaper reads the stream again if it holds more deadlines than twice the number of messages plus this number."""
+"""Limit for deadlines of finished invocations in the queue.
+
+If the queue contains more deadlines than twice the number of messages plus this limit, the reaper clears the queue and
+reads the stream again.
+"""
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class ReapDecision(Enum):
-    """What the reaper does with an invocation, given the outcome with which it would end it."""
+    """Decision of the reaper about an invocation."""
 
     ALREADY_TERMINAL = auto()
     """The invocation has a result. Delete its message."""
     SKIP = auto()
-    """A worker runs the invocation, or the record does not confirm the cancel. Do nothing."""
+    """A worker runs the invocation, or its record shows no cancellation. Do nothing."""
     TERMINATE = auto()
     """Publish the result and delete the message."""
 
@@ -97,14 +101,14 @@ class InvocationReaper:
     clock: Callable[[], datetime]
     _deadlines: DeadlineQueue = field(default_factory=DeadlineQueue)
     _next_sequence: int = 1
-    """The first stream sequence that has not been read yet."""
+    """The first stream sequence that the reaper has not read yet."""
     _stream_created_at: str = ""
-    """Creation time of the stream that was read. It changes if the stream is deleted and created again."""
+    """Creation time of the stream at the last read. The time changes if the stream is deleted and created again."""
     _cancelled: set[str] = field(default_factory=set)
     _observed_functions: set[str] = field(default_factory=set)
-    """requestIDs of functions that existed and whose DISPATCH consumer may exist."""
+    """requestIDs of functions that this process has observed and whose DISPATCH consumer it has not deleted."""
     _missing_since: dict[str, datetime] = field(default_factory=dict)
-    """Since when a function with messages or with a consumer is missing, by requestID."""
+    """When the reaper first found that a function does not exist but has messages or a consumer, by requestID."""
     _acknowledged_scan_at: datetime = NEVER
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
@@ -126,7 +130,8 @@ class InvocationReaper:
         try:
             await self.run_once()
         except JetStreamError as error:
-            logger.warning("reaper pass failed", extra={"error": str(error)})
+            fields = {"stream": self._stream_name, "error": str(error)}
+            logger.warning("invocation reaper pass failed: retrying", extra=fields)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.poll_interval_seconds):
                 await self._wake.wait()
@@ -137,7 +142,7 @@ class InvocationReaper:
         self._wake.set()
 
     def cancel(self, invocation_id: str) -> None:
-        """Reap an invocation that a caller cancelled, in the next pass."""
+        """End an invocation that its caller cancelled. The next pass, which starts immediately, does the work."""
         if self._running:
             self._cancelled.add(invocation_id)
             self._wake.set()
@@ -158,13 +163,13 @@ class InvocationReaper:
         await self._delete_all_acknowledged(counts)
 
     async def _read_stream(self, *, include_recent: bool) -> None:
-        """Add the deadlines of new messages. Messages younger than MIN_MESSAGE_AGE are read only on request."""
+        """Add the deadlines of new messages. Stop at messages younger than MIN_MESSAGE_AGE, unless `include_recent`."""
         newest = self.clock() - MIN_MESSAGE_AGE
         while (message := await self._next_message(self._next_sequence)) and (
             include_recent or message.published_at <= newest
         ):
             self._next_sequence = message.sequence + 1
-            with contextlib.suppress(MessageDecodeError):  # the worker that receives it dead-letters it
+            with contextlib.suppress(MessageDecodeError):  # the worker that receives the message dead-letters it
                 self._deadlines.add(message.sequence, decode(message.data, Dispatch))
 
     async def _reap_expired(self) -> None:
@@ -196,33 +201,34 @@ class InvocationReaper:
         try:
             return await self.functions.confirm_not_found(request_id)
         except KubeError as error:
-            logger.warning("function lookup failed", extra={"function": request_id, "error": str(error)})
+            fields = {"function": request_id, "error": str(error)}
+            logger.warning("function lookup failed: retrying", extra=fields)
             return False
 
     async def _reap_function(self, request_id: str) -> None:
-        """End a batch of invocations of a deleted function. Delete its consumer when no message remains."""
+        """End a batch of invocations of a deleted function. Delete the function's consumer when no message remains."""
         sequence, skipped, reaped = 1, False, 0
         subject = self.topology.subjects.all_in_stream(Stream.DISPATCH).removesuffix(WILDCARD) + request_id
         while message := await self._next_message(sequence, subject):
             if reaped == REAP_BATCH_SIZE:
-                self._wake.set()  # start the next pass now; it first handles expired and cancelled invocations
+                self._wake.set()  # start the next pass now, which first ends cancelled and expired invocations
                 return
             was_reaped = await self._reap(message, function_deleted_outcome())
             sequence, skipped, reaped = message.sequence + 1, skipped or not was_reaped, reaped + was_reaped
         if not skipped:
-            with contextlib.suppress(BadSubject):  # a foreign message on a subject that is no valid requestID
+            with contextlib.suppress(BadSubject):  # another program published the message: its requestID is invalid
                 await delete_consumer(self.nats, self.topology.dispatch_consumer(request_id))
             self._observed_functions.discard(request_id)
 
     async def _delete_all_acknowledged(self, counts: dict[str, int]) -> None:
         """Delete messages that were acknowledged and are still in the stream.
 
-        JetStream does not deliver them again, but the backlog would count them.
+        JetStream does not deliver such messages again, but the backlog would count them.
         """
         if self.clock() - self._acknowledged_scan_at < ACKNOWLEDGED_SCAN_INTERVAL:
             return
         for request_id in counts:
-            # BadSubject: the subject is no valid requestID. NatsNotFound: the function has no consumer yet.
+            # BadSubject: the requestID in the subject is invalid. NatsNotFound: the function has no consumer yet.
             with contextlib.suppress(BadSubject, NatsNotFound):
                 await self._delete_acknowledged(request_id, self.topology.dispatch_consumer(request_id))
         self._acknowledged_scan_at = self.clock()
@@ -236,15 +242,15 @@ class InvocationReaper:
             if await self._is_terminal(message) and await delete_message(
                 self.nats, self._stream_name, message.sequence
             ):
-                fields = {"function": request_id, "sequence": message.sequence}
-                logger.warning("deleted acknowledged message left in stream", extra=fields)
+                fields = {"function": request_id, "stream": self._stream_name, "sequence": message.sequence}
+                logger.warning("acknowledged message deleted: the NATS server had not removed it", extra=fields)
             sequence = message.sequence + 1
 
     async def _is_terminal(self, message: StoredMessage) -> bool:
         """Return whether the record of the invocation is terminal.
 
-        If it is not, the result may not be stored yet, so the message must stay. If the server wrongly treats a message
-        as acknowledged, the reaper ends the invocation at its deadline.
+        If the record is not terminal, the result may not be stored yet, so the message must stay in the stream. If the
+        server wrongly treats the message as acknowledged, the reaper ends the invocation after its deadline.
         """
         try:
             stored = await self._read_record(decode(message.data, Dispatch))
@@ -258,7 +264,7 @@ class InvocationReaper:
             await self._reap(message, outcome)
 
     async def _reap(self, message: StoredMessage, outcome: TerminalOutcome) -> bool:
-        """End the invocation and delete its message. Return False if the decision is to skip the invocation."""
+        """End the invocation and delete its message. Return False if the reaper decided to skip the invocation."""
         try:
             dispatch = decode(message.data, Dispatch)
             check_subject(dispatch.invocation, message.subject, self.topology.subjects)
@@ -284,7 +290,7 @@ class InvocationReaper:
         return True
 
     async def _read_record(self, dispatch: Dispatch) -> RecordAtRevision | None:
-        """Return the record of the invocation, or None if it does not exist or cannot be decoded."""
+        """Return the record of the invocation, or None if the record does not exist or cannot be decoded."""
         entry = await self.records.get(dispatch.invocation.invocation_id)
         with contextlib.suppress(MessageDecodeError):
             return decode_record(entry.value, entry.revision) if entry is not None else None

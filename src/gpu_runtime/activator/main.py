@@ -121,7 +121,10 @@ class Activator:
 
     @asynccontextmanager
     async def _subscribed(self) -> AsyncIterator[None]:
-        """Subscribe to worker events, demand and cancels. Every replica subscribes, so a new leader is up to date."""
+        """Subscribe to worker events, demand and cancels.
+
+        Every replica subscribes, so a new leader already knows the last event of each worker.
+        """
         subjects = self.topology.subjects
         callbacks: Sequence[tuple[str, MessageCallback]] = (
             (subjects.all_events, self.leader.on_worker_event),
@@ -142,9 +145,9 @@ class Activator:
 
 @dataclass(frozen=True)
 class LeaderComponents:
-    """The components that act only while this process is the leader, and the callbacks of its subscriptions.
+    """The components that act only while this replica is the leader, and the callbacks of the NATS subscriptions.
 
-    The callbacks run on every replica.
+    The callbacks run on every replica, because every replica subscribes.
     """
 
     manager: Manager
@@ -163,8 +166,8 @@ class LeaderComponents:
             return
         unit = self.functions.units.store.get(ObjectKey(event.namespace, event.unit))
         if unit is None or not serves_request_id(unit, event.serverless_request_id):
-            # Storing events of unknown units would need unlimited memory. A worker that is not in the cache yet sends
-            # a heartbeat later.
+            # Ignore events of unknown units, because storing them would need unlimited memory. If the unit of a worker
+            # is only missing from the cache, the worker sends another event later.
             return
         self.capacity.observe(event)
         first = self.liveness.observe(event)
@@ -282,7 +285,7 @@ def _on_unit_change(
     capacity: FunctionCapacity,
     reconciler: FunctionReconciler,
 ) -> None:
-    """Remove the state of a deleted unit. A new unit with the same name has another UID and starts without state."""
+    """Remove the state of a deleted unit, so that a new unit with the same name starts without state."""
     before, after = change.old, change.new
     if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
         liveness.mark_unit_deleted(before.metadata.key)
@@ -313,5 +316,5 @@ def utcnow() -> datetime:
 
 
 def seconds_since(timestamp: str | None) -> float:
-    """Return the seconds since a Kubernetes timestamp, which has whole seconds. Return 0 without a timestamp."""
+    """Return the seconds since a Kubernetes timestamp, or 0 if there is none. The timestamp has a precision of 1 s."""
     return max(0.0, (utcnow() - datetime.fromisoformat(timestamp)).total_seconds()) if timestamp else 0.0

@@ -1,6 +1,7 @@
 """Prometheus metrics of the activator.
 
-The sum of `gpu_runtime_invocations_dispatched_total` over all replicas is the throughput of the serverless plane.
+The sum of `gpu_runtime_invocations_dispatched_total` over all replicas is the total number of dispatched
+invocations.
 """
 
 from enum import StrEnum
@@ -13,12 +14,12 @@ _LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
 
 
 class TerminationStage(StrEnum):
-    """From which stream the activator ended an invocation. Label `stage` of the terminated counter."""
+    """Stage in which the activator ended an invocation. Label `stage` of gpu_runtime_invocations_terminated_total."""
 
     QUEUED = "queued"
-    """The dispatcher ended it from the INVOKE stream."""
+    """The message was in the INVOKE stream. The dispatcher ended the invocation."""
     DISPATCHED = "dispatched"
-    """The reaper ended it from the DISPATCH stream."""
+    """The message was in the DISPATCH stream. The reaper ended the invocation."""
 
 
 class ActivatorMetrics:
@@ -26,51 +27,52 @@ class ActivatorMetrics:
         self.registry = registry if registry is not None else CollectorRegistry()
         self.dispatched = Counter(
             "gpu_runtime_invocations_dispatched",
-            "Invocations published to the DISPATCH stream",
+            "Number of invocations that this replica published to the DISPATCH stream",
             registry=self.registry,
         )
         self.terminated = Counter(
             "gpu_runtime_invocations_terminated",
-            "Invocations that the activator ended without a result of a worker",
+            "Number of invocations that the activator ended without a worker, by state and failure class of the result,"
+            " and by stage: queued (in the INVOKE stream) or dispatched (in the DISPATCH stream)",
             ["state", "failure_class", "stage"],
             registry=self.registry,
         )
         self.redeliveries = Counter(
             "gpu_runtime_message_redeliveries",
-            "Deliveries of messages that JetStream had delivered before",
+            "Number of redeliveries of messages, by stream",
             ["stream"],
             registry=self.registry,
         )
         self.redeliveries.labels(Stream.INVOKE.name)
         self.dead_letters = Counter(
             "gpu_runtime_dead_letters",
-            "Messages that were dead-lettered",
+            "Number of messages that the activator dead-lettered, by stream",
             ["stream"],
             registry=self.registry,
         )
-        for stream in (Stream.INVOKE, Stream.DISPATCH):  # with value 0, so that increase() sees the first dead letter
+        for stream in (Stream.INVOKE, Stream.DISPATCH):  # start at 0, so that increase() sees the first dead letter
             self.dead_letters.labels(stream.name)
         self.dispatch_latency = Histogram(
             "gpu_runtime_dispatch_latency_seconds",
-            "Time from the acceptance of an invocation to its dispatch",
+            "Time in seconds from the acceptance of an invocation to its dispatch",
             buckets=_LATENCY_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self.scaling_decisions = Counter(
             "gpu_runtime_scaling_decisions",
-            "Scaling decisions of the leader",
+            "Number of scaling decisions of the leader, by decision: create, drain, retire, start or stop",
             ["decision"],
             registry=self.registry,
         )
         self.worker_startup = Histogram(
             "gpu_runtime_worker_startup_seconds",
-            "Time from the creation of a worker to its first event",
+            "Time in seconds from the creation of a worker to its first event",
             buckets=_LATENCY_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self.workers = Gauge(
             "gpu_runtime_workers",
-            "Workers by state, as the leader observes them",
+            "Number of workers by state, as the leader observes them",
             ["state"],
             registry=self.registry,
         )

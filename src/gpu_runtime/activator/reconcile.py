@@ -1,4 +1,7 @@
-"""Reconciles the workers of one function: observe, decide, apply. Runs only on the leader."""
+"""Reconciles the workers of one function: observes them, decides what to change, and applies the decisions.
+
+The reconciler runs only on the leader.
+"""
 
 import asyncio
 import logging
@@ -44,10 +47,10 @@ IDLE_REQUEUE_SECONDS = 10.0
 """Seconds until the next reconciliation of a function without backlog and without surplus workers."""
 
 MAX_SCALE_UP_STEP = 32
-"""Maximum number of workers that one reconciliation of a function creates. The next reconciliation creates more."""
+"""Maximum number of workers that one reconciliation of a function creates. The next one creates the others."""
 
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
-"""Seconds within which every live worker sends at least one heartbeat."""
+"""Every live worker sends at least one event within this number of seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class FunctionReconciler:
     worker_backoff: WorkerBackoff
     recorder: EventRecorder
     _ensured_consumers: set[str] = field(default_factory=set)
-    """requestIDs whose DISPATCH consumer this process has ensured."""
+    """requestIDs of functions for which this process has already called ensure_consumer()."""
     _worker_states: dict[ObjectKey, Counter[WorkerState]] = field(default_factory=dict)
     _state_totals: Counter[WorkerState] = field(default_factory=Counter)
 
@@ -88,9 +91,9 @@ class FunctionReconciler:
         return RequeueAfter(self._requeue_seconds(seen, decisions))
 
     async def _reconcile_worker(self, unit: GPUUnit) -> ReconcileResult:
-        """Remove a worker whose function does not exist, as soon as it runs no invocation.
+        """Remove a worker whose function does not exist, as soon as the worker runs no invocation.
 
-        All other workers are reconciled with their function.
+        The reconciliation of a function handles all other workers.
         """
         if (
             unit.metadata.deletion_timestamp
@@ -103,7 +106,7 @@ class FunctionReconciler:
             await self.lifecycle.retire(unit)
             return Done()
         if worker.state is WorkerState.STARTING and self._heartbeat_expected(unit):
-            await self.lifecycle.retire(unit)  # no event was received, so the worker runs no invocation
+            await self.lifecycle.retire(unit)  # the worker sent no event, so it runs no invocation
             return Done()
         return Done() if await self._drain_and_retire(worker) else RequeueAfter(self.settings.poll_interval_seconds)
 
@@ -113,7 +116,7 @@ class FunctionReconciler:
         self.worker_backoff.remove(key)
 
     def on_stopped_leading(self) -> None:
-        """Reset the worker metrics and backoffs. The new leader reports its own."""
+        """Reset the worker metrics and backoffs. The new leader reports its own metrics."""
         for key in tuple(self._worker_states):
             self.on_unit_deleted(key)
 
@@ -145,9 +148,10 @@ class FunctionReconciler:
         return Worker(unit, state, idle_seconds, outdated, is_function_unit)
 
     def _heartbeat_expected(self, unit: GPUUnit) -> bool:
-        """Return whether this process would have received an event of the worker if the worker had sent any.
+        """Return whether this process would have received an event of the worker by now, if the worker were running.
 
-        True if the worker was created after this process subscribed, or if a heartbeat interval has passed since then.
+        True if the worker was created after this process subscribed to worker events, or if the process subscribed more
+        than HEARTBEAT_TIMEOUT_SECONDS ago.
         """
         subscribed_seconds = self.clock() - self.liveness.subscribed_at
         age_seconds = self.seconds_since(unit.metadata.creation_timestamp)
@@ -155,16 +159,18 @@ class FunctionReconciler:
 
     async def _outstanding(self, function: GPUUnit, request_id: str) -> int | None:
         if self.functions.by_request_id(request_id) is not function:
-            return 0  # an older function with the same requestID gets the invocations
+            return 0  # an older function has the same requestID and gets all invocations
         if request_id not in self._ensured_consumers and not await self._ensure_consumer(request_id):
             return None
         return await self.backlog.count(request_id)
 
     async def _ensure_consumer(self, request_id: str) -> bool:
+        consumer = self.topology.dispatch_consumer(request_id)
         try:
-            await ensure_consumer(self.nats, self.topology.dispatch_consumer(request_id))
+            await ensure_consumer(self.nats, consumer)
         except JetStreamError as error:
-            logger.warning("consumer of function not ensured", extra={"function": request_id, "error": str(error)})
+            fields = {"function": request_id, "stream": consumer.stream, "consumer": consumer.name, "error": str(error)}
+            logger.warning("consumer setup failed: scaling by backlog postponed", extra=fields)
             return False
         self._ensured_consumers.add(request_id)
         return True
@@ -184,8 +190,8 @@ class FunctionReconciler:
 
     async def _create_workers(self, seen: ObservedFunction, count: int) -> None:
         key, max_workers = seen.function.metadata.key, seen.serverless.max_workers
-        # Read the workers from the cache again. Workers that were cached after the observation would otherwise count as
-        # units of other owners, and the function would get more slots.
+        # Read the workers from the cache again. Otherwise a worker that appeared in the cache after the observation
+        # would count as a unit of another owner, and the function would get an additional slot for it.
         own_names = {unit.metadata.name for unit in self.functions.workers(key)}
         function_units = sum(worker.is_function_unit for worker in seen.workers)
         count = max(0, min(count, MAX_SCALE_UP_STEP, max_workers - function_units - len(own_names)))
@@ -198,14 +204,15 @@ class FunctionReconciler:
         slots = free_slots(key.name, max_workers - function_units, count, is_taken, foreign)
         stock = self.functions.available_stock(seen.function.spec.spec_name)
         names = [worker_name(key.name, slot) for slot in slots]
-        # Without stock, do not call the runtime API: every such call creates an Operation that does not finish.
+        # If there is not enough stock, create the remaining workers without the runtime API. A call without stock would
+        # create an Operation that does not finish.
         await _gather_all(
             self.lifecycle.create(seen.function, name, without_stock=number >= stock)
             for number, name in enumerate(names)
         )
 
     async def _drain_and_retire(self, worker: Worker, *, force: bool = False) -> bool:
-        """Drain and retire a worker. Return False if the worker did not accept the drain or still runs invocations."""
+        """Drain and retire a worker. Return False if the worker did not confirm the drain or still runs invocations."""
         if not await self._drain_confirmed(worker, force=force):
             return False
         await self.lifecycle.retire(worker.unit)
@@ -239,12 +246,16 @@ class FunctionReconciler:
 def worker_failure_message(unit: GPUUnit) -> str:
     """Return the message of the Event that reports an unhealthy worker on its function."""
     ready = find_condition(unit.status.conditions, READY_CONDITION)
-    reason = f"{ready.reason}: {ready.message}" if ready and ready.status != "True" else "no heartbeat was received"
-    return f"worker {unit.metadata.name} is unhealthy and will be replaced with backoff; {reason}"
+    reason = (
+        f"{ready.reason}: {ready.message}"
+        if ready and ready.status != "True"
+        else "the activator received no heartbeat"
+    )
+    return f"worker {unit.metadata.name} is unhealthy and will be replaced after a backoff: {reason}"
 
 
 async def _gather_all(steps: Iterable[Awaitable[None]]) -> None:
-    """Await all steps concurrently. A failed step does not cancel the others; the first error is raised at the end."""
+    """Await all steps concurrently. A failed step does not cancel the others. At the end, raise the first error."""
     outcomes = await asyncio.gather(*steps, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -1,4 +1,4 @@
-"""Client of the runtime API: creates workers from stock and returns their stock."""
+"""Client of the runtime API: creates workers from stock, and seeds new stock for retired workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class RuntimeAPIClient:
     async def create_unit(self, operation_id: str, worker: GPUUnit) -> None:
         """Create a worker from stock. Raise NoStock if no stock unit is available.
 
-        The call is idempotent: the same operationID creates one worker.
+        The call is idempotent: repeated calls with the same operationID create only one worker.
         """
         spec = worker.spec
         body = {
@@ -48,9 +48,9 @@ class RuntimeAPIClient:
         await self._post(GPU_UNITS_PATH, body | ({"access": msgspec.to_builtins(spec.access)} if spec.access else {}))
 
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None:
-        """Seed a stock unit like the one from which the worker was created.
+        """Seed a stock unit with the flavor, GPUs and memory of the worker.
 
-        The call is idempotent: the same operationID seeds one stock unit.
+        The call is idempotent: repeated calls with the same operationID seed only one stock unit.
         """
         spec = worker.spec
         body = {"operationID": operation_id, "specName": spec.spec_name, "gpu": spec.gpu, "replicas": 1}

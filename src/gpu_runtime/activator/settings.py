@@ -27,15 +27,17 @@ class ActivatorNamespaceSettings(BaseSettings, frozen=True, kw_only=True):
 
 class RuntimeAPIClientSettings(BaseSettings, frozen=True, kw_only=True):
     url: Annotated[str, Meta(pattern="^https?://")] = "http://runtime-api.runtime-system:8080"
-    """Base URL of the runtime API. The activator creates workers from stock and returns stock through it."""
+    """Base URL of the runtime API. The activator sends requests to it to create workers from stock and to return
+    stock."""
 
     token_file: str = ""
-    """File with the bearer token for the runtime API. The token needs the scopes runtime and operator. The file is read
-    for every request, so the token can be rotated. Empty: requests have no token."""
+    """Path of a file with the bearer token for the runtime API. The token needs the scopes runtime and operator. The
+    activator reads the file for every request, so the token can be rotated. If the path is empty, requests have no
+    token."""
 
     request_timeout_seconds: PositiveSeconds = 10
-    """Timeout of one request to the runtime API, in seconds. After a timeout the request is retried with the same
-    operationID."""
+    """Timeout in seconds of each request to the runtime API. After a timeout, the activator retries the request with
+    the same operationID."""
 
 
 class DispatchSettings(BaseSettings, frozen=True, kw_only=True):
@@ -44,53 +46,54 @@ class DispatchSettings(BaseSettings, frozen=True, kw_only=True):
     stream."""
 
     max_deliveries: Annotated[int, Meta(ge=1, le=10_000)] = 50
-    """Maximum number of deliveries of an invocation that cannot be dispatched. After the last delivery the invocation
-    is dead-lettered. An invocation whose deadline passes earlier expires instead."""
+    """Maximum number of times that JetStream delivers an invocation to activators. If the last delivery also fails, the
+    activator dead-letters the invocation. If the deadline passes earlier, the invocation expires instead."""
 
     unknown_function_grace_seconds: Annotated[float, Meta(ge=0, le=60)] = 2
-    """How long an invocation of an unknown function waits for the function to appear in the cache, in seconds. The
-    cache of the runtime API may have received the function earlier. After this time the activator asks the Kubernetes
-    API server, and the invocation fails if the function does not exist."""
+    """Time in seconds that an invocation waits if the activator's cache does not contain its function. The runtime API
+    may have received a new function earlier than the activator. After this time, the activator reads the function from
+    the Kubernetes API server. If the function does not exist, the invocation fails."""
 
 
 class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     poll_interval_seconds: PositiveSeconds = 1
-    """Interval, in seconds, at which the leader reads all backlogs and reconciles the functions with a backlog. Demand
-    messages trigger a reconciliation earlier."""
+    """Interval in seconds at which the leader reads all backlogs and reconciles the functions that have a backlog. A
+    demand message triggers the reconciliation of its function earlier."""
 
     max_concurrent_reconciles: Annotated[int, Meta(ge=1, le=256)] = 16
     """Maximum number of functions that the leader reconciles concurrently."""
 
     worker_liveness_timeout_seconds: PositiveSeconds = 600
-    """Time in seconds without an event after which a worker is unhealthy and is replaced. It counts from the creation
-    of the worker, and from its last event."""
+    """Time in seconds without an event after which a worker is unhealthy. The leader then replaces the worker. The time
+    counts from the last event of the worker, or from the worker's creation if it has sent no event."""
 
     failed_worker_grace_seconds: PositiveSeconds = 60
     """Time in seconds without an event after which a worker whose unit is in phase Failed is unhealthy. For such a
     worker, this setting replaces workerLivenessTimeoutSeconds."""
 
     drain_request_timeout_seconds: PositiveSeconds = 2
-    """Timeout of a drain request to a worker, in seconds. A worker that does not respond in time is not removed, and
-    the request is repeated."""
+    """Timeout in seconds of a drain request to a worker. If the worker does not respond in time, the leader does not
+    delete it, and repeats the request."""
 
     initial_backoff_seconds: PositiveSeconds = 5
     """Time in seconds for which the activator creates no new worker for a function after one of its workers failed. The
-    time doubles with each failure. It is reset when a worker that started after the failure serves invocations."""
+    time doubles with each failure. It is reset when a worker that started after the last failure is healthy."""
 
     max_backoff_seconds: PositiveSeconds = 300
-    """Maximum of that backoff, in seconds."""
+    """Maximum time in seconds for which the activator creates no new worker after a failure."""
 
 
 class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
     poll_interval_seconds: PositiveSeconds = 1
-    """Interval, in seconds, at which the reaper checks the DISPATCH stream. A cancel triggers a check earlier."""
+    """Interval in seconds at which the reaper checks the DISPATCH stream. A cancel request triggers a check earlier."""
 
     deadline_grace_seconds: PositiveSeconds = 2
-    """How long after its deadline the reaper leaves an invocation to the worker that may run it, in seconds. After this
-    time the reaper ends the invocation as expired."""
+    """Time in seconds that the reaper waits after the deadline of a dispatched invocation. In this time, a worker that
+    runs the invocation can end it. After this time, the reaper ends the invocation as expired."""
 
     deleted_function_grace_seconds: PositiveSeconds = 3
-    """How long a function must be missing before its waiting invocations fail, in seconds."""
+    """Time in seconds that the reaper waits after a function was deleted. After this time, the reaper ends the waiting
+    invocations of the function as failed."""
 
 
 class ActivatorSettings(ProcessSettings, frozen=True, kw_only=True):
@@ -107,13 +110,13 @@ class ActivatorSettings(ProcessSettings, frozen=True, kw_only=True):
     """Namespaces with a special meaning."""
 
     leader_election: LeaderElectionSettings = LeaderElectionSettings()
-    """Leader election. Only the leader scales workers and reaps invocations. Every replica dispatches."""
+    """Leader election. Only the leader scales workers and reaps invocations. Every replica dispatches invocations."""
 
     dispatching: DispatchSettings = DispatchSettings()
-    """Dispatch of invocations to the DISPATCH subjects of their functions."""
+    """Dispatch of invocations: the activator moves them from the INVOKE stream to the DISPATCH stream."""
 
     scaling: ScalingSettings = ScalingSettings()
-    """Creation and removal of workers."""
+    """Creation and deletion of workers."""
 
     reaping: ReaperSettings = ReaperSettings()
-    """Reaping of dispatched invocations that no worker will run."""
+    """The reaper, which ends dispatched invocations that no worker will run."""

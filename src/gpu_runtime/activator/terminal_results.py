@@ -1,4 +1,4 @@
-"""Publishes results of invocations that the activator ends without a worker.
+"""Publishes the results of invocations that the activator ends without a worker.
 
 The activator ends an invocation if its deadline passed, if the caller cancelled it, or if its function was deleted.
 """
@@ -45,21 +45,21 @@ def cancelled_outcome() -> TerminalOutcome:
 
 @dataclass(frozen=True)
 class TerminalResultPublisher:
-    """Publishes terminal results to the RESULT stream from one stage of an invocation's life."""
+    """Publishes results of invocations that end in one stage: before the dispatch, or after it."""
 
     subjects: Subjects
     publisher: Publisher
     metrics: ActivatorMetrics
     stage: TerminationStage
-    """Label of the terminated counter."""
+    """Value of the label `stage` of the metric gpu_runtime_invocations_terminated_total."""
 
     async def publish(
         self, invocation: Invocation, outcome: TerminalOutcome, now: datetime, record: RecordAtRevision | None
     ) -> None:
-        """Publish the result to the RESULT stream and send it to a synchronous caller."""
+        """Publish the result to the RESULT stream. Also send it to the caller if the caller waits for a reply."""
         result = unsuccessful_result(invocation, outcome.state, outcome.failure, now)
         ack = await self.publisher.publish(self.outgoing(result, record))
-        if not ack.duplicate:  # a redelivered invocation publishes its result again under the same message ID
+        if not ack.duplicate:  # count only once: a redelivery publishes the result again with the same message ID
             self._count_termination(outcome)
         logger.info(
             "invocation terminated without a worker",

@@ -1,6 +1,7 @@
 """Decides when the activator may create workers again for a function whose workers fail.
 
-Each failure doubles the delay, up to a maximum. A worker that serves after the last failure resets the delay.
+Each failure doubles the delay, up to a maximum. The delay is reset when a serving worker has sent its first event after
+the last failure.
 """
 
 from collections.abc import Sequence

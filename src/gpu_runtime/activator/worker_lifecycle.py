@@ -1,15 +1,16 @@
 """Creates, drains and retires workers.
 
-create   Create the worker through the runtime API from stock, under a name that only one worker can have. If there is
-         no stock, create the unit directly: a cold start.
-drain    Ask the worker to accept no more invocations. A busy worker refuses, unless the drain is forced: then it
-         finishes its invocations.
-mark     Annotate the unit as retiring, if its resourceVersion is unchanged. From now on the worker will be deleted.
-return   If the worker came from stock, seed a stock unit again. The operationID contains the worker's UID, so the stock
-         is seeded once, even if two leaders do it.
+create   Create the worker from stock through the runtime API. Only one worker can have its name. If no stock is
+         available, create the unit directly (cold start).
+drain    Ask the worker to accept no more invocations. An idle worker accepts. A busy worker refuses, unless the drain
+         is forced: then it accepts and finishes its running invocations.
+mark     Set the retiring annotation on the unit, on condition that its resourceVersion is unchanged. After this step
+         the worker will be deleted.
+return   If the worker came from stock, seed a new stock unit. The operationID contains the worker's UID, so only one
+         stock unit is seeded, even if two leaders send the request.
 delete   Delete the unit with this UID.
 
-The next leader can repeat every step. A crash between two steps loses nothing.
+If the leader crashes between two steps, the next leader repeats the last step and continues.
 """
 
 import logging
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class StockProvider(Protocol):
-    """Creates units from stock and returns stock."""
+    """Creates workers from stock, and seeds new stock for retired workers."""
 
     async def create_unit(self, operation_id: str, worker: GPUUnit) -> None: ...
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None: ...
@@ -57,41 +58,39 @@ class WorkerLifecycle:
     system_namespace: str
     drain_request_timeout_seconds: float
     _pending_creates: dict[ObjectKey, tuple[GPUUnit, str]] = field(default_factory=dict)
-    """The operationID of each create request that has not succeeded yet. A retry must use the same operationID, because
-    the response of the first request may have been lost."""
+    """The worker and the operationID of each create request that has not succeeded yet, by key. A retry must use the
+    same operationID, because the first request may have succeeded and its response may be lost."""
 
     async def create(self, function: GPUUnit, name: str, *, without_stock: bool = False) -> None:
         """Create a worker from stock. Create it without stock if `without_stock` is set or no stock is available."""
         worker = build_worker(function, name)
-        fields = _log_fields(worker.metadata.key) | {"function": _request_id(function)}
         if not without_stock and await self._create_from_stock(worker):
-            logger.info("worker created from stock", extra=fields)
+            logger.info("worker created from stock", extra=_log_fields(worker))
         else:
             await self._create_without_stock(worker)
-            logger.info("worker created without stock", extra=fields)
 
     async def drain(self, unit: GPUUnit, pod_uid: str, *, force: bool) -> DrainStatus | None:
-        """Send a drain request to the worker's pod. Return None if it sends no valid response in time."""
+        """Send a drain request to the worker's pod. Return None if the pod sends no valid response in time."""
         request, subject = encode(DrainRequest(force=force)), self.subjects.control(pod_uid)
         try:
             response = await send_request(self.nats, subject, request, self.drain_request_timeout_seconds)
             return decode(response, DrainStatus)
         except (JetStreamError, MessageDecodeError) as error:
-            fields = _log_fields(unit.metadata.key) | {"pod_uid": pod_uid, "error": str(error)}
-            logger.info("drain request failed", extra=fields)
+            fields = _log_fields(unit) | {"pod_uid": pod_uid, "error": str(error)}
+            logger.info("drain request failed: worker continues to run", extra=fields)
             return None
 
     async def retire(self, unit: GPUUnit) -> None:
-        """Delete a worker that runs no invocation, and return its stock."""
+        """Delete a worker that runs no invocation. If it came from stock, seed a new stock unit first."""
         unit = await self._mark_retiring(unit)
         await self._return_to_stock(unit)
         key, uid = unit.metadata.key, unit.metadata.uid
         try:
             await self.client.delete(GPU_UNITS, key, uid=uid)
         except (kube.KubeNotFound, kube.KubeConflict):
-            logger.debug("worker already deleted", extra=_log_fields(key))
+            logger.debug("worker already deleted", extra=_log_fields(unit))
         else:
-            logger.info("worker deleted", extra=_log_fields(key))
+            logger.info("worker deleted", extra=_log_fields(unit))
         self.functions.units.record_delete(key, uid)
 
     async def set_running(self, function: GPUUnit, *, running: bool) -> None:
@@ -103,7 +102,10 @@ class WorkerLifecycle:
         self.functions.units.record_write(updated)
 
     async def _create_from_stock(self, worker: GPUUnit) -> bool:
-        """Return False if no stock is available. Raise Conflict or Rejected if the API refuses for another reason."""
+        """Return whether the worker was created. Return False if no stock is available.
+
+        Raise Conflict or Rejected if the runtime API refuses the request for another reason.
+        """
         self._require_leadership()
         try:
             await self.stock.create_unit(self._operation_id(worker), worker)
@@ -116,9 +118,10 @@ class WorkerLifecycle:
         return True
 
     def _operation_id(self, worker: GPUUnit) -> str:
-        """Return the operationID for a create request. Every reuse of a worker name gets a new operationID.
+        """Return the operationID for a create request.
 
-        The name of the unit, not the operationID, prevents two leaders from creating two workers.
+        A retry for the same worker uses the same operationID. A later worker with the same name gets a new operationID.
+        Two leaders have different operationIDs. They cannot create two workers, because both use the same unit name.
         """
         pending, id_ = self._pending_creates.get(worker.metadata.key, (None, ""))
         if pending != worker:
@@ -135,7 +138,9 @@ class WorkerLifecycle:
         try:
             self.functions.units.record_write(await self.client.create(GPU_UNITS, manifest))
         except kube.KubeAlreadyExists:
-            logger.debug("worker already exists", extra=_log_fields(metadata.key))
+            logger.debug("worker already exists", extra=_log_fields(worker))
+        else:
+            logger.info("worker created without stock", extra=_log_fields(worker))
 
     async def _mark_retiring(self, unit: GPUUnit) -> GPUUnit:
         metadata = unit.metadata
@@ -157,11 +162,11 @@ class WorkerLifecycle:
         await self.stock.return_to_stock(f"return-{unit.metadata.uid}", unit)
 
     async def _handoff_committed(self, unit: GPUUnit) -> bool:
-        """Return whether the operation converted stock to this unit, and not to another unit with the same operationID.
+        """Return whether the operation turned its stock into this unit, and not into another unit of the operation.
 
-        An API replica that was suspended can create the unit a second time, after the first one was retired.
-        Raise Unavailable while the handoff is in progress: the operation could create the unit again from the same
-        stock.
+        One operation can create the unit twice: a runtime API replica that was suspended can create it again after the
+        first unit was retired. Raise Unavailable while the operation is not finished, because until then it can still
+        create the unit again from the same stock.
         """
         operation_id = unit.metadata.annotations.get(Annotation.OPERATION_ID, "")
         if not operation_id:
@@ -171,20 +176,20 @@ class WorkerLifecycle:
                 OPERATIONS, ObjectKey(self.system_namespace, operation_name(operation_id))
             )
         except kube.KubeNotFound:
-            return True  # evicted: only finished operations are evicted
+            return True  # the operation was evicted, so it was finished: only finished operations are evicted
         if not OperationState(operation.status.state).finished:
             raise Unavailable(f"the handoff of unit {unit.metadata.key} is not finished")
         same_operation = unit.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
         return not same_operation or operation.status.has_created(unit.metadata.uid)
 
     def _require_leadership(self) -> None:
-        """Raise KubeNotLeader if this process is not the leader. The runtime API does not check this."""
+        """Raise KubeNotLeader if this process is not the leader. The runtime API does not check leadership itself."""
         if not self.is_leader():
             raise kube.KubeNotLeader("this activator is no longer the leader")
 
 
 def build_worker(function: GPUUnit, name: str) -> GPUUnit:
-    """Build a worker with the spec of the function's own unit: same image, template, reservation and requestID."""
+    """Build a worker with the spec of the function's own unit, but without storages and with `workerOf` set."""
     spec = function.spec
     serverless = msgspec.structs.replace(
         spec.serverless or Serverless(), worker_of=function.metadata.name, min_available_count=0
@@ -195,9 +200,7 @@ def build_worker(function: GPUUnit, name: str) -> GPUUnit:
     )
 
 
-def _request_id(function: GPUUnit) -> str:
-    return function.spec.serverless.request_id if function.spec.serverless else ""
-
-
-def _log_fields(key: ObjectKey) -> dict[str, str]:
-    return {"namespace": key.namespace, "object_name": key.name}
+def _log_fields(worker: GPUUnit) -> dict[str, str]:
+    metadata, serverless = worker.metadata, worker.spec.serverless
+    function = serverless.request_id if serverless else ""
+    return {"namespace": metadata.namespace, "object_name": metadata.name, "function": function}

@@ -1,6 +1,6 @@
-"""Stores the last event of each worker and derives when the worker was last seen and since when it is idle.
+"""Stores the last event of each worker: when this process received it, and since when the worker is idle.
 
-Every replica stores the events, so a new leader knows the workers immediately.
+Every replica stores the events, so a new leader knows the state of the workers immediately.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ class WorkerStatus:
     """When this process received the last event of this pod."""
     in_flight: int
     idle_since: float | None
-    """Since when the worker runs no invocation. None while it runs one."""
+    """When the worker became idle. None while the worker runs an invocation."""
     draining: bool = False
     """Whether the worker accepts no more invocations."""
 
 
 def apply_event(status: WorkerStatus | None, event: WorkerEvent, now: float) -> WorkerStatus:
-    """Return the status after an event. An event that is older than the status changes nothing."""
+    """Return the status after an event. Ignore an event that is older than the status."""
     draining = event.kind is WorkerEventKind.DRAINING
     if status is None or status.pod_uid != event.pod_uid:
         if status is not None and event.sent_at < status.event_time:
@@ -50,13 +50,13 @@ def apply_event(status: WorkerStatus | None, event: WorkerEvent, now: float) -> 
         last_seen=now,
         in_flight=event.in_flight,
         idle_since=idle_since,
-        # A restarted sidecar has the same pod UID. It accepts invocations again after it registers.
+        # A restarted sidecar has the same pod UID. It registers when it accepts invocations again.
         draining=draining or (status.draining and event.kind is not WorkerEventKind.REGISTERED),
     )
 
 
 DELETED_WORKER_TTL_SECONDS = 60.0
-"""Seconds for which events of a deleted unit's pod are ignored. The pod runs no invocation, so it ends soon."""
+"""Seconds for which the activator ignores events from the pod of a deleted unit. The pod ends within this time."""
 
 
 class WorkerLiveness:
@@ -64,9 +64,9 @@ class WorkerLiveness:
         self._clock = clock
         self._statuses: dict[ObjectKey, WorkerStatus] = {}
         self._deleted_at: dict[str, float] = {}
-        """Pod UIDs of deleted units with the time of the deletion, oldest first."""
+        """Time of the deletion of a unit, by the UID of its pod. The oldest deletion is first."""
         self.subscribed_at = clock()
-        """Since when this process receives events. Missing heartbeats before this time prove nothing."""
+        """When this process began to receive events. It cannot know which events workers sent before this time."""
 
     def observe(self, event: WorkerEvent) -> bool:
         """Store an event. Return whether it is the first event of this pod."""
@@ -88,7 +88,8 @@ class WorkerLiveness:
     def mark_unit_deleted(self, unit: ObjectKey) -> None:
         """Remove the status of a deleted unit and ignore further events of its pod.
 
-        The pod may run for some seconds. Its events must not count for a new unit with the same name.
+        The pod may run for some seconds after the deletion. Its events must not change the status of a new unit with
+        the same name.
         """
         now, status = self._clock(), self._statuses.pop(unit, None)
         if status is not None and status.pod_uid:
@@ -97,5 +98,5 @@ class WorkerLiveness:
             del self._deleted_at[next(iter(self._deleted_at))]
 
     def mark_subscribed(self) -> None:
-        """Record that NATS is connected again. Events that were sent in between are lost."""
+        """Record that NATS is connected again. Events that workers sent during the interruption are lost."""
         self.subscribed_at = self._clock()

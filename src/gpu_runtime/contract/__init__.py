@@ -1,4 +1,4 @@
-"""What the processes share: custom resources, NATS messages, validation rules and errors.
+"""Definitions that all processes share: custom resources, NATS messages, validation rules and errors.
 
-Pure data and functions: nothing here does I/O, reads a clock or holds a client.
+This package contains only data and pure functions. No code here does I/O, reads a clock or uses a client.
 """

@@ -1,7 +1,7 @@
 """The errors that gpu-runtime reports to its callers, as one tree.
 
-Each process translates a branch of the tree at its edge. The runtime API returns an HTTP status, the controller manager
-sets a condition, and a consumer decides how it acknowledges a message.
+Each process translates an error into its own report. The runtime API returns an HTTP status. The controller manager
+sets a condition. A consumer chooses how it acknowledges the message. The arrows in the tree show these three reports.
 
 RuntimeFault
 ├─ Rejected               the caller must change the request  → 4xx | Ready=False | dead letter
@@ -17,7 +17,7 @@ RuntimeFault
 │  ├─ AdmissionDenied     a policy or a webhook rejected the object: change the request or the policy
 │  ├─ AlreadyFinished     the invocation has a result and cannot change any more
 │  ├─ BeingDeleted        the object is being deleted: wait for the deletion, or choose another object
-│  ├─ WriteConflict       another writer won every attempt: send the same request again
+│  ├─ WriteConflict       other writers changed the object at every attempt: send the same request again
 │  ├─ DuplicateRequestID  two functions have the same requestID: change one of them
 │  ├─ NotRedrivable       the message of a dead letter is malformed: delete the dead letter
 │  ├─ OperationReused     another request has used the operationID: choose a new one
@@ -78,9 +78,9 @@ class TooLarge(Rejected):
 
 
 class Conflict(RuntimeFault):
-    """The base of all conflicts. Code raises a subclass, because each cause needs another reaction of the caller.
+    """The base class of all conflicts. Code raises a subclass, because the caller must react differently to each cause.
 
-    Only `conflict_from` creates a plain Conflict: for a code that a newer version has stored or returned.
+    Only `conflict_from` creates a plain Conflict, for a code of a newer version that this version does not know.
     """
 
     code = "conflict"
@@ -172,7 +172,7 @@ class Overloaded(Unavailable):
 
 
 class SyncTimeout(Unavailable):
-    """The invocation continues. The caller fetches its result later by the invocationID."""
+    """No result arrived in time. The invocation continues. The caller can get its result later by the invocationID."""
 
     code = "sync_timeout"
 

@@ -1,7 +1,7 @@
-"""Names of the protocol between the worker sidecar and the user's framework: environment variables and HTTP headers.
+"""Names in the protocol between the worker sidecar and the user's framework: environment variables and HTTP headers.
 
 `docs/framework.md` describes their meaning. The Python package for frameworks may import only the standard library, so
-it has a copy of these names. A test compares both.
+it has its own copy of these names. A test compares the copy with this module.
 """
 
 SOCKET_VARIABLE = "GPU_RUNTIME_SOCKET"

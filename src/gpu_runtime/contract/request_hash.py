@@ -1,4 +1,4 @@
-"""The hash of a request, which decides whether two requests with one operationID or invocationID are the same.
+"""The hash of a request. It decides whether two requests with the same operationID or invocationID are identical.
 
 Requests with the same meaning have the same hash on every replica and in every version.
 """
@@ -15,9 +15,10 @@ from gpu_runtime.contract.crd.operation import OperationType
 
 
 def canonical_request(request: Struct) -> str:
-    """The request as JSON with sorted keys, without fields that are empty or have their default value.
+    """Return the request as JSON with sorted keys, without fields that are empty or have their default value.
 
-    A caller may omit exactly those fields. So a field that a later version adds does not change existing hashes.
+    A caller can omit exactly these fields, so the text is the same whether the caller sends or omits them. For the same
+    reason, a field that a later version adds does not change the hashes of existing requests.
     """
     return msgspec.json.encode(_to_plain(request), order="sorted").decode()
 
@@ -37,7 +38,10 @@ def _to_plain(value: Any) -> Any:
 
 
 def _non_default_fields(request: Struct) -> dict[str, Any]:
-    """The fields whose value differs from the default. msgspec's `omit_defaults` compares by identity, not by value."""
+    """Return the fields whose values differ from the defaults.
+
+    The option `omit_defaults` of msgspec does not do this, because it compares by identity and not by value.
+    """
     fields = ((each.encode_name, getattr(request, each.name), each.default) for each in _struct_fields(type(request)))
     plain = ((name, _to_plain(value)) for name, value, default in fields if value != default)
     return {name: value for name, value in plain if value not in (None, "", [], {})}
@@ -45,5 +49,5 @@ def _non_default_fields(request: Struct) -> dict[str, Any]:
 
 @cache
 def _struct_fields(kind: type[Struct]) -> tuple[FieldInfo, ...]:
-    """Cached, because msgspec evaluates the annotations of the struct on every call."""
+    """Return the fields of a struct. They are cached, because msgspec evaluates the annotations on every call."""
     return msgspec.structs.fields(kind)

@@ -1,4 +1,4 @@
-"""Informers of the controller manager. The reconcilers read from their stores instead of the API server."""
+"""Informers of the controller manager. The reconcilers read from the informer stores, not from the API server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ from gpu_runtime.kube.meta import ApiResource
 from gpu_runtime.kube.metrics import KubeMetrics
 
 OWNED_LIST_OPTIONS = ListOptions(label_selector=MANAGED_BY_SELECTOR)
-"""Selects the objects that the platform created. The informers of built-in namespaced kinds cache no other objects."""
+"""Selects the objects that the platform created. Informers of built-in namespaced kinds cache only these objects."""
 
 
 @dataclass(frozen=True)

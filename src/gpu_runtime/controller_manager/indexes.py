@@ -1,4 +1,4 @@
-"""Indexes of the informer stores: the index names, and the functions that compute the index keys. Pure."""
+"""Indexes of the informer stores: the index names, and the functions that compute the index keys. No I/O."""
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
@@ -50,9 +50,9 @@ def storage_index_keys(unit: GPUUnit) -> tuple[str, ...]:
 def pvc_index_keys(pod: Pod) -> tuple[str, ...]:
     """Return the PersistentVolumeClaims that a pod mounts.
 
-    A pod with a deletion timestamp mounts them until its object is deleted: the kubelet unmounts the volumes after the
-    containers have exited. A finished pod without a deletion timestamp, such as an evicted one, mounts nothing. Its
-    object may exist for a long time, and would block its storages for as long.
+    A pod with a deletion timestamp counts until its object is deleted, because the kubelet unmounts the volumes after
+    the containers have exited. A finished pod without a deletion timestamp, for example an evicted pod, does not count.
+    Its object may exist for a long time, and all this time it would block its storages.
     """
     if pod.status.phase in ("Failed", "Succeeded") and pod.metadata.deletion_timestamp is None:
         return ()

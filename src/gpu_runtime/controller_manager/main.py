@@ -58,7 +58,7 @@ async def run_controller_manager(settings: ControllerManagerSettings, stopping: 
 
 
 def new_manager(client: KubeClient, settings: ControllerManagerSettings, metrics: KubeMetrics) -> Manager:
-    """Create the controllers. With leader election, a write fails if this process has lost its leadership."""
+    """Create the controllers. If leader election is enabled, a write fails after this process has lost leadership."""
     elector = _new_elector(client, settings, metrics)
     writer = client.fenced(elector.leadership) if elector else client
     recorder = EventRecorder(writer, PROCESS_NAME, _identity(), metrics=metrics)

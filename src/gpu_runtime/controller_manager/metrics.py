@@ -1,4 +1,4 @@
-"""Gauge of GPUUnits by role, specName and phase. It follows the changes of the informer store."""
+"""Gauge of GPUUnits by role, specName and phase. Each change in the informer store updates the gauge."""
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -8,7 +8,7 @@ from gpu_runtime.contract.crd.well_known import Annotation, UnitRole, role_of
 from gpu_runtime.kube.store import ObjectChange
 
 CLAIMED_PHASE = "Claimed"
-"""Value of the label `phase` for stock units that the API has claimed. It is not a phase of the unit's status."""
+"""Value of the label `phase` for claimed stock units. No unit has this phase in its status."""
 
 
 class UnitMetrics:
@@ -16,7 +16,8 @@ class UnitMetrics:
         self._stock_namespace = stock_namespace
         self._units = Gauge(
             "gpu_runtime_units",
-            "Number of GPUUnits by role (stock or active), specName and phase",
+            "Number of GPUUnits by role (stock or active), specName and phase. The phase of a claimed stock unit is"
+            " Claimed.",
             ["role", "spec_name", "phase"],
             registry=registry,
         )

@@ -1,8 +1,9 @@
 """Deletes orphaned ReplicaSets that the Kubernetes garbage collector missed.
 
 After a restart of the API server, the garbage collector lists all objects again. If a Deployment is deleted and
-created again with the same name during that time, the garbage collector treats it as an update. The ReplicaSet of the
-first Deployment then stays, and so does its pod, which holds GPUs without an owner.
+created again with the same name during this time, the garbage collector treats the two Deployments as one that was
+updated. It then does not delete the ReplicaSet of the first Deployment. The pod of this ReplicaSet continues to use
+GPUs, although its unit or pool no longer exists.
 """
 
 import asyncio
@@ -29,13 +30,13 @@ COLLECT_INTERVAL_SECONDS = 5.0
 
 @dataclass
 class OrphanCollector:
-    """Periodically finds pods without a unit or pool, and deletes their ReplicaSets if the Deployment is deleted."""
+    """Periodically finds pods without a unit or pool. Deletes their ReplicaSets if the Deployment does not exist."""
 
     client: KubeClient
     informers: ControllerInformers
     clock: Callable[[], float]
     grace_seconds: float = 20.0
-    """Seconds until the collector acts on an orphaned pod. The Kubernetes garbage collector is normally faster."""
+    """Seconds that the collector waits before it acts on an orphaned pod. The garbage collector is normally faster."""
     _orphaned_since: dict[str, float] = field(default_factory=dict)
     """The clock time at which the collector first saw each orphaned pod, by pod UID."""
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -53,7 +54,7 @@ class OrphanCollector:
         self._stopping.set()
 
     async def collect(self) -> None:
-        """Check every orphaned pod whose grace period has elapsed. An error is retried at the next interval."""
+        """Check every orphaned pod whose grace period has elapsed. If a check fails, the next call repeats it."""
         now, orphans = self.clock(), self._orphaned_pods()
         self._orphaned_since = {uid: self._orphaned_since.get(uid, now) for uid in orphans}
         for uid, pod in orphans.items():
@@ -62,12 +63,12 @@ class OrphanCollector:
                     await self._delete_orphaned_replica_set(pod)
                 except KubeError as error:
                     logger.warning(
-                        "orphan collection failed",
+                        "orphan collection failed: retrying",
                         extra={"namespace": pod.metadata.namespace, "pod": pod.metadata.name, "error": str(error)},
                     )
 
     def _orphaned_pods(self) -> dict[str, Pod]:
-        """Return the pods whose unit or pool does not exist, by pod UID. Terminating pods are left out."""
+        """Return the pods whose unit or pool does not exist, by pod UID. Terminating pods are not included."""
         owner_uids = {
             owner.metadata.uid
             for informer in (self.informers.units, self.informers.pools)
@@ -84,8 +85,8 @@ class OrphanCollector:
     async def _delete_orphaned_replica_set(self, pod: Pod) -> None:
         """Delete the pod's ReplicaSet if the Deployment that owned it is deleted.
 
-        If the Deployment exists, a user kept it on purpose, for example with `kubectl delete --cascade=orphan`. A
-        ReplicaSet without an owner is not deleted either.
+        Do not delete the ReplicaSet if the Deployment exists: a user kept the Deployment on purpose, for example with
+        `kubectl delete --cascade=orphan`. Do not delete a ReplicaSet without an owner either.
         """
         namespace = pod.metadata.namespace
         replica_set = await self._get_referenced(REPLICA_SETS, namespace, pod.metadata.controller_ref)
@@ -97,7 +98,7 @@ class OrphanCollector:
         ):
             return
         logger.warning(
-            "deleting orphaned ReplicaSet",
+            "orphaned ReplicaSet found: deleting it",
             extra={"namespace": namespace, "pod": pod.metadata.name, "replica_set": replica_set.metadata.name},
         )
         with contextlib.suppress(KubeNotFound, KubeConflict):
@@ -106,7 +107,7 @@ class OrphanCollector:
     async def _get_referenced(
         self, resource: ApiResource[T], namespace: str, reference: OwnerReference | None
     ) -> T | None:
-        """Read the referenced object. Return None if it is deleted or if an object with another UID has the name."""
+        """Read the referenced object. Return None if it is deleted or if the object with its name has another UID."""
         if reference is None or reference.kind != resource.kind:
             return None
         try:

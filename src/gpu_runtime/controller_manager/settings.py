@@ -22,7 +22,7 @@ ReconcileConcurrency = Annotated[int, Meta(ge=1, le=256)]
 
 class ControllerNamespaceSettings(BaseSettings, frozen=True, kw_only=True):
     system: Name = SYSTEM_NAMESPACE
-    """Namespace of the platform's own processes. It holds the leader election Lease and the Operations."""
+    """Namespace of the platform. The leader election Lease and the Operations are in this namespace."""
 
     stock: Name = STOCK_NAMESPACE
     """Namespace of stock units. GPUUnits in any other namespace are active units."""
@@ -30,13 +30,15 @@ class ControllerNamespaceSettings(BaseSettings, frozen=True, kw_only=True):
 
 class ImageSettings(BaseSettings, frozen=True, kw_only=True):
     stock: Name
-    """Image of stock units. It is the platform's own image and must contain the module `gpu_runtime.stock_process`."""
+    """Image of stock units. Use the image of the platform: it contains the module `gpu_runtime.stock_process`, which
+    stock units run."""
 
     sidecar: str = ""
-    """Image of the worker sidecar. Empty means the stock image, which contains all platform processes."""
+    """Image of the worker sidecar. If it is empty, the sidecar uses images.stock, which contains all processes of the
+    platform."""
 
     placeholder: Name
-    """Image of StockPools without spec.image. It must contain `sh` and `sleep`."""
+    """Image of the pods of a StockPool that has no spec.image. The image must contain `sh` and `sleep`."""
 
 
 class ReconcileConcurrencySettings(BaseSettings, frozen=True, kw_only=True):
@@ -52,14 +54,16 @@ class ReconcileConcurrencySettings(BaseSettings, frozen=True, kw_only=True):
 
 class PodSecuritySettings(BaseSettings, frozen=True, kw_only=True):
     require_non_root: bool = False
-    """Require a non-root user in users' containers. If true, the kubelet does not start images that run as root."""
+    """Whether users' containers must run as a non-root user. If true, the kubelet does not start images that run as
+    root."""
 
 
 class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
-    """Settings of the sidecar container of every worker. A change restarts all workers."""
+    """Settings of the sidecar container of every worker. A change of any of them restarts all workers."""
 
     port: PortNumber = 20257
-    """TCP port of the sidecar's health and drain endpoints in the pod network. A function must not declare it."""
+    """TCP port on which the sidecar serves /healthz, /readyz, /metrics and /drain. A function must not declare this
+    port, because the containers of a pod share one network."""
 
     cpu: ResourceQuantity = "50m"
     """CPU request of the sidecar container."""
@@ -68,25 +72,26 @@ class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
     """Memory request of the sidecar container."""
 
     memory_limit: ResourceQuantity = "384Mi"
-    """Memory limit of the sidecar container. The sidecar holds the bodies of all in-flight invocations: plan for the
-    concurrency of the function times a few times the largest body. If it exceeds the limit, the kernel kills it."""
+    """Memory limit of the sidecar container. The sidecar keeps the bodies of all invocations in flight in memory. For
+    each invocation in flight, plan a few times the size of the largest body. The field serverless.concurrency of a
+    function limits the number of invocations in flight. If the sidecar exceeds the limit, the kernel kills it."""
 
     drain_timeout_seconds: PositiveSeconds = 300
-    """How long a worker that terminates waits for its in-flight invocations. Invocations that take longer are
-    redelivered to another worker."""
+    """Time in seconds that a terminating worker waits for its invocations in flight. If an invocation takes longer,
+    JetStream redelivers it to another worker."""
 
     heartbeat_seconds: PositiveSeconds = 5
-    """Interval between two heartbeats of a worker."""
+    """Interval in seconds between two heartbeats of a worker."""
 
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
-    """Maximum number of deliveries of an invocation to workers. After the last one, it is dead-lettered. A change
-    restarts all workers, as for every setting of the sidecar."""
+    """Maximum number of times that JetStream delivers an invocation to workers. If the last delivery also fails, a
+    worker dead-letters the invocation. A change restarts all workers, as for every setting of the sidecar."""
 
 
 class EgressSettings(BaseSettings, frozen=True, kw_only=True):
     restrict: bool = False
-    """Restrict the egress of workers to DNS and NATS. The containers of a pod share one network, so the restriction
-    applies to the user's container, too. If false, egress is not restricted."""
+    """Whether a NetworkPolicy limits the egress of workers to DNS and NATS. The containers of a pod share one network,
+    so the restriction applies to the user's container, too. If false, the egress of workers is not limited."""
 
     nats_namespace: Name = "messaging"
     """Namespace of the NATS servers."""
@@ -97,12 +102,12 @@ class EgressSettings(BaseSettings, frozen=True, kw_only=True):
 
 class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
-    """How workers connect to NATS. The controller manager copies this section into the settings of every sidecar."""
+    """Connection of workers to NATS. The controller manager copies this section into the settings of every sidecar."""
 
     credentials_secret: str = ""
-    """Name of a Secret with NATS credentials. It must exist in every namespace with workers. It is mounted at
-    /etc/gpu-runtime-nats, only into sidecar containers; the file settings of `nats` refer to files in this directory.
-    Empty means that no Secret is mounted."""
+    """Name of a Secret with NATS credentials. The Secret must exist in every namespace with workers. The controller
+    manager mounts it at /etc/gpu-runtime-nats, only into sidecar containers. Settings of `nats` that are paths of files
+    can refer to this directory. If the name is empty, no Secret is mounted."""
 
     sidecar: SidecarContainerSettings = SidecarContainerSettings()
     """The sidecar container that runs next to the user's container in the pod of a worker."""
@@ -113,29 +118,31 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
 
 class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
     kubernetes: KubernetesSettings = KubernetesSettings()
-    """How this process connects to the Kubernetes API server."""
+    """Connection to the Kubernetes API server."""
 
     namespaces: ControllerNamespaceSettings = ControllerNamespaceSettings()
     """Namespaces with a special meaning."""
 
     leader_election: LeaderElectionSettings = LeaderElectionSettings()
-    """Leader election. Only the leader reconciles; the other replicas are standbys with synced caches."""
+    """Leader election. Only the leader reconciles. The other replicas keep their caches synced and wait for the
+    Lease."""
 
     images: ImageSettings
-    """Images of containers that the platform itself starts."""
+    """Images of the containers that run no image of a user."""
 
     max_concurrent_reconciles: ReconcileConcurrencySettings = ReconcileConcurrencySettings()
     """Maximum number of concurrent reconciles of each controller."""
 
     pod_security: PodSecuritySettings = PodSecuritySettings()
-    """Additional security requirements for users' containers. They always run with the RuntimeDefault seccomp profile,
-    without privilege escalation and without a service account token."""
+    """Additional security requirements for users' containers. Whatever the values are, users' containers run with the
+    RuntimeDefault seccomp profile, without privilege escalation and without a service account token."""
 
     serverless: ServerlessSettings = ServerlessSettings()
-    """Settings of workers, that is, of units that serve a function."""
+    """Settings of workers. A worker is a unit that runs invocations of a function."""
 
     cluster_domain: Name = "cluster.local"
     """DNS domain of the cluster. It is part of the access URLs in the status of units."""
 
     resync_seconds: PositiveSeconds = 600
-    """Interval at which every GPUUnit, GPUStorage and StockPool is reconciled even without a change."""
+    """Interval in seconds at which the leader reconciles every GPUUnit, GPUStorage and StockPool, even if nothing
+    changed."""

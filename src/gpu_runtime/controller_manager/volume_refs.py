@@ -1,4 +1,4 @@
-"""Keys of the volumes that units, pods and Deployments mount. Pure.
+"""Keys of the volumes that units, pods and Deployments mount. No I/O.
 
 A GPUStorage and its PersistentVolumeClaim have the same namespace and name, so one key identifies both.
 """

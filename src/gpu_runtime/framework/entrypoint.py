@@ -45,11 +45,11 @@ async def _accept_until_stopped(
 ) -> None:
     server = FrameworkServer(settings, HandlerExecutor(handler, settings.concurrency))
     acceptor = await asyncio.get_running_loop().create_unix_server(server.create_protocol, sock=listener.socket)
-    log_line(f"listening on {settings.socket_path}, concurrency {settings.concurrency}")
+    log_line(f"server started: listening on {settings.socket_path} with concurrency {settings.concurrency}")
     try:
         await stopping.wait()
     finally:
         listener.unlink()
         acceptor.close()
-    log_line("stopping: waiting for running invocations")
+    log_line("server stopping: waiting for running invocations")
     await server.shutdown()

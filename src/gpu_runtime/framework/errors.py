@@ -1,21 +1,27 @@
 """Exceptions of the framework: two that a handler raises to control retries, and two that the framework raises.
 
 Exception
-├─ Reject        a handler: this invocation can never succeed → 422
-├─ Retry         a handler: another attempt may succeed       → 503
-├─ CannotServe   the process is not configured correctly      → the process exits
-└─ BadRequest    the request violates the contract            → 4xx, the handler is not called
+├─ Reject        a handler raises it: this invocation can never succeed → 422
+├─ Retry         a handler raises it: another attempt may succeed       → 503
+├─ CannotServe   the process is not configured correctly                → the process exits
+└─ BadRequest    the request violates the contract                      → 4xx, the handler is not called
 """
 
 import math
 
 
 class Reject(Exception):
-    """A handler raises it when the invocation can never succeed. The platform does not retry the invocation."""
+    """A handler raises this exception when the invocation can never succeed.
+
+    The platform does not retry the invocation.
+    """
 
 
 class Retry(Exception):
-    """A handler raises it when it cannot serve the invocation now. The platform retries it, on any worker."""
+    """A handler raises this exception when it cannot serve the invocation now.
+
+    The platform retries the invocation, on any worker.
+    """
 
     after: float | None = None
     """Seconds to wait before the next attempt. None: the platform's backoff decides."""

@@ -86,11 +86,12 @@ class HandlerExecutor:
         self._overdue.add(call)
         reason = "the deadline passed" if request.remaining() <= 0 else "the caller disconnected"
         if self._is_async:
-            log_line(f"invocation {request.invocation_id!r}: {reason}; cancelling the handler")
+            log_line(f"{_subject(request)}: handler cancelled because {reason}")
             call.cancel()
         else:
             log_line(
-                f"invocation {request.invocation_id!r}: {reason}; its thread occupies a slot until the handler returns"
+                f"{_subject(request)}: handler still running although {reason}:"
+                " its thread occupies a slot until the handler returns"
             )
 
 
@@ -124,12 +125,16 @@ def _reject_coroutine(value: Any) -> Any:
 
 
 def _log_handler_exception(error: BaseException, request: Request) -> EncodedResponse:
-    subject = f"invocation {request.invocation_id!r}, attempt {request.attempt}"
     if isinstance(error, (Reject, Retry)):
-        log_line(f"{subject}: {type(error).__name__}: {truncate(exception_text(error))}")
+        log_line(f"{_subject(request)}: handler raised {type(error).__name__}: {truncate(exception_text(error))}")
     else:
-        log_traceback(f"{subject}: the handler failed", error)
+        log_traceback(f"{_subject(request)}: handler raised an exception", error)
     return response_from_exception(error)
+
+
+def _subject(request: Request) -> str:
+    """The subject of a log line about an invocation."""
+    return f"invocation {request.invocation_id!r} attempt {request.attempt}"
 
 
 def _handler_response(call: asyncio.Future[EncodedResponse]) -> EncodedResponse:

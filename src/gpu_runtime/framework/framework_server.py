@@ -1,7 +1,7 @@
-"""The HTTP server on the unix socket: it accepts connections, routes two paths, and sends every response on shutdown.
+"""The HTTP server on the unix socket: it accepts connections and routes two paths.
 
 Each connection carries one request at a time. The invoke path calls the handler, the health path reports whether the
-worker can serve.
+worker can serve. On shutdown, the server sends the responses to all requests in progress.
 """
 
 import asyncio
@@ -74,7 +74,9 @@ class FrameworkServer:
         except (ConnectionError, TimeoutError):
             pass  # the caller disconnected or does not read its response
         except Exception as error:  # noqa: BLE001 - a bug on one connection must not end the others
-            log_traceback("connection failed: this is a bug in gpu_runtime.framework", error)
+            log_traceback(
+                "server connection raised an unexpected exception: this is a bug in gpu_runtime.framework", error
+            )
         finally:
             await connection.close()
             self._connections.discard(connection)
@@ -88,7 +90,7 @@ class FrameworkServer:
             raise BadRequest(405, f"wrong method for this path; use {method}")
 
     async def handle(self, head: RequestHead, body: bytes, disconnected: asyncio.Future[None]) -> EncodedResponse:
-        """Call the handler for the invoke path, else report health."""
+        """Call the handler if the request is for the invoke path. Otherwise report the health."""
         if self._path(head) == self._invoke_path:
             return await self._executor.execute(request_of(head.headers, body), disconnected)
         if self._executor.stuck:
@@ -133,7 +135,10 @@ class ServerConnection:
             self._idle = True
 
     async def close(self) -> None:
-        """Send what is buffered, then close. Abort if the caller does not read within the send timeout."""
+        """Send the buffered data, then close the connection.
+
+        Abort the connection if the caller does not read the data within the send timeout.
+        """
         try:
             async with asyncio.timeout(self._limits.send_timeout_seconds):
                 self._writer.close()
@@ -189,7 +194,7 @@ class ServerConnection:
                 await self._writer.drain()
 
     async def _discard_input(self) -> None:
-        """Read and discard what the caller still sends, for a short time.
+        """Read and discard the data that the caller still sends, for a short time.
 
         A caller that is still sending reads the error response only if its writes do not fail.
         """
@@ -201,7 +206,10 @@ class ServerConnection:
 
 
 def _is_disconnected(connection: socket.socket) -> bool:
-    """Whether the caller closed the socket. A caller that only half-closed it still waits for its response."""
+    """Return whether the caller closed the socket.
+
+    A caller that closed only its sending side still waits for its response.
+    """
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))

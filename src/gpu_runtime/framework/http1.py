@@ -1,4 +1,4 @@
-"""Parses HTTP/1.1 requests and serializes responses, as far as the contract needs it.
+"""Parses HTTP/1.1 requests and serializes responses. It implements only the part of HTTP that the contract needs.
 
 The parser rejects malformed HTTP and never guesses. It supports one request after another on a connection, but no
 upgrades and no compression. It parses trailers and ignores their content.
@@ -43,7 +43,7 @@ class RequestHead:
 
 
 class LineReader:
-    """Reads lines until their total size exceeds a limit."""
+    """Reads lines. Raises BadRequest when their total size exceeds a limit."""
 
     def __init__(self, reader: asyncio.StreamReader, limit: int) -> None:
         self._reader = reader
@@ -89,9 +89,10 @@ async def read_body(reader: asyncio.StreamReader, length: int, limit: int) -> by
 
 
 def serialize_response(response: EncodedResponse, keep_alive_seconds: int, with_body: bool = True) -> bytes:
-    """Serialize a response and its keep-alive headers. With 0 keep-alive seconds, the response closes the connection.
+    """Serialize a response and its keep-alive headers.
 
-    The response to HEAD has the Content-Length of a body that the server does not send.
+    With 0 keep-alive seconds, the response says that the server closes the connection. The response to HEAD has the
+    Content-Length of the body that the server does not send.
     """
     lines = [f"HTTP/1.1 {response.status} {_reason_phrase(response.status)}"]
     if response.content_type is not None:
@@ -130,8 +131,8 @@ def _is_keep_alive(headers: dict[str, str], by_default: bool) -> bool:
 def _body_length(headers: dict[str, str], may_be_chunked: bool) -> int:
     """Return the length of the body, or CHUNKED.
 
-    A request may have Content-Length or Transfer-Encoding, not both: two different ends of a request are a bug of the
-    caller or request smuggling.
+    A request must not have both Content-Length and Transfer-Encoding. With both, a request could have two different
+    ends, which is a bug of the caller or request smuggling.
     """
     length, coding = headers.get("content-length"), headers.get("transfer-encoding")
     if coding is not None:

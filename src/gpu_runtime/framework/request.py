@@ -88,7 +88,7 @@ def request_of(headers: Mapping[str, str], body: bytes) -> Request:
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a content type is application/json or has the suffix +json. Parameters are ignored."""
+    """Return whether a content type is application/json or has the suffix +json. Parameters are ignored."""
     essence = content_type.partition(";")[0].strip().lower()
     return essence == "application/json" or essence.endswith("+json")
 

@@ -10,7 +10,7 @@ from gpu_runtime.framework.errors import BadRequest, Reject, Retry
 
 JSON_CONTENT_TYPE = "application/json"
 MAX_ERROR_MESSAGE_LENGTH = 4096
-"""Longer error messages are truncated and marked. A message is meant to be a sentence, not a dump."""
+"""A longer error message is truncated, and its end is marked. A message is meant to be a sentence, not a dump."""
 
 _HEADER_VALUE = re.compile(r"[!-~]+(?:[ \t]+[!-~]+)*")
 
@@ -54,7 +54,7 @@ def response_from_value(value: Any) -> EncodedResponse:
 
 
 def response_from_exception(error: BaseException) -> EncodedResponse:
-    """Encode an exception of a handler. The response has its type and message, never the traceback."""
+    """Encode an exception of a handler. The response contains its type and its message, but never the traceback."""
     if isinstance(error, Retry):
         after = None if error.after is None else str(math.ceil(error.after))
         return error_response(503, "Retry", exception_text(error), () if after is None else (("Retry-After", after),))
@@ -64,7 +64,7 @@ def response_from_exception(error: BaseException) -> EncodedResponse:
 
 
 def response_from_bad_request(error: BadRequest) -> EncodedResponse:
-    """Encode a request that the server rejected before it called the handler."""
+    """Return the response to a request that the server rejected before it called the handler."""
     return error_response(error.status, "BadRequest", error.message)
 
 

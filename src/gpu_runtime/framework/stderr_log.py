@@ -1,7 +1,7 @@
 """Writes log lines to stderr, which is the log of the container.
 
-The framework does not use `logging`: a user's logging configuration disables, by default, every logger that already
-exists, and the traceback of a failed handler must always reach the log.
+The framework does not use `logging`, because the traceback of a failed handler must always reach the log. By default,
+the logging configuration of a user disables every logger that already exists.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """A pool of daemon threads for synchronous handlers. It grows to the highest number of concurrent calls.
 
-The framework does not use `concurrent.futures`: Python waits for those threads when the process exits, so a handler
-that hangs would prevent the exit forever.
+The framework does not use `concurrent.futures`: Python waits for the threads of that module when the process exits, so
+a handler that hangs would prevent the exit forever.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class DaemonThreadPool(Generic[T]):
         self._busy = 0
 
     def submit(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Run the function in a thread. It must not raise: the pool reports only results."""
+        """Run the function in a thread. The function must not raise: the pool reports only results."""
         self._busy += 1
         if self._busy > self._started:
             self._started += 1

@@ -1,4 +1,4 @@
-"""Opens the unix socket: every user in the pod may connect, and a stale socket file of a killed process is replaced."""
+"""Opens the unix socket. Every user in the pod can connect. A stale socket file of a killed process is replaced."""
 
 import contextlib
 import os
@@ -30,7 +30,8 @@ class UnixSocketListener:
 def listen(path: str) -> UnixSocketListener:
     """Listen on a unix socket with mode 0666. Raise CannotServe if that is not possible.
 
-    The worker sidecar runs as another user, so every user may connect. The permissions of the directory limit access.
+    The worker sidecar runs as another user, so every user can connect. The permissions of the directory limit the
+    access.
     """
     try:
         _remove_stale_socket(path)

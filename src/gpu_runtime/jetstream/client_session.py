@@ -1,7 +1,10 @@
 """One session of the nats-py client, from connect to close. A session never reconnects: `connection` opens a new one.
 
-The reconnect logic of nats-py is disabled for three reasons: it stops permanently after some server errors, it buffers
-messages while disconnected and sends them late, and it leaves requests waiting whose replies are lost.
+The reconnect logic of nats-py is disabled for three reasons:
+
+- It stops permanently after some server errors.
+- It buffers messages while it is disconnected, and sends them late.
+- A request whose reply is lost does not fail when the connection is lost, but continues to wait.
 """
 
 import asyncio
@@ -24,11 +27,11 @@ CLOSE_TIMEOUT_SECONDS = 0.5
 
 
 class _NatsClient(Client):
-    """The nats-py client with three bug fixes, each covered by a test that fails without it, and two optimizations.
+    """The nats-py client with three bug fixes and two optimizations. Without a fix, the test of that fix fails.
 
     nats-py passes every outgoing and incoming message through a queue to a separate task. This class writes all pending
-    messages in one piece at the end of the event loop iteration, without a task. It calls the subscription callback
-    directly for each incoming message, because our callbacks never block.
+    messages in one piece at the end of the event loop iteration, without a task. For each incoming message, it calls
+    the callback of the subscription directly, because our callbacks never block.
     """
 
     def __init__(self, *, require_tls: bool) -> None:
@@ -38,7 +41,10 @@ class _NatsClient(Client):
         self._write_handle: asyncio.Handle | None = None
 
     def _connect_command(self) -> bytes:
-        """Refuse to send credentials without TLS. nats-py sends them if the server does not require TLS."""
+        """Refuse to send credentials without TLS if TLS is required.
+
+        nats-py sends the credentials if the server does not require TLS.
+        """
         if self.require_tls and not self._server_info.get("tls_required"):
             raise NatsError("the server does not offer TLS")
         return super()._connect_command()
@@ -50,9 +56,10 @@ class _NatsClient(Client):
         await super()._process_pong()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        """Close in any case.
+        """Close the connection even after an error.
 
-        nats-py stops half-way if pending data meets a broken socket, and waits without end if the server does not read.
+        nats-py stops before the connection is closed if there is pending data and the socket is broken. It waits
+        forever if the server does not read.
         """
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
@@ -108,7 +115,8 @@ class NatsSession:
         self.options = options
         self.url = redact_url(url)
         self.last_error = ""
-        """The last error that nats-py reported. After the session has closed, this is the reason."""
+        """The last error that nats-py reported. After the session has closed, this is the reason for which it
+        closed."""
         self.client = _NatsClient(require_tls=options.requires_tls)
         self._server_url = url
 
@@ -165,13 +173,16 @@ class NatsSession:
         await self.abort()
 
     async def abort(self) -> None:
-        """Close without flushing. The timeout is necessary: after a failed TLS handshake, nats-py waits without end."""
+        """Close without flushing. The timeout is necessary: after a failed TLS handshake, nats-py waits forever."""
         with contextlib.suppress(NatsError, OSError, AssertionError, TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await self.client.close()
 
     def _check_size(self, data: bytes, headers: Mapping[str, str] | None) -> None:
-        """Reject a message that is too large: the server would disconnect. nats-py does not count the headers."""
+        """Reject a message that is too large, because the server would close the connection.
+
+        The size check of nats-py does not count the headers.
+        """
         size = len(data)
         if headers:
             size += HEADER_OVERHEAD_BYTES + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
@@ -182,7 +193,7 @@ class NatsSession:
 
     async def _on_error(self, error: Exception) -> None:
         self.last_error = _error_text(error)
-        logger.debug("NATS client error", extra={"url": self.url, "error": self.last_error})
+        logger.debug("NATS client reported an error", extra={"url": self.url, "error": self.last_error})
 
 
 def _error_text(error: BaseException) -> str:
@@ -191,9 +202,9 @@ def _error_text(error: BaseException) -> str:
 
 
 async def open_session(options: ConnectionOptions, url: str) -> NatsSession:
-    """Open an authenticated session. Raises NatsMisconfigured or NatsUnreachable; the caller should retry after both.
+    """Open an authenticated session. Raises NatsMisconfigured or NatsUnreachable. The caller should retry after both.
 
-    NatsMisconfigured can be transient here, because credentials and certificate files may change.
+    NatsMisconfigured can be temporary here, because the credentials and certificate files can change.
     """
     session = NatsSession(options, url)
     try:

@@ -30,7 +30,7 @@ ConnectionListener: TypeAlias = Callable[[bool], None]
 
 @dataclass(eq=False)
 class Subscription:
-    """A subscription to a subject that is restored in every new session until it is unsubscribed."""
+    """A subscription to a subject. The connection restores it in every new session until it is unsubscribed."""
 
     subject: str
     callback: MessageCallback
@@ -59,7 +59,7 @@ class NatsConnection:
         self._stopping = False
 
     def problem(self) -> str | None:
-        """Why the connection is not established, for the readiness probe; None if it is."""
+        """Return why the process is not connected to NATS, for the readiness probe. Return None if it is connected."""
         return self._problem
 
     @property
@@ -67,11 +67,11 @@ class NatsConnection:
         return self._connected.is_set()
 
     async def wait_connected(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the connection. Raises NatsUnreachable after the timeout; None waits without a timeout."""
+        """Wait for the connection. Raises NatsUnreachable after the timeout. None: no timeout."""
         await self._wait_for_session(timeout_seconds)
 
     def add_listener(self, listener: ConnectionListener) -> Callable[[], None]:
-        """Call the listener on every connect and disconnect. Returns a function that removes the listener."""
+        """Call the listener on every connect and disconnect. Return a function that removes the listener."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -84,7 +84,10 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Publish a message on core NATS, without an acknowledgement. Waits for the connection until the timeout."""
+        """Publish a message on core NATS, without an acknowledgement.
+
+        If the connection is lost, wait for a new connection until the timeout.
+        """
         session = self._session or await self._wait_for_session(timeout_seconds or self.options.request_timeout)
         await session.send(subject, data, reply, headers)
 
@@ -114,7 +117,8 @@ class NatsConnection:
     ) -> "tuple[asyncio.Future[Msg], Callable[[], None]]":
         """Send a request without waiting for its reply. Raises NatsUnreachable if there is no connection now.
 
-        Returns the future of the reply, and a function that stops the wait. The caller must call that function.
+        Returns the future of the reply, and a function that stops waiting for the reply. The caller must call that
+        function.
         """
         session = self._session or await self._wait_for_session(0)
         expected = self._reply_inbox.open()
@@ -126,7 +130,7 @@ class NatsConnection:
         return expected.reply, lambda: self._reply_inbox.close(expected)
 
     async def subscribe(self, subject: str, callback: MessageCallback, queue_group: str = "") -> Subscription:
-        """Call the callback with every message on a subject. The subscription survives a lost connection."""
+        """Call the callback with every message on a subject. The subscription is restored after a lost connection."""
         subscription = Subscription(subject, callback, queue_group)
         self._subscriptions.add(subscription)
         if self._session is not None:
@@ -138,7 +142,10 @@ class NatsConnection:
         return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """End a subscription. The callback still gets the messages that the server sent before it unsubscribed."""
+        """End a subscription.
+
+        The callback still gets the messages that the server sent before it processed the unsubscribe request.
+        """
         self._subscriptions.discard(subscription)
         live, subscription.client_subscription = subscription.client_subscription, None
         if live is not None and self._session is not None:
@@ -146,7 +153,8 @@ class NatsConnection:
                 async with asyncio.timeout(self.options.request_timeout):
                     await live.drain()  # type: ignore[no-untyped-call]
             except (NatsError, OSError, TimeoutError) as error:
-                logger.debug("unsubscribe failed", extra={"subject": subscription.subject, "error": str(error)})
+                fields = {"subject": subscription.subject, "error": str(error)}
+                logger.debug("NATS unsubscribe failed", extra=fields)
 
     async def _wait_for_session(self, timeout_seconds: float | None) -> NatsSession:
         try:
@@ -158,7 +166,10 @@ class NatsConnection:
         return self._session
 
     async def run(self) -> None:
-        """Keep one session open until `shut_down`. A cancellation is not enough: nats-py sometimes swallows it."""
+        """Keep one session open until `shut_down` is called.
+
+        A cancellation is not enough to end this method, because nats-py sometimes suppresses the cancellation.
+        """
         while not self._stopping:
             session = await self._dial()
             try:
@@ -180,7 +191,9 @@ class NatsConnection:
                 try:
                     return await open_session(self.options, url)
                 except JetStreamError as error:
-                    self._record_problem(str(error), repeated=failures > 0)
+                    self._record_problem(str(error))
+                    level = logging.DEBUG if failures else logging.WARNING
+                    logger.log(level, "NATS connection failed: retrying", extra={"error": str(error)})
             failures += 1
             await asyncio.sleep(self.options.backoff.delay(failures))
 
@@ -190,13 +203,15 @@ class NatsConnection:
             for subscription in tuple(self._subscriptions):
                 await subscription.start(session)
         except NatsUnreachable as error:
-            self._record_problem(str(error), repeated=True)
+            self._record_problem(str(error))
+            fields = {"url": session.url, "error": str(error)}
+            logger.debug("NATS subscriptions not restored: reconnecting", extra=fields)
             return False
         if session.closed.is_set():
             return False
         self._session, self._problem = session, None
         self._connected.set()
-        logger.info("connected to NATS", extra={"url": session.url})
+        logger.info("NATS connection established", extra={"url": session.url})
         self._notify_listeners(connected=True)
         return True
 
@@ -205,13 +220,17 @@ class NatsConnection:
             return
         self._session = None
         self._connected.clear()
-        self._record_problem(session.last_error or "the connection was closed", repeated=self._stopping)
+        problem = session.last_error or "the connection was closed"
+        self._record_problem(problem)
+        if self._stopping:
+            logger.debug("NATS connection closed", extra={"url": session.url})
+        else:
+            logger.warning("NATS connection lost: reconnecting", extra={"url": session.url, "error": problem})
         self._reply_inbox.fail_pending(session.last_error)
         self._notify_listeners(connected=False)
 
-    def _record_problem(self, problem: str, *, repeated: bool) -> None:
+    def _record_problem(self, problem: str) -> None:
         self._problem = f"not connected to NATS: {problem}"
-        logger.log(logging.DEBUG if repeated else logging.WARNING, "not connected to NATS", extra={"error": problem})
 
     def _notify_listeners(self, *, connected: bool) -> None:
         for listener in tuple(self._listeners):
@@ -220,7 +239,7 @@ class NatsConnection:
 
 @asynccontextmanager
 async def connect_nats(options: ConnectionOptions) -> AsyncIterator[NatsConnection]:
-    """Run a connection during the block. The block starts immediately: `wait_connected` waits for the connection.
+    """Run a connection during the block. The block does not wait for the connection: `wait_connected` does.
 
     Raises NatsMisconfigured if the options can never lead to a connection. At the end of the block, pending messages
     are flushed to the server before the connection closes.
@@ -232,7 +251,7 @@ async def connect_nats(options: ConnectionOptions) -> AsyncIterator[NatsConnecti
         yield connection
     finally:
         await connection.shut_down()
-        while not run_task.done():  # nats-py swallows a cancellation that arrives while it connects
+        while not run_task.done():  # nats-py suppresses a cancellation that arrives while it connects
             run_task.cancel()
             await asyncio.wait({run_task}, timeout=0.5)
 

@@ -1,6 +1,6 @@
 """Options of a NATS connection: server URLs, credentials, TLS and timeouts.
 
-Files are read for every new connection, so a changed file takes effect at the next reconnect.
+The client reads the files for every new connection, so a changed file takes effect at the next reconnect.
 """
 
 import ssl
@@ -19,11 +19,12 @@ URL_SCHEMES = ("nats", "tls")
 @dataclass(frozen=True)
 class TlsOptions:
     ca_file: str = ""
-    """CA certificates that sign the server's certificate. Empty uses the CA certificates of the operating system."""
+    """File with the CA certificates that sign the server's certificate. Empty: the CA certificates of the operating
+    system."""
     cert_file: str = ""
     key_file: str = ""
     server_name: str = ""
-    """The name that the server's certificate must contain. Empty uses the host of the URL."""
+    """The name that the server's certificate must contain. Empty: the host of the URL."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class ConnectionOptions:
     tls: TlsOptions | None = None
     connect_timeout: float = 5
     request_timeout: float = 5
-    """Default seconds to wait for a reply or for the connection."""
+    """Default time to wait for a reply or for the connection, in seconds."""
     ping_interval: float = 10
-    """Seconds between pings. The connection is lost when the server does not answer two pings."""
+    """Seconds between pings. If the server does not answer two pings, the connection counts as lost."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.1, max_seconds=5.0))
 
     def validate(self) -> None:
@@ -57,7 +58,7 @@ class ConnectionOptions:
         return self.tls is not None or any(url.startswith("tls://") for url in self.urls)
 
     def auth_arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `connect` of nats-py."""
+        """Return the keyword arguments with the credentials, for `connect` of nats-py."""
         if self.credentials_file:
             credentials = parse_nats_credentials(_read_file(self.credentials_file), self.credentials_file)
             return {"user_jwt_cb": credentials.user_jwt.encode, "signature_cb": credentials.sign}
@@ -80,7 +81,7 @@ class ConnectionOptions:
 
 
 def redact_url(url: str) -> str:
-    """The URL without user and password, for logs and errors."""
+    """Return the URL without user and password, for logs and errors."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

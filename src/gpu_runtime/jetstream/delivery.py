@@ -25,7 +25,7 @@ class OutgoingMessage:
     subject: str
     data: bytes
     message_id: str = ""
-    """If two messages with the same ID arrive within the duplicate window of the stream, it stores only the first."""
+    """If two messages with the same ID arrive within the duplicate window, the stream stores only the first one."""
     headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
 
 
@@ -56,7 +56,7 @@ class AckDelivery:
 
 @dataclass(frozen=True)
 class NakDelivery:
-    """Redeliver the message after `delay` seconds. None uses the backoff of the consumer."""
+    """Redeliver the message after `delay` seconds. None: the backoff of the consumer decides."""
 
     reason: str
     delay: float | None = None
@@ -68,21 +68,24 @@ class DeadLetterDelivery:
 
     reason: str
     failure_class: str = ""
-    """The failure class that the handler chose."""
+    """The failure class that the handler chose. Empty: the handler chose none."""
 
 
 DeliveryOutcome: TypeAlias = AckDelivery | NakDelivery | DeadLetterDelivery
 
 
 def limit_deliveries(outcome: DeliveryOutcome, delivery_count: int, max_deliveries: int | None) -> DeliveryOutcome:
-    """The outcome, except that a nak of the last allowed delivery becomes a dead letter."""
+    """Return the outcome. If it is a nak of the last allowed delivery, return a dead letter instead."""
     if isinstance(outcome, NakDelivery) and max_deliveries is not None and delivery_count >= max_deliveries:
         return DeadLetterDelivery(f"dead-lettered after {delivery_count} deliveries; last failure: {outcome.reason}")
     return outcome
 
 
 def dead_letter_if_exhausted(delivery_count: int, max_deliveries: int | None) -> DeadLetterDelivery | None:
-    """A dead letter if the message has had its last allowed delivery and that one ended without an outcome."""
+    """Return a dead letter if this delivery exceeds the maximum number of deliveries, otherwise None.
+
+    In that case, the last allowed delivery ended without an outcome.
+    """
     if max_deliveries is not None and delivery_count > max_deliveries:
         return DeadLetterDelivery(
             f"dead-lettered after {max_deliveries} deliveries; the last one ended without an outcome"

@@ -1,7 +1,7 @@
 """The tree of errors that this package raises.
 
 JetStreamError
-├─ NatsUnreachable        no response; `sent` says whether the server may have executed the request
+├─ NatsUnreachable        no response arrived; `sent` says whether the server may have executed the request
 ├─ NoResponders           the subject has no subscriber: the service or the stream does not exist
 ├─ JetStreamApiError      the server rejected the request
 │  ├─ NatsNotFound        the stream, consumer, bucket or key does not exist
@@ -44,7 +44,7 @@ class JetStreamApiError(JetStreamError):
         super().__init__(message)
         self.code = code
         self.err_code = err_code
-        """JetStream's error code for the reason; `code` is only an HTTP-like class."""
+        """The JetStream error code, which identifies the reason. `code` is only a general status, as in HTTP."""
 
 
 class NatsNotFound(JetStreamApiError):
@@ -64,7 +64,7 @@ class NatsMessageTooLarge(JetStreamError):
 
 
 class ConfigMismatch(JetStreamError):
-    """A stream, bucket or consumer exists, and a field that cannot be changed has another value than the settings."""
+    """A field of an existing stream, bucket or consumer differs from the settings and cannot be changed."""
 
     def __init__(self, resource: str, field: str, actual: Any, desired: Any) -> None:
         super().__init__(
@@ -100,11 +100,12 @@ _ERRORS_BY_CODE: Mapping[int, type[JetStreamApiError]] = MappingProxyType(
     }
 )
 _STREAM_STORE_FAILED_CODE = 10077
-"""The server uses this code for every reason not to store a message; only its description names a reached limit."""
+"""The server uses this code for every reason for which it does not store a message. Only the description of the error
+says whether a limit was reached."""
 
 
 def is_transient(error: JetStreamError) -> bool:
-    """Whether a later retry may succeed: the server did not get the request, or reports a temporary failure."""
+    """Return whether a later retry may succeed: the server did not respond, or it reported a temporary failure."""
     server_error = isinstance(error, JetStreamApiError) and error.code >= 500
     return server_error or isinstance(error, NatsUnreachable | NoResponders | StreamFull)
 

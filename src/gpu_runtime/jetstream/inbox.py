@@ -31,7 +31,10 @@ class Inbox:
         return f"{self._prefix}.*"
 
     def receive(self, message: Msg) -> None:
-        """Complete the pending reply. A reply without a pending request, such as one after its timeout, is dropped."""
+        """Complete the pending reply for this subject.
+
+        Drop the message if no request waits for it, for example after the timeout of the request.
+        """
         pending = self._pending.pop(message.subject, None)
         if pending is not None and not pending.done():
             pending.set_result(message)
@@ -60,4 +63,4 @@ class Inbox:
         for each in pending.values():
             if not each.done():
                 each.set_exception(NatsUnreachable(f"the connection was lost before the reply: {reason}", sent=True))
-                each.exception()  # marks the exception as retrieved: a future that has no waiter logs no warning
+                each.exception()  # mark the exception as retrieved, so that asyncio logs no warning

@@ -1,8 +1,8 @@
-"""A key-value bucket with optimistic concurrency: every write states the revision that it expects.
+"""A key-value bucket with optimistic concurrency: every write contains the revision that it expects.
 
 The stream leader answers reads, so a read sees every acknowledged write. If the acknowledgement of a write is lost, the
-publisher sends the write again, and the server rejects it because the first one was stored. Each write has a write ID
-(its message ID), so the writer recognizes its own value and does not report a conflict with itself.
+publisher sends the write again. The server rejects the second write, because it stored the first one. Each write has a
+write ID (its message ID). With it, the writer recognizes its own value and does not report a conflict with itself.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class KeyValueBucket:
         return last.entry if last else None
 
     async def create(self, key: str, value: bytes) -> int | None:
-        """Create a key and return its revision. Returns None if the key has a value already."""
+        """Create a key and return its revision. Return None if the key already has a value."""
         write_id = _new_write_id()
         new_revision, last = await self._write(key, value, 0, write_id)
         if new_revision is None and last is not None and last.entry is None:
@@ -60,12 +60,12 @@ class KeyValueBucket:
         return new_revision
 
     async def update(self, key: str, value: bytes, revision: int) -> int | None:
-        """Replace the value with this revision and return the new revision. Returns None if `revision` is stale."""
+        """Replace the value that has this revision, and return the new revision. Return None if `revision` is stale."""
         new_revision, _ = await self._write(key, value, revision, _new_write_id())
         return new_revision
 
     async def purge(self, key: str, revision: int) -> bool:
-        """Delete a key and its value with this revision. Returns False if `revision` is stale."""
+        """Delete a key if its value has this revision. Return False if `revision` is stale."""
         condition = {EXPECTED_LAST_SEQUENCE_HEADER: str(revision)}
         try:
             await self.publisher.publish(
@@ -82,7 +82,8 @@ class KeyValueBucket:
         subscription = await self.connection.subscribe(
             f"{self.spec.republish_to}.{key}", lambda _message: watch.notify()
         )
-        # Changes during a lost connection are not republished later, so a reconnect counts as a change.
+        # The server does not repeat changes that it republished while the connection was lost, so a reconnect counts as
+        # a change.
         remove_listener = self.connection.add_listener(lambda connected: watch.notify() if connected else None)
         try:
             yield watch
@@ -93,7 +94,7 @@ class KeyValueBucket:
     async def _write(
         self, key: str, value: bytes, revision: int, write_id: str
     ) -> tuple[int | None, _LastEntry | None]:
-        """The new revision, or None and the conflicting last entry."""
+        """Return the new revision. If another write was first, return None and the last entry."""
         condition = {EXPECTED_LAST_SEQUENCE_HEADER: str(revision)}
         try:
             message = OutgoingMessage(self.spec.subject(key), value, write_id, condition)

@@ -1,4 +1,4 @@
-"""Parser for NATS credentials files: the user JWT, and the nkey seed that signs the server's nonce."""
+"""Parses NATS credentials files. A file contains the user JWT, and the nkey seed that signs the server's nonce."""
 
 import base64
 import binascii
@@ -18,7 +18,7 @@ class NatsCredentials:
     signing_key: SigningKey
 
     def sign(self, nonce: str) -> bytes:
-        """The base64 signature of the server's nonce, as the CONNECT command sends it."""
+        """Return the signature of the server's nonce as base64, as the CONNECT command requires it."""
         return base64.b64encode(self.signing_key.sign(nonce.encode()).signature)
 
 

@@ -1,9 +1,10 @@
 """Publishes messages to streams and retries until a stream acknowledges them.
 
-When `publish` returns, a stream has stored the message. Until its timeout, a publisher sends an unacknowledged message
-again. JetStream stores a message with a message ID once, because it remembers IDs for the duplicate window of the
-stream. There is one exception: a restarted server rebuilds the IDs from the stored messages, so it does not recognize a
-message that was deleted before. Consumers must therefore tolerate duplicates.
+When `publish` returns, a stream has stored the message. A publisher sends an unacknowledged message again until the
+timeout of the publisher. JetStream stores a message with a message ID only once, because it remembers the IDs for the
+duplicate window of the stream. There is one exception: a restarted server rebuilds the IDs from the stored messages. If
+a message was deleted before the restart, the server stores a repetition of it again. Consumers must therefore tolerate
+duplicates.
 """
 
 import asyncio
@@ -53,13 +54,13 @@ _InFlightPublish: TypeAlias = "tuple[OutgoingMessage, asyncio.Future[Msg], Calla
 class Publisher:
     connection: NatsConnection
     timeout_seconds: float = 5
-    """Seconds, over all attempts, after which `publish` raises NatsUnreachable for an unacknowledged message."""
+    """Maximum total time of all attempts, in seconds. Then `publish` raises the error of the last attempt."""
     attempt_timeout_seconds: float = 2
     """Seconds that one attempt waits for the acknowledgement."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.05, max_seconds=0.5))
 
     async def publish(self, message: OutgoingMessage) -> PubAck:
-        """Store a message.
+        """Store a message in its stream.
 
         Raises NatsUnreachable, NoResponders, StreamFull, NatsMessageTooLarge or another JetStreamApiError.
         """
@@ -80,7 +81,7 @@ class Publisher:
     async def publish_many(
         self, messages: Iterable[OutgoingMessage], max_in_flight: int = 256
     ) -> list[PubAck | JetStreamError]:
-        """Store many messages without waiting for each acknowledgement. Returns one outcome per message, in order.
+        """Store many messages without waiting for each acknowledgement. Return one outcome per message, in order.
 
         At most `max_in_flight` messages are unacknowledged at any time. Messages that fail are retried one by one.
         """
@@ -158,7 +159,7 @@ def _headers(message: OutgoingMessage) -> Mapping[str, str]:
 
 
 def _is_retryable(error: JetStreamError, message: OutgoingMessage) -> bool:
-    """Whether sending the message again cannot store it twice: it was not stored, or it has a message ID."""
+    """Return whether a retry cannot store the message twice: it was not stored, or it has a message ID."""
     match error:
         case NatsUnreachable(sent=sent):
             return bool(message.message_id) or not sent

@@ -1,12 +1,12 @@
-"""Consumes a stream: runs the handler for each delivery, acknowledges it, and dead-letters after the last delivery.
+"""Consumes a stream: runs a handler for each delivery, and acknowledges or dead-letters the message.
 
-- A delivery is a lease of `ack_wait_seconds`. While the handler runs, the consumer extends it with in-progress
-  acknowledgements. If the process dies, the lease ends and the server redelivers the message to another process.
+- A delivery is a lease of `ack_wait_seconds`. While the handler runs, the consumer extends the lease with in-progress
+  acknowledgements. If the process dies, the lease expires and the server redelivers the message to another process.
 - The consumer decides whether to dead-letter a message when it receives the message. It uses the delivery count. It
   cannot wait for the handler to fail: a message may crash the process, and then the process cannot report the failure.
 - The consumer first publishes the messages of `on_dead_letter`, and only then removes the message from the stream.
 - An acknowledgement may be lost, so the server may redeliver a message that was handled. Handlers must be idempotent.
-- When stopped, the consumer starts no more handlers, completes the running ones, and naks all other deliveries
+- After a stop, the consumer starts no more handlers, waits for the running handlers, and naks all other deliveries
   immediately.
 """
 
@@ -53,9 +53,9 @@ class ConsumeOptions:
     max_in_flight: int = 16
     """Maximum number of messages that are handled concurrently."""
     max_deliveries: int | None = 5
-    """Deliveries after which a message is dead-lettered. None redelivers without limit."""
+    """Number of deliveries after which the consumer dead-letters a message. None: no limit."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=1.0, max_seconds=60.0))
-    """Delays between deliveries if the handler does not return a delay."""
+    """Delay before a redelivery if the handler does not return a delay."""
     pull_options: PullOptions = field(default_factory=PullOptions)
 
 
@@ -65,7 +65,8 @@ class _InFlightDelivery:
 
     delivery: Delivery
     ack_subject: str
-    """The subject for acknowledgements: that of the last delivery, if the server redelivered the message meanwhile."""
+    """The subject for acknowledgements. If the server redelivers the message while the handler runs, this is the
+    subject of the last delivery."""
 
 
 class PullConsumer:
@@ -92,7 +93,7 @@ class PullConsumer:
         return len(self._in_flight)
 
     def problem(self) -> str | None:
-        """Why the consumer gets no messages, for the readiness probe; None if pulling works."""
+        """Return why the consumer gets no messages, for the readiness probe. Return None if pulling works."""
         return self._puller.problem if self._puller else "the consumer has not started"
 
     def pause(self) -> None:
@@ -111,7 +112,8 @@ class PullConsumer:
     async def run(self, stopping: asyncio.Event) -> None:
         """Consume until `stopping` is set, and return when all running handlers have ended.
 
-        If cancelled, it cancels the handlers and naks their messages, so that the server redelivers them.
+        If this method is cancelled, it cancels the handlers and naks their messages, so that the server redelivers
+        them.
         """
         self._puller = Puller(
             self._connection, self._spec, self.options.max_in_flight, self._on_message, self.options.pull_options
@@ -140,7 +142,8 @@ class PullConsumer:
             return
         delivery = _delivery_from(message)
         if running := self._in_flight.get(delivery.message_key):
-            # The lease expired while the connection was lost. The handler still runs, so it owns the new delivery.
+            # The lease expired while the connection was lost, so the server redelivered the message. The handler still
+            # runs. Its outcome acknowledges the new delivery.
             running.ack_subject = message.reply
         elif self._stopping.is_set() or self._paused or len(self._in_flight) >= self.options.max_in_flight:
             self._tasks.create_task(self._send_ack(message.reply, NAK))
@@ -170,7 +173,7 @@ class PullConsumer:
         try:
             return await self._handler(delivery)
         except Exception as error:
-            logger.exception("message handler failed", extra=_log_fields(delivery))
+            logger.exception("message handler raised an unexpected exception", extra=self._log_fields(delivery))
             return NakDelivery(f"{type(error).__name__}: {error}")
 
     async def _acknowledge(self, running: _InFlightDelivery, outcome: DeliveryOutcome) -> None:
@@ -178,7 +181,8 @@ class PullConsumer:
             case AckDelivery():
                 await self._send_ack(running.ack_subject, ACK)
             case NakDelivery(reason, delay):
-                logger.info("message nacked", extra=_log_fields(running.delivery) | {"reason": reason})
+                fields = self._log_fields(running.delivery) | {"reason": reason}
+                logger.info("message nacked: JetStream will redeliver it", extra=fields)
                 await self._send_ack(
                     running.ack_subject,
                     _nak_payload(self._redelivery_delay(running.delivery) if delay is None else delay),
@@ -187,15 +191,19 @@ class PullConsumer:
                 await self._dead_letter(running, outcome)
 
     async def _dead_letter(self, running: _InFlightDelivery, outcome: DeadLetterDelivery) -> None:
-        """Publish the dead letter, then remove the message. If publishing fails, nak, so that it is redelivered."""
-        logger.warning("message dead-lettered", extra=_log_fields(running.delivery) | {"reason": outcome.reason})
+        """Publish the dead letter, then remove the message from the stream.
+
+        If publishing fails, nak the message, so that the server redelivers it.
+        """
+        fields = self._log_fields(running.delivery) | {"reason": outcome.reason}
         try:
             for message in self._on_dead_letter(running.delivery, outcome):
                 await self._publisher.publish(message)
         except Exception:
-            logger.exception("dead letter not published", extra=_log_fields(running.delivery))
+            logger.exception("dead letter not published: JetStream will redeliver the message", extra=fields)
             await self._send_ack(running.ack_subject, _nak_payload(self._redelivery_delay(running.delivery)))
         else:
+            logger.warning("message dead-lettered", extra=fields)
             await self._send_ack(running.ack_subject, TERM)
 
     def _redelivery_delay(self, delivery: Delivery) -> float:
@@ -207,7 +215,16 @@ class PullConsumer:
         try:
             await self._connection.publish(ack_subject, ack, timeout_seconds=timeout_seconds)
         except JetStreamError as error:
-            logger.warning("ack not sent", extra={"ack": ack.decode(), "error": str(error)})
+            logger.warning(
+                "acknowledgement not sent: JetStream can redeliver the message",
+                extra={
+                    "stream": self._spec.stream,
+                    "consumer": self._spec.name,
+                    "subject": ack_subject,
+                    "ack": ack.decode(),
+                    "error": str(error),
+                },
+            )
 
     async def _extend_ack_wait(self) -> None:
         """Extend the leases of all messages in flight."""
@@ -216,6 +233,16 @@ class PullConsumer:
             for running in tuple(self._in_flight.values()):
                 if self._connection.connected:
                     await self._send_ack(running.ack_subject, IN_PROGRESS)
+
+    def _log_fields(self, delivery: Delivery) -> dict[str, object]:
+        return {
+            "stream": delivery.stream,
+            "consumer": self._spec.name,
+            "subject": delivery.subject,
+            "sequence": delivery.sequence,
+            "delivery_count": delivery.delivery_count,
+            "message_id": delivery.headers.get(MESSAGE_ID_HEADER, ""),
+        }
 
 
 def _delivery_from(message: Msg) -> Delivery:
@@ -233,12 +260,3 @@ def _delivery_from(message: Msg) -> Delivery:
 
 def _nak_payload(delay: float) -> bytes:
     return NAK + b" " + msgspec.json.encode({"delay": nanoseconds(delay)}) if delay > 0 else NAK
-
-
-def _log_fields(delivery: Delivery) -> dict[str, object]:
-    return {
-        "subject": delivery.subject,
-        "sequence": delivery.sequence,
-        "delivery_count": delivery.delivery_count,
-        "message_id": delivery.headers.get(MESSAGE_ID_HEADER, ""),
-    }

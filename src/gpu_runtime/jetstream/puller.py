@@ -1,9 +1,9 @@
-"""Sends pull requests for a consumer: never for more messages than the process has capacity for.
+"""Sends pull requests for a consumer. It never requests more messages than the process has free capacity for.
 
 A pull request stays open on the server until it is filled or expires, so messages arrive without polling. Because open
 requests never exceed the free capacity, the server delivers a message only to a process that can start it immediately.
-The server sends heartbeats for open requests. If the heartbeats stop, the server has lost the requests, and the puller
-sends them again.
+The server sends heartbeats for open requests. If the heartbeats stop, the puller assumes that the server has lost the
+requests, and sends them again.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class PullOptions:
 
     @property
     def heartbeat_timeout(self) -> float:
-        """Seconds without a message or heartbeat after which the server is assumed to have lost the pull requests."""
+        """Seconds without a message or heartbeat after which the puller treats the pull requests as lost."""
         return 2.5 * self.heartbeat
 
 
@@ -55,7 +55,7 @@ class Puller:
         options: PullOptions | None = None,
     ) -> None:
         self.problem: str | None = None
-        """Why messages cannot be pulled; None if pulling works, even if the stream is empty."""
+        """Why messages cannot be pulled. None if pulling works, even if the stream is empty."""
         self._connection, self._spec, self._max_in_flight, self._callback = connection, spec, max_in_flight, callback
         self._options = options or PullOptions()
         self._inbox_subject = f"_INBOX.{secrets.token_hex(11)}"
@@ -75,12 +75,15 @@ class Puller:
             self._wake.set()
 
     def set_paused(self, paused: bool) -> None:
-        """Pause: send no pull requests and drop the open ones. Or resume."""
+        """Pause or resume. Both drop the open pull requests.
+
+        During a pause, the puller sends no pull requests.
+        """
         self._paused, self._pulls_valid = paused, False
         self._wake.set()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Pull until `stopping` is set. No message is received after this returns."""
+        """Pull until `stopping` is set. After this method has returned, no more messages arrive."""
         remove_listener = self._connection.add_listener(self._on_connection_change)
         failures = 0
         try:
@@ -109,9 +112,9 @@ class Puller:
         await self._wait_for_event()
 
     async def _resubscribe(self) -> None:
-        """Ensure that the consumer exists, and start without open pull requests.
+        """Ensure that the consumer exists, and start again without open pull requests.
 
-        The new inbox subject separates the responses: responses to earlier pull requests are no longer received.
+        The puller changes its inbox subject, so it no longer receives the responses to earlier pull requests.
         """
         await self._close()
         await ensure_consumer(self._connection, self._spec)
@@ -149,7 +152,8 @@ class Puller:
 
     def _on_message(self, message: Msg) -> None:
         self._last_received = asyncio.get_running_loop().time()
-        # Only a stream message has an ack subject. The headers do not decide: a publisher may set any header.
+        # A message of the stream has an ack subject, a status message has none. The headers do not decide, because a
+        # publisher can set any header.
         if message.reply:
             self._requested -= 1
             self._callback(message)
@@ -161,14 +165,17 @@ class Puller:
             self._on_pull_ended(status, headers)
 
     def _on_pull_ended(self, status: str, headers: dict[str, str]) -> None:
-        """Handle the end of a pull request. If the status has no count of unfilled messages, renew all of them."""
+        """Handle the end of a pull request.
+
+        If the status message does not contain the number of messages that were not delivered, renew all pull requests.
+        """
         unfilled = headers.get(PENDING_MESSAGES_HEADER, "")
         if status != NO_RESPONDERS_STATUS and unfilled.isdecimal():
             self._requested = max(0, self._requested - int(unfilled))
         else:
             self._pulls_valid = False
             logger.debug(
-                "server ended the pull requests, sending new ones",
+                "pull requests ended by the NATS server: sending new ones",
                 extra={
                     "stream": self._spec.stream,
                     "consumer": self._spec.name,
@@ -186,7 +193,7 @@ class Puller:
         problem = f"cannot pull from {self._spec.name} of {self._spec.stream}: {error}"
         if problem != self.problem:
             logger.warning(
-                "pull failed",
+                "pull failed: retrying",
                 extra={"stream": self._spec.stream, "consumer": self._spec.name, "error": str(error)},
             )
         self.problem = problem
@@ -205,10 +212,10 @@ class Puller:
 
 
 def pull_batch_size(max_in_flight: int, in_flight: int, requested: int) -> int:
-    """How many messages to request now.
+    """Return how many messages to request now.
 
-    While pull requests are open, less than half of the capacity is not requested: one pull request per message would
-    double the cost of each message.
+    While pull requests are open, the result is 0 until half of the capacity is free and not requested. With one pull
+    request per message, each message would cost twice as much.
     """
     free = max_in_flight - in_flight - requested
     return free if free >= max(1, max_in_flight // 2) or (requested <= 0 and free > 0) else 0

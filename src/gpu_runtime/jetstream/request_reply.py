@@ -39,17 +39,17 @@ async def serve_requests(
     queue_group: str = "",
     max_concurrent: int = 64,
 ) -> AsyncIterator[None]:
-    """Serve requests on a subject during the block. In a queue group, one member serves each request.
+    """Serve requests on a subject during the block. In a queue group, only one member serves each request.
 
     A request gets no reply if `max_concurrent` requests are in progress, or if the handler fails. The client's timeout
-    then expires, and the client may send the request again. Requests in progress at the end of the block are completed.
+    then expires, and the client can send the request again. Requests in progress at the end of the block are completed.
     """
     running: set[asyncio.Task[None]] = set()
 
     def received(message: Msg) -> None:
         if len(running) >= max_concurrent:
             logger.warning(
-                "request dropped, too many concurrent requests",
+                "NATS request dropped: too many concurrent requests",
                 extra={"subject": message.subject, "limit": max_concurrent},
             )
             return
@@ -67,10 +67,10 @@ async def serve_requests(
 
 
 class ReplyInbox:
-    """Receives replies on subjects that are passed on to other processes.
+    """Receives replies on subjects that this process passes on to other processes.
 
-    A reply is not bound to one request. The subject stays valid after a lost connection; only replies that are sent
-    while the connection is lost are lost. `send_request`, in contrast, fails when the connection is lost.
+    A reply is not bound to one request. The subject stays valid after a lost connection. Only the replies that are sent
+    while the connection is lost do not arrive. In contrast, `send_request` fails when the connection is lost.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,10 @@ class ReplyInbox:
 
     @contextmanager
     def expect(self) -> Iterator[PendingReply]:
-        """Expect one reply during the block. The sender publishes to `subject`; `wait_for_reply` waits for it."""
+        """Expect one reply during the block.
+
+        The sender publishes the reply to `PendingReply.subject`, and `wait_for_reply` waits for it.
+        """
         with self._inbox.expect() as expected:
             yield expected
 
@@ -106,6 +109,7 @@ async def _respond(connection: NatsConnection, message: Msg, handler: RequestHan
         if message.reply:
             await connection.publish(message.reply, data)
     except JetStreamError as error:
-        logger.warning("reply not sent", extra={"subject": message.subject, "error": str(error)})
+        fields = {"subject": message.subject, "error": str(error)}
+        logger.warning("reply not sent: the request will time out", extra=fields)
     except Exception:
-        logger.exception("request handler failed", extra={"subject": message.subject})
+        logger.exception("NATS request handler raised an unexpected exception", extra={"subject": message.subject})

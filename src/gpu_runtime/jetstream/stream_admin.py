@@ -1,8 +1,8 @@
 """Creates, updates and inspects streams, consumers and key-value buckets.
 
-`ensure_*` creates what does not exist and updates what differs from its spec. Any number of processes may call it at
-the same time. If a field differs that JetStream cannot change, `ensure_*` changes nothing and raises ConfigMismatch
-with the name of the field.
+`ensure_*` creates an object that does not exist, and updates an object that differs from its spec. Any number of
+processes may call it at the same time. If JetStream cannot change a field that differs, `ensure_*` changes nothing and
+raises ConfigMismatch with the name of the field.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class ConsumerInfo:
     num_pending: int
     """Messages that the consumer has not delivered yet."""
     num_ack_pending: int
-    """Messages that are delivered and not acknowledged, including those that wait for redelivery."""
+    """Messages that were delivered but not acknowledged, including messages that wait for redelivery."""
     num_waiting: int
     """Open pull requests."""
 
@@ -44,7 +44,8 @@ class ConsumerInfo:
 @dataclass(frozen=True)
 class StreamInfo:
     created_at: str
-    """Creation time. A stream that was deleted and re-created uses the same sequence numbers for other messages."""
+    """Creation time. It identifies the stream: a stream that was deleted and re-created uses the same sequence numbers
+    for other messages."""
     messages_by_subject: dict[str, int]
     """Number of stored messages by subject."""
 
@@ -55,9 +56,9 @@ async def ensure_with_retry(
     buckets: Iterable[BucketSpec] = (),
     consumers: Iterable[ConsumerSpec] = (),
 ) -> None:
-    """Create or update all of them, and retry while the server is unavailable.
+    """Create or update the streams, buckets and consumers. Retry while the server is unavailable.
 
-    Raises ConfigMismatch and permanent JetStreamApiErrors: only an operator can resolve those.
+    Raises ConfigMismatch or a permanent JetStreamApiError. Only an operator can resolve these errors.
     """
     failures = 0
     while True:
@@ -72,7 +73,7 @@ async def ensure_with_retry(
             if not is_transient(error):
                 raise
             failures += 1
-            logger.warning("stream setup failed, retrying", extra={"error": str(error)})
+            logger.warning("stream setup failed: retrying", extra={"error": str(error)})
             await asyncio.sleep(_SETUP_BACKOFF.delay(failures))
         else:
             return
@@ -98,7 +99,7 @@ async def ensure_consumer(connection: NatsConnection, spec: ConsumerSpec) -> Non
 
 
 async def delete_consumer(connection: NatsConnection, spec: ConsumerSpec) -> None:
-    """Delete a consumer. Unacknowledged messages stay in the stream. A consumer that does not exist is no error."""
+    """Delete a consumer. Unacknowledged messages stay in the stream. Do nothing if the consumer does not exist."""
     try:
         await api_request(connection, f"CONSUMER.DELETE.{spec.stream}.{spec.name}")
     except NatsNotFound:
@@ -111,19 +112,22 @@ async def consumer_info(connection: NatsConnection, spec: ConsumerSpec) -> Consu
 
 
 async def ack_floor(connection: NatsConnection, spec: ConsumerSpec) -> int:
-    """The stream sequence up to which the consumer has acknowledged all messages of its filter."""
+    """Return the stream sequence up to which the consumer has acknowledged all messages that match its filter."""
     info = await api_request(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
     floor: int = info["ack_floor"]["stream_seq"]
     return floor
 
 
 async def messages_by_subject(connection: NatsConnection, stream: str, pattern: str) -> dict[str, int]:
-    """Message counts of a stream for each subject of the pattern. In a work queue stream, this is the backlog."""
+    """Return the number of stored messages for each subject that matches the pattern.
+
+    In a work queue stream, this is the backlog.
+    """
     return (await stream_info(connection, stream, pattern)).messages_by_subject
 
 
 async def stream_info(connection: NatsConnection, stream: str, pattern: str) -> StreamInfo:
-    """Creation time of a stream, and its message counts for the subjects of the pattern.
+    """Return the creation time of a stream, and its message counts for the subjects that match the pattern.
 
     The server returns at most 100,000 subjects in one response, which is more than the number of functions.
     """
@@ -143,15 +147,15 @@ async def _ensure_stream(connection: NatsConnection, desired: Config, resource: 
             await api_request(connection, f"STREAM.UPDATE.{name}", updated)
         except JetStreamApiError as error:
             raise _config_mismatch(info["config"], desired, resource, error) from error
-        logger.info("stream updated", extra={"resource": resource})
+        logger.info("stream configuration updated", extra={"stream": name, "resource": resource})
 
 
 async def _limits_not_lowered(connection: NatsConnection, info: Config, desired: Config, resource: str) -> Config:
-    """The current values of the limits that must not be lowered yet.
+    """Return the limits that must not be lowered yet, with their current values.
 
-    If a limit is lowered below what the stream holds, JetStream deletes the excess messages. It does so even if the
-    stream discards new messages, which must never lose a stored one. A later call lowers the limit when the stream
-    holds less.
+    If a limit is lowered below the usage of the stream, JetStream deletes the excess messages. It does so even if the
+    discard policy is `new`, although such a stream must never lose a stored message. A later call lowers the limit when
+    the usage has fallen below it.
     """
     if desired["discard"] != "new":
         return {}
@@ -161,7 +165,7 @@ async def _limits_not_lowered(connection: NatsConnection, info: Config, desired:
     if unchanged:
         logger.warning(
             "stream limits not lowered: the stream exceeds the new limits",
-            extra={"resource": resource, "limits": unchanged},
+            extra={"stream": desired["name"], "resource": resource, "limits": unchanged},
         )
     return unchanged
 
@@ -189,7 +193,10 @@ async def _create_consumer(connection: NatsConnection, spec: ConsumerSpec, confi
 
 
 def _updated_config(actual: Config, desired: Config, resource: str) -> Config | None:
-    """The config to send in an update, or None if the actual config matches. Fields that we do not set are kept."""
+    """Return the config to send in an update, or None if the actual config already matches.
+
+    Fields that `desired` does not contain keep their actual values.
+    """
     differences = list(config_differences(actual, desired))
     for each in differences:
         if each.field in IMMUTABLE_FIELDS:

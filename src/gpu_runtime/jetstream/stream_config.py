@@ -1,4 +1,4 @@
-"""Conversion of stream, consumer and bucket specs to JetStream API configs, and comparison of two configs.
+"""Converts the specs of streams, consumers and buckets to configs of the JetStream API, and compares two configs.
 
 Pure functions: nothing here connects to the server.
 """
@@ -11,7 +11,7 @@ from gpu_runtime.jetstream.stream_specs import DUPLICATE_WINDOW_SECONDS, BucketS
 Config: TypeAlias = dict[str, Any]
 
 IMMUTABLE_FIELDS = frozenset({"retention", "storage", "ack_policy", "deliver_policy", "deny_delete"})
-"""Fields that JetStream cannot change, or can change only by losing stored messages."""
+"""Fields that JetStream cannot change, or can change only with the loss of stored messages."""
 
 _SERVER_DEFAULTS: Mapping[str, Any] = {
     "discard_new_per_subject": False,
@@ -21,7 +21,7 @@ _SERVER_DEFAULTS: Mapping[str, Any] = {
     "inactive_threshold": 0,
     "max_age": 0,
 }
-"""The value of a field that the server omits from its response."""
+"""The values of the fields that the server omits from its responses."""
 
 
 class ConfigDifference(NamedTuple):

@@ -1,4 +1,4 @@
-"""Reads and deletes single messages of a stream without a consumer, in stream order. Reading does not acknowledge."""
+"""Reads and deletes single messages of a stream, in stream order, without a consumer. Reading acknowledges nothing."""
 
 import base64
 from collections.abc import AsyncIterator, Mapping
@@ -32,7 +32,7 @@ class StoredMessage:
 async def next_message(
     connection: NatsConnection, stream: str, subject: str, sequence: int = 1
 ) -> StoredMessage | None:
-    """The first message on the subject with this sequence or a later one, or None if there is none.
+    """Return the first message on the subject with this sequence or a later sequence, or None if there is none.
 
     The subject may contain wildcards.
     """
@@ -67,10 +67,10 @@ async def delete_message(connection: NatsConnection, stream: str, sequence: int)
 
 
 def is_message_not_found(error: JetStreamApiError) -> bool:
-    """Whether a deletion failed because the message does not exist.
+    """Return whether a deletion failed because the message does not exist.
 
-    For a sequence before the first or after the last message, the server uses one error code for every failed deletion,
-    so the description decides.
+    If the sequence is before the first message or after the last message, the server responds with an error code that
+    it uses for every failed deletion. So this function checks the description of such an error.
     """
     if error.err_code == MESSAGE_DELETE_FAILED_CODE:
         return str(error) in ("no message found", "stream store EOF")

@@ -11,7 +11,7 @@ RetentionPolicy: TypeAlias = Literal["limits", "workqueue", "interest"]
 DiscardPolicy: TypeAlias = Literal["old", "new"]
 
 DUPLICATE_WINDOW_SECONDS = 120.0
-"""Seconds for which the server detects a repeated message ID. It is longer than any publisher retries."""
+"""Seconds for which the server detects a repeated message ID. Every publisher stops retrying earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class StreamSpec:
     max_age_seconds: float | None = None
     max_bytes: int | None = None
     max_messages_per_subject: int | None = None
-    """With `discard="new"`, a full subject rejects new messages while the other subjects still accept them."""
+    """With `discard="new"`, the stream rejects new messages for a full subject, and still accepts messages for other
+    subjects."""
     duplicate_window_seconds: float = DUPLICATE_WINDOW_SECONDS
 
 
@@ -33,16 +34,16 @@ class StreamSpec:
 class ConsumerSpec:
     """A durable pull consumer with explicit acknowledgement.
 
-    The server has no limit on deliveries (max_deliver): at that limit it would stop delivering the message without
-    notice. The server also has no limit on unacknowledged messages (max_ack_pending): a message that waits for its
-    redelivery counts, so redeliveries of one subject would block the deliveries of all other subjects. The batch sizes
-    of the pull requests limit what is in flight.
+    The consumer has no limit on deliveries (max_deliver), because at that limit the server would stop delivering the
+    message without notice. The consumer also has no limit on unacknowledged messages (max_ack_pending). A message that
+    waits for its redelivery counts as unacknowledged, so redeliveries of one subject would block the deliveries of all
+    other subjects. Instead, the batch sizes of the pull requests limit the number of messages in flight.
     """
 
     stream: str
     name: str
     filter_subject: str = ""
-    """Empty selects all messages of the stream. In a work queue stream, filters of two consumers must not overlap."""
+    """Empty: all messages of the stream. In a work queue stream, the filters of two consumers must not overlap."""
     ack_wait_seconds: float = 30
     """Seconds after which the server redelivers a message without an ack, a nak or an in-progress acknowledgement."""
     inactive_threshold_seconds: float | None = None
@@ -53,7 +54,7 @@ class ConsumerSpec:
 class BucketSpec:
     name: str
     ttl_seconds: float | None = None
-    """Seconds after its last change at which a value expires."""
+    """Seconds after which a value expires, counted from its last change."""
     storage: StorageType = "file"
     replicas: int = 1
     max_bytes: int | None = None

@@ -102,7 +102,7 @@ class ReplicaSetStatus(KubeStruct, frozen=True, kw_only=True):
     replicas: int = 0
     ready_replicas: int = 0
     conditions: tuple[Condition, ...] = ()
-    """The condition `ReplicaFailure` has the quota or policy that rejected the pods."""
+    """The message of the condition `ReplicaFailure` names the quota or policy that rejected the pods."""
 
 
 class ReplicaSet(KubeObject, frozen=True, kw_only=True):

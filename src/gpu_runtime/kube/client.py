@@ -1,7 +1,7 @@
-"""A typed client of the Kubernetes API: reads return models, writes take manifests, failures are KubeErrors.
+"""A typed client of the Kubernetes API: reads return models, writes accept manifests, failures raise KubeErrors.
 
-The client has no cache and does not wait for conditions. The API server validates every write strictly: an unknown
-field is an error, so a typo in a field name cannot go unnoticed.
+The client has no cache and does not wait for conditions. The API server validates every write strictly: it rejects
+unknown fields. So a misspelled field name always causes an error.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,8 +30,8 @@ APPLY_PATCH = "application/apply-patch+yaml"
 class KubeClient:
     """A client of one API server.
 
-    `fenced`, `with_options` and `without_connection_limit` return clients with other options that share its
-    connections.
+    `fenced`, `with_options` and `without_connection_limit` return clients with other options. These clients share the
+    connections of this client.
     """
 
     def __init__(  # noqa: PLR0913 - options by keyword, from `open_kube_client` and the deriving methods
@@ -56,7 +56,7 @@ class KubeClient:
         )
 
     def fenced(self, fence: Fence) -> "KubeClient":
-        """Return a client that sends no writes after the right to write has expired. They raise KubeNotLeader."""
+        """Return a client that raises KubeNotLeader instead of sending a write after the right to write has expired."""
         return self._derive(fence=fence)
 
     def with_options(self, timeout: float, retries: RetryPolicy) -> "KubeClient":
@@ -77,7 +77,8 @@ class KubeClient:
         try:
             pages = [page async for page in self.pages(resource, list_options, page_size=page_size)]
         except KubeResourceExpired:
-            # Reading the pages took longer than the server keeps old versions, so the client reads a single page.
+            # The server deleted the version of the list before the client had read all pages. So the client reads one
+            # large page.
             pages = [page async for page in self.pages(resource, list_options, page_size=0)]
         items = tuple(item for page in pages for item in page.items)
         undecodable = tuple(item for page in pages for item in page.undecodable)
@@ -86,9 +87,9 @@ class KubeClient:
     async def pages(
         self, resource: ApiResource[T], list_options: ListOptions = ALL_OBJECTS, *, page_size: int = 500
     ) -> AsyncIterator[ListPage[T]]:
-        """Yield page after page, all of the same resource version.
+        """Yield the pages of a list one after another. All pages have the same resource version.
 
-        Raises KubeResourceExpired when the server no longer keeps that version.
+        Raises KubeResourceExpired if the server no longer has that version.
         """
         page = await self.page(resource, list_options, limit=page_size)
         yield page
@@ -104,7 +105,7 @@ class KubeClient:
         limit: int = 500,
         continue_token: str = "",
     ) -> ListPage[T]:
-        """Return one page. Limit 0 means all objects."""
+        """Return one page with at most `limit` objects. With the limit 0, the page contains all objects."""
         query = codec.query_string(
             {**list_options.query_parameters, "limit": limit or None, "continue": continue_token}
         )
@@ -112,7 +113,7 @@ class KubeClient:
         return codec.decode_list_page(resource, await self._read(target))
 
     async def count(self, resource: ApiResource[T], namespace: str = "") -> int:
-        """Return the approximate number of objects. The client reads only one of them."""
+        """Return the approximate number of objects. The response of the server contains only one of the objects."""
         page = await self.page(resource, ListOptions(namespace), limit=1)
         return len(page.items) + len(page.undecodable) + page.remaining_item_count
 
@@ -126,7 +127,7 @@ class KubeClient:
         )
 
     async def replace(self, resource: ApiResource[T], manifest: Manifest, *, subresource: str = "") -> T:
-        """Replace the whole object. Raises KubeConflict if it no longer has the resource version of the manifest."""
+        """Replace the whole object. Raises KubeConflict if it does not have the resource version of the manifest."""
         key = codec.manifest_key(manifest)
         if not manifest["metadata"].get("resourceVersion"):
             raise ValueError(f"cannot replace {resource.kind} {key}: the manifest needs metadata.resourceVersion")
@@ -146,7 +147,7 @@ class KubeClient:
     ) -> T:
         """Change the fields in the patch.
 
-        With a resource version, raises KubeConflict if the object has another one.
+        If a resource version is given, raises KubeConflict if the object has another resource version.
         """
         if resource_version is not None:
             patch = {**patch, "metadata": {**patch.get("metadata", {}), "resourceVersion": resource_version}}
@@ -172,10 +173,11 @@ class KubeClient:
     async def apply(
         self, resource: ApiResource[T], manifest: Manifest, *, force: bool = True, subresource: str = ""
     ) -> T:
-        """Server-side apply: set the fields of the manifest and own them. Removes owned fields that it no longer has.
+        """Server-side apply: set the fields in the manifest, and make this client's field manager their owner.
 
+        The API server removes the fields that this field manager owned and that the manifest no longer contains.
         Without force, raises KubeConflict if another field manager owns one of the fields. If the manifest has a
-        resource version, raises KubeConflict if the object has changed since.
+        resource version, raises KubeConflict if the object has another resource version.
         """
         target = codec.object_path(resource, codec.manifest_key(manifest), subresource)
         target += self._force_apply_query if force else self._write_query
@@ -190,7 +192,7 @@ class KubeClient:
         uid: str | None = None,
         resource_version: str | None = None,
     ) -> None:
-        """Delete the object. Raises KubeConflict if it has another UID or resource version than the given one."""
+        """Delete the object. Raises KubeConflict if the object does not have the given UID or resource version."""
         fields = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {name: value for name, value in fields.items() if value is not None}
         body = msgspec.json.encode({"propagationPolicy": "Background", "preconditions": preconditions})
@@ -209,8 +211,8 @@ class KubeClient:
     ) -> AsyncIterator[AsyncIterator[WatchEvent[T]]]:
         """Yield the changes after the resource version. The server ends the watch after `timeout_seconds`.
 
-        A healthy server sends a bookmark about every minute. If the watch is silent for longer than `idle_timeout`
-        seconds, the connection is dead and KubeUnreachable is raised.
+        A healthy server sends a bookmark about every minute. If no data arrives for `idle_timeout` seconds, the client
+        assumes that the connection is dead, and raises KubeUnreachable.
         """
         query: dict[str, str | int | None] = {
             "watch": "true",
@@ -263,9 +265,9 @@ class KubeClient:
 async def open_kube_client(
     config: ClusterConfig, *, field_manager: str, metrics: KubeMetrics | None = None, max_connections: int = 128
 ) -> AsyncIterator[KubeClient]:
-    """Yield a client of the cluster. It connects when the first request is sent.
+    """Yield a client of the cluster. The client connects when it sends the first request.
 
-    Watches and requests that bypass the connection limit use connections in addition to `max_connections`.
+    `max_connections` does not limit watches, and does not limit requests that bypass the connection limit.
     """
 
     async with Transport(

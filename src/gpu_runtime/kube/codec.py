@@ -1,4 +1,7 @@
-"""Encodes and decodes the Kubernetes API: paths, list options, list pages, watch events. Pure: bytes in, values out."""
+"""Encodes requests to the Kubernetes API and decodes its responses: paths, list options, list pages, watch events.
+
+Pure: this module sends no requests.
+"""
 
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -42,7 +45,7 @@ class ListPage(Generic[T]):
     items: tuple[T, ...]
     resource_version: str
     continue_token: str = ""
-    """Position of the next page. Empty on the last page."""
+    """The token with which the client requests the next page. Empty on the last page."""
     undecodable: tuple[KubeObject, ...] = ()
     """Metadata of the listed objects that do not match the model."""
     remaining_item_count: int = 0
@@ -72,7 +75,7 @@ class Bookmark:
 
 @dataclass(frozen=True, slots=True)
 class ObjectDecodeFailed:
-    """An object was created or changed, and does not match the model."""
+    """The watch delivered an object that does not match the model. `object` has only the metadata."""
 
     object: KubeObject
 
@@ -102,13 +105,13 @@ def query_string(parameters: Mapping[str, str | int | None]) -> str:
 
 
 def manifest_key(manifest: Manifest) -> ObjectKey:
-    """Return the namespace and the name in a manifest. Missing ones are empty."""
+    """Return the namespace and the name in a manifest. A missing value becomes an empty string."""
     metadata = manifest.get("metadata", {})
     return ObjectKey(metadata.get("namespace", ""), metadata.get("name", ""))
 
 
 def encode_manifest(resource: ApiResource[Any], manifest: Manifest) -> bytes:
-    """Encode a manifest as JSON. Adds apiVersion and kind if the manifest does not have them."""
+    """Encode a manifest as JSON. Add apiVersion and kind if the manifest does not contain them."""
     return msgspec.json.encode({"apiVersion": resource.api_version, "kind": resource.kind, **manifest})
 
 
@@ -140,7 +143,7 @@ def decode_list_page(resource: ApiResource[T], body: bytes) -> ListPage[T]:
 
 
 def decode_watch_event(resource: ApiResource[T], line: bytes) -> WatchEvent[T]:
-    """Decode one line of a watch. An ERROR event is raised as a KubeApiError."""
+    """Decode one line of a watch. Raise a KubeApiError for an event of type ERROR."""
     try:
         event = _WATCH_EVENT_DECODER.decode(line)
         if event.type == "ERROR":
@@ -157,7 +160,7 @@ def decode_watch_event(resource: ApiResource[T], line: bytes) -> WatchEvent[T]:
 
 
 async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream of chunks. A chunk may end anywhere, and a line may have any length."""
+    """Yield the lines of a stream of chunks. A chunk can end within a line, and a line can have any length."""
     unfinished: list[bytes] = []
     async for chunk in chunks:
         head, *tail = chunk.split(b"\n")
@@ -204,7 +207,7 @@ def _log_decode_failure(resource: ApiResource[Any], raw: msgspec.Raw, error: msg
     decoded = _META_DECODER.decode(raw)
     metadata = decoded.metadata
     logger.error(
-        "object decode failed",
+        "object decoding failed: object skipped",
         extra={
             "kind": resource.kind,
             "namespace": metadata.namespace,

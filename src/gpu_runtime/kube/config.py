@@ -1,6 +1,6 @@
 """Loads the address, TLS settings and credentials of a cluster, from a kubeconfig or from the service account of a pod.
 
-It reads a kubeconfig as kubectl does.
+This module interprets a kubeconfig as kubectl does.
 """
 
 import os
@@ -35,7 +35,8 @@ class KubeTLSConfig:
     """How the client verifies the certificate of the API server."""
 
     ca_certificate: bytes | Path | None = None
-    """The CA certificate as PEM, or the file with it. None: the certificate authorities of the system."""
+    """The CA certificate as PEM, or the path of its file. None: the client trusts the certificate authorities of the
+    system."""
     insecure_skip_verify: bool = False
     """Whether to accept every server certificate."""
     server_name: str | None = None
@@ -50,14 +51,14 @@ class ClusterConfig:
     namespace: str = "default"
     proxy_url: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    """Headers of every request: the user and the groups to impersonate."""
+    """Headers that the client sends with every request. They name the user and the groups to impersonate."""
 
 
 def load_cluster_config(kubeconfig: Path | None = None, context: str | None = None) -> ClusterConfig:
     """Load the cluster configuration from the first available source.
 
-    The sources are the given kubeconfig, the files in $KUBECONFIG, the service account of the pod, and ~/.kube/config.
-    With a context, the service account is not used.
+    The sources are, in this order: the given kubeconfig, the files in $KUBECONFIG, the service account of the pod, and
+    ~/.kube/config. If a context is given, the service account is not used.
     """
     if kubeconfig is not None:
         return from_kubeconfig([kubeconfig], context)
@@ -71,12 +72,12 @@ def load_cluster_config(kubeconfig: Path | None = None, context: str | None = No
 def in_cluster_config(environment: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT_DIR) -> ClusterConfig:
     """Return the configuration of the cluster that runs this pod.
 
-    The kubelet replaces the token file before the token expires, so the credentials read the file repeatedly.
+    The kubelet replaces the token file before the token expires, so FileCredentials reads the file again and again.
     """
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
     token, namespace = service_account / "token", service_account / "namespace"
     if not token.exists():
-        raise KubeConfigError(f"no service account token at {token}; set automountServiceAccountToken in the pod")
+        raise KubeConfigError(f"no service account token at {token}; set automountServiceAccountToken: true in the pod")
     return ClusterConfig(
         server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         credentials=FileCredentials(token=token),
@@ -86,9 +87,9 @@ def in_cluster_config(environment: Mapping[str, str], service_account: Path = SE
 
 
 def from_kubeconfig(paths: Sequence[Path], context: str | None = None) -> ClusterConfig:
-    """Return the configuration of a context, by default of the current one.
+    """Return the configuration of the given context. The default is the current context.
 
-    If several files define an entry of the same name, the first file wins.
+    If several files define an entry with the same name, the first file wins.
     """
     files = [_read_kubeconfig(path) for path in paths if len(paths) == 1 or path.exists()]
     name = context or next((file.current_context for _, file in files if file.current_context), "")
@@ -176,7 +177,7 @@ _NamedEntry = TypeVar("_NamedEntry", _NamedCluster, _NamedUser, _NamedContext)
 
 
 def _read_kubeconfig(path: Path) -> tuple[Path, _Kubeconfig]:
-    """Return the folder of the kubeconfig, from which its relative paths start, and its content."""
+    """Return the folder of the kubeconfig, and its content. Relative paths in the kubeconfig start at the folder."""
     try:
         parsed = yaml.safe_load(path.read_bytes()) or {}
         present = {key: value for key, value in parsed.items() if value is not None}

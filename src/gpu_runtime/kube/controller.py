@@ -1,7 +1,9 @@
-"""A controller: object changes become keys in a workqueue, workers reconcile the keys, results decide the requeue.
+"""A controller: reconciles an object after the object, or a watched object that maps to it, has changed.
 
-Backoff, metrics and logs of reconciliations exist only here. A reconcile function reads, writes, and returns a
-ReconcileResult or raises. It never runs concurrently for the same object.
+A change adds keys to a workqueue. Workers get the keys from the queue and call the reconcile function. Its result
+decides whether and when the controller queues the key again. Only this module contains the backoff, the metrics and the
+logs of reconciliations. A reconcile function reads and writes objects. It returns a ReconcileResult or raises an
+exception. The controller never calls it concurrently for the same object.
 """
 
 import asyncio
@@ -37,7 +39,7 @@ class RequeueAfter:
 
 
 class WatchSource(Protocol[T]):
-    """Delivers the objects of a kind and their changes to a controller. An Informer is one."""
+    """Delivers the objects of a kind and their changes to a controller. Informer implements this protocol."""
 
     resource: ApiResource[T]
     store: Store[T]
@@ -57,19 +59,19 @@ class ControllerOptions:
     max_concurrent_reconciles: int = 8
     """How many objects the controller reconciles concurrently."""
     backoff: Backoff = field(default_factory=Backoff)
-    """Delay before the next attempt to reconcile an object that failed."""
+    """Delay before the next attempt after the reconciliation of an object failed."""
     reconcile_timeout: float = 60.0
-    """Seconds after which the controller cancels a reconciliation. It counts as failed."""
+    """Seconds after which the controller cancels a reconciliation and counts it as failed."""
     expected_errors: tuple[type[Exception], ...] = (KubeError,)
-    """Errors that a reconcile function may raise in normal operation. The controller logs them in one line. Every other
-    exception is a bug and is logged with its traceback."""
+    """Errors that a reconcile function raises in normal operation. The controller logs them in one line. Every other
+    exception except TimeoutError is a bug, and the controller logs its traceback."""
 
 
 class Controller(Generic[T]):
     """Reconciles the objects of one kind.
 
-    Create it inside a running event loop, register its sources with `watches` and `owns`, then `run` it. After `stop`,
-    work in progress finishes.
+    Create it inside a running event loop, register its sources with `watches` and `owns`, then call `run`. After
+    `stop`, `run` returns when the reconciliations in progress have finished.
     """
 
     def __init__(
@@ -91,7 +93,10 @@ class Controller(Generic[T]):
         self.watches(primary, lambda changed: (changed.metadata.key,))
 
     def watches(self, source: WatchSource[O], mapper: Callable[[O], Iterable[ObjectKey]]) -> None:
-        """Reconcile the keys that the mapper returns for the state of an object before and after a change."""
+        """Reconcile the keys that the mapper returns when an object of the source changes.
+
+        The controller calls the mapper with the state before the change and with the state after the change.
+        """
 
         def enqueue(change: ObjectChange[O]) -> None:
             for state in (change.old, change.new):
@@ -103,7 +108,10 @@ class Controller(Generic[T]):
         source.add_event_handler(enqueue)
 
     def owns(self, source: WatchSource[O]) -> None:
-        """Reconcile the owner of a changed object: the object that its controller reference names."""
+        """Reconcile the owner of each object of the source that changes.
+
+        The owner is the object that the controller reference names.
+        """
         owner_kind = self._primary.resource.kind
         group = self._primary.resource.group
 
@@ -117,16 +125,16 @@ class Controller(Generic[T]):
         self.watches(source, owner_key)
 
     def enqueue(self, key: ObjectKey, after: float = 0.0) -> None:
-        """Reconcile this object, now or after this number of seconds."""
+        """Reconcile this object now, or after the given number of seconds."""
         if after > 0:
             self._queue.add_after(key, after)
         else:
             self._queue.add(key)
 
     async def run(self) -> None:
-        """Reconcile until `stop`. Starts after every watched cache has synced.
+        """Reconcile until `stop` is called. Start after every watched cache has synced.
 
-        After a cancellation it can run again. It then reconciles every object.
+        This method can run again after it was cancelled. Each run reconciles every object at its start.
         """
         for source in self._sources:
             await source.wait_for_sync()
@@ -158,38 +166,40 @@ class Controller(Generic[T]):
     async def _reconcile_key(self, key: ObjectKey) -> None:
         started = time.perf_counter()
         cached = self._primary.store.get(key)
-        if cached is None:  # deleted: there is nothing to reconcile, and controller-runtime counts this as a success
+        if cached is None:  # the object was deleted; controller-runtime also counts this as a success
             result = self._handle_result(key, Done())
         else:
             result = await self._reconcile_object(key, cached)
         self._metrics.observe_reconcile(result, time.perf_counter() - started)
 
     async def _reconcile_object(self, key: ObjectKey, cached: T) -> _ResultLabel:
-        """Reconcile once and requeue the key if necessary. Return the result for the metrics."""
+        """Reconcile once, and requeue the key if necessary. Return the label `result` for the metrics."""
         timeout = asyncio.timeout(self._options.reconcile_timeout)
         try:
             async with timeout:
                 result = await self._reconcile(cached)
         except KubeConflict as error:
-            # Another writer changed the object first. The watch will deliver its change, so this is not an error.
-            logger.debug("write conflict, object requeued", extra=self._requeue_with_backoff(key, error))
+            # Another client changed the object first. This is not an error: the watch will deliver the change.
+            logger.debug(
+                "reconcile hit a write conflict: object requeued", extra=self._requeue_with_backoff(key, error)
+            )
             return "requeue"
         except self._options.expected_errors as error:
-            logger.warning("reconcile failed", extra=self._requeue_with_backoff(key, error))
+            logger.warning("reconcile failed: object requeued", extra=self._requeue_with_backoff(key, error))
             return "error"
         except TimeoutError as error:
             fields = self._requeue_with_backoff(key, error)
             if timeout.expired():
                 self._metrics.reconcile_timeouts.inc()
                 fields["timeout_seconds"] = self._options.reconcile_timeout
-                logger.warning("reconcile timed out", extra=fields)
+                logger.warning("reconcile timed out: object requeued", extra=fields)
             else:
-                logger.warning("reconcile failed", extra=fields)
+                logger.warning("reconcile failed: object requeued", extra=fields)
             return "error"
-        except Exception as error:  # a bug that one object triggers must not stop the other objects
+        except Exception as error:  # a bug in the reconciliation of one object must not stop the other objects
             self._metrics.reconcile_panics.inc()
             fields = self._requeue_with_backoff(key, error)
-            logger.exception("reconcile raised an unexpected exception", extra=fields)
+            logger.exception("reconcile raised an unexpected exception: object requeued", extra=fields)
             return "error"
         return self._handle_result(key, result)
 
@@ -203,7 +213,7 @@ class Controller(Generic[T]):
                 return "requeue_after"
 
     def _requeue_with_backoff(self, key: ObjectKey, error: Exception) -> dict[str, object]:
-        """Requeue a key that failed. Return the fields of the log line about it."""
+        """Requeue a key whose reconciliation failed. Return the fields of the log line about the failure."""
         delay = self._queue.add_rate_limited(key)
         return {
             "controller": self.name,
@@ -237,7 +247,7 @@ class _ControllerMetrics:
         metrics.max_concurrent_reconciles.labels(name).set(options.max_concurrent_reconciles)
 
     def track_processing(self, queue: WorkQueue[ObjectKey]) -> None:
-        """Compute the two gauges about keys in progress when they are scraped."""
+        """Configure the two gauges about keys in progress: each scrape computes their values."""
         self._unfinished_work.set_function(queue.unfinished_work_seconds)
         self._longest_running_processor.set_function(queue.longest_running_seconds)
 

@@ -1,10 +1,10 @@
 """Leader election with a Lease: at most one process leads, and it stops before another process can acquire the Lease.
 
-The algorithm does not trust the clocks of other machines. A candidate acquires a held Lease only after it has observed
-the Lease unchanged for the whole lease duration on its own clock. A leader counts its time from before the request that
-renewed the Lease. It stops at the renew deadline, well before another candidate may acquire the Lease. A Lease alone
-does not block writes. The leader therefore writes through a client that is `fenced` by the `Leadership`, and every
-write is conditional as well.
+The algorithm does not trust the clocks of other machines. If another candidate holds the Lease, a candidate acquires it
+only after the Lease has not changed for the whole lease duration, measured on the clock of the candidate. A leader
+measures its time from before it sent the request that renewed the Lease. It stops at the renew deadline, well before
+another candidate can acquire the Lease. A Lease alone does not block writes. The leader therefore writes through a
+client that is `fenced` by the `Leadership`, and every write is also conditional.
 """
 
 import asyncio
@@ -38,31 +38,36 @@ def boottime_seconds() -> float:
 
 @dataclass(frozen=True)
 class LeaderElectionConfig:
-    """Durations in seconds. Twice the retry period < renew deadline < lease duration."""
+    """Durations in seconds.
+
+    The lease duration must be longer than the renew deadline. The renew deadline must be longer than twice the retry
+    period.
+    """
 
     lease_duration: float = 15.0
     """How long other candidates wait before they acquire a Lease that its holder does not renew."""
     renew_deadline: float = 10.0
-    """How long a leader continues without a successful renewal."""
+    """How long a leader continues to lead after its last successful renewal."""
     retry_period: float = 2.0
     """Time between attempts to renew or to acquire. A request for the Lease times out after twice this time."""
 
     def __post_init__(self) -> None:
         if not 0 < 2 * self.retry_period < self.renew_deadline < self.lease_duration:
             raise ValueError(
-                f"lease_duration must be longer than renew_deadline, and that longer than twice retry_period: {self}"
+                "lease_duration must be longer than renew_deadline, "
+                f"and renew_deadline must be longer than twice retry_period: {self}"
             )
 
 
 class Leadership:
-    """The right to write, which expires unless it is extended. The check is cheap, so every write makes it."""
+    """The right to write, which expires unless it is extended. The check is cheap, so every write performs it."""
 
     def __init__(self, clock: MonotonicClock = boottime_seconds, until: float = 0.0) -> None:
         self._clock = clock
         self._until = until
 
     def remaining(self) -> float:
-        """Return the seconds for which this process may still write. Zero or negative: it may not write."""
+        """Return the seconds until the right to write expires. Zero or negative: it has expired."""
         return self._until - self._clock()
 
     def is_leader(self) -> bool:
@@ -77,7 +82,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A version of the Lease, and the time on its own clock when this process first observed it."""
+    """A version of the Lease, and when this process first observed it. The time is on the clock of this process."""
 
     resource_version: str
     observed_at: float
@@ -90,12 +95,15 @@ class CreateLease:
 
 @dataclass(frozen=True, slots=True)
 class AcquireLease:
-    """The Lease is released, expired, or already held by this candidate: a response may have been lost."""
+    """The Lease is released, has expired, or is already held by this candidate.
+
+    A candidate holds the Lease without knowing it if the response to its last write was lost.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """Another candidate leads."""
+    """Another candidate holds the Lease."""
 
     holder: str
 
@@ -106,7 +114,7 @@ LeaseAction = CreateLease | AcquireLease | StandBy
 def next_lease_action(
     lease: Lease | None, previous: ObservedLease | None, identity: str, now: float
 ) -> tuple[LeaseAction, ObservedLease | None]:
-    """Decide what a candidate does with the Lease that it has just read, and which observation it remembers."""
+    """Decide the next action of a candidate that has just read the Lease, and the observation that it remembers."""
     if lease is None:
         return CreateLease(), None
     version = lease.metadata.resource_version
@@ -149,8 +157,8 @@ class LeaderElector:
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Acquire the Lease, then run the work, and release the Lease when the work returns.
 
-        If the leadership is lost, cancels the work, waits until it has ended, and raises KubeNotLeader. If this method
-        is cancelled, it releases the Lease as well.
+        If the leadership is lost, this method cancels the work, waits until the work has ended, and raises
+        KubeNotLeader. If this method is cancelled, it also releases the Lease.
         """
         try:
             await self._acquire()
@@ -165,12 +173,12 @@ class LeaderElector:
                 lease = await self._get_lease()
                 action, observed = next_lease_action(lease, observed, self._identity, self._clock())
                 if await self._perform(action, lease):
-                    logger.info("became leader", extra=self._log_fields)
+                    logger.info("leadership acquired", extra=self.log_fields)
                     return
             except (KubeConflict, KubeAlreadyExists):
-                logger.debug("lease write conflict", extra=self._log_fields)
+                logger.debug("lease acquisition hit a write conflict: retrying", extra=self.log_fields)
             except KubeError as error:
-                logger.warning("lease acquire failed", extra={**self._log_fields, "error": str(error)})
+                logger.warning("lease acquisition failed: retrying", extra={**self.log_fields, "error": str(error)})
             await asyncio.sleep(self._config.retry_period * (0.8 + 0.4 * random.random()))  # noqa: S311 - no secret
 
     async def _get_lease(self) -> Lease | None:
@@ -206,7 +214,7 @@ class LeaderElector:
             lost, rest = group.split(KubeNotLeader)
             if lost is None or rest is not None:
                 raise
-            raise KubeNotLeader(f"{self._identity} no longer leads {self._key}") from lost
+            raise KubeNotLeader(f"{self._identity} no longer holds the lease {self._key}") from lost
 
     async def _renew(self) -> None:
         """Renew the Lease until the renew deadline passes without a success, or another candidate holds the Lease."""
@@ -223,7 +231,8 @@ class LeaderElector:
                 raise
             except (KubeError, TimeoutError) as error:
                 reason = str(error) or "renew deadline exceeded"
-                logger.warning("lease renew failed", extra={**self._log_fields, "error": reason})
+                fields = {**self.log_fields, "error": reason}
+                logger.warning("lease renewal failed: retrying until the renew deadline", extra=fields)
 
     async def _renew_once(self) -> None:
         assert self._held_lease is not None  # noqa: S101
@@ -234,8 +243,8 @@ class LeaderElector:
         try:
             return await self._patch_lease(held, self._lease_spec(held.spec) | changes)
         except KubeConflict:
-            # The previous update may have succeeded although this process did not receive the response: the response
-            # was lost, or the request was cancelled.
+            # The previous update may have succeeded although its response was lost or its request was cancelled. In
+            # that case, the conflict is with this process itself.
             lease = await self._get_lease()
             if lease is None or lease.spec.holder_identity != self._identity:
                 self.leadership.end()
@@ -243,7 +252,7 @@ class LeaderElector:
             return await self._patch_lease(lease, self._lease_spec(lease.spec) | changes)
 
     async def _release(self) -> None:
-        """Release the Lease, so that the next candidate does not have to wait until it expires."""
+        """Release the Lease, so that the next candidate does not have to wait until the Lease expires."""
         held, self._held_lease = self._held_lease, None
         was_leader = self.leadership.is_leader()
         self.leadership.end()
@@ -252,12 +261,16 @@ class LeaderElector:
         try:
             await self._update_held_lease(held, {"holderIdentity": "", "leaseDurationSeconds": 1})
         except KubeError as error:
-            logger.warning("lease release failed", extra={**self._log_fields, "error": str(error)})
+            fields = {**self.log_fields, "error": str(error)}
+            logger.warning("lease release failed: the next leader must wait until the lease expires", extra=fields)
         else:
-            logger.info("lease released", extra=self._log_fields)
+            logger.info("lease released", extra=self.log_fields)
 
     async def _patch_lease(self, lease: Lease, spec: dict[str, Any]) -> Lease:
-        """Update the Lease if it still has this version. A patch keeps the labels that other clients set."""
+        """Update the Lease if it still has the resource version of `lease`.
+
+        A patch keeps the labels that other clients set.
+        """
         version = lease.metadata.resource_version
         return await self._client.merge_patch(LEASES, self._key, {"spec": spec}, resource_version=version)
 
@@ -266,7 +279,7 @@ class LeaderElector:
         return {"metadata": metadata, "spec": self._lease_spec(LeaseSpec(holder_identity=self._identity))}
 
     def _lease_spec(self, current: LeaseSpec) -> dict[str, Any]:
-        """Return the spec with which this process holds the Lease, given its current spec."""
+        """Return the spec with which this process holds the Lease. `current` is the spec that the Lease has now."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         is_holder = current.holder_identity == self._identity
         return {
@@ -278,5 +291,5 @@ class LeaderElector:
         }
 
     @property
-    def _log_fields(self) -> dict[str, object]:
+    def log_fields(self) -> dict[str, object]:
         return {"lease": str(self._key), "identity": self._identity}

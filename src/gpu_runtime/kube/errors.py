@@ -6,7 +6,7 @@ KubeError
 │  ├─ KubeUnauthorized      the API server does not accept the credentials
 │  ├─ KubeForbidden         RBAC, a quota or a policy forbids the request
 │  ├─ KubeNotFound          the object does not exist
-│  ├─ KubeNoKindMatch       the kind is not served: its CRD is not installed
+│  ├─ KubeNoKindMatch       the API server does not serve the kind: its CRD is not installed
 │  ├─ KubeAlreadyExists     another client created the object first
 │  ├─ KubeConflict          another client changed the object first, or owns the field
 │  ├─ KubeResourceExpired   the server no longer has the resource version or continue token; list again
@@ -31,7 +31,7 @@ class KubeError(Exception):
 
 
 class StatusCause(KubeStruct, frozen=True, kw_only=True):
-    """A field that caused an error, and why."""
+    """A field that caused an error, and the reason of the error."""
 
     field: str = ""
     reason: str = ""
@@ -63,7 +63,7 @@ class KubeApiError(KubeError):
         self.reason = status.reason
         self.causes = status.details.causes if status.details else ()
         self.retry_after = retry_after
-        """Seconds after which the server accepts a retry. If it is set, the server did not execute the request."""
+        """Seconds to wait before a retry. If the server sends this value, it has not executed the request."""
 
 
 class KubeInvalid(KubeApiError):
@@ -150,11 +150,11 @@ _STATUS_DECODER = msgspec.json.Decoder(ApiStatus)
 
 
 def error_from_response(code: int, body: bytes, retry_after: str | None = None) -> KubeApiError:
-    """Return the error for a response other than a success, from the API server or from a proxy before it."""
+    """Return the error for an unsuccessful response from the API server, or from a proxy in front of it."""
     seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
     try:
         status = _STATUS_DECODER.decode(body)
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
+    except (ValueError, RecursionError):  # the body is not JSON, not UTF-8, or nested too deeply
         text = body[:500].decode(errors="replace").strip()
         return _error_class(code, "", has_status=False)(ApiStatus(code=code, message=text), seconds)
     return error_from_status(msgspec.structs.replace(status, code=status.code or code), seconds)

@@ -1,6 +1,7 @@
 """Records Kubernetes Events about objects. Best effort: recording never waits and never fails.
 
-Repeated Events become one Event with a count. The recorder drops Events above the limits and counts them in a metric.
+Repeated Events become one Event with a count. The recorder drops Events above the limits, and counts the dropped Events
+in a metric.
 """
 
 import asyncio
@@ -31,13 +32,14 @@ _EVENT_RETRY_POLICY = RetryPolicy(max_attempts=2)
 @dataclass(frozen=True)
 class EventLimits:
     max_cached_events: int = 4096
-    """How many Events the recorder remembers to count repetitions. Above this it evicts the least recent one."""
+    """Maximum number of Events that the recorder remembers in order to count repetitions. Above it, the recorder evicts
+    the least recent Event."""
     series_timeout: float = 360.0
-    """If an Event repeats after more than this number of seconds, it becomes a new Event."""
+    """If an Event repeats after more than this number of seconds, the recorder creates a new Event."""
     burst: int = 25
-    """How many Events about one object may be recorded without a pause."""
+    """How many new Events about one object the recorder accepts without a pause. Repetitions do not count."""
     refill_interval: float = 60.0
-    """Seconds until one more Event about that object is allowed."""
+    """Seconds after which the recorder accepts one more new Event about the object."""
     update_interval: float = 5.0
     """Minimum seconds between two writes of the count of one Event."""
 
@@ -58,7 +60,7 @@ class EventIdentity:
 
 @dataclass(slots=True)
 class EventRecord:
-    """How often an Event occurred, and the Event object that stores it."""
+    """How often an Event occurred, and the key of the Event object that stores the count."""
 
     key: ObjectKey
     first_time: datetime.datetime
@@ -71,7 +73,7 @@ class EventRecord:
 
 @dataclass
 class EventCorrelator:
-    """Aggregates repeated Events, limits their rate, and holds those that are not written yet.
+    """Aggregates repeated Events, limits their rate, and stores the Events that are not written yet.
 
     Pure: the caller passes the time, and nothing here awaits.
     """
@@ -82,7 +84,7 @@ class EventCorrelator:
     token_buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def observe(self, identity: EventIdentity, now: float, wall_time: datetime.datetime) -> bool:
-        """Record one occurrence. Return False if a limit is reached, for this object or for all pending Events."""
+        """Record one occurrence. Return False if a limit is reached: for the object, or for all pending Events."""
         record = self.cache.get(identity)
         if record is not None and now - record.last_seen < self.limits.series_timeout:
             record.count, record.last_time, record.last_seen = record.count + 1, wall_time, now
@@ -99,7 +101,7 @@ class EventCorrelator:
         return True
 
     def pop_due(self, now: float) -> list[tuple[EventIdentity, EventRecord]]:
-        """Remove and return the Events that may be written now. A repetition makes an Event pending again."""
+        """Remove and return the pending Events that are due. An Event that repeats becomes pending again."""
         due = [(identity, record) for identity, record in self.pending.items() if record.next_write_at <= now]
         for identity, record in due:
             del self.pending[identity]
@@ -151,7 +153,10 @@ class EventRecorder:
             await asyncio.sleep(1.0)  # repetitions within this second become one write
 
     async def flush_all(self, timeout: float) -> None:  # noqa: ASYNC109
-        """Write all pending Events, due or not. After the timeout the remaining ones are lost."""
+        """Write all pending Events, even if they are not due.
+
+        The Events that are not written before the timeout are lost.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._flush(math.inf)
@@ -171,7 +176,7 @@ class EventRecorder:
                 self._event_counter.labels("failed").inc()
                 fields = {"kind": identity.kind, "namespace": identity.key.namespace, "object_name": identity.key.name}
                 fields |= {"reason": identity.reason, "error": str(error)}
-                logger.warning("event write failed", extra=fields)
+                logger.warning("Kubernetes Event not written: no retry", extra=fields)
 
     async def _write(self, identity: EventIdentity, record: EventRecord, count: int) -> None:
         if not record.created:
@@ -221,7 +226,7 @@ def _micro_time(time: datetime.datetime) -> str:
 
 
 def _truncate_note(note: str) -> str:
-    """Cut the note at the length limit of the API server, between two characters."""
+    """Cut the note at the length limit of the API server, but not within a character."""
 
     encoded = note.encode()
     if len(encoded) <= _MAX_NOTE_BYTES:

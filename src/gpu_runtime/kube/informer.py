@@ -1,8 +1,8 @@
-"""An informer: a cache of the objects of one kind, kept up to date by a list and watches until it is cancelled.
+"""An informer: a cache of the objects of one kind. A list fills the cache, and watches update it.
 
-It is level-triggered: it reports that an object changed and its current state, not how often the object changed in
-between. After every interruption the cache becomes complete again, and the informer reports the deletions that it
-missed like any other change.
+The informer is level-triggered: it reports that an object changed, and the current state of the object. It does not
+report every intermediate state. After every interruption, the informer completes the cache again. It then also reports
+the objects that were deleted during the interruption.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ class InformerOptions:
     """Timeouts and limits of an informer. Times are in seconds."""
 
     watch_timeout_seconds: int = 300
-    """Shortest lifetime of a watch. The real lifetime is random, up to twice this, so that not all watches end at the
-    same time. Then the informer opens a new watch."""
+    """Minimum lifetime of a watch. The actual lifetime is random, up to twice the minimum, so that not all watches end
+    at the same time. When a watch ends, the informer opens a new one."""
     watch_idle_timeout: float = 90.0
-    """Time without data after which a watch is closed. A healthy server sends a bookmark about every minute."""
+    """Time without data after which the client closes a watch. A healthy server sends a bookmark about every minute."""
     resync_period: float | None = None
-    """How often the informer reports every object as if it had changed. None: never."""
+    """Interval at which the informer reports every object as if it had changed. None: the informer never does this."""
     backoff: Backoff = _RELIST_BACKOFF
     """Delay between attempts while the list or the watch fails."""
     page_size: int = 500
@@ -81,7 +81,7 @@ class Informer(Generic[T]):
         self.last_error = ""
         """Why the cache may be stale. Empty while a watch is open."""
         self.failing_since = 0.0
-        """Time of the event loop at which the first of the current consecutive failures happened."""
+        """When the first failure since the last open watch happened, on the clock of the event loop."""
 
     @property
     def has_synced(self) -> bool:
@@ -93,20 +93,23 @@ class Informer(Generic[T]):
         await self._synced.wait()
 
     def add_event_handler(self, handler: ChangeHandler[T]) -> None:
-        """Call the handler with every change from now on. It must not block. An exception in it ends `run`."""
+        """Call the handler with every change from now on.
+
+        The handler must not block. If it raises an exception, `run` ends.
+        """
         self._handlers.append(handler)
 
     def record_write(self, written: T) -> None:
-        """Put the object that a write returned into the cache, so that the next read does not see the state before it.
+        """Put the object that a write returned into the cache, so that the next read sees the write.
 
-        If the watch has already passed this resource version, it has delivered the write, and perhaps a later deletion.
-        Then an object that is not in the cache is not added.
+        If the watch has already passed the resource version of the write, it has delivered the write, and perhaps a
+        later deletion of the object. In this case, an object that is not in the cache is not added.
         """
         ahead_of_watch = _is_newer_version(written.metadata.resource_version, self._resource_version)
         self._notify(self.store.put(written) if ahead_of_watch else self.store.record_write(written))
 
     def record_delete(self, key: ObjectKey, uid: str) -> None:
-        """Remove an object from the cache after the response to a write showed that it no longer exists."""
+        """Remove an object from the cache after the response to a write showed that the object no longer exists."""
         self._notify(self.store.remove(key, uid))
 
     async def run(self) -> NoReturn:
@@ -124,7 +127,7 @@ class Informer(Generic[T]):
                 await self._list()
             await self._watch()
         except KubeResourceExpired:
-            logger.info("resource version expired, relisting", extra=self._log_fields)
+            logger.info("informer resource version expired: relisting", extra=self._log_fields)
             self._resource_version = ""
             await asyncio.sleep(self._options.backoff.delay(1))
         except KubeError as error:
@@ -134,7 +137,7 @@ class Informer(Generic[T]):
             retry_after = error.retry_after if isinstance(error, KubeApiError) else None
             delay = max(retry_after or 0.0, self._options.backoff.delay(self._failures))
             logger.warning(
-                "informer list or watch failed",
+                "informer list or watch failed: retrying",
                 extra={**self._log_fields, "error": str(error), "delay_seconds": round(delay, 3)},
             )
             await asyncio.sleep(delay)
@@ -142,7 +145,7 @@ class Informer(Generic[T]):
     async def _list(self) -> None:
         self._list_counter.inc()
         listed = await self._client.list(self.resource, self.list_options, page_size=self._options.page_size)
-        # An object that cannot be decoded still exists: its last decodable state stays in the cache.
+        # An object that cannot be decoded still exists, so its last decodable state stays in the cache.
         keep = [item.metadata.key for item in listed.undecodable]
         for change in self.store.replace(listed.items, keep):
             self._notify(change)
@@ -164,7 +167,8 @@ class Informer(Generic[T]):
         ) as events:
             self._failures, self.last_error = 0, ""
             await self._apply_events(events)
-        # The server ended the watch normally. If it ends every watch immediately, this must not become a busy loop.
+        # The server ended the watch normally. If the server ends every watch immediately, the pause prevents a busy
+        # loop.
         if asyncio.get_running_loop().time() - opened < 1:
             await asyncio.sleep(self._options.backoff.delay(1))
 

@@ -1,7 +1,8 @@
-"""Credentials for the API server, and how they are refreshed: certificates, tokens, token files, exec plugins.
+"""Credentials for the API server: certificates, tokens, token files, exec plugins.
 
-Credentials that can change while the process runs are read again before they expire, and after the server rejects them
-with 401.
+Some credentials change while the process runs. The client reads files again every minute. It runs an exec plugin again
+when the credentials of the plugin have expired. It does both also after the server has rejected the credentials with
+401.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ from gpu_runtime.kube.errors import KubeConfigError
 from gpu_runtime.kube.meta import KubeStruct
 
 TOKEN_REFRESH_INTERVAL_SECONDS = 60.0
-"""How long a token file is cached. The kubelet replaces a token when a fifth of its lifetime, minutes, remains."""
+"""How long the content of a token file is cached. The kubelet replaces a token when a fifth of its lifetime remains,
+which is longer than this interval."""
 EXEC_API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
@@ -37,11 +39,11 @@ class ClientIdentity:
 
 class KubeCredentials(Protocol):
     async def current(self) -> ClientIdentity:
-        """Return the identity to use now. It is the same object until the identity changes."""
+        """Return the identity to use now. While the identity does not change, return the same object."""
         ...
 
     def invalidate(self) -> bool:
-        """Drop the identity after the server rejected it. Return whether `current` may return a new one."""
+        """Drop the identity after the server rejected it. Return whether `current` can return a new identity."""
         ...
 
 
@@ -61,7 +63,7 @@ class StaticCredentials:
 class FileCredentials:
     """An identity in files that another program replaces: a token, or a certificate and its key.
 
-    Values that the kubeconfig contains inline need no file.
+    `inline` has the values that the kubeconfig itself contains.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class ExecPlugin:
     env: Mapping[str, str] = field(default_factory=dict)
     api_version: str = EXEC_API_VERSIONS[0]
     cluster_info: Mapping[str, Any] | None = None
-    """The cluster data that the program gets. None: `provideClusterInfo` is not set."""
+    """The cluster data that the client passes to the program. None: `provideClusterInfo` is not set."""
     timeout: float = 60.0
     """Seconds after which the program is killed."""
 
@@ -157,7 +159,7 @@ def basic_auth_header(username: str, password: str) -> str:
 
 
 def decode_base64(name: str, data: str) -> bytes:
-    """Decode an inline field of a kubeconfig. The name is for the error message."""
+    """Decode an inline field of a kubeconfig. `name` is the name of the field, for the error message."""
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:

@@ -1,7 +1,7 @@
 """Runs the informers, controllers, leader election and event recorder of a process, and stops them gracefully.
 
 Informers run all the time. Controllers run only while the process is the leader. One TaskGroup owns every task. When
-the process loses the leadership, the manager cancels all controllers. After the last task has ended, the process
+the process loses the leadership, the manager cancels all controllers. After all controllers have ended, the process
 becomes a candidate again. An outage of the API server therefore causes no restart, and the caches stay warm.
 """
 
@@ -35,14 +35,15 @@ class Manager:
     informers: Sequence[Informer[Any]]
     runnables: Sequence[Runnable]
     leader_elector: LeaderElector | None = None
-    """None: the runnables start immediately. Use this only if there is a single process."""
+    """None: the runnables start immediately. Use None only if there is a single process."""
     event_recorder: EventRecorder | None = None
     graceful_shutdown_timeout: float = 20.0
-    """Seconds that work in progress may take after the stop event is set. Then it is cancelled."""
+    """Seconds for which work in progress can continue after the stop event is set. Then the manager cancels the
+    work."""
 
     @property
     def has_synced(self) -> bool:
-        """Whether every cache has synced once. A standby process is ready then as well."""
+        """Whether every cache has synced at least once. A standby process with synced caches is ready, too."""
         return all(informer.has_synced for informer in self.informers)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -76,7 +77,8 @@ class Manager:
                     if not elector.leadership.is_leader():
                         election.cancel()  # a candidate stops now; a leader stops when its runnables have returned
             except* KubeNotLeader as lost:
-                logger.warning("leader election lost", extra={"error": str(lost.exceptions[0])})
+                fields = {**elector.log_fields, "error": str(lost.exceptions[0])}
+                logger.warning("leadership lost: leader tasks cancelled", extra=fields)
 
     async def _run_runnables(self, stopping: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 
 
 class ObjectKey(NamedTuple):
-    """Identifies an object among those of its kind. The namespace of a cluster-scoped object is empty."""
+    """Identifies one object of a kind. The namespace of a cluster-scoped object is empty."""
 
     namespace: str
     name: str
@@ -25,17 +25,19 @@ class ObjectKey(NamedTuple):
 
 
 class KubeStruct(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """A JSON object of the Kubernetes API: camelCase in JSON, snake_case in Python. Default values are not encoded.
+    """A JSON object of the Kubernetes API: camelCase in JSON, snake_case in Python.
 
-    Decoded JSON has no reference cycles, so the garbage collector does not track these objects.
+    A field that has its default value is not encoded. Decoded JSON has no reference cycles, so the garbage collector
+    does not track these objects.
     """
 
 
 def parse_timestamp(text: str | None) -> datetime | None:
-    """Parse a timestamp of an object. Returns None if it is missing or is not a valid time.
+    """Parse a timestamp of an object. Return None if the text is missing or if Python cannot represent the time.
 
-    A timestamp without a time zone is UTC. The API server also accepts date-times that Python cannot represent, such as
-    leap seconds, and date-times without a time zone. Every client that may write a status may write such a value.
+    A timestamp without a time zone is UTC. The API server accepts timestamps without a time zone, and times that Python
+    cannot represent, such as leap seconds. Every client that has the permission to write a status can write such a
+    timestamp.
     """
     try:
         parsed = datetime.fromisoformat(text or "")
@@ -72,7 +74,7 @@ class ObjectMeta(KubeStruct, frozen=True, kw_only=True):
 
     @property
     def controller_ref(self) -> OwnerReference | None:
-        """The owner reference with `controller: true`: the object that manages this one. None if there is none."""
+        """The owner reference with `controller: true`: it names the object that manages this one. None if absent."""
         return next((owner for owner in self.owner_references if owner.controller), None)
 
 

@@ -2,13 +2,13 @@
 
 Names, labels, label values, buckets and meanings are those of client-go and controller-runtime, so dashboards and
 alerts for Go controllers work unchanged. Metrics that neither of them has start with `gpu_runtime_`. A process creates
-one `KubeMetrics` and passes it to the objects that count.
+one `KubeMetrics` and passes it to the objects that update the metrics.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _WORKQUEUE_LABELS = ("name", "controller")
-"""Both are the name of the controller, as in controller-runtime."""
+"""Both labels contain the name of the controller, as in controller-runtime."""
 _WORKQUEUE_DURATION_BUCKETS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.1, 1, 10, 100, 1000)
 # fmt: off
 _RECONCILE_TIME_BUCKETS = (
@@ -28,68 +28,74 @@ class KubeMetrics:
     def _add_client_metrics(self, registry: CollectorRegistry) -> None:
         self.rest_client_requests = Counter(
             "rest_client_requests_total",
-            "Number of HTTP requests, partitioned by status code, method, and host. Code <error>: no response.",
+            "Number of HTTP requests by status code, method and host. Without a response, the code is `<error>`.",
             ["code", "method", "host"],
             registry=registry,
         )
         self.reflector_lists = Counter(
-            "reflector_lists_total", "Number of API lists that the informers started", ["name"], registry=registry
+            "reflector_lists_total", "Number of list requests that the informers sent", ["name"], registry=registry
         )
         self.reflector_watches = Counter(
-            "reflector_watches_total", "Number of API watches that the informers started", ["name"], registry=registry
+            "reflector_watches_total", "Number of watch requests that the informers sent", ["name"], registry=registry
         )
         self.informer_objects = Gauge(
-            "gpu_runtime_informer_objects", "Objects in the informer's cache", ["kind"], registry=registry
+            "gpu_runtime_informer_objects",
+            "Number of objects in the informer's cache, by kind",
+            ["kind"],
+            registry=registry,
         )
         self.leader_election_master_status = Gauge(
             "leader_election_master_status",
-            "1 while this process leads, 0 while it does not. The name is the name of the Lease.",
+            "1 if this replica is the leader, 0 if it is not. The label `name` is the name of the Lease.",
             ["name"],
             registry=registry,
         )
         self.recorded_events = Counter(
             "gpu_runtime_kubernetes_events_total",
-            "Kubernetes Events by result: written, failed, or dropped by the rate limit",
+            "Number of Kubernetes Events by result: written, failed (the write failed) or dropped (rate limit)",
             ["result"],
             registry=registry,
         )
 
     def _add_workqueue_metrics(self, registry: CollectorRegistry) -> None:
         self.workqueue_depth = Gauge(
-            "workqueue_depth", "Current depth of workqueue", _WORKQUEUE_LABELS, registry=registry
+            "workqueue_depth", "Number of keys that wait in the work queue", _WORKQUEUE_LABELS, registry=registry
         )
         self.workqueue_adds = Counter(
-            "workqueue_adds_total", "Total number of adds handled by workqueue", _WORKQUEUE_LABELS, registry=registry
+            "workqueue_adds_total",
+            "Number of keys that were added to the work queue",
+            _WORKQUEUE_LABELS,
+            registry=registry,
         )
         self.workqueue_queue_duration = Histogram(
             "workqueue_queue_duration_seconds",
-            "How long in seconds an item stays in workqueue before being requested",
+            "Time in seconds that a key waits in the work queue before its reconciliation starts",
             _WORKQUEUE_LABELS,
             buckets=_WORKQUEUE_DURATION_BUCKETS,
             registry=registry,
         )
         self.workqueue_work_duration = Histogram(
             "workqueue_work_duration_seconds",
-            "How long in seconds processing an item from workqueue takes",
+            "Time in seconds that the reconciliation of a key takes",
             _WORKQUEUE_LABELS,
             buckets=_WORKQUEUE_DURATION_BUCKETS,
             registry=registry,
         )
         self.workqueue_unfinished_work = Gauge(
             "workqueue_unfinished_work_seconds",
-            "Seconds of work in progress that work_duration has not observed yet. Large values indicate stuck workers.",
+            "Sum of the durations of all running reconciliations in seconds. A large value means that some are stuck.",
             _WORKQUEUE_LABELS,
             registry=registry,
         )
         self.workqueue_longest_running_processor = Gauge(
             "workqueue_longest_running_processor_seconds",
-            "How many seconds the longest running processor for workqueue has been running",
+            "Duration in seconds of the reconciliation that has been running for the longest time",
             _WORKQUEUE_LABELS,
             registry=registry,
         )
         self.workqueue_retries = Counter(
             "workqueue_retries_total",
-            "Total number of retries handled by workqueue: adds with a delay, after failures and for a later requeue",
+            "Number of keys that were added to the work queue with a delay, after a failure or for a later requeue",
             _WORKQUEUE_LABELS,
             registry=registry,
         )
@@ -97,44 +103,44 @@ class KubeMetrics:
     def _add_controller_metrics(self, registry: CollectorRegistry) -> None:
         self.reconcile_total = Counter(
             "controller_runtime_reconcile_total",
-            "Total number of reconciliations per controller, by result: success, error, requeue or requeue_after",
+            "Number of reconciliations by controller and result: success, error, requeue or requeue_after",
             ["controller", "result"],
             registry=registry,
         )
         self.reconcile_errors = Counter(
             "controller_runtime_reconcile_errors_total",
-            "Total number of reconciliation errors per controller, timeouts and panics included",
+            "Number of reconciliations that failed, by controller. It includes timeouts and panics.",
             ["controller"],
             registry=registry,
         )
         self.reconcile_timeouts = Counter(
             "controller_runtime_reconcile_timeouts_total",
-            "Total number of reconciliations per controller that reached the reconcile timeout",
+            "Number of reconciliations that reached the reconcile timeout, by controller",
             ["controller"],
             registry=registry,
         )
         self.reconcile_panics = Counter(
             "controller_runtime_reconcile_panics_total",
-            "Total number of reconciliations per controller that raised an unexpected exception",
+            "Number of reconciliations that raised an unexpected exception, by controller",
             ["controller"],
             registry=registry,
         )
         self.reconcile_time = Histogram(
             "controller_runtime_reconcile_time_seconds",
-            "Length of time per reconciliation per controller",
+            "Duration of a reconciliation in seconds, by controller",
             ["controller"],
             buckets=_RECONCILE_TIME_BUCKETS,
             registry=registry,
         )
         self.max_concurrent_reconciles = Gauge(
             "controller_runtime_max_concurrent_reconciles",
-            "Maximum number of concurrent reconciles per controller",
+            "Maximum number of concurrent reconciliations, by controller",
             ["controller"],
             registry=registry,
         )
         self.active_workers = Gauge(
             "controller_runtime_active_workers",
-            "Number of currently used workers per controller",
+            "Number of reconciliations that are running now, by controller",
             ["controller"],
             registry=registry,
         )

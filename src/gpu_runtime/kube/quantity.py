@@ -1,6 +1,6 @@
 """Parses, compares and formats Kubernetes resource quantities exactly: 1024Mi equals 1Gi, and 0.1 is one tenth. Pure.
 
-It accepts only quantities that the API server accepts. Values are fractions, never floats.
+This module accepts only quantities that the API server accepts. Values are fractions, never floats.
 """
 
 import re
@@ -17,8 +17,8 @@ _QUANTITY_PATTERN = re.compile(
     re.ASCII,
 )
 _MAX_EXPONENT = 100
-"""Larger than the exponent of every quantity that Kubernetes can represent. Without a limit, a text of a few characters
-could use all memory."""
+"""Larger than the exponent of every quantity that Kubernetes can represent. Without a limit, the value of a text of a
+few characters could use all memory."""
 
 
 @total_ordering
@@ -57,7 +57,7 @@ class Quantity:
 
 
 def same_quantity(one: str, other: str) -> bool:
-    """Whether two texts denote the same amount. A text that is not a quantity equals only itself."""
+    """Return whether two texts denote the same amount. A text that is not a quantity equals only an identical text."""
     if one == other:
         return True
     try:
@@ -67,7 +67,10 @@ def same_quantity(one: str, other: str) -> bool:
 
 
 def canonical_quantity(text: str) -> str:
-    """Return the canonical form of a quantity. Another text is returned unchanged, because validation reports it."""
+    """Return the canonical form of a quantity.
+
+    A text that is not a quantity is returned unchanged, because the validation reports it.
+    """
     try:
         return str(Quantity(text).canonical())
     except ValueError:
@@ -97,7 +100,7 @@ def _format(value: Fraction, *, binary: bool) -> str:
         return f"{int(value) >> _BINARY_SUFFIXES[suffixes[-1]]}{suffixes[-1]}" if suffixes else str(value)
     suffixes = [s for s, power in _DECIMAL_SUFFIXES.items() if (value / _power_of_ten(power)).denominator == 1]
     if not value or not suffixes:
-        # Kubernetes rounds a value that is finer than a billionth away from zero.
+        # Kubernetes cannot represent fractions of a billionth (n). It rounds them away from zero.
         return str(int(value)) if not value else f"{_round_away_from_zero(value * 10**9)}n"
     return f"{value / _power_of_ten(_DECIMAL_SUFFIXES[suffixes[-1]])}{suffixes[-1]}"
 

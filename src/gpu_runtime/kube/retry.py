@@ -17,7 +17,7 @@ class RetryPolicy:
     max_attempts: int = 5
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.1, max_seconds=2.0))
     max_retry_after_seconds: float = 10.0
-    """The longest Retry-After that the client waits for. If the server demands more, the caller gets the error."""
+    """The longest Retry-After for which the client waits. If the server demands more, the client raises the error."""
 
     def delay(self, error: KubeError, attempt: int, *, idempotent: bool) -> float | None:
         """Return the seconds to wait before the next attempt, or None if the request must not be repeated.
@@ -36,10 +36,10 @@ NO_RETRY = RetryPolicy(max_attempts=1)
 
 
 def _is_retryable(error: KubeError, idempotent: bool) -> bool:
-    """Whether the request may be repeated after this error.
+    """Return whether the request can be repeated after this error.
 
-    Every request may be repeated if the server certainly did not execute it. If the server may have executed it, only
-    an idempotent request may be repeated.
+    If the server certainly did not execute the request, it can always be repeated. If the server may have executed the
+    request, only an idempotent request can be repeated.
     """
     match error:
         case KubeUnreachable(sent=sent):

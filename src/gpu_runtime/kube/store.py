@@ -17,7 +17,10 @@ OWNER_INDEX = "owner"
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange(Generic[T]):
-    """The cached state of an object before and after a change. None: the object was not, or is no longer, cached."""
+    """The cached state of an object before and after a change.
+
+    `old` is None if the object was not cached before. `new` is None if the object is no longer cached.
+    """
 
     old: T | None
     new: T | None
@@ -32,7 +35,7 @@ class Store(Generic[T]):
     def add_index(self, index: str, function: IndexFunction[T]) -> None:
         """Add an index. Call it before the store contains the first object."""
         if self._objects:
-            raise ValueError(f"cannot add index {index!r}: the store already contains objects; add it before the sync")
+            raise ValueError(f"cannot add index {index!r}: the store already contains objects; add indexes first")
         self._index_functions[index] = function
         self._indexes[index] = defaultdict(dict)
 
@@ -54,7 +57,7 @@ class Store(Generic[T]):
         return len(self._objects)
 
     def put(self, new: T) -> ObjectChange[T] | None:
-        """Store an object. Returns None if the store already has this version, or a newer one of the same object."""
+        """Store an object. Return None if the store already has this version of the object or a newer version."""
         old = self._objects.get(new.metadata.key)
         if old is not None and not _is_newer(new, old):
             return None
@@ -63,7 +66,8 @@ class Store(Generic[T]):
     def remove(self, key: ObjectKey, uid: str | None = None) -> ObjectChange[T] | None:
         """Remove an object that was deleted.
 
-        With a UID, removes only the object with that UID: the store may already have a new object with the same name.
+        If a UID is given, remove only the object with that UID: the store may already have a new object with the same
+        name.
         """
         old = self._objects.get(key)
         if old is None or uid not in (None, old.metadata.uid):
@@ -73,18 +77,22 @@ class Store(Generic[T]):
         return ObjectChange(old, None)
 
     def record_write(self, written: T) -> ObjectChange[T] | None:
-        """Store the object that a write returned, but only if the store has this object: it may already be deleted."""
+        """Store the object that a write returned, if the store already has the object.
+
+        Otherwise do nothing: the object may already be deleted.
+        """
         old = self._objects.get(written.metadata.key)
         if old is None or old.metadata.uid != written.metadata.uid:
             return None
         return self.put(written)
 
     def replace(self, items: Iterable[T], keep: Iterable[ObjectKey] = ()) -> list[ObjectChange[T]]:
-        """Replace the content with a complete list. Removes every object that is neither listed nor in `keep`."""
+        """Replace the content with a complete list. Remove every object that is neither listed nor in `keep`."""
         listed = {item.metadata.key: item for item in items}
         missing = self._objects.keys() - listed.keys() - set(keep)
         changes = [self.remove(key) for key in missing]
-        # A listed object replaces the stored one even if it is older: the cluster may have been restored from a backup.
+        # A listed object replaces the stored one even if the listed version is older: the cluster may have been
+        # restored from a backup.
         for key, item in listed.items():
             old = self._objects.get(key)
             if old is None or old.metadata.resource_version != item.metadata.resource_version:
@@ -116,9 +124,9 @@ def _owner_uids(owned: KubeObject) -> Iterable[str]:
 
 
 def _is_newer(new: KubeObject, old: KubeObject) -> bool:
-    """Whether an object replaces the stored one of the same name.
+    """Return whether an object replaces the stored object with the same name.
 
-    The resource versions of one object are ordered. An object with another UID always replaces the stored one.
+    The resource versions of one object are ordered. An object with another UID always replaces the stored object.
     """
     if new.metadata.uid != old.metadata.uid:
         return True

@@ -1,4 +1,4 @@
-"""Builds the TLS context of API server connections: the CA to verify the server with, and the client certificate."""
+"""Builds the TLS context for connections to the API server, from the CA certificate and the client certificate."""
 
 import os
 import ssl
@@ -21,14 +21,15 @@ def tls_context(config: KubeTLSConfig, identity: ClientIdentity) -> ssl.SSLConte
         if identity.certificate is not None:
             _load_certificate(context, identity)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise KubeConfigError(f"cannot use the CA or client certificates of the kubeconfig: {error}") from error
+        raise KubeConfigError(f"cannot use the CA certificate or the client certificate: {error}") from error
     return context
 
 
 def _load_certificate(context: ssl.SSLContext, identity: ClientIdentity) -> None:
     """Load the client certificate and its key.
 
-    Python reads a key only from a file. On Linux this is a file in memory, so the key is not written to disk.
+    Python can load a key only from a file. On Linux, this function uses a file in memory, so that the key is not
+    written to disk.
     """
 
     pem = (identity.certificate or b"") + b"\n" + (identity.key or b"")

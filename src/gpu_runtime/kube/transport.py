@@ -1,4 +1,4 @@
-"""HTTP requests to one API server: connections, credentials, timeouts, retries, and the fence before every write.
+"""Sends HTTP requests to one API server, with credentials, timeouts and retries. Checks the fence before writes.
 
 This module knows no kinds and no models. Bodies are bytes.
 """
@@ -45,16 +45,16 @@ _NO_RESPONSE = "<error>"
 
 
 class Fence(Protocol):
-    """The right to write, which expires. Every write checks it."""
+    """The right to write, which expires. The transport checks it before every write of a fenced client."""
 
     def remaining(self) -> float:
-        """Return the seconds for which this process may still write. Zero or negative: it may not write."""
+        """Return the seconds until the right to write expires. Zero or negative: it has expired."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KubeRequest:
-    """One request, and how the transport may treat it."""
+    """One request, and the options with which the transport sends it."""
 
     method: str
     target: str
@@ -66,7 +66,7 @@ class KubeRequest:
     timeout: float = 10.0
     fence: Fence | None = None
     bypass_connection_limit: bool = False
-    """Whether the request is sent even if all connections of the limit are in use."""
+    """Whether the transport sends the request even if the connection limit is reached."""
 
 
 class Transport:
@@ -83,18 +83,19 @@ class Transport:
         self._config = config
         self._metrics = metrics or KubeMetrics()
         self._connection_slots = asyncio.Semaphore(max_connections)
-        """Watches do not use a slot, because they keep their connections for minutes. Neither do requests that bypass
-        the connection limit."""
+        """One slot per connection that the limit allows. Watches use no slot, because they occupy their connections for
+        minutes. Requests that bypass the connection limit use no slot either."""
         self._headers = CIMultiDict([*config.headers, (hdrs.USER_AGENT, user_agent)])
-        # In the network of a cluster, decompression costs more than the bytes that it saves.
+        # Request uncompressed responses: within a cluster, decompression costs more than the transfer of the additional
+        # bytes.
         self._headers.extend({hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"})
         self._auth: _RequestAuth | None = None
         self._host = urlsplit(config.server).netloc.rpartition("@")[2] or "none"
         self._request_counters: dict[tuple[str, int | None], Counter] = {}
 
     async def __aenter__(self) -> Self:
-        # The semaphore limits the connections because it is fair. With the limit of aiohttp, new requests overtake
-        # waiting ones.
+        # The semaphore limits the connections, because it is fair. With the limit of aiohttp, new requests would
+        # overtake waiting requests.
         connector = _Connector(limit=0, keepalive_timeout=60, socket_factory=_keepalive_socket)
         self._session = ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self
@@ -105,8 +106,8 @@ class Transport:
     async def request(self, request: KubeRequest, retries: RetryPolicy) -> bytes:
         """Send a request and return the body of the successful response. Every failure is raised as a KubeError.
 
-        Failed attempts are repeated as the retry policy allows. After the first 401 the request is repeated immediately
-        if the credentials can be refreshed.
+        The transport repeats failed attempts as the retry policy allows. After the first 401, it repeats the request
+        immediately if the credentials can be refreshed.
         """
         attempt, refreshed = 1, False
         while True:
@@ -196,7 +197,7 @@ class Transport:
         counter.inc()
 
     def reset_auth(self) -> None:
-        """Read the certificates again before the next request."""
+        """Make the next request read the certificates again."""
         self._auth = None
 
     async def _current_auth(self) -> "_RequestAuth":
@@ -225,7 +226,10 @@ class _RoundTrip:
         self._socket_transport = connection.transport
 
     def on_response(self, status_code: int) -> None:
-        """Count the attempt when its response headers arrive, also for a watch, whose response lasts for minutes."""
+        """Count the attempt when its response headers arrive.
+
+        The end of the response would be too late: the response of a watch lasts for minutes.
+        """
         self._transport.count_request(self._request.method, status_code)
         self._counted = True
 
@@ -248,7 +252,8 @@ class _RoundTrip:
         if error is None:
             return
         if self._socket_transport is not None:
-            # Data in the send buffer must not be sent later, and closing must not wait for a silent server.
+            # Abort, do not close: data in the send buffer must not be sent later, and a close would wait for a server
+            # that does not respond.
             self._socket_transport.abort()
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             self._transport.reset_auth()  # the CA certificate file may have been replaced
@@ -267,7 +272,7 @@ class _RoundTrip:
 
 
 class _RequestAuth:
-    """The headers and the TLS context of an identity. A new identity has a new TLS context and so new connections."""
+    """The headers and the TLS context of an identity. A new identity gets a new TLS context, and so new connections."""
 
     def __init__(self, identity: ClientIdentity, tls: ssl.SSLContext, headers: CIMultiDict[str]) -> None:
         self.identity = identity
@@ -293,8 +298,9 @@ _CURRENT_ROUND_TRIP: ContextVar[_RoundTrip | None] = ContextVar("round_trip", de
 class _FencedBody(BytesPayload):
     """A request body that checks the fence again immediately before it is written to the socket.
 
-    The process may be paused at any earlier step: while it waits for a connection, or while the body waits for the
-    event loop. A request whose headers were sent without a body has no effect, and every write has a body.
+    The process may have been paused since the first check: while it waited for a connection, or while the body waited
+    for the event loop. If the second check fails, the server has received at most the headers. Headers without a body
+    have no effect, because every write has a body.
     """
 
     def __init__(self, value: bytes, content_type: str, round_trip: _RoundTrip) -> None:
@@ -318,7 +324,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 def _client_timeout(request: KubeRequest) -> ClientTimeout:
-    """Return the timeout of the request. A write times out at the latest when the right to write expires."""
+    """Return the timeout of the request. A fenced write times out at the latest when the right to write expires."""
     if request.fence is None:
         return ClientTimeout(total=request.timeout, ceil_threshold=_CEIL_THRESHOLD_SECONDS)
     remaining = request.fence.remaining()
@@ -332,7 +338,7 @@ def _not_leader_error(request: KubeRequest) -> KubeNotLeader:
 
 
 def _keepalive_socket(address: Any) -> socket.socket:
-    """Create a socket on which the kernel detects a vanished peer within half a minute instead of two hours."""
+    """Create a socket on which the kernel detects a lost peer within half a minute. The default is two hours."""
 
     connection = socket.socket(address[0], address[1], address[2])
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,8 +1,8 @@
-"""A workqueue of keys with delays and per-key backoff, after client-go's workqueue. It knows nothing of Kubernetes.
+"""A workqueue of keys with delays and per-key backoff, like the workqueue of client-go. It does not use Kubernetes.
 
-A key is queued at most once, however often it is added. One worker at a time processes a key: if the key is added while
-a worker processes it, the queue returns it again after the worker calls `done`. The queue returns keys in the order in
-which they became due, so no key starves. Delays use the time of the event loop.
+A key is queued at most once, even if it is added several times. Only one worker at a time processes a key: if the key
+is added while a worker processes it, the queue returns the key again after the worker calls `done`. The queue returns
+keys in the order in which they became due, so no key starves. Delays use the clock of the event loop.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ class WorkQueueShutDown(Exception):
 
 
 class WorkQueueMetrics(Protocol):
-    """Where a queue reports what it does."""
+    """Receives the measurements of a queue."""
 
     def set_depth(self, depth: int) -> None:
-        """Set the number of keys that wait: queued, or added while they are processed."""
+        """Set the number of waiting keys. A key that is added while a worker processes it also counts as waiting."""
 
     def count_add(self) -> None:
         """Count an `add` of a key that was not already waiting."""
@@ -37,11 +37,11 @@ class WorkQueueMetrics(Protocol):
         """Observe the time from `get` to `done`."""
 
     def count_retry(self) -> None:
-        """Count an `add_after`, also one that a rate-limited add caused."""
+        """Count a call of `add_after`, including the calls by `add_rate_limited`."""
 
 
 class NoWorkQueueMetrics:
-    """Metrics for a queue that reports none."""
+    """Ignores all measurements."""
 
     def set_depth(self, depth: int) -> None: ...
     def count_add(self) -> None: ...
@@ -51,7 +51,7 @@ class NoWorkQueueMetrics:
 
 
 class WorkQueue(Generic[K]):
-    """Create and use it inside a running event loop."""
+    """A workqueue. Create and use it inside a running event loop."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class WorkQueue(Generic[K]):
     ) -> None:
         self._backoff = backoff or Backoff()
         self._metrics: WorkQueueMetrics = metrics or NoWorkQueueMetrics()
-        # Durations need a finer clock than the time of the event loop, which has milliseconds on uvloop.
+        # Durations need a finer clock than that of the event loop, which counts only milliseconds on uvloop.
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Queue[K | _ShutDownMarker] = asyncio.Queue()
         self._queued_at: dict[K, float] = {}
         self._dirty: dict[K, float] = {}
-        """Keys that were added while a worker processes them, and when."""
+        """Keys that were added while a worker was processing them, with the time of the `add`."""
         self._processing: dict[K, float] = {}
-        """Keys between `get` and `done`, and the time of the `get`."""
+        """Keys between `get` and `done`, with the time of the `get`."""
         self._failures: dict[K, int] = {}
         self._delayed_until: dict[K, float] = {}
         self._delay_heap: list[tuple[float, int, K]] = []
@@ -89,7 +89,7 @@ class WorkQueue(Generic[K]):
         self._report_depth()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Queue the key after a delay. If a key has several delays, only the earliest takes effect."""
+        """Queue the key after a delay. If a key has several delays, only the delay that ends first takes effect."""
         if self._shutting_down:
             return
         self._metrics.count_retry()
@@ -116,10 +116,10 @@ class WorkQueue(Generic[K]):
         return self._failures.get(key, 0)
 
     async def get(self) -> K:
-        """Wait for the next key. The caller must call `done` with it. Raises WorkQueueShutDown."""
+        """Wait for the next key and return it. The caller must call `done` with the key. Raises WorkQueueShutDown."""
         key = await self._ready.get()
         if isinstance(key, _ShutDownMarker):
-            self._ready.put_nowait(key)  # for the next worker
+            self._ready.put_nowait(key)  # the other workers need the marker, too
             raise WorkQueueShutDown
         now = self._clock()
         self._processing[key] = now
@@ -128,14 +128,17 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """Mark a key as processed. If it was added during the processing, it is queued now."""
+        """Mark a key as processed. If the key was added while it was processed, queue it now."""
         if (started := self._processing.pop(key, None)) is not None:
             self._metrics.observe_work_duration(self._clock() - started)
         if (added := self._dirty.pop(key, None)) is not None:
             self._push(key, added)
 
     def shut_down(self) -> None:
-        """Return no more keys and drop the waiting ones: the next leader reconciles every object anyway."""
+        """Drop the waiting keys and return no more keys.
+
+        A controller does not need the dropped keys: the next leader reconciles every object.
+        """
         if self._shutting_down:
             return
         self._shutting_down = True
@@ -149,12 +152,12 @@ class WorkQueue(Generic[K]):
         self._ready.put_nowait(_ShutDownMarker())
 
     def unfinished_work_seconds(self) -> float:
-        """Return the sum of the times for which the keys between `get` and `done` have been processed."""
+        """Return the total time for which the keys between `get` and `done` have been in progress."""
         now = self._clock()
         return sum(now - started for started in self._processing.values())
 
     def longest_running_seconds(self) -> float:
-        """Return the time for which the oldest key between `get` and `done` has been processed; 0 if there is none."""
+        """Return the longest time for which a key has been in progress (between `get` and `done`), or 0 if none is."""
         now = self._clock()
         return max((now - started for started in self._processing.values()), default=0.0)
 
@@ -179,9 +182,9 @@ class WorkQueue(Generic[K]):
             self._timer = self._loop.call_at(due, self._add_due, due)
 
     def _add_due(self, timer_due: float) -> None:
-        # A timer may fire one clock tick early, so keys that are due at the timer's own time count as due. The timer
-        # passes its time as an argument because the handle does not always have it: for a time in the past, uvloop
-        # creates a handle without a timer.
+        # A timer may fire one clock tick early. So keys that are due at the time of the timer count as due. The time is
+        # an argument, because the handle of the timer does not always have it: for a time in the past, uvloop creates a
+        # handle without a timer.
         now = max(self._loop.time(), timer_due)
         while self._delay_heap and self._delay_heap[0][0] <= now:
             due, _, key = heapq.heappop(self._delay_heap)
@@ -192,4 +195,4 @@ class WorkQueue(Generic[K]):
 
 
 class _ShutDownMarker:
-    """Follows the last key in the queue."""
+    """Marks the end of the queue after a shutdown."""

@@ -1,4 +1,4 @@
-"""Declares the Kubernetes permissions of each process, with their reasons. The RBAC manifests are built from them."""
+"""Declares the Kubernetes permissions of each process, with the reasons. `rbac` builds the RBAC manifests from them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ READ_VERBS = ("get", *CACHE_VERBS)
 CHILD_VERBS = (*READ_VERBS, "create", "update", "delete")
 """Verbs for owned children.
 
-`update` restores a lost owner reference. A cluster may allow that only to a process that can delete the child.
+The process needs `update` to restore a lost owner reference. A cluster may allow this change only to a process that can
+also delete the child.
 """
 
 
@@ -28,7 +29,7 @@ class PolicyRule:
 class ProcessPermissions:
     name: str
     cluster_rules: tuple[PolicyRule, ...]
-    """Rules for every namespace. Users choose the namespaces of units and pools."""
+    """Rules for every namespace, because users choose the namespaces of units and pools."""
     namespace_rules: tuple[PolicyRule, ...] = ()
     """Rules for the system namespace."""
     stock_namespace_rules: tuple[PolicyRule, ...] = ()
@@ -41,7 +42,10 @@ CONTROLLER_MANAGER = ProcessPermissions(
     cluster_rules=(
         PolicyRule("reconcile these objects", GROUP, ("gpuunits", "gpustorages", "stockpools"), CACHE_VERBS),
         PolicyRule(
-            "check that a unit exists before a destructive step, without the cache", GROUP, ("gpuunits",), ("get",)
+            "ask the API server, not the cache, whether a unit exists before a destructive step",
+            GROUP,
+            ("gpuunits",),
+            ("get",),
         ),
         PolicyRule(
             "write the status", GROUP, ("gpuunits/status", "gpustorages/status", "stockpools/status"), ("patch",)
@@ -74,7 +78,7 @@ CONTROLLER_MANAGER = ProcessPermissions(
         PolicyRule(
             "check whether a unit that a storage is reserved for can still be created", GROUP, ("operations",), ("get",)
         ),
-        # resourceNames cannot limit `create`: the name is not known when the request is authorized.
+        # resourceNames cannot limit `create`, because the name is not known when the request is authorized.
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("create",)),
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("get", "patch"), ("controller-manager",)),
     ),

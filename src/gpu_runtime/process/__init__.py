@@ -1,4 +1,4 @@
 """The shared parts of every process: settings, logs, graceful shutdown, health checks, metrics, NATS options.
 
-It contains nothing that only one of the processes does.
+Code that only one process needs is not in this package.
 """

@@ -24,7 +24,7 @@ def field_docs(model: type) -> dict[str, str]:
 
 
 def field_doc(model: type, name: str) -> str:
-    """Return the docstring of a field, which the class or one of its base classes declares."""
+    """Return the docstring of a field that the class or one of its base classes declares."""
     declaring = next(each for each in model.__mro__ if name in inspect.get_annotations(each))
     return field_docs(declaring).get(name, "")
 

@@ -1,4 +1,4 @@
-"""Serves /healthz, /readyz and /metrics over HTTP, on a separate port or next to other paths."""
+"""Serves /healthz, /readyz and /metrics over HTTP, on a separate port or on the port of another HTTP server."""
 
 import asyncio
 import logging
@@ -15,15 +15,15 @@ from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.process.shared_settings import BindAddressSettings
 
 HealthCheck: TypeAlias = Callable[[], str | None]
-"""Returns None if the check passes, else a sentence that says what is wrong."""
+"""Returns None if the check passes, otherwise a sentence that describes the problem."""
 
 HealthHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
-    """Whether a log record is about an error of this server.
+    """Return whether a log record is about an error of this server, not of a client.
 
-    The server responds with 400 to malformed HTTP. These errors of clients must not fill the log with tracebacks.
+    The server responds with 400 to malformed HTTP. Such client errors must not fill the log with tracebacks.
     """
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
@@ -54,7 +54,7 @@ def health_handlers(
     readiness_checks: Mapping[str, HealthCheck],
     liveness_checks: Mapping[str, HealthCheck] | None = None,
 ) -> dict[str, HealthHandler]:
-    """Return the handlers of every process, by path."""
+    """Return the handlers that every process has, by path."""
     return {
         "/healthz": _check_handler(liveness_checks or {}),
         "/readyz": _check_handler({"stopping": lambda: _stopping_reason(stopping), **readiness_checks}),
@@ -66,12 +66,13 @@ def health_handlers(
 async def serve_app(
     app: web.Application, settings: BindAddressSettings, shutdown_timeout: float, connection_close_delay: float = 0.0
 ) -> AsyncIterator[int]:
-    """Serve until the block ends, and yield the port. Then requests in flight may finish within `shutdown_timeout` s.
+    """Serve until the block ends, and yield the port.
 
-    A connection that is open when the listener closes may already carry a request. The server answers requests on open
-    connections for another `connection_close_delay` seconds.
+    When the block ends, the server closes the listener. A client may already have sent a request on an open connection,
+    so the server answers requests on open connections for another `connection_close_delay` seconds. Then the requests
+    in flight have `shutdown_timeout` seconds to finish.
     """
-    # No handler accepts compressed bodies, so a rejected body does not need to be decompressed first.
+    # No handler accepts compressed bodies, so the server does not decompress a body that the handler rejects.
     runner = web.AppRunner(
         app, access_log=None, logger=logger, shutdown_timeout=shutdown_timeout, auto_decompress=False
     )

@@ -16,6 +16,8 @@ def new_registry(process: str) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
-    build = Info("gpu_runtime_build", "The process and its version", registry=registry)
+    build = Info(
+        "gpu_runtime_build", "Name of the process and version of gpu-runtime. The value is always 1.", registry=registry
+    )
     build.info({"process": process, "version": version("gpu-runtime")})
     return registry

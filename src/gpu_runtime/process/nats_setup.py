@@ -28,8 +28,8 @@ def stream_topology(settings: NatsSettings) -> StreamTopology:
 def fault_from_nats_error(error: errors.JetStreamError) -> RuntimeFault:
     """Return the fault that a caller gets for a NATS error.
 
-    If NATS did not respond, it may have executed the request. The fault is Unavailable, and the caller may repeat the
-    same request.
+    If NATS did not respond, it may have executed the request. In this case the fault is Unavailable, and the caller can
+    repeat the same request.
     """
     match error:
         case errors.StreamFull():

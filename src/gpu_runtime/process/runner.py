@@ -59,13 +59,14 @@ async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[None]], shu
                 loop.add_signal_handler(each, stop, each)
             await work(stopping)
     except RuntimeFault as fault:
-        logger.critical("process failed", extra={"error": str(fault), "code": fault.code})
+        logger.critical("process failed: exiting", extra={"error": str(fault), "code": fault.code})
         return EXIT_FAILED
     except Exception:
         if limit.expired():
-            logger.error("graceful shutdown timed out")  # noqa: TRY400 - the traceback would only show the timeout
+            # no traceback: it would only show the timeout
+            logger.error("graceful shutdown aborted: unfinished work cancelled")  # noqa: TRY400
         else:
-            logger.critical("process crashed", exc_info=True)
+            logger.critical("process raised an unexpected exception: exiting", exc_info=True)
         return EXIT_FAILED
 
     finally:

@@ -1,4 +1,4 @@
-"""Loads the settings of a process from a YAML file into frozen structs, and reports every invalid or unknown key.
+"""Loads the settings of a process from a YAML file into frozen structs. Rejects unknown keys and invalid values.
 
 Settings come only from the file. This module does not read environment variables.
 """
@@ -61,7 +61,10 @@ def parse_settings(text: str, model: type[S]) -> S:
 
 
 def _yaml_error_location(error: yaml.YAMLError) -> str:
-    """Return the position and the problem, but no text of the file: it may contain secrets, and errors are logged."""
+    """Return the position and the problem, but no text of the file.
+
+    The text may contain secrets, and errors are logged.
+    """
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
     return "the document contains characters that YAML does not allow"
@@ -73,7 +76,7 @@ _BOOL_TAG = "tag:yaml.org,2002:bool"
 class _UniqueKeyLoader(yaml.SafeLoader):
     """A YAML loader that rejects duplicate keys, and reads only true and false as booleans.
 
-    The base class keeps the last of several equal keys, and also reads on, off, yes and no as booleans.
+    If a key occurs several times, the base class uses the last value. It also reads on, off, yes and no as booleans.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the base class declares it the same way
@@ -82,7 +85,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     }
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a value. For an invalid one such as the date 2001-99-99, the base class raises no YAMLError."""
+        """Construct a value. Raise a YAMLError if the value is invalid, such as the date 2001-99-99.
+
+        For some invalid values, the base class raises an exception that is not a YAMLError.
+        """
         try:
             return super().construct_object(node, deep)
         except (AttributeError, LookupError, ValueError) as error:

@@ -13,7 +13,7 @@ PositiveSeconds = Annotated[float, Meta(gt=0, le=86400)]
 
 class LogSettings(BaseSettings, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged: debug, info, warning or error."""
+    """Lowest level that the process logs. The levels in ascending order are debug, info, warning and error."""
 
     format: Literal["json", "text"] = "json"
     """Format of a log line: json (one object per line) or text."""
@@ -21,8 +21,8 @@ class LogSettings(BaseSettings, frozen=True, kw_only=True):
 
 class BindAddressSettings(BaseSettings, frozen=True, kw_only=True):
     bind_address: str = ":8081"
-    """Address on which the process serves /healthz, /readyz and /metrics, as host:port. Without a host it listens on
-    all interfaces."""
+    """Address on which the process serves /healthz, /readyz and /metrics, as host:port. If the host is empty, the
+    process listens on all interfaces."""
 
     def __post_init__(self) -> None:
         host, colon, port = self.bind_address.rpartition(":")
@@ -42,29 +42,32 @@ class BindAddressSettings(BaseSettings, frozen=True, kw_only=True):
 
 class KubernetesSettings(BaseSettings, frozen=True, kw_only=True):
     kubeconfig: str = ""
-    """Path of the kubeconfig. Empty: the files in $KUBECONFIG, else the pod's service account, else ~/.kube/config."""
+    """Path of the kubeconfig. If the path is empty, the process uses the first of these sources that is available: the
+    files in $KUBECONFIG, the pod's service account, ~/.kube/config."""
 
     context: str = ""
-    """Context of the kubeconfig. Empty: its current context."""
+    """Context of the kubeconfig. If it is empty, the process uses the current context of the kubeconfig. If it is set,
+    the process does not use the pod's service account."""
 
     request_timeout_seconds: PositiveSeconds = 10
-    """Timeout of one attempt of a request to the API server. It does not apply to watches."""
+    """Timeout in seconds of each attempt of a request to the API server. It does not apply to watches."""
 
 
 class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
     enabled: bool = True
-    """Whether the process works only while it holds the Lease. Set it to false only if there is a single replica."""
+    """Whether the process does the work of the leader only while it holds the Lease. If false, the process always does
+    the work of the leader, so use false only if there is one replica."""
 
     lease_duration_seconds: PositiveSeconds = 15
-    """How long a standby waits before it acquires a Lease that the leader does not renew. This is the longest
-    interruption after a leader has died. It must be longer than renewDeadlineSeconds."""
+    """Time in seconds after which another replica may acquire a Lease that the leader does not renew. If the leader
+    dies, there is no leader for up to this time. It must be longer than renewDeadlineSeconds."""
 
     renew_deadline_seconds: PositiveSeconds = 10
-    """How long a leader continues without a successful renewal of the Lease. Then it stops its work. It must be longer
-    than twice retryPeriodSeconds."""
+    """Time in seconds after which a leader that cannot renew the Lease stops its work. It must be longer than twice
+    retryPeriodSeconds."""
 
     retry_period_seconds: PositiveSeconds = 2
-    """Time between attempts to renew or to acquire the Lease."""
+    """Time in seconds between two attempts to renew or to acquire the Lease."""
 
     def __post_init__(self) -> None:
         if not 2 * self.retry_period_seconds < self.renew_deadline_seconds < self.lease_duration_seconds:
@@ -76,69 +79,72 @@ class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
 
 class NatsTLSSettings(BaseSettings, frozen=True, kw_only=True):
     enabled: bool = False
-    """Whether the connection requires TLS. A URL that starts with tls:// also requires it."""
+    """Whether the connection must use TLS. A URL that starts with tls:// also requires TLS."""
 
     ca_file: str = ""
-    """File with the trusted CA certificates as PEM. Empty: the certificate authorities of the system."""
+    """Path of a PEM file with the trusted CA certificates. If the path is empty, the process trusts the CA certificates
+    of the system."""
 
     cert_file: str = ""
-    """File with the client certificate as PEM. Empty: the process presents no certificate."""
+    """Path of a PEM file with the client certificate. If the path is empty, the process presents no certificate."""
 
     key_file: str = ""
-    """File with the private key of certFile as PEM. Empty: certFile contains the key."""
+    """Path of a PEM file with the private key of certFile. If the path is empty, certFile must also contain the key."""
 
     server_name: str = ""
-    """Name that the server certificate must have. Empty: the host of the URL."""
+    """Name that the server certificate must contain. If it is empty, the certificate must contain the host of the
+    URL."""
 
 
 class StreamSettings(BaseSettings, frozen=True, kw_only=True):
-    """Limits and retention of the JetStream streams. Use the same values for every process, because each process
-    creates or updates the streams with its own values when it starts."""
+    """Limits and retention of the JetStream streams. Use the same values for every process, because runtime-api,
+    activator and result-store apply their own values to the streams when they start."""
 
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Number of NATS servers that store each message. Use 3 on a NATS cluster of three or more servers. It must not
-    exceed the number of servers."""
+    """Number of NATS servers that store each message. Use 3 if the NATS cluster has three or more servers. The value
+    must not exceed the number of servers."""
 
     storage: Literal["file", "memory"] = "file"
-    """Storage of the streams. file survives a restart of the NATS server. With memory, a restart loses all accepted
-    invocations."""
+    """Where NATS stores the messages of the streams. With file, the messages survive a restart of the NATS server. With
+    memory, a restart loses all accepted invocations."""
 
     max_messages_per_subject: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
-    """Maximum number of waiting invocations of one function, in the stream of accepted and in the stream of dispatched
-    invocations each. When the first stream has reached the limit, the API rejects further invocations with 429."""
+    """Maximum number of messages of one function in the INVOKE stream. The same limit applies to the DISPATCH stream.
+    When the INVOKE stream has reached the limit, the API rejects further invocations of the function with 429."""
 
     max_stream_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 2 * 1024**3
-    """Maximum size of each stream of invocations or results, for all functions together. A full stream rejects new
-    messages."""
+    """Maximum size in bytes of each of the streams INVOKE, DISPATCH and RESULT, for all functions together. A full
+    stream rejects new messages."""
 
     max_payload_bytes: Annotated[int, Meta(ge=1024, le=MAX_PAYLOAD_BYTES)] = MAX_PAYLOAD_BYTES
-    """Maximum size of the payload of an invocation, and of a result."""
+    """Maximum size in bytes of the payload of an invocation. A longer body of a result is truncated to this size."""
 
     record_retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400
-    """How long the record of an invocation is retained after its last change. During this time another request with the
-    same invocationID refers to this invocation."""
+    """Time in seconds for which NATS retains the record of an invocation after the last change of the record. During
+    this time, another request with the same invocationID refers to the same invocation."""
 
     dead_letter_retention_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 7 * 86400
-    """How long dead letters are retained."""
+    """Time in seconds for which NATS retains a dead letter."""
 
     max_dead_letter_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024**3
-    """Maximum size of all dead letters. Above this, JetStream deletes the oldest ones."""
+    """Maximum size in bytes of all dead letters together. Above this size, JetStream deletes the oldest dead
+    letters."""
 
     invoke_ack_wait_seconds: PositiveSeconds = 30
-    """Ack wait of accepted invocations. If an activator does not acknowledge an invocation within this time, JetStream
-    redelivers it, perhaps to another replica."""
+    """Ack wait of the INVOKE stream, in seconds. If an activator does not acknowledge an invocation within this time,
+    JetStream redelivers the invocation to any replica."""
 
     dispatch_ack_wait_seconds: PositiveSeconds = 15
-    """Ack wait of dispatched invocations. If a worker dies, JetStream redelivers its invocations to another worker
-    after this time. A live worker extends the ack wait while it runs an invocation."""
+    """Ack wait of the DISPATCH stream, in seconds. If a worker dies, JetStream redelivers its invocations to another
+    worker after this time. A live worker extends the ack wait while it runs an invocation."""
 
     result_ack_wait_seconds: PositiveSeconds = 30
-    """Ack wait of results. If a result store does not store a result within this time, JetStream redelivers it, perhaps
-    to another replica."""
+    """Ack wait of the RESULT stream, in seconds. If the result store does not acknowledge a result within this time,
+    JetStream redelivers the result."""
 
     consumer_inactive_threshold_seconds: Annotated[float, Meta(ge=60, le=365 * 86400)] = 86400
-    """How long the JetStream consumer of a function exists without a worker that pulls from it. Then NATS deletes the
-    consumer. Waiting invocations stay in the stream."""
+    """Time in seconds after which NATS deletes the JetStream consumer of a function if no worker pulls from it. Waiting
+    invocations stay in the stream."""
 
 
 class NatsSettings(BaseSettings, frozen=True, kw_only=True):
@@ -147,30 +153,32 @@ class NatsSettings(BaseSettings, frozen=True, kw_only=True):
     urls: Annotated[tuple[Annotated[str, Meta(pattern="^(nats|tls)://")], ...], Meta(min_length=1)] = (
         "nats://nats.messaging:4222",
     )
-    """URLs of the NATS servers, as nats://host:port or tls://host:port. The process connects to an available one."""
+    """URLs of the NATS servers, as nats://host:port or tls://host:port. The process connects to one server that is
+    available."""
 
     credentials_file: str = ""
-    """Path of a .creds file with the JWT and the seed of a user. The process reads credentialsFile, passwordFile and
-    tokenFile again for every connection."""
+    """Path of a .creds file with the JWT and the seed of a NATS user. The process reads credentialsFile, passwordFile
+    and tokenFile again for every connection, so the credentials can be rotated."""
 
     user: str = ""
-    """User name for the login with a password."""
+    """Name of the NATS user who logs in with the password in passwordFile."""
 
     password_file: str = ""
-    """File with the password of the user. It requires user."""
+    """Path of a file with the password of the NATS user. If the path is set, user must be set, too."""
 
     token_file: str = ""
-    """File with an authentication token."""
+    """Path of a file with an authentication token for NATS."""
 
     tls: NatsTLSSettings = NatsTLSSettings()
     """TLS of the connection."""
 
     prefix: Annotated[str, Meta(pattern=SUBJECT_PREFIX_PATTERN, max_length=100)] = DEFAULT_SUBJECT_PREFIX
-    """Prefix of all subjects and, in upper case with underscores, of all stream names. Installations that share a NATS
-    account must have different prefixes."""
+    """Prefix of all subjects. Stream names start with the same prefix in upper case, with underscores instead of dots.
+    Installations that share a NATS account must have different prefixes."""
 
     request_timeout_seconds: PositiveSeconds = 5
-    """Timeout of a request to NATS, and of the storage of a message."""
+    """Timeout in seconds of a request to NATS. It is also the time within which NATS must confirm a published
+    message."""
 
     streams: StreamSettings = StreamSettings()
     """Limits and retention of the JetStream streams."""
@@ -181,20 +189,20 @@ class NatsSettings(BaseSettings, frozen=True, kw_only=True):
         if len(configured) > 1:
             raise ValueError(f"{' and '.join(configured)} are set; set only one of credentialsFile, user and tokenFile")
         if self.password_file and not self.user:
-            raise ValueError("passwordFile is set without user")
+            raise ValueError("passwordFile is set without user; set user, or remove passwordFile")
         if self.tls.key_file and not self.tls.cert_file:
-            raise ValueError("tls.keyFile is set without tls.certFile")
+            raise ValueError("tls.keyFile is set without tls.certFile; set tls.certFile, or remove tls.keyFile")
 
 
 class ProcessSettings(BaseSettings, frozen=True, kw_only=True):
     """Settings of every process."""
 
     log: LogSettings = LogSettings()
-    """Log lines on standard error."""
+    """Level and format of the log lines that the process writes to standard error."""
 
     health: BindAddressSettings = BindAddressSettings()
-    """Server for health checks and metrics."""
+    """HTTP server for health checks and metrics."""
 
     graceful_shutdown_timeout_seconds: PositiveSeconds = 20
-    """How long work in progress may continue after SIGTERM. Then the process cancels it and exits with code 1. Set it
-    lower than terminationGracePeriodSeconds of the pod."""
+    """Time in seconds that the process waits after SIGTERM for work in progress. After this time, it cancels the work
+    and exits with code 1. Set it lower than terminationGracePeriodSeconds of the pod."""

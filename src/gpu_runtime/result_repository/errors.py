@@ -2,7 +2,7 @@
 
 RepositoryError
 ├─ RepositoryUnavailable    Temporary: the disk is full, the file is locked, or an I/O error occurred. Retry.
-└─ RepositoryIncompatible   Permanent: the file is no result database or has a newer version. The operator must act.
+└─ RepositoryIncompatible   Permanent: the file is not a result database or has a newer version. The operator must act.
 """
 
 

@@ -11,7 +11,7 @@ EVICTION_BATCH_SIZE = 200
 EVICTION_BATCH_BYTES = 8 * 1024 * 1024
 """Number of bytes after which a batch is full.
 
-The deletion of a batch takes some milliseconds, which is how long an insert waits for it.
+The deletion of a batch takes some milliseconds. An insert waits for that time.
 """
 
 
@@ -32,11 +32,11 @@ class Eviction:
 def plan_eviction(
     oldest: Iterable[EvictionCandidate], used_bytes: int, limits: RetentionLimits, now: datetime
 ) -> Eviction | None:
-    """Return the next batch to evict, given the oldest results in ascending order, or None if all can stay.
+    """Return the next batch to evict, or None if no result has to be evicted. `oldest` is in ascending order.
 
-    The batch ends at the first result that can stay, even if a later result has an older timestamp. That happens only
-    if the clock was changed. Eviction must leave no gaps in the row numbers, because the repository computes the number
-    of results from the first and the last row number.
+    The batch ends before the first result that can stay. A later result may have an older timestamp if the clock was
+    changed, but it stays as well: eviction must leave no gaps in the row numbers, because the repository computes the
+    number of results from the first and the last row number.
     """
     last_number, by_ttl, by_size, freed_bytes = None, 0, 0, 0
     for each in oldest:

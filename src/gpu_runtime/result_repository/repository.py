@@ -29,7 +29,7 @@ class InsertOutcome:
     state: str
     """State of the stored result."""
     inserted: bool
-    """Whether this insert stored it. False if the invocation already had a result."""
+    """Whether this insert stored the result. False if the invocation already had a result."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class ResultPage:
 @dataclass(frozen=True)
 class EvictedCounts:
     by_ttl: int = 0
-    """Evicted because the maximum age passed."""
+    """Number of results that were evicted because their maximum age passed."""
     by_size: int = 0
-    """Evicted before the maximum age because the database exceeded its maximum size."""
+    """Number of results that were evicted before their maximum age, because the database exceeded its maximum size."""
 
     @property
     def nonzero(self) -> bool:
@@ -61,27 +61,33 @@ class RepositorySize:
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """Maximum age of results, and maximum total size. Above the size, the oldest results are evicted early."""
+    """Maximum age of results, and maximum total size. Above that size, the oldest results are evicted early."""
 
     max_age: timedelta
     max_bytes: int
 
 
 class ResultRepository(Protocol):
-    """Stores results. Every method can raise RepositoryUnavailable, and has then changed nothing."""
+    """Stores results. Every method can raise RepositoryUnavailable. A method that raises has changed nothing."""
 
     async def insert(self, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
-        """Store results in one transaction, and return the outcome of each. On return they are durable on disk."""
+        """Store results in one transaction and return their outcomes. On return, the results are durable on disk."""
         ...
 
     async def get(self, invocation_id: str) -> ResultRow | None: ...
 
     async def page(self, request_id: str, state: str | None, before: int | None, limit: int) -> ResultPage:
-        """Return the newest results of a function, starting before the row number `before` if it is given."""
+        """Return the newest results of a function.
+
+        If `before` is given, return only results with a lower row number.
+        """
         ...
 
     async def evict(self, limits: RetentionLimits, now: datetime) -> EvictedCounts:
-        """Delete one batch of results beyond the limits, oldest first. The batch is small: inserts wait for it."""
+        """Delete one batch of results that exceed the limits, oldest first.
+
+        The batch is small, because inserts wait for the deletion.
+        """
         ...
 
     async def size(self) -> RepositorySize: ...

@@ -2,9 +2,10 @@
 
 - Write-ahead log: reads do not wait for writes, and a commit is one sequential write.
 - `synchronous=FULL`: a commit returns after the log is on disk. This costs one fsync per transaction, so callers insert
-  many results per transaction. Without it, a power failure could lose acknowledged results.
+  many results per transaction. With a weaker setting, a power failure could lose acknowledged results.
 - SQLite reuses the pages of deleted results. The file does not shrink.
-- Another process may use the file at the same time. A connection waits for its locks, up to the lock timeout.
+- Another process may use the file at the same time. A connection waits for the locks of that process, up to the lock
+  timeout.
 """
 
 import sqlite3
@@ -123,7 +124,7 @@ def _evict(database: sqlite3.Connection, limits: RetentionLimits, now: datetime)
 
 @contextmanager
 def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    _roll_back(database)  # a transaction whose rollback failed earlier
+    _roll_back(database)  # ends a transaction whose rollback failed earlier
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -15,8 +15,8 @@ LOCK_TIMEOUT_SECONDS = 5.0
 MAX_WAL_BYTES = 64 * 1024 * 1024
 """Size to which SQLite truncates the write-ahead log after it grew larger."""
 
-# `body` is the last column, so a query for the other columns does not read the body. The index contains the state, so a
-# query for the failed results of a function with many results reads only the index until it finds them.
+# `body` is the last column, so a query for the other columns does not read the body. The index contains the state. So a
+# query for the failed results of a function searches only the index, even if the function has many results.
 SCHEMA_STATEMENTS = (
     """
     CREATE TABLE results (
@@ -102,6 +102,7 @@ def _checked_version(database: sqlite3.Connection, path: Path) -> int:
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise RepositoryIncompatible(
-            f"{path} has schema version {version}; this process supports up to version {SCHEMA_VERSION}: upgrade it"
+            f"{path} has schema version {version}; this process supports up to version {SCHEMA_VERSION}:"
+            " upgrade the result store"
         )
     return version

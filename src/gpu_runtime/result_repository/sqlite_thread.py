@@ -30,7 +30,7 @@ class SQLiteThread:
             try:
                 yield cls(thread, database)
             finally:
-                # Queued after a write that is still running, so the write completes.
+                # If a write is still running, the close is queued after it, so the write completes.
                 await asyncio.shield(loop.run_in_executor(thread, database.close))
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:

@@ -1,7 +1,8 @@
 """Writes results in batches (group commit): results that arrive during a transaction share the next transaction.
 
-A single result is written immediately. While the database is unavailable, the writer retries the current batch. In that
-time no message is acknowledged, so the consumer reaches its in-flight limit and pulls no more results.
+If no transaction is running, a result is written immediately. While the database is unavailable, the writer retries the
+current batch. During this time no message is acknowledged, so the consumer reaches its in-flight limit and pulls no
+more results.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ class BatchWriter:
         self._arrived = asyncio.Event()
 
     async def store(self, row: ResultRow) -> InsertOutcome:
-        """Store a result and return which result the invocation has now.
+        """Store a result. Return the state of the result that the invocation has now, and whether that result is new.
 
         Raise RepositoryUnavailable if the process stops before the database is available.
         """
@@ -87,7 +88,7 @@ class BatchWriter:
         self._metrics.batch_failures.inc()
         problem = f"results cannot be stored and stay in the RESULT stream: {error}"
         if problem != self.problem:  # log each problem once, not with every retry
-            logger.error("result batch write failed", extra={"error": str(error)})
+            logger.error("result batch not written: results stay in the RESULT stream", extra={"error": str(error)})
         self.problem = problem
 
 

@@ -27,11 +27,11 @@ class ResultEvictor:
             try:
                 await self.run_once()
             except RepositoryUnavailable as error:
-                logger.warning("result eviction failed", extra={"error": str(error)})
+                logger.warning("result eviction failed: retrying", extra={"error": str(error)})
             await asyncio.sleep(EVICTION_INTERVAL_SECONDS)
 
     async def run_once(self) -> None:
-        """Evict all results beyond the limits, in small batches so that inserts can run in between."""
+        """Evict all results that exceed the limits, in small batches, so that inserts can run in between."""
         evicted_by_size = 0
         while (evicted := await self.results.evict(self.limits, now())).nonzero:
             self.metrics.evicted.labels("ttl").inc(evicted.by_ttl)
@@ -39,7 +39,7 @@ class ResultEvictor:
             evicted_by_size += evicted.by_size
         if evicted_by_size:
             logger.warning(
-                "results evicted before their TTL: database exceeds retention.maxBytes",
+                "results evicted before their TTL: the database exceeds retention.maxBytes",
                 extra={"evicted": evicted_by_size, "max_bytes": self.limits.max_bytes},
             )
         size = await self.results.size()

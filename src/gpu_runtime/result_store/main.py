@@ -1,7 +1,7 @@
 """Assembles and runs the result store: opens the database, stores results, answers queries, evicts old results.
 
 The health endpoint answers from the start. The process is ready while it consumes the RESULT stream and the database
-accepts writes. On shutdown it finishes or returns every message that it has pulled.
+accepts writes. On shutdown, the process finishes every message that it has pulled, or naks it for another replica.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class ResultStore:
 
 
 class ResultStoreReadiness:
-    """Readiness checks. Before the components exist, they report which startup step is not done."""
+    """The readiness checks. Before the components exist, the checks report which startup step is not done."""
 
     def __init__(self, nats: NatsConnection) -> None:
         self.open_problem: str | None = "database not open yet"
@@ -113,7 +113,7 @@ async def run_result_store(settings: ResultStoreSettings, stopping: asyncio.Even
     """Store results and answer queries until `stopping` is set."""
     try:
         await _run(settings, stopping)
-    except JetStreamError as error:  # not retryable: wrong settings, or streams with other settings
+    except JetStreamError as error:  # permanent: the settings are wrong or differ from the streams
         raise fault_from_nats_error(error) from error
 
 
@@ -143,7 +143,7 @@ async def _open_with_retry(stack: AsyncExitStack, path: Path, readiness: ResultS
             raise Rejected(str(error)) from error
         except RepositoryUnavailable as error:
             readiness.open_problem = f"the database cannot be opened: {error}"
-            logger.warning("database open failed", extra={"error": str(error)})
+            logger.warning("database not opened: retrying", extra={"file": str(path), "error": str(error)})
         else:
             readiness.open_problem = None
             return results

@@ -1,4 +1,4 @@
-"""Answers queries for stored results over NATS. An invalid query is answered with an error message."""
+"""Answers queries for stored results over NATS. The answer to an invalid query contains an error message."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from gpu_runtime.result_store.result_codec import result_from_head, result_from_
 MAX_PAGE_BYTES = MAX_PAYLOAD_BYTES
 """Maximum size of the results in one page.
 
-Results without bodies are small, but a page of 500 results with long failure messages would not fit into a message.
+A page contains no bodies. Nevertheless, a page of 500 results with long failure messages would not fit into a message.
 """
 
 
@@ -75,7 +75,10 @@ def list_reply(page: ResultPage) -> ListResultsResponse:
 
 
 def _heads_within_limit(heads: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Yield heads up to MAX_PAGE_BYTES, but at least one. With an empty page the client would never advance."""
+    """Yield heads with a total size of at most MAX_PAGE_BYTES, but at least one head.
+
+    After an empty page, the client could not continue.
+    """
     size = 0
     for number, head in heads:
         size += len(head)

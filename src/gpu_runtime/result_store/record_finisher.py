@@ -1,6 +1,6 @@
-"""Updates invocation records to terminal.
+"""Sets invocation records to a terminal state.
 
-The update happens after the result is stored. So a reader of a terminal record always finds the result.
+A record becomes terminal only after the result is stored. So a reader of a terminal record always finds the result.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class RecordFinisher:
     bucket: KeyValueBucket
 
     async def finish(self, invocation_id: str, state: ResultState, stored: RecordAtRevision | None) -> None:
-        """Set the record to terminal with this result state.
+        """Set the record to the terminal state of this result.
 
         Do nothing if the record is already terminal or has expired. `stored` is the record as the sender of the result
-        knew it. If it is None or stale, the current record is read.
+        knew it. If `stored` is None or stale, this method reads the current record.
         """
         for _ in range(MAX_WRITE_ATTEMPTS):
             stored = stored or await self._read(invocation_id)

@@ -17,7 +17,10 @@ from gpu_runtime.result_repository.repository import ResultRow
 
 
 def read_result(delivery: Delivery, subjects: Subjects, max_body_bytes: int) -> Result:
-    """Decode a result and truncate its body. Raise Rejected if it is no result, or if its subject contradicts it."""
+    """Decode a result and truncate its body.
+
+    Raise Rejected if the message is not a valid result, or if its subject belongs to another function.
+    """
     result = decode(delivery.data, Result)
     if errors := tuple(_field_errors(result, subjects.parse(delivery.subject).request_id)):
         raise Invalid(errors)
@@ -33,7 +36,10 @@ def _field_errors(result: Result, request_id: str) -> FieldErrors:
 
 
 def truncate_body(result: Result, max_bytes: int) -> Result:
-    """Truncate the body to `max_bytes`. If the sender truncated it already, body_bytes keeps the original size."""
+    """Truncate the body to `max_bytes`.
+
+    If the sender has already truncated the body, `body_bytes` keeps the original size.
+    """
     if len(result.body) <= max_bytes:
         return result
     truncated = with_body(result, result.content_type, result.body, max_bytes)
@@ -62,7 +68,7 @@ def result_from_row(row: ResultRow) -> Result:
 def dead_letter_message(
     letters: DeadLetterBuilder, delivery: Delivery, outcome: DeadLetterDelivery, now: datetime
 ) -> OutgoingMessage:
-    """Build the dead letter of a message that is no valid result."""
+    """Build the dead letter of a message that is not a valid result."""
     failure_class = FailureClass(outcome.failure_class) if outcome.failure_class else FailureClass.INTERNAL
     failure = Failure(failure_class=failure_class, message=outcome.reason)
     return letters.to_outgoing(letters.build(delivery, failure, now))

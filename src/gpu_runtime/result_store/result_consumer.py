@@ -1,7 +1,7 @@
-"""Handles one delivery of the RESULT stream: store the result durably, finish the invocation record, acknowledge.
+"""Handles one delivery of the RESULT stream: stores the result durably, finishes the invocation record, acknowledges.
 
-After a crash between two steps JetStream redelivers the message. The stored result does not change, and the remaining
-steps are done then.
+If the process crashes between two steps, JetStream redelivers the message. The second delivery does not change the
+stored result. It only completes the remaining steps.
 """
 
 from collections.abc import Sequence
@@ -51,12 +51,13 @@ class ResultConsumer:
                 row.invocation_id, ResultState(outcome.state), record_from_headers(delivery.headers)
             )
         except RepositoryUnavailable as error:
-            # This process is stopping, so another replica may get the message immediately.
+            # No delay: this process is stopping, and another replica can handle the message immediately.
             return NakDelivery(f"result not stored: {error}", delay=0)
         except JetStreamError as error:
             return NakDelivery(f"result stored, but the invocation record was not updated: {error}")
         except MessageDecodeError as error:
-            # A newer version wrote the record. Retry until this process is upgraded or the record expires.
+            # A newer version of the platform wrote the record. Retry until this process is upgraded or the record
+            # expires.
             return NakDelivery(f"result stored, but the invocation record cannot be decoded: {error}")
         return AckDelivery()
 

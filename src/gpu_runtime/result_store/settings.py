@@ -14,18 +14,19 @@ MIB = 1024**2
 
 class DatabaseSettings(BaseSettings, frozen=True, kw_only=True):
     path: Annotated[str, Meta(min_length=1)] = "/var/lib/gpu-runtime/results.db"
-    """Path of the database file, on a file system of one machine. The file is created if it does not exist; its
-    directory must exist. A write-ahead log of up to 64 MiB is next to it. An installation must have only one database
-    file: with two files, each would have a part of the results."""
+    """Path of the database file. It must be on a local file system, for example on a mounted block volume, not on a
+    network file system. The result store creates the file if it does not exist; the directory must exist. The directory
+    also contains a write-ahead log of up to 64 MiB. An installation must have only one database file: with two files,
+    each would contain only a part of the results."""
 
 
 class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):
     max_age_seconds: Annotated[float, Meta(ge=60, le=10 * 365 * 86400)] = 7 * 86400
-    """How long a result is retained after it was stored, in seconds. Older results are evicted."""
+    """Time in seconds for which a stored result is retained. The result store evicts older results."""
 
     max_bytes: Annotated[int, Meta(ge=MIB)] = 8 * 1024**3
-    """Maximum size of the results in the database in bytes, including indexes. Above it, the oldest results are evicted
-    before their maximum age. Set it at least 512 MiB below the size of the volume."""
+    """Maximum size in bytes of the results in the database, including indexes. Above this size, the result store evicts
+    the oldest results before they reach maxAgeSeconds. Set it at least 512 MiB lower than the size of the volume."""
 
     @property
     def limits(self) -> RetentionLimits:
@@ -34,7 +35,8 @@ class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):
 
 class ResultStoreSettings(ProcessSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
-    """Connection to NATS, and limits of the streams. The body of a result is truncated to streams.maxPayloadBytes."""
+    """Connection to NATS, and limits of the streams. The result store truncates the body of a result to
+    nats.streams.maxPayloadBytes."""
 
     database: DatabaseSettings = DatabaseSettings()
     """Database in which the results are stored."""
@@ -43,5 +45,5 @@ class ResultStoreSettings(ProcessSettings, frozen=True, kw_only=True):
     """Limits on the age and the total size of stored results."""
 
     batch_size: Annotated[int, Meta(ge=1, le=1024)] = 128
-    """Maximum number of results that are processed concurrently and stored in one transaction. Each may need twice
-    streams.maxPayloadBytes of memory."""
+    """Maximum number of results that the result store processes concurrently and stores in one transaction. Each result
+    may need twice nats.streams.maxPayloadBytes of memory."""

@@ -27,11 +27,11 @@ T = TypeVar("T", bound=KubeObject)
 FLAVOR_INDEX = "flavor"
 """Index of units by namespace and specName."""
 UNIT_UID_INDEX = "unit-uid"
-"""Index of pods by the UID of the unit that they belong to."""
+"""Index of pods by the UID of their unit."""
 ATTACHED_INDEX = "attached"
-"""Index with one value: all storages that an operation has attached."""
+"""Index with a single key, which selects all storages that an operation has attached."""
 CLAIMED_INDEX = "claimed"
-"""Index with one value: all stock units that an operation has claimed. Their number stays small."""
+"""Index with a single key, which selects all stock units that an operation has claimed. Their number stays small."""
 FUNCTION_INDEX = "function"
 """Index of functions by requestID."""
 
@@ -42,7 +42,7 @@ class APIInformers:
     storages: Informer[GPUStorage]
     pools: Informer[StockPool]
     stock_pods: Informer[Pod]
-    """Pods in the stock namespace. They show on which node a stock unit holds its GPUs."""
+    """Pods in the stock namespace. They show on which node a stock unit reserves its GPUs."""
     unfinished_operations: Informer[OperationSummary]
 
     @property
@@ -63,7 +63,7 @@ class APIInformers:
         return self.units.store.by_index(FLAVOR_INDEX, flavor_key(namespace, spec_name))
 
     def node_of(self, unit: GPUUnit) -> str:
-        """The node of the stock unit's pod. Empty if no pod of it is scheduled."""
+        """The node of the stock unit's pod. Empty if the pod is not scheduled."""
         pods = self.stock_pods.store.by_index(UNIT_UID_INDEX, unit.metadata.uid)
         return next((pod.spec.node_name for pod in pods if pod.spec.node_name), "")
 
@@ -93,7 +93,7 @@ def new_informers(client: KubeClient, namespaces: APINamespaceSettings, metrics:
 
 
 async def read_live(client: KubeClient, informer: Informer[T], key: ObjectKey) -> T | None:
-    """Read the object from the API server and update the informer's cache. None if the object does not exist."""
+    """Read the object from the API server and update the informer's cache. Return None if it does not exist."""
     try:
         current = await client.get(informer.resource, key)
     except KubeNotFound:
@@ -107,7 +107,7 @@ def flavor_key(namespace: str, spec_name: str) -> str:
 
 
 def function_request_ids(unit: GPUUnit) -> Iterable[str]:
-    """The requestID, if the unit is a function that is not being deleted."""
+    """Return the requestID if the unit is a function that is not being deleted, otherwise nothing."""
     function = unit.spec.serverless
     if function is None or not unit.spec.is_function or unit.metadata.deletion_timestamp is not None:
         return ()

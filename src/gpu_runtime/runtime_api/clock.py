@@ -1,4 +1,4 @@
-"""The clock of the runtime API, as a protocol that tests replace."""
+"""The clock of the runtime API. It is a protocol, so that tests can replace the clock."""
 
 import time
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds of a clock that never jumps, for intervals."""
+        """The time in seconds of a clock that never jumps, to measure intervals."""
         ...
 
 
@@ -24,5 +24,5 @@ class SystemClock:
 
 
 def format_timestamp(time_utc: datetime) -> str:
-    """The time in the format of Kubernetes timestamps (RFC 3339, whole seconds)."""
+    """Return the time in the format of Kubernetes timestamps (RFC 3339, whole seconds)."""
     return time_utc.strftime("%Y-%m-%dT%H:%M:%SZ")

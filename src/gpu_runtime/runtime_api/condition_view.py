@@ -1,4 +1,4 @@
-"""The view of a Kubernetes condition in API responses. Pure."""
+"""The view of a Kubernetes condition in API responses. Pure functions."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ class ConditionView(View, frozen=True, kw_only=True):
     """The aspect, for example Ready."""
 
     status: Literal["True", "False", "Unknown"]
-    """Whether the condition holds."""
+    """Whether the condition is met."""
 
     reason: str = ""
     """The reason for the status, as one CamelCase word for programs."""

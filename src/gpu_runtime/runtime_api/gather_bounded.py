@@ -1,4 +1,4 @@
-"""Runs an async function for many items, with a limit on how many run at the same time."""
+"""Runs an async function for many items, with a maximum number of concurrent calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -11,10 +11,10 @@ R = TypeVar("R")
 async def gather_bounded(
     semaphore: asyncio.Semaphore, work: Callable[[A], Awaitable[R]], items: Iterable[A]
 ) -> list[R | BaseException]:
-    """The result or the exception of each item, in order.
+    """Return the result or the exception of each item, in the order of the items.
 
-    An exception does not cancel the other calls: a request that the API server has received cannot be cancelled, so the
-    caller waits for all of them.
+    An exception does not cancel the calls for other items, because a request that the API server has received cannot be
+    cancelled. The function returns when all calls have ended.
     """
 
     async def run_one(item: A) -> R:

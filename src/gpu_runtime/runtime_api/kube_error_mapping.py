@@ -47,7 +47,7 @@ def _fault_from_api_error(error: kube.KubeApiError) -> RuntimeFault:
 
 
 def _field_problems(error: kube.KubeInvalid) -> Iterator[FieldError]:
-    """One error per field if the API server names the fields, else one error for the whole request."""
+    """Yield one error per field if the API server names the fields, otherwise one error for the whole request."""
     for cause in error.causes:
         yield FieldError(_request_field_path(cause.field), cause.message or cause.reason)
     if not error.causes:
@@ -55,7 +55,7 @@ def _field_problems(error: kube.KubeInvalid) -> Iterator[FieldError]:
 
 
 def _request_field_path(field: str) -> str:
-    """The path of the field in the HTTP request. Request fields become fields of the object's spec, or its name."""
+    """Return the path of the field in the HTTP request. A request field becomes a field of the spec or the metadata."""
     path = field.removeprefix("spec.").removeprefix("metadata.")
     return "request" if path in ("", "<nil>") else path
 
@@ -63,13 +63,14 @@ def _request_field_path(field: str) -> str:
 def is_rbac_denial(error: kube.KubeForbidden) -> bool:
     """Whether RBAC denies the request because this process lacks a permission.
 
-    Otherwise a quota or an admission policy rejected it, and the caller must change the request.
+    If RBAC does not deny it, a quota or an admission policy rejected the request, and the caller must change the
+    request.
     """
     return " cannot " in str(error) and "in API group" in str(error)
 
 
 def is_permanent_rejection(error: kube.KubeError) -> bool:
-    """Whether a retry cannot succeed: Kubernetes rejects the object itself, and nothing was written."""
+    """Whether Kubernetes rejects the object itself. If so, a retry cannot succeed, and nothing was written."""
     return isinstance(error, kube.KubeInvalid) or (isinstance(error, kube.KubeForbidden) and _is_policy_denial(error))
 
 

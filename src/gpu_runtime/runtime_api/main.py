@@ -1,8 +1,8 @@
 """The process of the runtime API: connects to Kubernetes and NATS, serves the routes and shuts down gracefully.
 
-The process listens immediately, so that health requests are answered while Kubernetes is unreachable. It is ready when
-the informer caches are complete. While NATS is unreachable, requests for invocations and dead letters are answered with
-503, and all other requests work. On SIGTERM the process answers the requests in flight before it exits.
+The process listens immediately, so that it can answer health requests while Kubernetes is unreachable. It is ready when
+the informer caches are complete. While NATS is unreachable, it answers requests for invocations and dead letters with
+503, and all other requests work. On SIGTERM, it answers the requests in flight before it exits.
 """
 
 import asyncio
@@ -71,17 +71,17 @@ NAME = "runtime-api"
 KUBE_ATTEMPT_TIMEOUT_FRACTION = 0.1
 """The share of the HTTP request timeout that one attempt of a Kubernetes request may use.
 
-One HTTP request makes several Kubernetes requests.
+The share is small, because one HTTP request needs several Kubernetes requests.
 """
 REQUEST_RETRY_POLICY = RetryPolicy(
     max_attempts=2, backoff=Backoff(initial_seconds=0.05, max_seconds=0.2), max_retry_after_seconds=1.0
 )
-"""The HTTP caller is waiting: one short second attempt, then 503."""
+"""The policy has only two attempts and short delays, because the HTTP caller is waiting."""
 
 IDLE_CONNECTION_CLOSE_DELAY_SECONDS = 0.5
 """The delay between closing the listener and closing idle connections.
 
-A request that a client has sent on an idle connection before that time is answered.
+The server still answers a request that a client sends on an idle connection during this delay.
 """
 
 BackgroundTask: TypeAlias = Callable[[], Awaitable[object]]
@@ -94,7 +94,7 @@ class Services:
 
     settings: RuntimeAPISettings
     client: KubeClient
-    """Has the short timeout and the retry policy of a client whose HTTP caller is waiting."""
+    """The client for requests whose HTTP caller is waiting. It has a short timeout and few attempts."""
     informers: APIInformers
     units: UnitService
     storages: StorageService
@@ -115,7 +115,7 @@ class Services:
 
 
 def routes(services: Services) -> Sequence[Route]:
-    """All routes of the API. Each package adds its list here."""
+    """Return all routes of the API. Each package adds its routes here."""
     return (
         *health_route.routes(
             health_route.KubeProbe(services.client).check, services.stale_reason, services.nats_client.problem
@@ -132,7 +132,7 @@ def routes(services: Services) -> Sequence[Route]:
 
 
 def background_tasks(services: Services) -> Sequence[BackgroundTask]:
-    """All tasks that run in the background. Each package adds its tasks here."""
+    """Return all tasks that run in the background. Each package adds its tasks here."""
     informers = (informer.run for informer in services.informers.all)
     return (*informers, services.recovery.run, services.retention.run, services.nats_client.run)
 
@@ -153,7 +153,7 @@ async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
 
 
 def kube_attempt_timeout(settings: RuntimeAPISettings) -> float:
-    """The timeout in seconds of one attempt of a Kubernetes request."""
+    """Return the timeout in seconds of one attempt of a Kubernetes request."""
     return min(
         settings.kubernetes.request_timeout_seconds,
         KUBE_ATTEMPT_TIMEOUT_FRACTION * settings.limits.request_timeout_seconds,
@@ -252,7 +252,7 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
         background = [
             tasks.create_task(_run_forever(task)) for task in (*background_tasks(services), *authenticator_tasks)
         ]
-        # These queues stop after the HTTP server: requests in flight still add work to them.
+        # These queues stop after the HTTP server, because requests in flight still add work to them.
         server_closed = asyncio.Event()
         for queue in (services.background_queue, services.consumed_deleter):
             tasks.create_task(queue.run(server_closed, _connection_shutdown_timeout(settings)))
@@ -274,7 +274,7 @@ async def _run_forever(task: BackgroundTask) -> None:
 
 
 def _connection_shutdown_timeout(settings: RuntimeAPISettings) -> float:
-    """The part of the graceful shutdown timeout that remains when the connections close.
+    """Return the part of the graceful shutdown timeout that remains when the connections close, in seconds.
 
     One second is reserved for the rest of the shutdown.
     """

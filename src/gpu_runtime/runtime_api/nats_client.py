@@ -1,7 +1,7 @@
 """The NATS connection of the runtime API, and the streams that it creates.
 
-The connection is made in the background. Units and stock do not need NATS: while NATS is unreachable, only requests for
-invocations and dead letters are answered with 503.
+The process connects to NATS in the background. Only requests for invocations and dead letters need NATS: while NATS is
+unreachable, the API answers them with 503.
 """
 
 import asyncio
@@ -22,9 +22,10 @@ from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_TIMEOUT_SECONDS = 3.0
-"""The HTTP caller is waiting: one short second attempt, then 503."""
+"""Maximum time of a request to NATS. It is short, because the HTTP caller is waiting. One attempt to publish may use
+half of it."""
 STREAM_SETUP_RETRY_SECONDS = 30.0
-"""The delay before the stream setup is tried again after NATS rejected it. An operator may have fixed the cause."""
+"""The delay before the API repeats a stream setup that NATS rejected. An operator may have fixed the cause by then."""
 
 
 def cap_request_timeout(options: ConnectionOptions) -> ConnectionOptions:
@@ -42,15 +43,15 @@ class NatsClient:
         self._reconnected = asyncio.Event()
 
     def problem(self) -> str | None:
-        """Why invocations cannot be accepted, or None if they can."""
+        """Return why the API cannot accept invocations, or None if it can."""
         return self.connection.problem() or self._setup_error
 
     async def run(self) -> NoReturn:
-        """Keep the streams in existence, also after a NATS server restarted without its data."""
+        """Create the streams, and create them again if a NATS server has restarted without its data."""
         remove_listener = self.connection.add_listener(lambda is_up: self._reconnected.set() if is_up else None)
         try:
             while True:
-                with suppress(JetStreamError):  # the connection was lost while subscribing
+                with suppress(JetStreamError):  # the connection was lost while subscribing: subscribe again
                     await self._maintain_streams()
         finally:
             remove_listener()
@@ -70,7 +71,9 @@ class NatsClient:
             )
         except JetStreamError as error:
             self._setup_error = f"NATS: {error}"
-            logger.error("stream setup failed", extra={"error": str(error)})  # noqa: TRY400 - no traceback needed
+            logger.error(  # noqa: TRY400 - no traceback needed
+                "stream setup rejected: an operator must resolve the error", extra={"error": str(error)}
+            )
         else:
             self._setup_error = None
 

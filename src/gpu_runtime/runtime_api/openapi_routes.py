@@ -1,4 +1,4 @@
-"""All routes of the runtime API, for the OpenAPI document. Needs no cluster and calls no handler."""
+"""Lists all routes of the runtime API for the OpenAPI document. This needs no cluster and calls no handler."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from gpu_runtime.runtime_api.main import routes
 
 
 class _StubService:
-    """Stands in for every service and for each of its attributes and methods. It does nothing."""
+    """Replaces every service and each of its attributes and methods. It does nothing."""
 
     def __getattr__(self, name: str) -> "_StubService":
         return self

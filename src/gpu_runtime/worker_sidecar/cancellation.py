@@ -1,4 +1,4 @@
-"""Cancels invocations that are in flight on this worker when their caller cancels them."""
+"""Aborts an invocation that is in flight on this worker when its caller cancels it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,16 +10,16 @@ class InvocationCancelled(Exception):
 
 
 class CancellationRegistry:
-    """Maps the ID of each invocation in flight to the scope that cancels it."""
+    """Maps the ID of each invocation in flight to the timeout scope that aborts it."""
 
     def __init__(self) -> None:
         self._scopes: dict[str, asyncio.Timeout] = {}
 
     @asynccontextmanager
     async def cancellable(self, invocation_id: str) -> AsyncIterator[None]:
-        """Run a block that `cancel` interrupts.
+        """Run a block that `cancel` can abort.
 
-        `cancel` cancels the awaitable that the block waits for. The context then raises InvocationCancelled.
+        `cancel` cancels the awaitable that the block awaits. The context manager then raises InvocationCancelled.
         """
         scope = asyncio.timeout(None)
         try:

@@ -1,13 +1,13 @@
 """Handles a delivery of a dispatch: advances the record, calls the framework, publishes the result, acks the message.
 
-The record advances to `running` under the condition that the caller has not cancelled the invocation. If the invocation
-has waited for a worker, the sidecar writes the record before it calls the function. If the dispatch is fresh, the
-sidecar starts the call at the same time as the write, to save a round trip. If the caller cancels the invocation within
-these milliseconds, the sidecar aborts the call, as it does for a cancellation that arrives a little later.
+The record advances to `running` only if the invocation is neither cancelled nor terminal. If the invocation has waited
+for a worker, the sidecar writes the record before it calls the function. If the dispatch is fresh, the sidecar starts
+the call at the same time as the write, to save a round trip. If the write then shows that the invocation must not run,
+the sidecar aborts the call, as it does if the caller cancels a running invocation.
 
-The sidecar publishes the result to its stream before it replies to the caller, and acks the dispatch last. So if the
-process dies, the dispatch is still in its stream, or the result is stored, or both. If both are the case, the function
-runs again and the result store keeps the first result.
+The sidecar publishes the result to the RESULT stream before it replies to the caller. It acks the dispatch last. So if
+the process dies, the dispatch is still in the DISPATCH stream, or the result is stored, or both. If both are true, the
+function runs again, and the result store keeps the first result.
 """
 
 import asyncio
@@ -64,12 +64,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REPLY_TIMEOUT_SECONDS = 2.0
-"""Time limit for a reply to a caller that waits for it."""
+"""Time limit for sending the reply to a caller that waits for the result."""
 
 RESULT_PUBLISH_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=5.0)
 
 FRESH_DISPATCH_MAX_AGE = timedelta(seconds=0.2)
-"""A dispatch of at most this age has not waited for a worker."""
+"""Maximum age of a fresh dispatch. The sidecar assumes that a fresh dispatch has not waited for a worker."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class DispatchHandler:
     options: DispatchHandlerOptions
 
     async def handle(self, delivery: Delivery) -> DeliveryOutcome:
-        """Run the invocation of a delivery, and decide what happens to the message."""
+        """Run the invocation of a delivery. Return whether to ack, nak or dead-letter the message."""
         if delivery.delivery_count > 1:
             self.metrics.redeliveries.labels(Stream.DISPATCH.name).inc()
         try:
@@ -112,7 +112,7 @@ class DispatchHandler:
         try:
             return await self._process(delivery, dispatch)
         except JetStreamError as error:
-            return NakDelivery(f"NATS publish failed: {error}")
+            return NakDelivery(f"the request to NATS failed: {error}")
         finally:
             self.heartbeat.invocation_finished(invocation_id)
 
@@ -137,7 +137,7 @@ class DispatchHandler:
                     outcome = await call
         except InvocationCancelled:
             return await self._finish(dispatch, cancelled(), attempt, stored)
-        if isinstance(start, NotRunnable):  # checked here, so that an eager call has ended before the result
+        if isinstance(start, NotRunnable):  # an eager call has ended here, so it cannot run after the result
             return await self._skip(dispatch, start, attempt)
         if isinstance(outcome, framework_response.FrameworkFailed):
             await self.framework_health.check()
@@ -154,14 +154,14 @@ class DispatchHandler:
             return await self.framework.invoke(framework_request_of(dispatch, delivery.delivery_count))
 
     async def _skip(self, dispatch: Dispatch, start: NotRunnable, attempt: InvocationAttempt) -> AckDelivery:
-        """Ack an invocation that must not run. If it is cancelled, publish its result: it may not have one yet."""
+        """Ack an invocation that must not run. If it is cancelled and has no result yet, publish its result first."""
         if start.cancelled:
             return await self._finish(dispatch, cancelled(), replace(attempt, started_at=None), start.stored)
         self.metrics.invocations.labels("skipped").inc()
         return AckDelivery()
 
     def _retry(self, delivery: Delivery, dispatch: Dispatch, failure: Failure, delay: float | None) -> NakDelivery:
-        """Nak with a delay that ends at the deadline at the latest, so that the invocation expires on time."""
+        """Nak with a delay that does not exceed the deadline, so that the invocation expires on time."""
         self.metrics.invocations.labels("retried").inc()
         delay_seconds = self.options.backoff.delay(delivery.delivery_count) if delay is None else delay
         remaining = (dispatch.deadline - self.options.clock()).total_seconds()
@@ -170,16 +170,24 @@ class DispatchHandler:
     async def _dead_letter(self, delivery: Delivery, dispatch: Dispatch, failure: Failure) -> AckDelivery:
         """Publish the dead letter and the result of an invocation whose last delivery failed, and reply to the caller.
 
-        The pull consumer would publish the same messages for a DeadLetterDelivery, but it cannot reply to the caller.
+        If this method returned a DeadLetterDelivery, the pull consumer would publish the same messages. But the pull
+        consumer cannot reply to the caller.
         """
         reason = f"dead-lettered after {delivery.delivery_count} deliveries; last failure: {failure.message}"
-        logger.warning(
-            "invocation dead-lettered",
-            extra={"invocation_id": dispatch.invocation.invocation_id, "reason": reason},
-        )
         letter, result = self.dead_letter_messages(delivery, DeadLetterDelivery(reason, failure.failure_class))
         await self.publisher.publish(letter)
         await self.publisher.publish(result)
+        logger.warning(
+            "invocation dead-lettered",
+            extra={
+                "invocation_id": dispatch.invocation.invocation_id,
+                "function": dispatch.invocation.serverless_request_id,
+                "worker": self.options.worker,
+                "delivery_count": delivery.delivery_count,
+                "failure_class": failure.failure_class.value,
+                "reason": reason,
+            },
+        )
         await self._reply(dispatch.invocation, result.data)
         return AckDelivery()
 
@@ -188,8 +196,8 @@ class DispatchHandler:
     ) -> AckDelivery:
         result = result_of(dispatch, finish, attempt, self.options.clock(), self.options.max_body_bytes)
         message = self._result_message(result, stored)
-        # Both go over one connection in this order, so the server has the result before the caller gets the reply. The
-        # caller does not have to wait for the acknowledgement of the stream.
+        # The result and then the reply go over the same connection, so the server has the result before the caller gets
+        # the reply. The reply does not wait until the stream has acknowledged the result.
         await asyncio.gather(
             self._publish_result(message, result, stored), self._reply(dispatch.invocation, message.data)
         )
@@ -198,12 +206,13 @@ class DispatchHandler:
         return AckDelivery()
 
     def _log_result(self, result: Result) -> None:
-        """Log successes at debug level: a worker may finish hundreds of invocations per second."""
+        """Log the result. Log a success at DEBUG, because a worker may finish hundreds of invocations per second."""
         level = logging.DEBUG if result.state is ResultState.SUCCEEDED else logging.INFO
         if logger.isEnabledFor(level):
             reason = {"reason": result.failure.message} if result.failure else {}
             extra = {
                 "invocation_id": result.invocation_id,
+                "function": result.serverless_request_id,
                 "worker": self.options.worker,
                 "state": result.state.value,
                 "attempts": result.attempts,
@@ -212,9 +221,10 @@ class DispatchHandler:
             logger.log(level, "invocation finished", extra=extra)
 
     async def _publish_result(self, message: OutgoingMessage, result: Result, stored: RecordAtRevision | None) -> None:
-        """Publish the result, and retry transient errors without a limit: a lost result would run the function again.
+        """Publish the result. Retry without a limit if the error is transient.
 
-        If the server rejects the message as too large, publish the result without its body.
+        Without the retries, the result would be lost and the function would run again. If the server rejects the
+        message as too large, publish the result without its body.
         """
         failures = 0
         while True:
@@ -229,10 +239,7 @@ class DispatchHandler:
                 if not is_transient(error):
                     raise
                 failures += 1
-                logger.warning(
-                    "result not published, will retry",
-                    extra={"invocation_id": result.invocation_id, "error": str(error)},
-                )
+                logger.warning("result not published: retrying", extra=_error_fields(result, error))
                 await asyncio.sleep(RESULT_PUBLISH_BACKOFF.delay(failures))
             else:
                 return
@@ -243,18 +250,22 @@ class DispatchHandler:
         return OutgoingMessage(subject, encode(result), result.message_id, headers)
 
     async def _reply(self, invocation: Invocation, data: bytes) -> None:
-        """Send the result to a caller that waits. If the reply is lost, the caller queries the stored result."""
+        """Send the result to the caller if the caller waits for a reply.
+
+        If the reply is lost, the caller queries the stored result.
+        """
         if not invocation.reply_to:
             return
         try:
             await self.publisher.connection.publish(invocation.reply_to, data, timeout_seconds=REPLY_TIMEOUT_SECONDS)
         except JetStreamError as error:
             logger.warning(
-                "reply not published", extra={"invocation_id": invocation.invocation_id, "error": str(error)}
+                "reply not sent: the runtime API will read the stored result",
+                extra=_error_fields(invocation, error),
             )
 
     def dead_letter_messages(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
-        """Build the dead letter, and the result if the message has a valid invocation ID of this function."""
+        """Build the dead letter. Also build the result, unless dead_letter_result() returns None."""
         self.metrics.invocations.labels(ResultState.DEAD_LETTERED.value).inc()
         letters, now = DeadLetterBuilder(self.options.subjects, Stream.DISPATCH), self.options.clock()
         failure = dead_letter_failure(delivery, outcome, self.options.max_deliveries)
@@ -265,7 +276,7 @@ class DispatchHandler:
 
 
 def is_fresh_dispatch(delivery: Delivery, dispatch: Dispatch, now: datetime) -> bool:
-    """Whether this is the first delivery of an invocation that has not waited for a worker."""
+    """Return whether this is the first delivery of an invocation that has not waited for a worker."""
     return delivery.delivery_count == 1 and abs(now - dispatch.dispatched_at) <= FRESH_DISPATCH_MAX_AGE
 
 
@@ -273,7 +284,7 @@ def is_fresh_dispatch(delivery: Delivery, dispatch: Dispatch, now: datetime) -> 
 async def scoped_awaitable(coroutine: Coroutine[Any, Any, T], *, eager: bool) -> AsyncIterator[Awaitable[T]]:
     """Yield an awaitable for the coroutine, and end the coroutine when the block ends.
 
-    An eager coroutine starts immediately as a task. Otherwise it starts when the block awaits it.
+    If `eager` is true, the coroutine starts immediately as a task. Otherwise it starts when the block awaits it.
     """
     if not eager:
         try:
@@ -302,3 +313,8 @@ def framework_request_of(dispatch: Dispatch, attempt: int) -> FrameworkRequest:
         deadline=dispatch.deadline,
         attempt=attempt,
     )
+
+
+def _error_fields(about: Invocation | Result, error: JetStreamError) -> dict[str, str]:
+    """Return the log fields of a message of this invocation that was not sent."""
+    return {"invocation_id": about.invocation_id, "function": about.serverless_request_id, "error": str(error)}

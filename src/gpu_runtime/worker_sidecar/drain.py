@@ -1,7 +1,9 @@
-"""Decides whether the worker pulls invocations: only while the framework is healthy, and never again after a drain.
+"""Decides whether the worker pulls invocations.
 
-Each decision takes effect without an await in between. The server may still send a message before it learns of the
-decision. The consumer returns such a message with a nak immediately.
+The worker pulls invocations only while the framework is healthy. After a drain it never pulls again.
+
+Each decision takes effect in this process immediately, without an await. The NATS server may still send a message
+before it knows about the decision. The consumer naks such a message immediately.
 """
 
 import asyncio
@@ -19,32 +21,34 @@ class DrainableConsumer:
 
     def __init__(self, pull_consumer: PullConsumer, heartbeat: HeartbeatPublisher) -> None:
         self.drained = asyncio.Event()
-        """Set when no invocation is in flight and the worker will not pull another one."""
+        """Set when no invocation is in flight and the worker will pull no more invocations."""
         self._pull_consumer, self._heartbeat = pull_consumer, heartbeat
         self._draining = False
         self._started = asyncio.Event()
-        """Set when the framework is healthy for the first time, or when a drain begins before that."""
+        """Set when the framework is healthy for the first time, or when the worker begins to drain earlier."""
         self._stop = asyncio.Event()
 
     def problem(self) -> str | None:
-        """Return why the worker pulls no invocations, for the readiness check. None while it is not draining."""
+        """Return the problem for the readiness check. None if the worker is not draining."""
         return "the worker is draining" if self._draining else None
 
     def resume(self) -> None:
-        """Pull invocations: the framework is healthy."""
+        """Pull invocations, because the framework is healthy."""
         self._heartbeat.mark_registered()
         self._pull_consumer.resume()
         self._started.set()
 
     def pause(self) -> None:
-        """Pull no more invocations until `resume`. Invocations in flight continue."""
+        """Pull no more invocations until `resume` is called. Invocations in flight continue."""
         self._heartbeat.mark_unhealthy()
         self._pull_consumer.pause()
 
     def drain(self) -> None:
-        """Pull no more invocations, permanently. Invocations in flight continue."""
+        """Stop pulling invocations permanently. Invocations in flight continue."""
         if not self._draining:
-            logger.info("worker draining", extra={"in_flight": self._pull_consumer.in_flight})
+            logger.info(
+                "worker drain started: no more invocations pulled", extra={"in_flight": self._pull_consumer.in_flight}
+            )
             self._draining = True
             self._heartbeat.mark_draining()
         self._stop.set()

@@ -1,9 +1,9 @@
 """HTTP client for the framework: invocations and health checks over the unix socket of the user's container.
 
-A connection carries one call at a time. Calls reuse idle connections, which halves the CPU time of a call, but only if
-the health check of the framework announces how long it keeps idle connections (`Keep-Alive: timeout=60`). Otherwise a
-call could fail because the framework closes the connection at the same time, and the client must not send an invocation
-twice to find out.
+A connection carries one call at a time. Calls reuse idle connections only if the framework announces, in its response
+to the health check, for how long it keeps idle connections open (for example `Keep-Alive: timeout=60`). Reuse halves
+the CPU time of a call. Without the announcement, the framework could close a connection while the client sends a call.
+The client could not repeat this call, because the framework may already have received it.
 """
 
 import asyncio
@@ -32,23 +32,26 @@ from gpu_runtime.worker_sidecar.http_response_parser import IncompleteResponse, 
 logger = logging.getLogger(__name__)
 
 DEADLINE_GRACE_SECONDS = 0.5
-"""Time after the deadline in which the framework may still report itself that the deadline passed."""
+"""Seconds that the client waits after the deadline, so that the framework can report the timeout itself."""
 
 MIN_KEEP_ALIVE_SECONDS = 15
-"""Shortest keep-alive timeout of the framework with which connections are reused. The pool closes them earlier."""
+"""Minimum keep-alive timeout of the framework for which the client reuses connections.
+
+The pool closes idle connections before this timeout.
+"""
 
 HEALTH_TIMEOUT_SECONDS = 2.0
 INITIAL_HEALTH_BACKOFF_SECONDS, MAX_HEALTH_BACKOFF_SECONDS = 0.02, 1.0
 """Delays between health checks of a framework that is not healthy yet."""
 
 MAX_ERROR_BODY_BYTES = 64 * 1024
-"""The client reads no more of an error body, because the error message is truncated anyway."""
+"""Maximum number of bytes that the client reads of an error body. The error message is truncated anyway."""
 
 KEEP_ALIVE_TIMEOUT_PATTERN = re.compile(r"\btimeout=([0-9]{1,9})\b", re.ASCII)
 
 
 class FrameworkClient:
-    """Calls the framework. Use it as an async context manager. The caller of `invoke` limits the concurrency."""
+    """Calls the framework. Use the client as an async context manager. It does not limit the number of calls."""
 
     def __init__(self, socket: str, invoke_path: str, health_path: str, max_response_bytes: int) -> None:
         self._socket = socket
@@ -68,8 +71,8 @@ class FrameworkClient:
     async def invoke(self, request: FrameworkRequest) -> FrameworkOutcome:
         """Send an invocation and return its outcome.
 
-        A failure of the framework is an outcome, not an exception. The call ends DEADLINE_GRACE_SECONDS after the
-        deadline at the latest.
+        A failure of the framework is an outcome, not an exception. If the call has not ended DEADLINE_GRACE_SECONDS
+        after the deadline, the client aborts it.
         """
         remaining = _remaining_seconds(request.deadline)
         if remaining is not None and remaining <= 0:
@@ -81,34 +84,39 @@ class FrameworkClient:
             return TimedOut("the framework did not answer before the deadline")
 
     async def check_health(self) -> str | None:
-        """Return None if the framework can serve invocations, else the reason why not."""
+        """Return None if the framework can serve invocations. Otherwise return the reason."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
                 response = await self._connection_pool.round_trip(
                     self._health_head + b"\r\n", lambda _: MAX_ERROR_BODY_BYTES, self._update_keep_alive
                 )
         except TimeoutError:
-            return f"the health check of the framework did not answer within {HEALTH_TIMEOUT_SECONDS:g} s"
+            return f"the framework did not answer the health check within {HEALTH_TIMEOUT_SECONDS:g} s"
         except (FrameworkUnreachable, IncompleteResponse, MalformedResponse) as error:
             return _framework_failed(error).reason
         return (
             None
             if is_success(response.status)
-            else f"the health check of the framework returned status {response.status}"
+            else f"the framework answered the health check with status {response.status}"
         )
 
     async def wait_until_healthy(self) -> None:
-        """Check the health with backoff until it succeeds. There is no timeout; the caller may set one."""
+        """Repeat the health check with backoff until it succeeds. There is no timeout; the caller may set one."""
         delay, logged_problem = INITIAL_HEALTH_BACKOFF_SECONDS, ""
         while problem := await self.check_health():
             if problem != logged_problem:
-                logger.info("framework not healthy yet", extra={"reason": problem, "socket": self._socket})
+                logger.info(
+                    "framework health check failed: retrying", extra={"reason": problem, "socket": self._socket}
+                )
             logged_problem = problem
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, MAX_HEALTH_BACKOFF_SECONDS)
 
     def _update_keep_alive(self, health: ParsedResponse) -> bool:
-        """Record, from the response to a health check, whether the framework keeps idle connections. Return it."""
+        """Return whether the framework keeps idle connections long enough, according to its health check response.
+
+        Store the result for later calls. If it is False, close the idle connections.
+        """
         self._keep_alive = _keep_alive_seconds(health.headers.get("keep-alive", "")) >= MIN_KEEP_ALIVE_SECONDS
         if not self._keep_alive:
             self._connection_pool.close_idle()
@@ -140,7 +148,10 @@ class FrameworkClient:
 
 
 def _request_head(method: str, path: str) -> bytes:
-    """Build the part of the head that all requests to a path share. Percent-encode invalid characters of the path."""
+    """Build the part of the request head that is the same for all requests to a path.
+
+    Percent-encode invalid characters of the path.
+    """
     target = quote(path, safe="/?[]@!$&'()*+,;=:%-._~", errors="replace")
     return (
         f"{method} {target} HTTP/1.1\r\nHost: framework\r\nUser-Agent: gpu-runtime-worker-sidecar\r\n"

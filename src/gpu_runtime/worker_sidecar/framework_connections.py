@@ -1,7 +1,7 @@
 """A pool of connections to the unix socket of the framework.
 
-A connection carries one call at a time. The pool keeps a connection idle between two calls only if the framework has
-announced that it keeps idle connections for long enough.
+A connection carries one call at a time. The pool keeps a connection open between two calls only if the framework has
+announced that it keeps idle connections open for long enough.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from gpu_runtime.worker_sidecar.http_response_parser import (
 )
 
 IDLE_TIMEOUT_SECONDS = 5.0
-"""Time after which the pool closes an idle connection."""
+"""Seconds after which the pool closes an idle connection."""
 
 
 class FrameworkUnreachable(Exception):
-    """The client could not connect, so it sent nothing and the handler was not called."""
+    """The client could not connect to the framework. It sent no data, so the handler was not called."""
 
 
 class FrameworkConnectionPool:
@@ -30,7 +30,7 @@ class FrameworkConnectionPool:
     def __init__(self, socket: str) -> None:
         self._socket = socket
         self._idle: deque[tuple[float, _FrameworkConnection]] = deque()
-        """Idle connections with their expiry times. The pool reuses the newest one first, so the others can expire."""
+        """Idle connections and their expiry times, oldest first. The pool reuses the newest, so the others expire."""
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def round_trip(
@@ -39,8 +39,8 @@ class FrameworkConnectionPool:
         """Send a request and return the response.
 
         Raise FrameworkUnreachable, IncompleteResponse or MalformedResponse if there is no valid response. `limit_of`
-        returns the maximum number of body bytes for a status. `is_kept` decides, from the response, whether the
-        framework keeps the connection.
+        returns the maximum number of body bytes for a status. `is_kept` returns whether the framework keeps the
+        connection open after this response.
         """
         connection = self._pop_idle() or await self._open()
         try:
@@ -90,7 +90,7 @@ class FrameworkConnectionPool:
 
 
 class _FrameworkConnection(asyncio.Protocol):
-    """One connection. It parses the response to one request at a time."""
+    """One connection to the framework. It sends one request at a time and parses the response."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -107,7 +107,7 @@ class _FrameworkConnection(asyncio.Protocol):
         return await self._response
 
     def abort(self) -> None:
-        """Close immediately, without sending buffered data: the request is finished or cancelled."""
+        """Close the connection without sending buffered data, because the request is finished or cancelled."""
         self.closed = True
         self._parser = None
         self._transport.abort()
@@ -116,7 +116,7 @@ class _FrameworkConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None:  # data without a request: it must not become the response to the next one
+        if self._parser is None:  # no request is active: the data must not become the response to the next request
             self.abort()
         else:
             self._feed(data)
@@ -143,13 +143,13 @@ class _FrameworkConnection(asyncio.Protocol):
             return
         if response is not None:
             self._parser = None
-            if not self._response.done():  # done if the call was cancelled
+            if not self._response.done():  # the future is done if the call was cancelled
                 self._response.set_result(response)
 
     def _fail(self, error: Exception) -> None:
         if self._parser is not None and not self._response.done():
             self._response.set_exception(error)
-            # Mark the exception as retrieved: asyncio would otherwise log it if the call was cancelled. A call that
-            # waits still gets it.
+            # Mark the exception as retrieved. Otherwise asyncio would log it if the call was cancelled. A call that
+            # awaits the future still gets the exception.
             self._response.exception()
         self._parser = None

@@ -1,8 +1,8 @@
-"""Monitors whether the framework can serve invocations. The worker pulls none while it cannot.
+"""Monitors whether the framework can serve invocations.
 
-If the worker pulled invocations from NATS while the framework is unhealthy, their deliveries would be wasted. The
-monitor checks an idle framework at an interval. It does not check a busy one: the framework may be too busy to answer
-the health check, and if it dies, the calls in progress fail and trigger a check.
+While the framework is unhealthy, the worker pulls no invocations, because each delivery would fail and count as one of
+the allowed deliveries. The monitor checks an idle framework at an interval. It does not check a busy framework, because
+a busy framework may be too slow to answer. If a busy framework dies, the calls in progress fail and trigger a check.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class FrameworkHealthMonitor:
         """Check the framework now, for example because a call failed."""
         problem = await self.framework.check_health()
         if problem is not None and not self._unhealthy.is_set():
-            logger.warning("framework became unhealthy", extra={"reason": problem})
+            logger.warning("framework became unhealthy: no more invocations pulled", extra={"reason": problem})
             self.problem = problem
             self._unhealthy.set()
             self.on_unhealthy()

@@ -1,6 +1,6 @@
 """The request to the framework for one attempt of an invocation, and its HTTP headers. Nothing here awaits.
 
-API callers may use any characters in header names and values. Characters that HTTP does not allow are percent-encoded.
+Callers may use any characters in header names and values. Characters that HTTP does not allow are percent-encoded.
 """
 
 import json
@@ -25,7 +25,7 @@ HEADER_VALUE_CHARACTERS = HEADER_NAME_CHARACTERS + ' "(),/:;<=>?@[\\]{}'
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkRequest:
-    """One attempt of an request."""
+    """The data of one attempt of an invocation."""
 
     invocation_id: str
     body: bytes = b""
@@ -33,7 +33,7 @@ class FrameworkRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     deadline: datetime | None = None
-    """Deadline with a time zone. None: no deadline."""
+    """Deadline with a time zone. None if the request has no deadline."""
 
     attempt: int = 1
 
@@ -67,6 +67,6 @@ def _encode_name(name: str) -> str:
 
 
 def _encode_value(value: str) -> str:
-    """Percent-encode a value. Spaces at its ends are encoded too, because HTTP parsers strip them."""
+    """Percent-encode a value. If it begins or ends with a space, encode all spaces, because HTTP parsers strip them."""
     safe = HEADER_VALUE_CHARACTERS if value == value.strip(" ") else HEADER_VALUE_CHARACTERS.replace(" ", "")
     return quote(value, safe=safe, errors="replace")

@@ -1,11 +1,11 @@
 """Maps the status and body of a framework response to an outcome. Nothing here awaits.
 
 2xx                     HandlerSucceeded  the body is the result
-422 and other 4xx       HandlerRejected   the invocation fails, without a retry
+422 and other 4xx       HandlerRejected   the invocation fails and is not retried
 408, 504                TimedOut          the deadline passed
 425, 429, 503           RetryRequested    the invocation is retried later
 500 and other 5xx       HandlerFailed     the invocation fails with the error of the handler
-other status, or none   FrameworkFailed   the framework violates the contract or does not run
+other status, or none   FrameworkFailed   the framework violates the contract or is not running
 """
 
 import json
@@ -20,7 +20,7 @@ MAX_RETRY_AFTER_SECONDS = 86_400.0
 
 
 class FrameworkFailureKind(Enum):
-    """How the framework failed, as far as the retry decision needs it."""
+    """How the framework failed. The kind determines whether the invocation is retried."""
 
     UNREACHABLE = "unreachable"
     """The client could not connect, so the handler was not called."""
@@ -36,7 +36,7 @@ class HandlerSucceeded:
     content_type: str
     body: bytes
     full_body_bytes: int | None = None
-    """Size of the full body if `body` was truncated at the limit, as far as it is known. None if `body` is complete."""
+    """Size of the full body, or a lower bound of it, if `body` was truncated. None if `body` is complete."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RetryRequested:
     error_type: str
     message: str
     retry_after_seconds: float | None = None
-    """Delay that the framework requested. None: the backoff decides."""
+    """Delay that the framework requested. If it is None, the sidecar uses its backoff."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ FrameworkOutcome: TypeAlias = (
 
 
 def is_success(status: int) -> bool:
-    """Whether the status means that the handler succeeded."""
+    """Return whether the status means that the handler succeeded."""
     return 200 <= status < 300
 
 
@@ -102,9 +102,10 @@ def outcome_of(status: int, headers: Mapping[str, str], body: bytes) -> Framewor
 
 
 def _parse_error(status: int, body: bytes) -> tuple[str, str]:
-    """Return the type and message of an error body, or its text if it does not follow the contract.
+    """Return the type and the message of an error response.
 
-    User code produces the body, so any part may be missing or too long.
+    User code produces the body, so any part may be missing or too long. If the body does not follow the contract, the
+    type is the status and the message is the text of the body.
     """
     try:
         document: Any = json.loads(body)
@@ -117,9 +118,9 @@ def _parse_error(status: int, body: bytes) -> tuple[str, str]:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which no message can encode.
+    """Replace lone surrogates, because messages are UTF-8 and cannot contain them.
 
-    They come from JSON escapes and from header bytes that are not UTF-8.
+    Lone surrogates come from JSON escapes and from header bytes that are not UTF-8.
     """
     return text.encode(errors="replace").decode()
 

@@ -1,7 +1,7 @@
 """Publishes worker events: registration, heartbeats, started and finished invocations, and draining.
 
-The publisher coalesces events of a short interval into one message. Without that, a worker with a fast function would
-publish more events than it runs invocations.
+The publisher combines the started and finished events of a short interval into one event. Otherwise a worker would
+publish two events for each invocation, which is too many for a fast function.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ class HeartbeatPublisher:
     ) -> None:
         self._connection, self._settings, self._pod_uid, self._in_flight = connection, settings, pod_uid, in_flight
         self._subject = Subjects(settings.nats.prefix).events(settings.request_id)
-        # A sidecar that restarts in its pod has the same pod UID. Its sequence numbers must be higher than before.
+        # A restarted sidecar has the same pod UID, and its sequence numbers must be higher than before the restart.
+        # So the first number is the current time.
         self._sequence = time.time_ns() // 1_000_000
         self._default_kind = WorkerEventKind.HEARTBEAT
         self._pending_event: tuple[WorkerEventKind, str] | None = None
@@ -42,12 +43,12 @@ class HeartbeatPublisher:
         self._registration_pending = False
 
     def mark_registered(self) -> None:
-        """Publish a registration: the framework is healthy and the worker serves invocations."""
+        """Publish a registration, because the framework is healthy and the worker serves invocations."""
         self._healthy = self._registration_pending = True
         self._wake_up.set()
 
     def mark_unhealthy(self) -> None:
-        """Stop heartbeats while no invocation is in flight: the framework is unhealthy."""
+        """Stop heartbeats, because the framework is unhealthy. While invocations are in flight, heartbeats continue."""
         self._healthy = False
 
     def mark_draining(self) -> None:
@@ -86,14 +87,15 @@ class HeartbeatPublisher:
             try:
                 await self._connection.publish(self._subject, encode(event), timeout_seconds=PUBLISH_TIMEOUT_SECONDS)
             except JetStreamError as error:
-                logger.debug("worker event not published", extra={"event": kind.value, "error": str(error)})
+                fields = {"event": kind.value, "subject": self._subject, "error": str(error)}
+                logger.debug("worker event not published", extra=fields)
 
     def next_events(self) -> tuple[tuple[WorkerEventKind, str], ...]:
-        """Return the events to publish now, and reset the pending ones.
+        """Return the events to publish now, and reset the pending events.
 
-        A draining worker reports only that it is draining. Otherwise a pending registration comes first, then the
-        pending event. If neither is pending, the event is a heartbeat, provided that the framework is healthy or an
-        invocation is in flight.
+        - If the worker is draining: only a draining event.
+        - Otherwise: the pending registration, then the pending event.
+        - If none is pending: a heartbeat, if the framework is healthy or an invocation is in flight.
         """
         pending, registering = self._pending_event, self._registration_pending
         self._pending_event, self._registration_pending = None, False

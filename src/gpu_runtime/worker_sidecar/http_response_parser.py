@@ -1,7 +1,7 @@
 """An incremental parser for one HTTP/1.1 response. Nothing here awaits.
 
-User code produces the response. So the parser rejects malformed HTTP, never guesses, and buffers nothing beyond its
-limits. It accepts lines that end with LF alone, because hand-written servers often send them.
+User code produces the response. So the parser rejects malformed HTTP and limits how many bytes it buffers. But it
+accepts lines that end with LF instead of CRLF, because hand-written servers often send them.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Maximum size of the head with all interim responses before it, and maximum size of the trailers."""
+"""Maximum size of the head, including all interim responses before it. Also the maximum size of the trailers."""
 
 CHUNKED, UNTIL_EOF = -1, -2
-"""Special body lengths: each chunk has its own length, or the end of the connection ends the body."""
+"""Special body lengths. CHUNKED: each chunk has its own length. UNTIL_EOF: the body ends when the connection ends."""
 
 BODYLESS_STATUSES = frozenset({204, 304})
 
@@ -40,14 +40,14 @@ class ParsedResponse:
 
     status: int
     headers: dict[str, str]
-    """Header values by lower-case name. If a name occurs more than once, the first value counts."""
+    """Header values by lower-case name. If a name occurs more than once, the first value is used."""
 
     body: bytes
     complete: bool
     """Whether `body` is the full body."""
 
     content_length: int
-    """Content-Length of the response. 0 if it has none."""
+    """Content-Length of the response. 0 if the response has no Content-Length."""
 
     reusable: bool
     """Whether the client may send another request on the connection."""
@@ -69,15 +69,15 @@ class ResponseParser:
         next(self._steps)
 
     def feed(self, data: bytes) -> ParsedResponse | None:
-        """Parse more bytes. Return the response when it is complete or its body reaches the limit.
+        """Parse more bytes. Return the response when it is complete or its body reaches the limit, else None.
 
-        Raise MalformedResponse if it is invalid.
+        Raise MalformedResponse if the response is invalid.
         """
         self._buffer += data
         return self._advance()
 
     def feed_eof(self) -> ParsedResponse | None:
-        """Parse the end of the connection. Raise IncompleteResponse, unless the end of the connection ends the body."""
+        """Parse the end of the connection. Raise IncompleteResponse if the response is not complete."""
         self._eof = True
         return self._advance()
 
@@ -91,7 +91,7 @@ class ResponseParser:
 
     def _read_response(self) -> ParseStep[ParsedResponse]:
         status, headers, persistent = yield from self._read_head()
-        while 100 <= status < 200 and status != 101:  # interim response: the final one follows
+        while 100 <= status < 200 and status != 101:  # an interim response: the final response follows
             status, headers, persistent = yield from self._read_head()
         length = 0 if status in BODYLESS_STATUSES or status == 101 else _body_length(headers)
         body, complete = yield from self._read_body(length, self._max_body_bytes(status))
@@ -182,12 +182,13 @@ def _closes_connection(headers: dict[str, str]) -> bool:
 def _body_length(headers: dict[str, str]) -> int:
     """Return the length of the body, or CHUNKED or UNTIL_EOF.
 
-    Content-Length and Transfer-Encoding together are an error, because they may disagree on the end of the response.
+    A response with both Content-Length and Transfer-Encoding is an error, because the two may define different ends of
+    the body.
     """
     length, coding = headers.get("content-length"), headers.get("transfer-encoding")
     if coding is not None:
         if length is not None or coding.lower() != "chunked":
-            raise MalformedResponse("unsupported Transfer-Encoding; only 'chunked' without Content-Length is allowed")
+            raise MalformedResponse("unsupported Transfer-Encoding; use only 'chunked', without Content-Length")
         return CHUNKED
     if length is None:
         return UNTIL_EOF

@@ -1,6 +1,6 @@
-"""Starts the worker sidecar: connects NATS and the framework, and serves the health, metrics and drain endpoints.
+"""Starts the worker sidecar: connects to NATS and the framework, and serves the health, metrics and drain endpoints.
 
-The HTTP endpoints work also while NATS or the framework is unavailable.
+The HTTP endpoints also respond while NATS or the framework is unavailable.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 async def serve(settings: WorkerSidecarSettings, stopping: asyncio.Event) -> None:
     """Run the sidecar until `stopping` is set and the worker is drained.
 
-    NATS and the framework may become available after the start, and each may fail and recover at any time.
+    NATS and the framework need not be available at the start. Each of them may fail and recover at any time.
     """
     metrics, framework = SidecarMetrics(new_registry(PROCESS_NAME)), settings.framework
     max_response_bytes = settings.nats.streams.max_payload_bytes
@@ -61,7 +61,7 @@ async def serve(settings: WorkerSidecarSettings, stopping: asyncio.Event) -> Non
 
 
 class WorkerSidecar:
-    """Creates the parts of the sidecar, connects them, and runs their tasks."""
+    """Creates the components of the sidecar, connects them to each other, and runs their tasks."""
 
     def __init__(
         self,
@@ -152,9 +152,10 @@ class WorkerSidecar:
         return self._pull_consumer.in_flight
 
     async def _handle_drain_endpoint(self, _request: web.Request) -> web.Response:
-        """Drain the worker, and respond when the user's container may stop.
+        """Drain the worker, and respond when it is drained or when the drain timeout has passed.
 
-        The preStop hook of the user's container calls it. It is a GET because the kubelet sends no other method.
+        The preStop hook of the user's container calls this endpoint, and the kubelet stops the container after the
+        response. The method is GET, because the kubelet uses no other method for preStop hooks.
         """
         self._consumer.drain()
         try:
@@ -169,11 +170,11 @@ class WorkerSidecar:
         self._consumer.drain()
 
     async def _handle_drain_request(self, data: bytes) -> bytes:
-        """Drain if the worker is idle or the request forces it. Respond with the drain status."""
+        """Drain if the worker is idle or if the request has `force`. Respond with the drain status."""
         try:
             request = decode(data, DrainRequest)
         except MessageDecodeError as error:
-            logger.warning("cannot decode drain request", extra={"error": str(error)})
+            logger.warning("drain request decoding failed: drain request ignored", extra={"error": str(error)})
             return encode(self._consumer.drain_status())
         if request.force or not self._in_flight():
             self._consumer.drain()
@@ -192,5 +193,5 @@ class WorkerSidecar:
 
 
 def _pod_uid() -> str:
-    """Return the UID of the pod from the environment. The sidecar has no other access to Kubernetes."""
+    """Return the UID of the pod from the environment, because the sidecar has no access to the Kubernetes API."""
     return os.environ.get("POD_UID") or uuid.uuid4().hex

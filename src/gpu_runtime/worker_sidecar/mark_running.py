@@ -1,4 +1,4 @@
-"""Writes the state `running` to the record of an invocation before the sidecar calls its function."""
+"""Writes the state `running` to the record of an invocation, unless the invocation is cancelled or terminal."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,11 +18,11 @@ class MarkedRunning:
 
 @dataclass(frozen=True)
 class NotRunnable:
-    """The worker must not run the invocation: it is cancelled or has its result."""
+    """The worker must not run the invocation, because the invocation is cancelled or already has a result."""
 
     cancelled: bool
-    """The caller cancelled the invocation, and it has no result yet. The process that recorded the cancellation may
-    have died before it published the result."""
+    """Whether the caller cancelled the invocation and the invocation has no result yet. If so, the process that
+    recorded the cancellation may have died before it published the result."""
     stored: RecordAtRevision
 
 
@@ -31,8 +31,8 @@ async def mark_running(
 ) -> MarkedRunning | NotRunnable:
     """Advance the record to `running` under optimistic concurrency.
 
-    If the record has not changed since the dispatch, this takes one conditional write. If the write conflicts, the
-    current record shows whether the invocation may still run.
+    If the record has not changed since the dispatch, one conditional write is enough. If the write conflicts, read the
+    current record, which shows whether the invocation may still run.
     """
     while True:
         if stored is not None:

@@ -30,22 +30,24 @@ class SidecarMetrics:
         self.registry = registry
         self.invocations = Counter(
             "gpu_runtime_worker_invocations",
-            "Deliveries of invocations by outcome: the state of the result, or retried, or skipped",
+            "Number of deliveries of invocations by outcome: retried, skipped, or the state of the result",
             ["outcome"],
             registry=registry,
         )
         self.redeliveries = Counter(
             "gpu_runtime_message_redeliveries",
-            "Messages that JetStream delivered more than once",
+            "Number of redeliveries of messages, by stream",
             ["stream"],
             registry=registry,
         )
         self.in_flight = Gauge(
-            "gpu_runtime_worker_invocations_in_flight", "Invocations that the worker is running", registry=registry
+            "gpu_runtime_worker_invocations_in_flight",
+            "Number of invocations that the worker is running",
+            registry=registry,
         )
         self.call_duration_seconds = Histogram(
             "gpu_runtime_framework_call_duration_seconds",
-            "Duration of calls to the framework in seconds",
+            "Duration of a call to the framework in seconds",
             registry=registry,
             buckets=CALL_DURATION_BUCKETS_SECONDS,
         )

@@ -1,11 +1,13 @@
-"""Decides what happens to an invocation after a call: finish it with a result, or retry it. Nothing here awaits.
+"""Decides whether an invocation finishes or is retried after a call of the framework. Nothing here awaits.
+
+The table maps the outcome of a call to the state of the result or to a retry, followed by the failure class.
 
 HandlerSucceeded                    succeeded
 HandlerFailed, HandlerRejected      failed, function_error: the function returned an error
 TimedOut                            expired, timed_out
 RetryRequested                      retry, function_unreachable: the function reports that it did no work
 FrameworkFailed UNREACHABLE         retry, function_unreachable: the function was not called
-FrameworkFailed CONNECTION_LOST     retry, function_crashed: execution is at least once
+FrameworkFailed CONNECTION_LOST     retry, function_crashed: the function may run twice (at-least-once execution)
 FrameworkFailed MALFORMED_RESPONSE  failed, function_error: another attempt would get the same response
 """
 
@@ -35,7 +37,7 @@ from gpu_runtime.worker_sidecar.framework_response import (
 )
 
 MAX_RETRY_DELAY_SECONDS = 3600.0
-"""Longer delays that the framework requests are reduced to this one, so that they do not use up the deadline."""
+"""Maximum delay before a retry. If the framework requests a longer delay, the sidecar uses this maximum."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,14 @@ class RetryInvocation:
 
     failure: Failure
     delay: float | None = None
-    """Delay in seconds that the framework requested. None: the backoff decides."""
+    """Delay in seconds that the framework requested. If it is None, the sidecar uses its backoff."""
 
 
 Disposition: TypeAlias = FinishInvocation | RetryInvocation
 
 
 def disposition_of(outcome: FrameworkOutcome) -> Disposition:
-    """Decide whether the outcome of a call finishes the invocation."""
+    """Return whether the invocation finishes or is retried after a call with this outcome."""
     match outcome:
         case HandlerSucceeded(status=status):
             return FinishInvocation(ResultState.SUCCEEDED, status=status, response=outcome)
@@ -85,12 +87,12 @@ def disposition_of(outcome: FrameworkOutcome) -> Disposition:
 
 
 def expired(message: str) -> FinishInvocation:
-    """The deadline of the invocation passed."""
+    """Return the disposition of an invocation whose deadline passed."""
     return FinishInvocation(ResultState.EXPIRED, _failure(FailureClass.TIMED_OUT, message))
 
 
 def cancelled() -> FinishInvocation:
-    """The caller cancelled the invocation."""
+    """Return the disposition of an invocation that its caller cancelled."""
     return FinishInvocation(ResultState.CANCELLED, _failure(FailureClass.CANCELLED, "cancelled by the caller"))
 
 
@@ -100,7 +102,7 @@ class InvocationAttempt:
 
     worker: str
     attempts: int
-    """How many times a worker started the invocation. Includes this attempt if it was started."""
+    """Number of times that a worker started the invocation, including this attempt if it started."""
     started_at: datetime | None = None
 
 
@@ -130,7 +132,8 @@ def result_of(
 def dead_letter_failure(delivery: Delivery, outcome: DeadLetterDelivery, max_deliveries: int) -> Failure:
     """Build the failure of a dead-lettered delivery.
 
-    If the delivery count exceeds the maximum, the worker that had the last delivery died before it finished.
+    If the delivery count exceeds the maximum, the worker that received the last allowed delivery died before it
+    finished the invocation.
     """
     default = FailureClass.WORKER_LOST if delivery.delivery_count > max_deliveries else FailureClass.INTERNAL
     return _failure(FailureClass(outcome.failure_class or default), outcome.reason)
@@ -141,8 +144,9 @@ def dead_letter_result(
 ) -> Result | None:
     """Build the result of a dead-lettered dispatch.
 
-    If the message cannot be decoded, the result has only the invocation ID. Return None if there is no valid invocation
-    ID, or if the dispatch names another function: then the owner of the invocation is unknown.
+    If the message cannot be decoded, the result contains no data of the invocation except its ID. Return None if the
+    message has no valid invocation ID. Also return None if the message names another function, because it is then
+    unknown to which function the invocation belongs.
     """
     finish = FinishInvocation(ResultState.DEAD_LETTERED, failure)
     try:

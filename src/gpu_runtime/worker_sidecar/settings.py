@@ -19,30 +19,32 @@ class FrameworkSettings(BaseSettings, frozen=True, kw_only=True):
     """Path of the unix socket that the framework listens on."""
 
     invoke_path: HttpPath = "/invoke"
-    """HTTP path to which the sidecar sends invocations with POST."""
+    """HTTP path to which the sidecar sends each invocation as a POST request."""
 
     health_path: HttpPath = "/healthz"
-    """HTTP path of the health check. The framework answers GET with 200 when it can serve invocations."""
+    """HTTP path to which the sidecar sends health checks as GET requests. The framework must return 200 when it can
+    accept invocations."""
 
     health_check_interval_seconds: PositiveSeconds = 5
-    """Interval between health checks while no invocation is in flight. A busy framework is not checked."""
+    """Interval in seconds between two health checks. While an invocation is in flight, the sidecar sends no periodic
+    health check."""
 
 
 class RetrySettings(BaseSettings, frozen=True, kw_only=True):
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
-    """Maximum number of deliveries of an invocation to workers. If the last one fails, the invocation is
-    dead-lettered."""
+    """Maximum number of times that JetStream delivers an invocation to workers. If the last delivery also fails, a
+    worker dead-letters the invocation."""
 
     initial_backoff_seconds: PositiveSeconds = 1
-    """Delay before the second delivery. The delay doubles with each further delivery."""
+    """Delay in seconds before the second delivery of an invocation. The delay doubles with each further delivery."""
 
     max_backoff_seconds: PositiveSeconds = 60
-    """Maximum delay between two deliveries."""
+    """Maximum delay in seconds between two deliveries of an invocation."""
 
 
 class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
     nats: NatsSettings = NatsSettings()
-    """Connection to NATS. Other processes create the streams; the sidecar creates only the consumer of its function."""
+    """Connection to NATS. The sidecar creates only the consumer of its function. Other processes create the streams."""
 
     request_id: Annotated[str, Meta(pattern=REQUEST_ID_PATTERN, max_length=63)] = field(name="requestID")
     """The requestID of the function that this worker serves."""
@@ -51,19 +53,20 @@ class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
     """Name of the GPUUnit of this worker."""
 
     namespace: Annotated[str, Meta(min_length=1)]
-    """Namespace of the GPUUnit."""
+    """Namespace of the GPUUnit of this worker."""
 
     concurrency: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Maximum number of invocations in flight on this worker."""
+    """Maximum number of invocations that this worker runs concurrently."""
 
     framework: FrameworkSettings = FrameworkSettings()
-    """Connection to the framework in the container of the user."""
+    """Connection to the framework in the user's container."""
 
     retries: RetrySettings = RetrySettings()
-    """Redelivery of an invocation when the framework fails or requests a retry."""
+    """Redelivery of invocations. JetStream redelivers an invocation if the framework fails or requests a retry."""
 
     heartbeat_seconds: PositiveSeconds = 5
-    """Interval between heartbeats. A heartbeat reports the worker and its number of invocations in flight."""
+    """Interval in seconds between two heartbeats. A heartbeat contains the number of invocations in flight."""
 
     drain_timeout_seconds: PositiveSeconds = 300
-    """Time for which /drain waits for invocations in flight. Keep it below the termination grace period of the pod."""
+    """Maximum time in seconds that /drain waits for invocations in flight. Set it lower than
+    terminationGracePeriodSeconds of the pod."""

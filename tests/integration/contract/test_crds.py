@@ -126,7 +126,7 @@ REJECTED = {
     "a port out of range": (unit(template=ports(70000)), "spec.template.ports[0].port"),
     "a duplicate port": (
         unit(template=ports(80, 80)),
-        "every item of ports needs a different combination of port and protocol",
+        "two items of ports must not have the same port and the same protocol",
     ),
     "a duplicate port name": (
         unit(template={"ports": [{"name": "a", "port": 1}, {"name": "a", "port": 2}]}),
@@ -147,7 +147,7 @@ REJECTED = {
     "a duplicate storage": (unit(storageMounts=[mount("data", "/a"), mount("data", "/b")]), "Duplicate value"),
     "a duplicate mount path": (
         unit(storageMounts=[mount("a", "/a"), mount("b", "/a")]),
-        "every item of storageMounts needs a different mountPath",
+        "two items of storageMounts must not have the same mountPath",
     ),
     "a requestID that is not a subject token": (unit(serverless={"requestID": "a.b"}), "spec.serverless.requestID"),
     "a function without requestID": (unit(serverless={"enabled": True}), "requestID is required when enabled is true"),

@@ -161,7 +161,7 @@ def test_paused_leader_writes_nothing_after_it_resumes(
     unmanaged_cluster.kube.delete(Service, "b", namespace=unmanaged_namespace)
     before, lease = create_and_update_counts(unmanaged_cluster), lease_holder(unmanaged_cluster)
     first.signal(Signals.SIGCONT)
-    wait_until(lambda: "leader election lost" in first.log.read_text(), 60, lambda: "it is still the leader")
+    wait_until(lambda: "leadership lost" in first.log.read_text(), 60, lambda: "it is still the leader")
     assert create_and_update_counts(unmanaged_cluster) == before
     assert lease_holder(unmanaged_cluster) == lease
     # The first manager is a standby now. It becomes the leader when the lease of the killed manager has expired.

@@ -25,7 +25,8 @@ OPERATION = create_namespaced_resource(GROUP, "v1alpha1", "Operation", "operatio
 SMALL = {"specName": "g1.1", "image": "python", "memory": "1Mi"}
 MOUNTING = SMALL | {"storageMounts": [{"name": "data", "mountPath": "/data"}]}
 ATTACHED_TO_FIRST = (
-    "GPUStorage data is attached to unit first: delete that unit, or remove the storage from its spec.storageMounts"
+    "GPUStorage data is attached to unit first: delete that unit, or remove the storage from spec.storageMounts of that"
+    " unit"
 )
 
 

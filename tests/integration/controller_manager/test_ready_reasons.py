@@ -97,7 +97,7 @@ def readiness(found: Object) -> tuple[str, str]:
     [
         (UNIT, {"memory": "16 gigs"}, "spec.memory: '16 gigs' is not a quantity"),
         (UNIT, {"image": ""}, "spec.image: is required"),
-        (POOL, {"memory": "0"}, "spec.memory: 0 is not above 0"),
+        (POOL, {"memory": "0"}, "spec.memory: 0 is not greater than 0; write for example 512Mi or 16Gi"),
     ],
 )
 def test_invalid_spec_is_reported_and_recovers_when_corrected(
@@ -291,7 +291,7 @@ def test_unit_waits_for_terminating_children_of_its_predecessor(
     cluster.kube.delete(UNIT, "a", namespace=namespace)
     wait_until(lambda: cluster.is_deleted(UNIT, namespace, "a"), 60, lambda: "the first unit still exists")
     cluster.create(UNIT, namespace, "a", SMALL)
-    message = "Deployment a of a deleted object with the same name still exists: waiting for its deletion"
+    message = "Deployment a of the deleted GPUUnit a still exists: waiting for its deletion"
     # The garbage collector deletes the other children in the meantime.
     waiting = cluster.wait_for(UNIT, namespace, "a", lambda found: ready_condition(found).get("message") == message)
     assert waiting["status"]["phase"] == "Progressing"

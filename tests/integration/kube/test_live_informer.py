@@ -193,7 +193,8 @@ async def test_silent_api_server_is_detected(own_control_plane: ControlPlane, ca
                 own_control_plane.processes.signal("kube-apiserver", signal.SIGSTOP)
                 try:
                     await eventually(
-                        lambda: "informer list or watch failed" in caplog.messages, "the informer notices the silence"
+                        lambda: "informer list or watch failed: retrying" in caplog.messages,
+                        "the informer notices the silence",
                     )
                 finally:
                     own_control_plane.processes.signal("kube-apiserver", signal.SIGCONT)

@@ -227,7 +227,9 @@ async def test_newer_database_version_is_reported(store: InProcessResultStore) -
         newer.execute("PRAGMA user_version = 99")
     newer.close()
     store.start()
-    with pytest.raises(Rejected, match="has schema version 99; this process supports up to version 1: upgrade it"):
+    with pytest.raises(
+        Rejected, match="has schema version 99; this process supports up to version 1: upgrade the result store"
+    ):
         await store.wait_stopped()
 
 

@@ -67,7 +67,7 @@ UNITS = {
         unit(memory="not-a-quantity"),
         "memory: 'not-a-quantity' is not a quantity; write for example 512Mi or 16Gi",
     ),
-    "memory of zero": (unit(memory="0"), "memory: 0 is not above 0"),
+    "memory of zero": (unit(memory="0"), "memory: 0 is not greater than 0; write for example 512Mi or 16Gi"),
     "memory in milli-bytes": (
         unit(memory="1600m"),
         "memory: 1600m is not a whole number of bytes; write for example 512Mi or 16Gi",
@@ -80,11 +80,11 @@ UNITS = {
     ),
     "duplicate port": (
         unit(template=ports(("a", 80), ("b", 80))),
-        "template.ports[1].port: 80/TCP is already the port of template.ports[0]",
+        "template.ports[1].port: 80/TCP is already the port of template.ports[0]; use another port or protocol",
     ),
     "duplicate port name": (
         unit(template=ports(("a", 80), ("a", 81))),
-        "template.ports[1].name: 'a' is already the name of template.ports[0]",
+        "template.ports[1].name: 'a' is already the name of template.ports[0]; use another name",
     ),
     "unknown protocol": (
         unit(template=ports(("a", 80, "QUIC"))),
@@ -92,7 +92,7 @@ UNITS = {
     ),
     "duplicate environment variable": (
         unit(template={"envs": [{"name": "A", "value": "1"}, {"name": "A"}]}),
-        "template.envs[1].name: A is already set by template.envs[0]; keep one of them",
+        "template.envs[1].name: A is already set by template.envs[0]; remove one of them",
     ),
     "environment variable name too long": (
         unit(template={"envs": [{"name": "A" * 256}]}),
@@ -104,11 +104,11 @@ UNITS = {
     ),
     "primary port not in the template": (
         unit(template=HTTP, access={"primaryPort": "grpc"}),
-        "access.primaryPort: 'grpc' names no port of the template (it has http)",
+        "access.primaryPort: 'grpc' is not the name of a port in template.ports; the names there: http",
     ),
     "primary port without any port": (
         unit(access={"primaryPort": "http"}),
-        "access.primaryPort: 'http' names no port of the template (it has none)",
+        "access.primaryPort: 'http' is not the name of a port in template.ports; the names there: none",
     ),
     "primary port that is not TCP": (
         unit(template=ports(("dns", 53, "UDP")), access={"primaryPort": "dns"}),
@@ -125,11 +125,11 @@ UNITS = {
     ),
     "mount path that is the root": (
         unit(storageMounts=mounts(x="//")),
-        "storageMounts[0].mountPath: '/' would hide the whole image; use a path below it",
+        "storageMounts[0].mountPath: '/' would hide the whole image; use a path below '/'",
     ),
     "mount path of the kernel": (
         unit(storageMounts=mounts(x="/proc/1")),
-        "storageMounts[0].mountPath: /proc/1 is a path of the kernel; use a path outside /proc, /sys, /dev",
+        "storageMounts[0].mountPath: /proc/1 belongs to the kernel; use a path outside /proc, /sys, /dev",
     ),
     "mount path within another": (
         unit(storageMounts=mounts(x="/data", y="/data/cache/")),
@@ -137,12 +137,12 @@ UNITS = {
     ),
     "duplicate storage": (
         unit(storageMounts=mounts(x="/a") + mounts(x="/b")),
-        "storageMounts[1].name: 'x' is already mounted by storageMounts[0]; mount a storage once",
+        "storageMounts[1].name: 'x' is already mounted by storageMounts[0]; mount each storage once",
     ),
     "invalid storage name": (unit(storageMounts=mounts(X="/a")), "storageMounts[0].name: 'X' is not a name; "),
     "function without requestID": (
         unit(serverless=function(requestID="")),
-        "serverless.requestID: is required; it is the ID to which callers send invocations",
+        "serverless.requestID: is required; choose the ID that callers name in their invocations",
     ),
     "requestID of two tokens": (
         unit(serverless=function(requestID="a.b")),
@@ -150,7 +150,7 @@ UNITS = {
     ),
     "minAvailableCount above maxWorkers": (
         unit(serverless=function(minAvailableCount=2)),
-        "serverless.minAvailableCount: 2 is greater than maxWorkers, which is 1",
+        "serverless.minAvailableCount: 2 is greater than maxWorkers, which is 1; lower minAvailableCount or raise ",
     ),
     "storage with several workers": (
         unit(serverless=function(maxWorkers=2), storageMounts=mounts(x="/a")),
@@ -158,7 +158,7 @@ UNITS = {
     ),
     "mount path that hides the socket": (
         unit(serverless=function(), storageMounts=mounts(x="/run")),
-        "storageMounts[0].mountPath: /run would hide the framework's socket /run/gpu-runtime/framework.sock",
+        "storageMounts[0].mountPath: /run would hide the framework's socket /run/gpu-runtime/framework.sock; ",
     ),
     "socket path too long for Linux": (
         unit(serverless=function(framework={"socketPath": "/run/" + "s" * 103})),
@@ -173,7 +173,7 @@ UNITS = {
     ),
     "invoke path without a slash": (
         unit(serverless=function(framework={"invokePath": "invoke"})),
-        "serverless.framework.invokePath: 'invoke' is not an HTTP path; begin with '/'",
+        "serverless.framework.invokePath: 'invoke' is not an HTTP path; begin with '/' and use no spaces",
     ),
     "health path too long": (
         unit(serverless=function(framework={"healthPath": "/" + "x" * 1024})),

@@ -90,7 +90,7 @@ TERMINATING_PVC = pvc(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["kub
         (
             None,
             {"pvc": TERMINATING_PVC},
-            "data, which has finalizers kubernetes.io/pvc-protection: delete the pods that mount it",
+            "data, which has finalizers kubernetes.io/pvc-protection: delete the pods that mount the claim",
             False,
         ),
         (None, {"pvc": pvc(phase="Lost")}, "the deletion of PersistentVolumeClaim data", True),
@@ -99,7 +99,7 @@ TERMINATING_PVC = pvc(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["kub
         (
             ATTACHED,
             {"pvc": pvc(), "attached_unit": MOUNTING_UNIT},
-            "GPUUnit web: delete the unit, or remove the storage from its spec.storageMounts",
+            "GPUUnit web: delete the unit, or remove the storage from spec.storageMounts of the unit",
             False,
         ),
         (ATTACHED, {"pvc": pvc(), "attached_unit": STOPPED_UNIT}, "GPUUnit web", False),

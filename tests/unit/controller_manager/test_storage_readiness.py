@@ -24,7 +24,7 @@ NEEDS_POD = {"type": "FileSystemResizePending", "status": "True", "message": "st
     ("storage", "fields", "phase", "reason", "message"),
     [
         (make_storage(size="x"), {}, "Failed", "InvalidSpec", "spec.size: 'x' is not a quantity"),
-        (make_storage(size="0"), {"pvc": pvc()}, "Failed", "InvalidSpec", "spec.size: 0 is not above 0"),
+        (make_storage(size="0"), {"pvc": pvc()}, "Failed", "InvalidSpec", "spec.size: 0 is not greater than 0"),
         (
             make_storage(),
             {"pvc": pvc(labels={}, annotations={})},
@@ -38,7 +38,7 @@ NEEDS_POD = {"type": "FileSystemResizePending", "status": "True", "message": "st
             {"pvc": pvc(**TERMINATING)},
             "Failed",
             "ClaimLost",
-            "copy the data before that",
+            "copy its data now, because the data is lost when",
         ),
         (
             make_storage(),
@@ -171,7 +171,8 @@ def test_resize_is_requested_only_when_the_class_allows_it(fields: Any, can_be_e
 
 def test_resize_rejection_message_is_reported() -> None:
     result = expansion_refused(observed_storage(make_storage(size="2Gi"), pvc=pvc(), **CLASS), "exceeded quota")
-    assert result.message == "the volume cannot be expanded to 2Gi, its data is unchanged: exceeded quota"
+    message = "the volume and its data are unchanged, because the volume cannot be expanded to 2Gi: exceeded quota"
+    assert result.message == message
 
 
 def storage_status(storage: Any, **fields: Any) -> GPUStorageStatus:

@@ -24,8 +24,8 @@ MISSING = "GPUStorage data does not exist in this namespace: create it, or remov
 
 def attached_to(unit: str, storage: str = "data") -> str:
     return (
-        f"GPUStorage {storage} is attached to unit {unit}: delete that unit, or remove the storage from its"
-        " spec.storageMounts"
+        f"GPUStorage {storage} is attached to unit {unit}: delete that unit, or remove the storage from"
+        " spec.storageMounts of that unit"
     )
 
 

@@ -249,8 +249,9 @@ async def test_bug_is_logged_with_traceback_and_expected_error_in_one_line(
         ):
             await asyncio.sleep(100)
     expected, bug = caplog.records
-    assert (expected.message, expected.exc_info, expected.__dict__["object_name"]) == ("reconcile failed", None, "a")
-    assert bug.message == "reconcile raised an unexpected exception"
+    assert (expected.message, expected.exc_info) == ("reconcile failed: object requeued", None)
+    assert expected.__dict__["object_name"] == "a"
+    assert bug.message == "reconcile raised an unexpected exception: object requeued"
     assert bug.exc_info is not None
     assert (bug.__dict__["error"], bug.__dict__["error_type"]) == ("a bug", "RuntimeError")
 
@@ -279,7 +280,7 @@ async def test_hanging_reconcile_is_cancelled_at_the_timeout(caplog: pytest.LogC
         reconcile.duration = 0
         await asyncio.sleep(100)
     assert [round(at) for _, at in reconcile.calls] == [0, 31, 63]
-    assert [record.message for record in caplog.records] == ["reconcile timed out"] * 2
+    assert [record.message for record in caplog.records] == ["reconcile timed out: object requeued"] * 2
     assert caplog.records[0].__dict__["timeout_seconds"] == 30
 
 

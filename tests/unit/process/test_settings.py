@@ -20,7 +20,7 @@ INVALID = {
     "a key in another case": ("leaderelection: {}", "leaderelection is not a setting; did you mean leaderElection?"),
     "a key without a similar one": (
         "maxConcurrentReconciles: {zzz: 1}",
-        "maxConcurrentReconciles.zzz is not a setting; there are gpuStorages, gpuUnits, stockPools",
+        "maxConcurrentReconciles.zzz is not a setting; use one of gpuStorages, gpuUnits, stockPools",
     ),
     "two unknown keys": ("a1: 1\nlogs: {}", "; logs is not a setting; did you mean log?"),
     "text for a number": (

@@ -156,7 +156,7 @@ def test_newer_schema_version_is_rejected_and_unchanged(path: Path) -> None:
     newer.close()
     with pytest.raises(
         RepositoryIncompatible,
-        match=rf"has schema version {SCHEMA_VERSION + 1}; .* up to version {SCHEMA_VERSION}: upgrade it",
+        match=rf"has schema version {SCHEMA_VERSION + 1}; .* up to version {SCHEMA_VERSION}: upgrade the result store",
     ):
         open_database(path)
 

@@ -58,7 +58,7 @@ def test_truncated_result_preserves_its_original_size(limit: int) -> None:
     ("data", "subject", "message"),
     [
         (b"{", "runtime.serverless.result.thumbs", "cannot read this Result"),
-        (b'{"version":9}', "runtime.serverless.result.thumbs", "upgrade it"),
+        (b'{"version":9}', "runtime.serverless.result.thumbs", "upgrade the process"),
         (encode(RESULT), "runtime.serverless.result.other", "the subject has 'other'"),
         (
             encode(msgspec.structs.replace(RESULT, invocation_id="a.>")),

@@ -23,7 +23,7 @@ NO_ANSWER = FakeInformer(last_error="no answer")
 
 STATES = {
     "all watches open": (informers(), 0.0, None),
-    "starting": (informers(units=FakeInformer(has_synced=False)), 0.0, "yet: it is still starting"),
+    "starting": (informers(units=FakeInformer(has_synced=False)), 0.0, "yet: the caches are still loading"),
     "unreachable at start": (
         informers(units=FakeInformer(False, "no answer")),
         0.0,

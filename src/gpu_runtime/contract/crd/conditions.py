@@ -8,7 +8,7 @@ READY_CONDITION = "Ready"
 
 
 class UnitPhase(StrEnum):
-    """The phase of GPUUnits and StockPools: a summary of the Ready condition, which has the reason."""
+    """The phase of a GPUUnit or StockPool. It summarizes the Ready condition. The condition also has the reason."""
 
     EMPTY = "Empty"
     PROGRESSING = "Progressing"
@@ -23,7 +23,7 @@ class StoragePhase(StrEnum):
 
 
 class ReadyReason(StrEnum):
-    """Reasons of the Ready condition. Alerts and scripts match them, so they must not change."""
+    """Reasons of the Ready condition. Do not rename a reason, because alerts and scripts match it."""
 
     # GPUUnits and StockPools
     INVALID_SPEC = "InvalidSpec"
@@ -34,7 +34,7 @@ class ReadyReason(StrEnum):
     DEPLOYMENT_SYNC_FAILED = "DeploymentSyncFailed"
     NETWORK_POLICY_SYNC_FAILED = "NetworkPolicySyncFailed"
     NAME_TAKEN = "NameTaken"
-    """An object with the name of a child exists and belongs to another owner."""
+    """An object with the name of a child already exists and belongs to another owner."""
 
     # StockPools
     DEPLOYMENT_PROGRESSING = "DeploymentProgressing"
@@ -51,7 +51,8 @@ class ReadyReason(StrEnum):
     # GPUStorages
     CLAIM_PENDING = "ClaimPending"
     WAIT_FOR_FIRST_CONSUMER = "WaitForFirstConsumer"
-    """The volume is created when the first unit mounts the storage. A unit may mount it before the volume exists."""
+    """The provisioner creates the volume when the first unit mounts the storage, so a unit may mount the storage
+    now."""
     CLAIM_LOST = "ClaimLost"
     CLAIM_SYNC_FAILED = "ClaimSyncFailed"
     RESIZE_PENDING = "ResizePending"
@@ -62,7 +63,10 @@ class ReadyReason(StrEnum):
 
 
 def ready_condition(is_ready: bool, reason: ReadyReason, message: str, generation: int) -> Condition:
-    """A Ready condition without its transition time. `set_condition` sets the time, because it compares both states."""
+    """Return a Ready condition without a transition time.
+
+    `set_condition` sets the time, because the time depends on the previous condition.
+    """
     return Condition(
         type=READY_CONDITION,
         status="True" if is_ready else "False",
@@ -73,7 +77,8 @@ def ready_condition(is_ready: bool, reason: ReadyReason, message: str, generatio
 
 
 def set_condition(conditions: tuple[Condition, ...], new: Condition, now: str) -> tuple[Condition, ...]:
-    """Replace the condition of the same type, or add it. Its transition time changes only when its status changes."""
+    """Replace the condition of the same type, or add the condition. The transition time changes only with the
+    status."""
     old = find_condition(conditions, new.type)
     transition_time = old.last_transition_time if old and old.status == new.status else now
     updated = Condition(

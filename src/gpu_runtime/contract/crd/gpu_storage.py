@@ -23,22 +23,26 @@ class Attachment(KubeStruct, frozen=True, kw_only=True):
     """The only unit that may mount the storage."""
 
     unit: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
-    """The name of the GPUUnit. The unit may not exist yet."""
+    """The name of the GPUUnit. The unit may not exist yet, because an operation attaches the storage before it creates
+    the unit."""
 
     operation_id: Annotated[str, openapi(maxLength=256)] = field(default="", name="operationID")
-    """The operationID of the operation that attached the storage, if an operation did. A new operation for a unit with
-    the same name overwrites it. This write changes the resource version, so a pending release for the previous unit
-    fails."""
+    """The operationID of the operation that attached the storage. It is empty if no operation attached the storage. A
+    new operation for a unit with the same name overwrites this field. The write changes the resource version, so a
+    pending write that detaches the storage from the previous unit fails."""
 
     attempt: Count = 0
-    """The attempt of that operation. A new attempt overwrites it, so a pending release of an earlier attempt fails."""
+    """The number of the attempt of this operation. A new attempt overwrites it, so a pending write that detaches the
+    storage for an earlier attempt fails."""
 
 
 class GPUStorageSpec(KubeStruct, frozen=True, kw_only=True):
     """The size and class of the volume, and the unit that may mount it."""
 
     RULES: ClassVar = (
-        immutable("storageClassName", "data cannot move to another StorageClass; create another storage"),
+        immutable(
+            "storageClassName", "data cannot move to another StorageClass; create another storage and copy the data"
+        ),
         CelRule(
             "!isQuantity(self.size) || !isQuantity(oldSelf.size)"
             " || quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
@@ -47,13 +51,13 @@ class GPUStorageSpec(KubeStruct, frozen=True, kw_only=True):
         ),
         CelRule(
             "!has(oldSelf.attachedTo) || !has(self.attachedTo) || self.attachedTo.unit == oldSelf.attachedTo.unit",
-            "attachedTo cannot change from one unit to another: remove it first",
+            "attachedTo cannot change from one unit to another: remove attachedTo first",
             "attachedTo",
         ),
     )
 
     size: QuantityString
-    """The requested size of the volume, for example 20Gi. It can be increased, but not decreased."""
+    """The requested size of the volume, for example 20Gi. You can increase it, but not decrease it."""
 
     storage_class_name: Annotated[str, openapi(minLength=1, maxLength=253)] = DEFAULT_STORAGE_CLASS
     """The StorageClass that provisions the volume. Defaults to rook-ceph-block."""
@@ -61,25 +65,26 @@ class GPUStorageSpec(KubeStruct, frozen=True, kw_only=True):
     # In the spec, because it is a decision and not an observation. It must survive a restore that drops the status, and
     # it changes the generation. One write with the object's resource version decides which unit gets the storage.
     attached_to: Attachment | None = None
-    """The only unit that may mount the storage. The platform sets this field before it creates the unit, and removes it
-    when the pod of the unit is deleted. Do not set it yourself."""
+    """The only unit that may mount the storage. The platform sets this field before the pod of the unit starts. The
+    platform removes the field when no pod mounts the storage, and the unit is deleted or no longer lists the storage.
+    Do not set this field yourself."""
 
 
 class GPUStorageStatus(KubeStruct, frozen=True, kw_only=True):
     """The observed state of the storage."""
 
     phase: Annotated[str, openapi(enum=[phase.value for phase in StoragePhase])] | None = None
-    """Pending, Ready (the volume can be mounted) or Failed. The Ready condition says whether the storage matches its
-    spec: a storage that cannot grow has phase Ready, and its condition is False."""
+    """Pending, Ready (units can mount the volume) or Failed. The Ready condition says whether the storage matches its
+    spec. For example, if a volume cannot grow to spec.size, the phase is Ready and the Ready condition is False."""
 
     claim_name: str | None = None
-    """The name of the PersistentVolumeClaim. It is the name of the storage."""
+    """The name of the PersistentVolumeClaim. It is the same as the name of the storage."""
 
     capacity: QuantityString | None = None
     """The actual capacity of the bound volume."""
 
     mounted_by: str | None = None
-    """The name of the unit in spec.attachedTo, for `kubectl get`."""
+    """The name of the unit in spec.attachedTo. `kubectl get` shows it."""
 
     observed_generation: Annotated[int, openapi(format="int64")] = 0
     """The generation of the spec that this status describes."""
@@ -92,7 +97,7 @@ class GPUStorageStatus(KubeStruct, frozen=True, kw_only=True):
 
     @property
     def mountable(self) -> bool:
-        """Whether a unit may mount the storage now. Some StorageClasses create the volume only at the first mount."""
+        """Whether a unit may mount the storage now. Some StorageClasses create the volume only when a pod mounts it."""
         ready = find_condition(self.conditions, READY_CONDITION)
         waits_for_first_consumer = ready is not None and ready.reason == ReadyReason.WAIT_FOR_FIRST_CONSUMER.value
         return self.phase == StoragePhase.READY.value or waits_for_first_consumer

@@ -34,42 +34,44 @@ class Access(KubeStruct, frozen=True, kw_only=True):
     """How clients reach the unit."""
 
     primary_port: PortName = ""
-    """The name of the port in template.ports that status.accessURL contains. Defaults to the first port."""
+    """The name of a port in template.ports. status.accessURL contains the number of this port. Defaults to the first
+    port."""
 
     scheme: Annotated[str, openapi(enum=list(ACCESS_SCHEMES))] = "http"
     """The scheme of status.accessURL: http or https. Defaults to http."""
 
 
 class StorageMount(KubeStruct, frozen=True, kw_only=True):
-    """A GPUStorage of the same namespace that is mounted into the container."""
+    """A mount of a GPUStorage. The GPUStorage must be in the namespace of the unit."""
 
     name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
     """The name of the GPUStorage. Only one unit at a time can mount a storage."""
 
     mount_path: Annotated[str, openapi(pattern="^/[^:]*$", maxLength=512)]
-    """The absolute path of the mount in the container. It must not contain or lie within another mount path."""
+    """The absolute path of the mount in the container. It must not be a parent or a child of another mount path."""
 
     read_only: bool = False
-    """Whether the storage is mounted read-only. Defaults to false."""
+    """Whether the container can only read the storage. Defaults to false."""
 
 
 class Framework(KubeStruct, frozen=True, kw_only=True):
-    """How the worker sidecar calls the user's framework: HTTP over a Unix socket."""
+    """How the worker sidecar calls the user's framework. It sends HTTP requests over a Unix socket."""
 
     socket_path: Annotated[str, openapi(pattern="^/", maxLength=MAX_SOCKET_PATH_BYTES)] = (
         "/run/gpu-runtime/framework.sock"
     )
-    """The Unix socket on which the framework listens."""
+    """The path of the Unix socket on which the framework listens."""
 
     invoke_path: HttpPath = "/invoke"
     """The HTTP path to which the sidecar sends each invocation as a POST request."""
 
     health_path: HttpPath = "/healthz"
-    """The HTTP path that returns 200 when the framework can accept invocations."""
+    """The HTTP path of the health check. The framework must return 200 when it can accept invocations."""
 
 
 class Serverless(KubeStruct, frozen=True, kw_only=True):
-    """Makes the unit a serverless function. The activator scales its workers with the load."""
+    """Makes the unit a serverless function. The activator creates and deletes workers of the function according to the
+    load."""
 
     RULES: ClassVar = (
         CelRule(
@@ -79,10 +81,10 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
         ),
         CelRule(
             "self.minAvailableCount <= self.maxWorkers",
-            "minAvailableCount must not be greater than maxWorkers: lower it or raise maxWorkers",
+            "minAvailableCount must not be greater than maxWorkers: lower minAvailableCount or raise maxWorkers",
             "minAvailableCount",
         ),
-        immutable_once_set("requestID", "invocations may wait under it; create another unit"),
+        immutable_once_set("requestID", "invocations with this requestID may be waiting; create another unit"),
         immutable("workerOf", "a worker cannot become a worker of another function; create another unit"),
     )
 
@@ -90,18 +92,18 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
     """Whether the function accepts invocations. Defaults to false."""
 
     request_id: Annotated[str, openapi(pattern=REQUEST_ID_PATTERN, maxLength=63)] = field(default="", name="requestID")
-    """The ID of the function. Callers send invocations to it. It consists of lower-case letters, digits, dashes and
-    underscores, because it is part of NATS subjects."""
+    """The ID of the function. Callers name it in invocations. It may contain only lower-case letters, digits, dashes
+    and underscores, because it is part of NATS subjects. It is required if enabled is true."""
 
     min_available_count: Count = 0
-    """The number of workers that stay ready without load. Defaults to 0: the function scales to zero when its own unit
-    is stopped."""
+    """The minimum number of workers. They stay ready even if there are no invocations. Defaults to 0. With 0, the
+    function scales to zero workers when its own unit is stopped."""
 
     max_workers: Annotated[int, openapi(format="int32", minimum=1, maximum=10000)] = 1
-    """The maximum number of workers at a time. Defaults to 1."""
+    """The maximum number of workers. Defaults to 1."""
 
     idle_timeout_seconds: Annotated[int, openapi(format="int32", minimum=1, maximum=604800)] = 300
-    """The time in seconds after which an idle worker is removed. Defaults to 300."""
+    """The time in seconds after which the activator deletes an idle worker. Defaults to 300."""
 
     concurrency: Annotated[int, openapi(format="int32", minimum=1, maximum=1024)] = 1
     """The maximum number of invocations that one worker runs concurrently. Defaults to 1."""
@@ -110,16 +112,16 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
     """How the worker sidecar calls the user's framework."""
 
     worker_of: Annotated[str, openapi(maxLength=MAX_NAME_LENGTH)] = ""
-    """The name of the function's unit, in the same namespace, if this unit is a worker. The activator sets it. It is
-    empty for the unit of the function itself: the activator creates workers from its spec, and while it runs, it also
-    handles invocations."""
+    """The name of the function's own unit, if the activator created this unit as a worker. Both units are in the same
+    namespace. The activator sets this field. It is empty in the function's own unit. The activator creates each worker
+    from the spec of the function's own unit. The function's own unit also runs invocations while it is running."""
 
 
 class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
     """What the unit reserves and runs."""
 
     RULES: ClassVar = (
-        immutable("specName", "a unit cannot change its flavor; create another unit"),
+        immutable("specName", "the flavor of a unit cannot change; create another unit"),
         immutable("gpu", "the GPUs were reserved when the unit was created; create another unit"),
         CelRule(
             "!has(self.access) || !has(self.access.primaryPort) || (has(self.template) && has(self.template.ports)"
@@ -130,7 +132,7 @@ class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
         CelRule(
             "!has(self.storageMounts) || self.storageMounts.all(m,"
             " self.storageMounts.exists_one(n, n.mountPath == m.mountPath))",
-            "every item of storageMounts needs a different mountPath",
+            "two items of storageMounts must not have the same mountPath",
             "storageMounts",
         ),
         CelRule(
@@ -141,19 +143,22 @@ class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
         ),
         CelRule(
             "!has(oldSelf.serverless) || !has(oldSelf.serverless.requestID) || has(self.serverless)",
-            "serverless cannot be removed, because invocations may wait for it: set serverless.enabled to false",
+            "serverless cannot be removed, because invocations may be waiting: set serverless.enabled to false",
             "serverless",
         ),
     )
 
     spec_name: SpecName
-    """The flavor of the unit, for example g1.1. A create request consumes a stock unit of the same flavor."""
+    """The flavor of the unit, for example g1.1. A request that creates a unit consumes a stock unit of the same
+    flavor."""
 
     image: Image = ""
-    """The container image of an active unit. A stock unit ignores it and runs the platform's placeholder image."""
+    """The container image of an active unit. A stock unit ignores this field and runs the image of the setting
+    images.stock."""
 
     memory: QuantityString = ""
-    """The memory request and limit of the container, for example 16Gi. Empty means no request and no limit."""
+    """The memory of the container, for example 16Gi. It is both the memory request and the memory limit. If it is
+    empty, the container has no memory request and no memory limit."""
 
     gpu: Count = 0
     """The number of GPUs (nvidia.com/gpu) that the unit reserves. Defaults to 0."""
@@ -168,24 +173,25 @@ class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
         tuple[StorageMount, ...],
         openapi(maxItems=16, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = ()
-    """GPUStorages that are mounted into the container."""
+    """The GPUStorages that the container mounts."""
 
     serverless: Serverless | None = None
-    """Makes the unit a serverless function. The activator scales its workers with the load."""
+    """Makes the unit a serverless function. The activator creates and deletes workers of the function according to the
+    load."""
 
     running: bool = True
-    """Whether the unit has a pod. If false, the Service, the attached storages and the object stay. Defaults to
-    true."""
+    """Whether the unit runs a pod. If false, the platform stops the pod. The GPUUnit, its Service and its attached
+    storages stay. Defaults to true."""
 
     def primary_port(self) -> Port | None:
-        """The port of the access URL: the port that access.primaryPort names, or else the first port."""
+        """Return the port of the access URL: the port that access.primaryPort names, or else the first port."""
         if self.access and self.access.primary_port:
             return next((port for port in self.template.ports if port.name == self.access.primary_port), None)
         return next(iter(self.template.ports), None)
 
     @property
     def serves_function(self) -> bool:
-        """Whether the pod of the unit runs invocations: true for the unit of a function and for its workers."""
+        """Whether the pod of the unit runs invocations. True for the function's own unit and for all other workers."""
         return self.serverless is not None and self.serverless.enabled
 
     @property
@@ -197,7 +203,7 @@ class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
     """The observed state of the unit."""
 
     phase: Annotated[str, openapi(enum=[phase.value for phase in UnitPhase])] | None = None
-    """Empty (stopped), Progressing, Ready or Failed. The Ready condition has the reason."""
+    """Empty (the unit is stopped), Progressing, Ready or Failed. The Ready condition contains the reason."""
 
     ready_replicas: Count = 0
     """The number of ready pods of the unit: 0 or 1."""
@@ -209,18 +215,18 @@ class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
     """The time of the last change of this status."""
 
     service_name: str | None = None
-    """The name of the Service of an active unit."""
+    """The name of the Service of the unit. Only an active unit with ports has a Service."""
 
     access_url: str | None = field(default=None, name="accessURL")
-    """The URL of an active unit inside the cluster."""
+    """The URL of the unit inside the cluster. Only an active unit with ports has a URL."""
 
     conditions: tuple[Condition, ...] = ()
     """The Ready condition, with a reason for programs and a message for people."""
 
 
 class GPUUnit(KubeObject, frozen=True, kw_only=True):
-    """A runtime on reserved GPUs. In the stock namespace, a unit only reserves GPUs and waits to be consumed. In every
-    other namespace, it is active and runs a user's image behind a Service."""
+    """A runtime on reserved GPUs. In the stock namespace, a unit only reserves GPUs until a handoff consumes it. In
+    every other namespace, a unit is active: it runs a user's image, and clients reach it through a Service."""
 
     spec: GPUUnitSpec
     status: GPUUnitStatus = GPUUnitStatus()

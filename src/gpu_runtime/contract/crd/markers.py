@@ -14,14 +14,16 @@ T = TypeVar("T", bound=KubeObject)
 def openapi(**keywords: Any) -> Meta:
     """OpenAPI keywords that the API server enforces for a field.
 
-    Decoding does not enforce them: one object from an older or newer schema must not break the cache of its kind.
+    The decoder does not enforce them, because one object of an older or newer schema must not break the informer of its
+    kind.
     """
     return Meta(extra_json_schema=keywords)
 
 
 @dataclass(frozen=True)
 class CelRule:
-    """A CEL validation rule of a struct. It belongs to the parent of the fields that it compares: see `immutable`."""
+    """A CEL validation rule of a struct. A rule belongs to the parent of the fields that it compares: see
+    `immutable`."""
 
     cel: str
     message: str
@@ -30,17 +32,17 @@ class CelRule:
 
 
 def immutable(field: str, because: str) -> CelRule:
-    """A rule against every change of a field after the creation: the field cannot be set, changed or removed.
+    """Return a rule that rejects every change of a field after the creation: setting, changing or removing it.
 
-    The rule belongs to the parent, because the API server skips a transition rule of the field itself if the field is
-    unset before or after the update.
+    The rule belongs to the parent of the field. If it belonged to the field, the API server would skip the rule when
+    the field is unset before or after the update.
     """
     cel = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
     return CelRule(cel, f"{field} is immutable: {because}", field)
 
 
 def immutable_once_set(field: str, because: str) -> CelRule:
-    """A rule that allows setting a field later, but not changing or removing it afterwards."""
+    """Return a rule that allows a later update to set a field. After that, the field cannot be changed or removed."""
     cel = f"!has(oldSelf.{field}) || (has(self.{field}) && self.{field} == oldSelf.{field})"
     return CelRule(cel, f"{field} is immutable once it is set: {because}", field)
 
@@ -53,7 +55,7 @@ class PrinterColumn:
     path: str
     type: str = "string"
     wide: bool = False
-    """Shown only with -o wide."""
+    """Whether `kubectl get` shows the column only with `-o wide`."""
 
 
 AGE_COLUMN = PrinterColumn("Age", ".metadata.creationTimestamp", "date")

@@ -17,7 +17,8 @@ MAX_OPERATION_ID_LENGTH = 256
 MAX_STOCK_PER_OPERATION = 1000
 """The maximum number of stock units that one operation seeds."""
 MAX_RECORDED_REQUEST_LENGTH = 256 * 1024
-"""The maximum length of a recorded request in characters. It is well below etcd's limit for an object."""
+"""The maximum length of a recorded request in characters. With this length, an Operation is well below etcd's size
+limit for an object."""
 
 OperationID = Annotated[str, openapi(minLength=1, maxLength=MAX_OPERATION_ID_LENGTH)]
 
@@ -29,12 +30,13 @@ class OperationType(StrEnum):
 
 
 class OperationState(StrEnum):
-    """Accepted → Running → Succeeded, or Running → RollingBack → Failed. A lack of stock does not change the state."""
+    """Accepted → Running → Succeeded, or Running → RollingBack → Failed. An operation that waits for stock
+    stays in Accepted or returns to Accepted."""
 
     ACCEPTED = "Accepted"
     RUNNING = "Running"
     ROLLING_BACK = "RollingBack"
-    """The API deletes what the operation created. The only next state is Failed."""
+    """The API deletes the objects that the operation created. The next state is always Failed."""
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
@@ -59,12 +61,12 @@ class OperationTarget(KubeStruct, frozen=True, kw_only=True):
     """The namespace of the object."""
 
     name: Annotated[str, openapi(maxLength=63)] = ""
-    """The name of the object. Empty for SeedStock, which creates many objects."""
+    """The name of the object. It is empty for SeedStock, because SeedStock creates many objects."""
 
 
 class SourceStock(KubeStruct, frozen=True, kw_only=True):
-    """The stock unit that the operation consumes. The operation records it before it claims the stock unit, with all
-    values that it needs after the stock unit is deleted."""
+    """The stock unit that the operation consumes. The API writes these fields before it claims the stock unit. They
+    contain all values that the operation needs after the stock unit is deleted."""
 
     namespace: Annotated[str, openapi(minLength=1, maxLength=63)]
     """The namespace of the stock unit."""
@@ -73,23 +75,25 @@ class SourceStock(KubeStruct, frozen=True, kw_only=True):
     """The name of the stock unit."""
 
     uid: Annotated[str, openapi(maxLength=64)]
-    """The UID of the stock unit. It distinguishes a later stock unit with the same name."""
+    """The UID of the stock unit. It distinguishes the stock unit from a later stock unit with the same name."""
 
     memory: QuantityString = ""
-    """The memory that the stock unit reserved. The target reserves the same."""
+    """The memory that the stock unit reserved. The target reserves the same amount of memory."""
 
     gpu: Count = 0
-    """The GPUs that the stock unit reserved. The target reserves the same."""
+    """The number of GPUs that the stock unit reserved. The target reserves the same number of GPUs."""
 
     node: Annotated[str, openapi(maxLength=253)] = ""
-    """The node of the stock unit's pod."""
+    """The name of the node on which the stock unit's pod ran."""
 
 
 class OperationSpec(KubeStruct, frozen=True, kw_only=True):
     """The request, and the stock unit of the first attempt. It is immutable."""
 
     RULES: ClassVar = (
-        CelRule("self == oldSelf", "the spec of an operation is immutable: use another operationID"),
+        CelRule(
+            "self == oldSelf", "the spec of an operation is immutable: send a new request with another operationID"
+        ),
         CelRule(
             "self.type == 'SeedStock' || (has(self.target.name) && self.target.name != '')",
             "target.name is required unless type is SeedStock: set target.name",
@@ -97,24 +101,26 @@ class OperationSpec(KubeStruct, frozen=True, kw_only=True):
     )
 
     operation_id: OperationID = field(name="operationID")
-    """The operationID that the caller chose. The name of the object is derived from it."""
+    """The operationID that the caller chose. The name of this Operation is derived from it."""
 
     type: Annotated[str, openapi(enum=[each.value for each in OperationType])]
     """The type of the request: CreateStockPool, SeedStock or CreateUnit."""
 
     request_hash: Annotated[str, openapi(pattern="^[0-9a-f]{64}$", maxLength=64)]
-    """The SHA-256 hash of the normalized request. A request with the same operationID and another hash is rejected."""
+    """The SHA-256 hash of the normalized request. The API rejects a request with the same operationID and another
+    hash."""
 
     # A string and not an object: CEL rules cannot read free-form objects, so they could not make it immutable.
     request: Annotated[str, openapi(maxLength=MAX_RECORDED_REQUEST_LENGTH)] = ""
-    """The normalized request as canonical JSON. After a crash, another replica resumes the operation from it."""
+    """The normalized request as canonical JSON. If a replica crashes, another replica reads the request from this field
+    and resumes the operation."""
 
     target: OperationTarget
     """The object that the operation creates."""
 
     stock: SourceStock | None = None
-    """The stock unit of the first attempt. Absent if no stock unit was available. The write that creates the Operation
-    also chooses this stock unit."""
+    """The stock unit of the first attempt. It is absent if no stock unit was available. The write that creates the
+    Operation also chooses this stock unit."""
 
 
 class OperationError(KubeStruct, frozen=True, kw_only=True):
@@ -137,17 +143,17 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
     """The stock unit that the current attempt consumes."""
 
     attempt: Count = 0
-    """The number of attempts, each with another stock unit. Objects of earlier attempts are recognized by their attempt
-    number. While it is 0, spec.stock is the stock unit of the first attempt."""
+    """The number of the current attempt. Each attempt uses another stock unit. The API recognizes objects of earlier
+    attempts by their attempt number. While this field is 0, spec.stock is the stock unit of the first attempt."""
 
     target_uid: Annotated[str, openapi(maxLength=64)] | None = field(default=None, name="targetUID")
-    """The UID of the created object. It distinguishes a later object with the same name."""
+    """The UID of the created object. It distinguishes the object from a later object with the same name."""
 
     stock_uids: Annotated[tuple[str, ...], openapi(maxItems=MAX_STOCK_PER_OPERATION)] = field(
         default=(), name="stockUIDs"
     )
-    """The UIDs of the seeded stock units. Other stock units with the operation's ID do not belong to it: a suspended
-    process may have created a stock unit again after the first one was consumed."""
+    """The UIDs of the seeded stock units. Another stock unit with the same operationID does not belong to the
+    operation. A process that was suspended may have created it again after the original stock unit was consumed."""
 
     error: OperationError | None = None
     """Why the operation failed."""
@@ -156,7 +162,7 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
     """The time at which the operation started."""
 
     finished_at: Annotated[str, openapi(format="date-time")] | None = None
-    """The time at which the operation succeeded or failed. The retention period starts then."""
+    """The time at which the operation succeeded or failed. The retention period starts at this time."""
 
     def has_created(self, uid: str) -> bool:
         """Whether the operation created the object with this UID."""
@@ -169,10 +175,10 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
 
 
 def effective_status(stock: SourceStock | None, status: OperationStatus, recorded_at: str | None) -> OperationStatus:
-    """Combine the stock unit of the spec with the status. Only this function knows both places.
+    """Return the status, with the stock unit of the spec as its first attempt if the status has no attempt yet.
 
-    While the status has no attempt, the first attempt is that of the spec. As soon as the status has an attempt, only
-    the status counts, even if it has no stock unit.
+    As soon as the status has an attempt, the stock unit of the spec is ignored, even if the status has no stock unit.
+    All other code reads the result of this function.
     """
     if stock is None or status.attempt > 0:
         return status
@@ -181,8 +187,9 @@ def effective_status(stock: SourceStock | None, status: OperationStatus, recorde
 
 
 class Operation(KubeObject, frozen=True, kw_only=True):
-    """The durable record of a request with an operationID: the request, its progress and its outcome. It exists for the
-    retention period, even if the created objects are deleted earlier."""
+    """The durable record of a request with an operationID. It contains the request, its progress and its outcome. After
+    the operation has finished, the Operation exists for the retention period, even if the created objects are deleted
+    earlier."""
 
     spec: OperationSpec
     status: OperationStatus = OperationStatus()

@@ -1,6 +1,6 @@
-"""The StockPool resource: warm capacity of one flavor as one Deployment.
+"""The StockPool resource: a Deployment of warm pods of one flavor.
 
-This is the older operator API for stock. Stock that a handoff can consume consists of GPUUnits.
+This is the older operator API. A handoff does not consume these pods; it consumes stock units, which are GPUUnits.
 """
 
 from typing import Annotated, ClassVar
@@ -22,25 +22,27 @@ from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
 class StockPoolSpec(KubeStruct, frozen=True, kw_only=True):
     """The number of replicas, and what each replica reserves and runs."""
 
-    RULES: ClassVar = (immutable("specName", "a pool cannot change its flavor; create another pool"),)
+    RULES: ClassVar = (immutable("specName", "the flavor of a pool cannot change; create another pool"),)
 
     spec_name: SpecName
     """The flavor of the pool, for example g1.1."""
 
     image: Image = ""
-    """The container image of every replica. Empty uses the platform's placeholder image."""
+    """The container image of every replica. If it is empty, replicas run the image of the setting
+    images.placeholder."""
 
     memory: QuantityString = ""
-    """The memory request and limit of each replica, for example 16Gi. Empty means no request and no limit."""
+    """The memory of each replica, for example 16Gi. It is both the memory request and the memory limit. If it is empty,
+    a replica has no memory request and no memory limit."""
 
     gpu: Count = 0
     """The number of GPUs (nvidia.com/gpu) that each replica reserves. Defaults to 0."""
 
     replicas: Count
-    """The desired number of replicas. With 0, the pool exists without capacity."""
+    """The desired number of replicas. With 0, the pool has no pods."""
 
     template: Template = Template()
-    """How the container runs the image. Without command and args, a replica only sleeps."""
+    """How the container runs the image. Without command and args, the container runs a process that only sleeps."""
 
 
 class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
@@ -50,13 +52,13 @@ class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
     """The number of available replicas."""
 
     allocated: Count = 0
-    """The number of desired replicas that are not available."""
+    """The number of replicas that are desired but not available."""
 
     phase: Annotated[str, openapi(enum=[phase.value for phase in UnitPhase])] | None = None
-    """Empty (replicas is 0), Progressing, Ready or Failed. The Ready condition has the reason."""
+    """Empty (replicas is 0), Progressing, Ready or Failed. The Ready condition contains the reason."""
 
     service_name: str | None = None
-    """The name of the Service of the pool. Absent if the template has no ports."""
+    """The name of the Service of the pool. It is absent if the template has no ports."""
 
     observed_generation: Annotated[int, openapi(format="int64")] = 0
     """The generation of the spec that this status describes."""
@@ -69,8 +71,8 @@ class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
 
 
 class StockPool(KubeObject, frozen=True, kw_only=True):
-    """Warm capacity of one flavor: a Deployment pool-<name> that reserves GPUs, and a Service if the template has
-    ports."""
+    """Warm pods of one flavor. The pods reserve GPUs and belong to the Deployment `pool-<name>`. If the template has
+    ports, the pool also has a Service. No handoff consumes the pods."""
 
     spec: StockPoolSpec
     status: StockPoolStatus = StockPoolStatus()

@@ -32,21 +32,21 @@ class EnvVar(KubeStruct, frozen=True, kw_only=True):
     """The name of the variable. It must be unique in the template."""
 
     value: Annotated[str, openapi(maxLength=MAX_ENV_VALUE_LENGTH)] = ""
-    """The value of the variable. $(NAME) refers to another variable, as in every Pod."""
+    """The value of the variable. As in every Pod, $(NAME) is replaced with the value of the variable NAME."""
 
 
 class Port(KubeStruct, frozen=True, kw_only=True):
     """A port on which the container listens."""
 
     name: PortName
-    """The name of the port. It must be unique in the template. It has at most 15 lower-case letters, digits and dashes,
-    and at least one letter."""
+    """The name of the port. It must be unique in the template. It consists of at most 15 lower-case letters, digits and
+    dashes, and contains at least one letter."""
 
     port: Annotated[int, openapi(format="int32", minimum=1, maximum=65535)]
-    """The port number in the container and in the Service."""
+    """The port number. It is the same in the container and in the Service."""
 
     protocol: Annotated[str, openapi(enum=list(PORT_PROTOCOLS))] = "TCP"
-    """TCP, UDP or SCTP. Defaults to TCP."""
+    """The protocol of the port: TCP, UDP or SCTP. Defaults to TCP."""
 
 
 class Template(KubeStruct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Template(KubeStruct, frozen=True, kw_only=True):
         CelRule(
             "!has(self.ports) || self.ports.all(p,"
             " self.ports.exists_one(q, q.port == p.port && q.protocol == p.protocol))",
-            "every item of ports needs a different combination of port and protocol",
+            "two items of ports must not have the same port and the same protocol",
             "ports",
         ),
     )
@@ -65,16 +65,16 @@ class Template(KubeStruct, frozen=True, kw_only=True):
     """The command of the container. It replaces the entrypoint of the image."""
 
     args: ContainerArgs = ()
-    """Arguments for the command, or for the entrypoint of the image if there is no command."""
+    """The arguments of the command. Without a command, they are the arguments of the entrypoint of the image."""
 
     envs: Annotated[
         tuple[EnvVar, ...],
         openapi(maxItems=256, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = ()
-    """Environment variables of the container."""
+    """The environment variables of the container."""
 
     ports: Annotated[
         tuple[Port, ...],
         openapi(maxItems=32, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = ()
-    """Ports on which the container listens. The Service has the same ports."""
+    """The ports on which the container listens. The Service has the same ports."""

@@ -11,26 +11,27 @@ STOCK_NAMESPACE = "runtime-stock"
 INSTANCE_NAMESPACE = "runtime-instance"
 
 GPU_RESOURCE = "nvidia.com/gpu"
-"""The extended resource of Kubernetes that counts GPUs."""
+"""The name of the extended resource with which Kubernetes counts GPUs."""
 
 DEFAULT_STORAGE_CLASS = "rook-ceph-block"
 
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""A DNS-1035 label. A Service has the name of the object, and older Kubernetes versions require this for Services."""
+"""A DNS-1035 label. A Service gets the name of the object, and older Kubernetes versions require a DNS-1035 label as
+the name of a Service."""
 
 MAX_NAME_LENGTH = 63
 POOL_CHILD_PREFIX = "pool-"
 MAX_POOL_NAME_LENGTH = MAX_NAME_LENGTH - len(POOL_CHILD_PREFIX)
 
 SPEC_NAME_PATTERN = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-"""A valid label value, so that a label selector can select stock by its flavor."""
+"""Every match is a valid label value, so that a label selector can select stock by flavor."""
 
 REQUEST_ID_PATTERN = "^[a-z0-9_-]+$"
-"""A valid token of a NATS subject."""
+"""Every match is a valid token of a NATS subject."""
 
 
 class UnitRole(StrEnum):
-    """Whether a GPUUnit is stock or active. The namespace decides this, never the spec."""
+    """Whether a GPUUnit is stock or active. The namespace of the unit determines its role; the spec does not."""
 
     STOCK = "stock"
     ACTIVE = "active"
@@ -40,80 +41,86 @@ class Label:
     """Labels of objects that the platform owns."""
 
     MANAGED_BY = "app.kubernetes.io/managed-by"
-    """On every Deployment, pod, Service, NetworkPolicy and PVC that the platform owns: `gpu-runtime`."""
+    """On every Deployment, pod, Service, NetworkPolicy and PVC that the platform owns. The value is `gpu-runtime`."""
 
     UNIT = f"{GROUP}/unit"
-    """On the Deployment, pod, Service and NetworkPolicy of a GPUUnit: the name of the unit."""
+    """On the Deployment, pod, Service and NetworkPolicy of a GPUUnit. The value is the name of the unit."""
 
     UNIT_UID = f"{GROUP}/unit-uid"
-    """On the pod of a GPUUnit: the UID of the unit. It distinguishes the pods of two units with the same name."""
+    """On the pod of a GPUUnit. The value is the UID of the unit. It distinguishes the pods of a deleted unit from the
+    pods of a new unit with the same name."""
 
     STORAGE = f"{GROUP}/storage"
-    """On the PersistentVolumeClaim of a GPUStorage: the name of the storage."""
+    """On the PersistentVolumeClaim of a GPUStorage. The value is the name of the storage."""
 
     POOL = f"{GROUP}/pool"
-    """On the Deployment, pods and Service of a StockPool: the name of the pool."""
+    """On the Deployment, pods and Service of a StockPool. The value is the name of the pool."""
 
     POOL_UID = f"{GROUP}/pool-uid"
-    """On the pods of a StockPool: the UID of the pool."""
+    """On the pods of a StockPool. The value is the UID of the pool."""
 
     ROLE = f"{GROUP}/role"
-    """On the children of a GPUUnit: `stock` or `active`."""
+    """On the children of a GPUUnit. The value is the role of the unit, `stock` or `active`."""
 
     SPEC_NAME = f"{GROUP}/spec-name"
-    """On the children of a GPUUnit or StockPool: the flavor, `spec.specName`."""
+    """On the children of a GPUUnit or StockPool. The value is the flavor, `spec.specName`."""
 
     NATS_ACCESS = f"{GROUP}/nats-access"
-    """On pods with a worker sidecar: `true`. The NetworkPolicy of NATS admits pods with this label."""
+    """On pods with a worker sidecar. The value is `true`. The NetworkPolicy of NATS admits pods with this label."""
 
     CREATED_HOUR = f"{GROUP}/created-hour"
-    """On Operations: the hour of their creation. Retention lists old Operations by it without reading all of them."""
+    """On Operations. The value is the hour of the creation in UTC, for example `2026-01-31T09`. With this label, the
+    runtime API can list only the old Operations."""
 
 
 class Annotation:
     OPERATION_ID = f"{GROUP}/operation-id"
-    """On GPUUnits and StockPools: the operationID of the request that created the object."""
+    """On GPUUnits and StockPools. The value is the operationID of the request that created the object."""
 
     OPERATION_UID = f"{GROUP}/operation-uid"
-    """The UID of that Operation. After its eviction, the same operationID may belong to another Operation."""
+    """On GPUUnits and StockPools. The value is the UID of the Operation that created the object. After the Operation is
+    evicted, another Operation may have the same operationID, but it has another UID."""
 
     OPERATION_ATTEMPT = f"{GROUP}/operation-attempt"
-    """The number of the attempt of the Operation that created the object."""
+    """On active units. The value is the number of the handoff attempt that created the unit."""
 
     REQUEST_HASH = f"{GROUP}/request-hash"
-    """The hash of the request that created the object."""
+    """On GPUUnits, StockPools and GPUStorages. The value is the hash of the request that created the object."""
 
     STORAGE_UID = f"{GROUP}/storage-uid"
-    """On PersistentVolumeClaims: the UID of the GPUStorage whose data the volume holds. PVCs have no owner reference,
-    because garbage collection would then delete data."""
+    """On PersistentVolumeClaims. The value is the UID of the GPUStorage that owns the data. A PVC has no owner
+    reference, because with an owner reference garbage collection could delete the data."""
 
     CLAIMED_BY = f"{GROUP}/claimed-by"
-    """On stock units: the operationID of the handoff that has claimed the stock unit."""
+    """On stock units. The value is the operationID of the handoff that has claimed the stock unit."""
 
     SOURCE_STOCK_NAME = f"{GROUP}/source-stock-name"
-    """On active units: the name of the stock unit that the handoff consumed."""
+    """On active units. The value is the name of the stock unit that the handoff consumed."""
 
     SOURCE_STOCK_NAMESPACE = f"{GROUP}/source-stock-namespace"
-    """On active units: the namespace of that stock unit."""
+    """On active units. The value is the namespace of the stock unit that the handoff consumed."""
 
     SOURCE_STOCK_UID = f"{GROUP}/source-stock-uid"
-    """On active units: the UID of that stock unit."""
+    """On active units. The value is the UID of the stock unit that the handoff consumed."""
 
     SOURCE_STOCK_NODE = f"{GROUP}/source-stock-node"
-    """On active units: the node where that stock unit held its GPUs. The unit's pod prefers this node."""
+    """On active units. The value is the node on which the pod of the consumed stock unit ran. The unit's pod prefers
+    this node."""
 
     RETIRING = f"{GROUP}/retiring"
-    """On workers: the leading activator has decided to delete the worker. Every later leader continues the deletion."""
+    """On workers. The leading activator sets it when it has decided to delete the worker. If another replica becomes
+    the leader, it continues the deletion."""
 
 
 class Finalizer:
     STORAGE_PROTECTION = f"{GROUP}/storage-protection"
-    """On GPUStorages: keeps the storage until no pod mounts it and its PersistentVolumeClaim is deleted."""
+    """On GPUStorages. A deleted GPUStorage exists until no unit and no pod mounts it and its PersistentVolumeClaim is
+    deleted."""
 
 
 MANAGED_BY_VALUE = "gpu-runtime"
 MANAGED_BY_SELECTOR = f"{Label.MANAGED_BY}={MANAGED_BY_VALUE}"
-"""Selects every object that the platform created. Informers watch only these objects."""
+"""Label selector for every object that the platform created. Informers of child objects watch only these objects."""
 
 
 def role_of(namespace: str, stock_namespace: str = STOCK_NAMESPACE) -> UnitRole:
@@ -137,25 +144,30 @@ def _managed_labels(label: str, name: str) -> dict[str, str]:
 
 
 def pool_child_name(pool: str) -> str:
-    """The name of a pool's Deployment and Service. The children of a unit or a storage have the name of their owner."""
+    """Return the name of a pool's Deployment and Service. The children of a unit or storage have the name of their
+    owner."""
     return f"{POOL_CHILD_PREFIX}{pool}"
 
 
 def operation_name(operation_id: str) -> str:
-    """The name of the Operation for an operationID, which may contain any characters.
+    """Return the name of the Operation for an operationID. An operationID may contain any characters.
 
-    The name is deterministic, so the API server rejects the second create of the same operationID.
+    The same operationID always gives the same name, so the API server rejects a second Operation with the same
+    operationID.
     """
     return f"op-{_digest(operation_id, 40)}"
 
 
 def generated_pool_name(operation_id: str) -> str:
-    """The name of a pool whose request has no name. Every retry gets the same name."""
+    """Return the name of a pool whose request has no name. Every retry of the request gets the same name."""
     return f"stock-{_digest(operation_id, 16)}"
 
 
 def stock_unit_name(operation_id: str, index: int) -> str:
-    """The name of a stock unit that an operation seeds. A resumed operation computes the same names: no duplicates."""
+    """Return the name of a stock unit that an operation seeds.
+
+    A resumed operation computes the same names, so it creates no duplicates.
+    """
     return f"stock-{_digest(operation_id, 16)}-{index}"
 
 

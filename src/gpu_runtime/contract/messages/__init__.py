@@ -1,7 +1,7 @@
 """The NATS messages of the serverless plane: models, size limits, subjects, and the streams that store them.
 
 `streams` defines every stream and consumer: subjects, limits, filter, ack wait, inactive threshold. `subjects` builds
-and parses subjects. `invocation_record` is the state of an invocation in the key-value bucket.
+and parses subjects. `invocation_record` defines the record of an invocation in the key-value bucket.
 
-Pure data and functions. `gpu_runtime.jetstream` sends and receives the messages.
+This package contains only data and pure functions. `gpu_runtime.jetstream` sends and receives the messages.
 """

@@ -1,4 +1,4 @@
-"""The dead letter message: the original message that a consumer stopped retrying, with the reason.
+"""The dead letter: a copy of a message that a consumer stopped retrying, with the reason.
 
 Operators can inspect a dead letter and redrive it.
 """
@@ -22,7 +22,8 @@ UNKNOWN_REQUEST_ID = "unknown"
 """The requestID of a dead letter whose subject has no valid requestID."""
 
 MAX_DEAD_LETTER_DATA_BYTES = MAX_PAYLOAD_BYTES * 4 // 3 + 32 * 1024
-"""The maximum number of bytes of the original message in a dead letter. Every message within the limits fits."""
+"""The maximum number of bytes of the original message in a dead letter. A message within the size limits is not
+truncated."""
 
 MAX_DEAD_LETTER_HEADERS_BYTES = 32 * 1024
 """The maximum size of the original headers as JSON. The headers of messages within the limits are much smaller."""
@@ -33,7 +34,7 @@ class DeadLetter(Message, frozen=True, kw_only=True):
     """The ID of the dead letter: the source stream and the stream sequence of the original message."""
 
     source: Stream
-    """The stream that held the original message."""
+    """The stream that contained the original message."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
     invocation_id: str = field(default="", name="invocationID")
@@ -50,7 +51,7 @@ class DeadLetter(Message, frozen=True, kw_only=True):
 
     failure_class: FailureClass = field(name="class")
     reason: str
-    """Why the message was dead-lettered, for people."""
+    """Why the message was dead-lettered, as a text for people."""
 
     delivery_count: Annotated[int, Meta(ge=0)]
     """The number of deliveries of the original message."""
@@ -70,9 +71,10 @@ class DeadLetterBuilder:
     source: Stream
 
     def build(self, delivery: Delivery, failure: Failure, now: datetime, invocation_id: str = "") -> DeadLetter:
-        """Build a dead letter that fits into a message, whatever a client has published to the stream.
+        """Build a dead letter that fits into a NATS message, even if the original message exceeds the size limits.
 
-        A dead letter that is too large could not be published, so the consumer would redeliver the message forever.
+        If the dead letter were too large, the consumer could not publish it, and JetStream would redeliver the original
+        message forever.
         """
         size = len(delivery.data)
         truncated = (
@@ -94,10 +96,11 @@ class DeadLetterBuilder:
         )
 
     def to_outgoing(self, letter: DeadLetter) -> OutgoingMessage:
-        """The message that publishes the dead letter.
+        """Return the message that publishes the dead letter.
 
-        The message ID is that of the original message. So if a consumer crashes after publishing and before the ack,
-        the second dead letter of the same message is a duplicate, which the stream ignores.
+        The message ID is derived from the original message. If a consumer crashes after it has published the dead
+        letter and before it has acknowledged the original message, the dead letter is published a second time. The
+        stream ignores the second one, because both have the same message ID.
         """
         subject = self.subjects.dead_letter(self.source, letter.serverless_request_id)
         return OutgoingMessage(

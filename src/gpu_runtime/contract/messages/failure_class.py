@@ -1,33 +1,38 @@
-"""Failure classes: the stable codes for why an invocation did not succeed."""
+"""Failure classes: stable codes that say why an invocation did not succeed."""
 
 from enum import StrEnum
 
 
 class FailureClass(StrEnum):
     FUNCTION_ERROR = "function_error"
-    """The function returned an error. Not retried: the error is the result, and a retry would repeat side effects."""
+    """The function returned an error. The platform does not retry the invocation, because a retry would repeat side
+    effects."""
 
     FUNCTION_CRASHED = "function_crashed"
-    """The function accepted the call and closed the connection without a response. Retried: execution is at least
-    once."""
+    """The framework accepted the call and closed the connection without a response. The platform retries the
+    invocation, so the function may run more than once."""
 
     FUNCTION_UNREACHABLE = "function_unreachable"
-    """The framework of the function did not accept the call. Retried."""
+    """The framework did not accept the call, or the function requested a retry. The platform retries the invocation."""
 
     FUNCTION_GONE = "function_gone"
-    """The function was deleted, or its unit has serverless disabled. Not retried."""
+    """The function was deleted, or its unit has `serverless.enabled: false`. The platform does not retry the
+    invocation."""
 
     WORKER_LOST = "worker_lost"
-    """A worker received the invocation and stopped sending heartbeats. Retried on another worker."""
+    """The worker that received the last delivery died before it finished the invocation. If an earlier delivery fails
+    in this way, the platform retries the invocation on another worker."""
 
     TIMED_OUT = "timed_out"
-    """The timeout of the invocation, which starts when the API accepts it, has expired. Not retried."""
+    """The timeout of the invocation expired. The timeout counts from the acceptance of the invocation. The platform
+    does not retry the invocation."""
 
     CANCELLED = "cancelled"
-    """The caller cancelled the invocation. Not retried."""
+    """The caller cancelled the invocation. The platform does not retry the invocation."""
 
     BAD_MESSAGE = "bad_message"
-    """The message is malformed or contradicts itself. Not retried: a redelivery would be the same."""
+    """The message is malformed or contradicts itself. The platform does not retry the message, because a redelivery
+    would fail in the same way."""
 
     INTERNAL = "internal"
-    """An error of the platform. Retried."""
+    """An error occurred in the platform. The platform retries the invocation."""

@@ -33,7 +33,7 @@ class Invocation(Message, frozen=True, kw_only=True):
     attributes: dict[str, str] = field(default_factory=dict)
     """Labels of the caller. The platform passes them to the function and does not interpret them."""
 
-    # Bytes for JSON, too: no process decodes the JSON on the way, so numbers keep the caller's notation.
+    # A JSON body is bytes, too: no process encodes the JSON again, so numbers keep the caller's notation.
     body: bytes = b""
     """The request body for the function. The message contains it as base64."""
 
@@ -44,7 +44,7 @@ class Invocation(Message, frozen=True, kw_only=True):
     """The time from acceptance until the invocation expires."""
 
     reply_to: str = ""
-    """For `sync`: the subject on which the API replica of the waiting caller expects the result."""
+    """For `sync`: the subject on which the API replica that serves the caller waits for the result."""
 
     @property
     def is_json(self) -> bool:

@@ -19,7 +19,7 @@ INVOCATION_ID_PATTERN = "^[A-Za-z0-9_-]+$"
 
 def invocation_id_errors(invocation_id: str, at: str = "invocationID") -> FieldErrors:
     if not invocation_id:
-        yield FieldError(at, "is empty; omit the field to get a generated ID, or choose one per invocation")
+        yield FieldError(at, "is empty; choose an ID, or omit the field to get a generated ID")
     elif len(invocation_id) > MAX_INVOCATION_ID_LENGTH:
         yield FieldError(at, f"has {len(invocation_id)} characters; use at most {MAX_INVOCATION_ID_LENGTH}")
     elif not matches(INVOCATION_ID_PATTERN, invocation_id):
@@ -29,7 +29,7 @@ def invocation_id_errors(invocation_id: str, at: str = "invocationID") -> FieldE
 def check_subject(invocation: Invocation, subject: str, subjects: Subjects) -> None:
     """Raise MessageDecodeError if the invocationID is invalid or the subject belongs to another function.
 
-    Both IDs become parts of subjects and keys. With invalid ones, no process could publish the result.
+    Both IDs become parts of subjects and keys. If one of them were invalid, no process could publish the result.
     """
     for error in invocation_id_errors(invocation.invocation_id):
         raise MessageDecodeError(str(error))
@@ -43,10 +43,10 @@ def check_subject(invocation: Invocation, subject: str, subjects: Subjects) -> N
 
 
 def invocation_hash(invocation: Invocation) -> str:
-    """The hash of the request. Invocations that request the same have the same hash.
+    """Return the hash of the request. Requests with the same meaning have the same hash.
 
-    The hash does not depend on the ID, the time, and the mode. A caller whose synchronous call was interrupted may
-    repeat the request asynchronously.
+    The hash does not depend on the ID, the enqueue time, the mode or the reply subject. So a caller whose synchronous
+    call was interrupted can repeat the request asynchronously.
     """
     request = msgspec.structs.replace(
         invocation, invocation_id="", enqueued_at=None, reply_to="", mode="async", body=b""
@@ -56,7 +56,7 @@ def invocation_hash(invocation: Invocation) -> str:
 
 
 def _canonical_body(invocation: Invocation) -> bytes:
-    """The body. A JSON body is normalized: whitespace and the order of names have no meaning in JSON."""
+    """Return the body. A JSON body is normalized, because whitespace and the order of names have no meaning in JSON."""
     if not invocation.is_json:
         return invocation.body
     try:

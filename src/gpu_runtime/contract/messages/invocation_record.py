@@ -1,12 +1,12 @@
 """The record of an invocation in the key-value bucket: the hash of its request, and its state.
 
-Creating the record accepts the invocation: if several replicas try, one succeeds. This guarantee does not depend on the
-deduplication of JetStream, which after a restart does not know the IDs of messages that were already removed from the
-stream.
+A replica accepts an invocation by creating its record. If several replicas try to create the record, exactly one
+succeeds. This guarantee does not depend on the deduplication of JetStream: after a restart, JetStream does not know the
+IDs of messages that were already removed from the stream.
 
 Every message about an invocation has headers with the record and its revision at the time of sending. So each state
-change (queued, dispatched, running, terminal) is one conditional write without a read before it. A process whose write
-conflicts, because the invocation was cancelled or delivered twice, reads the record to find the reason.
+change (queued, dispatched, running, terminal) needs one conditional write and no read before it. The write conflicts if
+the invocation was cancelled or delivered twice. The process then reads the record to find the reason.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ REVISION_HEADER = "Gpu-Runtime-Revision"
 """The header with the revision of the record. If it is absent or stale, the consumer reads the record."""
 
 RECORD_HEADER = "Gpu-Runtime-Record"
-"""The header with the record at that revision."""
+"""The header with the record at the revision in REVISION_HEADER."""
 
 
 class RecordState(StrEnum):
@@ -49,8 +49,8 @@ class InvocationRecord(Message, frozen=True, kw_only=True):
     updated_at: Instant
 
     cancelled: bool = False
-    """Whether the caller cancelled the invocation. The record becomes terminal when the process that has the invocation
-    publishes the result."""
+    """Whether the caller cancelled the invocation. The record becomes terminal when the result store has stored the
+    result."""
 
     worker: str = ""
     """The name of the unit that runs the invocation or ran it last."""
@@ -68,17 +68,17 @@ class RecordAtRevision:
 
 
 def decode_record(value: bytes, revision: int) -> RecordAtRevision:
-    """Decode a value of the bucket. Raises MessageDecodeError."""
+    """Decode a value of the bucket. Raises MessageDecodeError if the value is malformed."""
     return RecordAtRevision(decode(value, InvocationRecord), revision)
 
 
 def record_headers(stored: RecordAtRevision) -> dict[str, str]:
-    """The headers for a message from a process that has just written or read the record."""
+    """Return the headers for a message. The sender must have just written or read the record."""
     return {REVISION_HEADER: str(stored.revision), RECORD_HEADER: encode(stored.record).decode()}
 
 
 def record_from_headers(headers: Mapping[str, str]) -> RecordAtRevision | None:
-    """The record in the headers of a message, or None if a header is absent or malformed."""
+    """Return the record in the headers of a message, or None if a header is absent or malformed."""
     revision, record = headers.get(REVISION_HEADER, ""), headers.get(RECORD_HEADER, "")
     if not record or not is_stream_sequence(revision):
         return None
@@ -89,21 +89,21 @@ def record_from_headers(headers: Mapping[str, str]) -> RecordAtRevision | None:
 
 
 def advance_record(record: InvocationRecord, state: RecordState, now: datetime, worker: str = "") -> InvocationRecord:
-    """The record in a later state. A record that is already further stays unchanged: redeliveries do not reset it."""
+    """Return the record in the new state. A record in a later state does not change: a redelivery does not reset it."""
     if _STATE_ORDER.index(state) < _STATE_ORDER.index(record.state) or record.state is RecordState.TERMINAL:
         return record
     return msgspec.structs.replace(record, state=state, updated_at=now, worker=worker or record.worker)
 
 
 def finish_record(record: InvocationRecord, result: ResultState, now: datetime) -> InvocationRecord:
-    """The terminal record of an invocation. A terminal record stays unchanged: the first result is final."""
+    """Return the terminal record. A record that is already terminal does not change: the first result is final."""
     if record.state is RecordState.TERMINAL:
         return record
     return msgspec.structs.replace(record, state=RecordState.TERMINAL, result_state=result, updated_at=now)
 
 
 def cancel_record(record: InvocationRecord, now: datetime) -> InvocationRecord:
-    """The record of a cancelled invocation. A terminal record stays unchanged."""
+    """Return the record, marked as cancelled. A terminal record stays unchanged."""
     if record.state is RecordState.TERMINAL or record.cancelled:
         return record
     return msgspec.structs.replace(record, cancelled=True, updated_at=now)

@@ -1,4 +1,4 @@
-"""Size limits of messages. A larger value is rejected with an error that names the limit.
+"""Size limits of messages. If a value exceeds its limit, the error message contains the limit.
 
 The default limit of NATS for a message (max_payload) is 1 MiB. A dead letter contains another message, and both encode
 bytes as base64: a body of 512 KiB becomes 683 KiB in the invocation and 911 KiB in its dead letter. So every body
@@ -23,7 +23,7 @@ MAX_TIMEOUT_SECONDS = 24 * 3600
 
 MAX_INVOCATION_ID_LENGTH = 128
 MAX_REASON_LENGTH = 2048
-"""The maximum length of a failure message in characters. Without it, a failure message could exceed the size limits."""
+"""The maximum length of a failure message in characters. It limits the size of results and dead letters."""
 
 
 def check_body(body: bytes, limit: int = MAX_PAYLOAD_BYTES, at: str = "payload") -> None:
@@ -32,8 +32,8 @@ def check_body(body: bytes, limit: int = MAX_PAYLOAD_BYTES, at: str = "payload")
 
 
 def metadata_errors(entries: Mapping[str, str], at: str) -> FieldErrors:
-    # Encoded bytes, not characters: a non-ASCII character has up to four bytes, a control character has six, and every
-    # entry has quotes and separators.
+    # The size is counted in encoded bytes, not in characters: a non-ASCII character has up to four bytes, a control
+    # character has six, and every entry has quotes and separators.
     size = len(msgspec.json.encode(entries))
     if size > MAX_METADATA_BYTES:
         yield FieldError(at, f"have {size} bytes together, as JSON; send at most {MAX_METADATA_BYTES}")
@@ -45,5 +45,5 @@ def is_stream_sequence(text: str) -> bool:
 
 
 def truncate_text(text: str, limit: int = MAX_REASON_LENGTH) -> str:
-    """The text, truncated to the limit. A truncated text ends with an ellipsis."""
+    """Return the text, truncated to the limit. A truncated text ends with an ellipsis."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

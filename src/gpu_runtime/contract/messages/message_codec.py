@@ -16,10 +16,13 @@ from gpu_runtime.contract.errors import Rejected
 MESSAGE_VERSION = 1
 
 Instant = Annotated[datetime, Meta(tz=True)]
-"""A point in time with its time zone. Clocks of machines differ, so two instants do not prove an order of events."""
+"""A point in time with its time zone.
+
+The clocks of machines differ. So instants from two machines do not prove which event happened first.
+"""
 
 
-# The version is a tag and not a field: the encoder writes a tag even with `omit_defaults`.
+# The version is a tag and not a field: with `omit_defaults`, the encoder would omit the field, but it writes the tag.
 class Message(
     Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, tag_field="version", tag=MESSAGE_VERSION
 ):
@@ -45,7 +48,7 @@ class MessageDecodeError(Rejected):
 M = TypeVar("M", bound=Message)
 
 JSON_DECODE_ERRORS = (ValueError, RecursionError)
-"""The errors of the decoder for malformed JSON, for invalid UTF-8 in a string, and for too deeply nested JSON."""
+"""The errors that the decoder raises for malformed JSON, invalid UTF-8 in a string, and too deeply nested JSON."""
 
 
 def encode(message: Message) -> bytes:
@@ -62,13 +65,13 @@ def decode(data: bytes, model: type[M]) -> M:
 
 
 def to_utc_milliseconds(time: datetime) -> datetime:
-    """The time in UTC, truncated to milliseconds: clocks of different machines are not more precise."""
+    """Return the time in UTC, truncated to milliseconds. Clocks of different machines do not agree more precisely."""
     time = time.astimezone(UTC)
     return time.replace(microsecond=time.microsecond // 1000 * 1000)
 
 
 def _check_timestamps(part: Struct) -> None:
-    """Reject times in year 1 and year 9999: conversion to another time zone or adding a timeout would overflow."""
+    """Reject times in the years 1 and 9999. A conversion to another time zone or an added timeout could overflow."""
     for name in _timestamp_fields(type(part)):
         time = getattr(part, name)
         if time is not None and not MINYEAR < time.year < MAXYEAR:
@@ -98,6 +101,6 @@ def _decode_error_text(data: bytes, model: type[Message], error: str) -> str:
     if version is not None and version > MESSAGE_VERSION:
         return (
             f"this {model.__name__} has version {version}; this process reads up to version {MESSAGE_VERSION}:"
-            " upgrade it"
+            " upgrade the process"
         )
     return f"cannot read this {model.__name__}: {error}"

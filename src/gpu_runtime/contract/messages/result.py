@@ -1,6 +1,6 @@
 """The result message: how an invocation ended.
 
-Every accepted invocation gets a result. If several are published, the result store keeps the first.
+Every accepted invocation gets a result. If several results are published, the result store stores only the first one.
 """
 
 from datetime import datetime
@@ -22,7 +22,7 @@ class ResultState(StrEnum):
     EXPIRED = "expired"
     """The deadline passed before the function returned a response."""
     DEAD_LETTERED = "dead_lettered"
-    """The invocation reached the maximum number of deliveries. Its dead letter can be redriven."""
+    """The invocation reached the maximum number of deliveries. An operator can redrive its dead letter."""
     CANCELLED = "cancelled"
 
 
@@ -33,7 +33,7 @@ class Failure(MessagePart, frozen=True, kw_only=True):
 
 
 class Timings(MessagePart, frozen=True, kw_only=True):
-    """When the invocation reached each state. A state that it did not reach has no time."""
+    """When the invocation reached each state. The time is None if the invocation did not reach the state."""
 
     enqueued_at: Instant | None = None
     dispatched_at: Instant | None = None
@@ -77,7 +77,7 @@ class Result(Message, frozen=True, kw_only=True):
 
 
 def with_body(result: Result, content_type: str, body: bytes, limit: int = MAX_PAYLOAD_BYTES) -> Result:
-    """The result with the response body. A body above the limit is truncated, and the result says so."""
+    """Return the result with the response body. If the body exceeds the limit, it is truncated and marked as such."""
     return msgspec.structs.replace(
         result,
         content_type=content_type,
@@ -90,7 +90,7 @@ def with_body(result: Result, content_type: str, body: bytes, limit: int = MAX_P
 def unsuccessful_result(
     invocation: Invocation, state: ResultState, failure: Failure, now: datetime, attempts: int = 0
 ) -> Result:
-    """The result of an invocation without a response of its function."""
+    """Return the result of an invocation whose function returned no response."""
     return Result(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,

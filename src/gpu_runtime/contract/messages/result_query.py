@@ -21,10 +21,10 @@ class GetResultRequest(Message, frozen=True, kw_only=True):
 
 class GetResultResponse(Message, frozen=True, kw_only=True):
     result: Result | None = None
-    """None if the result is not stored, or was evicted."""
+    """None if the result store has not stored the result, or has evicted it."""
 
     error: str = ""
-    """Why the query is invalid; a retry of the same query fails again. Empty if the query succeeded."""
+    """Why the query is invalid. Empty if the query succeeded. A retry of an invalid query fails again."""
 
 
 class ListResultsRequest(Message, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class ListResultsRequest(Message, frozen=True, kw_only=True):
 
     serverless_request_id: str = field(name="serverlessRequestID")
     state: ResultState | None = None
-    """Lists only results with this state. None lists all."""
+    """The state of the results to list. None lists results in every state."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
     continue_token: str = ""
@@ -47,4 +47,4 @@ class ListResultsResponse(Message, frozen=True, kw_only=True):
     """The token for the next page. Empty on the last page."""
 
     error: str = ""
-    """Why the query is invalid; a retry of the same query fails again. Empty if the query succeeded."""
+    """Why the query is invalid. Empty if the query succeeded. A retry of an invalid query fails again."""

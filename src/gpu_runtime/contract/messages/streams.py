@@ -2,15 +2,16 @@
 
 `gpu_runtime.jetstream.stream_admin` creates them.
 
-| stream | holds | until | when it is full |
+| stream | contains | deletes a message when | if the stream is full |
 |---|---|---|---|
-| INVOKE, DISPATCH | invocations, limited per function | the consumer acks them | rejects: the caller gets an error |
-| RESULT | results | the result store acks them | rejects: the sender retries |
-| DLQ | dead letters | their retention ends | deletes the oldest |
+| INVOKE | invocations, limited per function | the activator acks it | it rejects messages: the caller gets an error |
+| DISPATCH | invocations, limited per function | a worker acks it | it rejects messages: the activator retries |
+| RESULT | results | the result store acks it | it rejects messages: the sender retries |
+| DLQ | dead letters | its retention ends | it deletes the oldest messages |
 
-INVOKE, DISPATCH and RESULT have no maximum age: an accepted invocation that its stream deletes would never get a
-result. The process that has an invocation checks its deadline. The names of the streams begin with the subject prefix,
-so that two installations can share a NATS account.
+INVOKE, DISPATCH and RESULT have no maximum age: if a stream deleted an accepted invocation, the invocation would never
+get a result. Instead, the process that handles an invocation checks its deadline. The names of the streams begin with
+the subject prefix, so that two installations can share a NATS account.
 """
 
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ class StreamTopology:
         return (*(self.stream_spec(each) for each in Stream), self.dead_letter_stream)
 
     def stream_spec(self, stream: Stream) -> StreamSpec:
-        # Results need no limit per function: the limit on invocations bounds them already.
+        # Results need no limit per function, because the limit on invocations also limits the number of results.
         limited = stream is not Stream.RESULT
         return StreamSpec(
             name=self.stream_name(stream),

@@ -1,13 +1,13 @@
 """Builds and parses the NATS subjects of the serverless plane.
 
-JetStream subjects, which streams store:
+Subjects of JetStream messages. Streams store these messages:
 
 <prefix>.invoke.<requestID>              runtime-api → activator
 <prefix>.dispatch.<requestID>            activator → a worker of the function
 <prefix>.result.<requestID>              worker-sidecar, activator → result-store
 <prefix>.dlq.<source>.<requestID>        any consumer that dead-letters a message
 
-Core NATS subjects, which nothing stores:
+Subjects of core NATS messages. No stream stores these messages:
 
 <prefix>.events.<requestID>              worker-sidecar → activator
 <prefix>.demand.<requestID>              activator → leading activator: an invocation was dispatched
@@ -57,7 +57,7 @@ class ParsedSubject:
     kind: str
     request_id: str
     source: Stream | None = None
-    """For dead letters: the stream that held the original message."""
+    """For dead letters: the stream that contained the original message."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Subjects:
 
     @property
     def state_prefix(self) -> str:
-        """The subject prefix on which the server republishes changes of the bucket. The key follows as a token."""
+        """The prefix of the subjects on which the server republishes changes of the bucket. The key follows it."""
         return f"{self.prefix}.{STATE}"
 
     def parse(self, subject: str) -> ParsedSubject:
@@ -136,7 +136,7 @@ class Subjects:
 
 
 def _subject_token(text: str) -> str:
-    """The text, if it is one valid token. A dot or a wildcard in it would result in another subject."""
+    """Return the text, or raise BadSubject if it is not one token. A dot or a wildcard would change the subject."""
     if not matches(REQUEST_ID_PATTERN, text):
         raise BadSubject(f"{text!r} is not one token of a subject; use lower-case letters, digits, '-' and '_'")
     return text

@@ -16,10 +16,11 @@ class WorkerEventKind(StrEnum):
     """The framework is healthy: the worker accepts invocations from now on."""
     HEARTBEAT = "heartbeat"
     STARTED = "started"
-    """The worker started an invocation. If several start in quick succession, the worker sends one event for the last
-    one, which may have ended already."""
+    """The worker started an invocation. If several invocations start in quick succession, the worker sends one event,
+    for the last of them. This invocation may have ended already."""
     FINISHED = "finished"
-    """The worker completed an invocation. If several end in quick succession, it sends one event for the last one."""
+    """The worker completed an invocation. If several invocations end in quick succession, the worker sends one event,
+    for the last of them."""
     DRAINING = "draining"
     """The worker completes its invocations and accepts no more."""
 
@@ -41,7 +42,7 @@ class WorkerEvent(Message, frozen=True, kw_only=True):
 
     sent_at: Instant
     in_flight: Annotated[int, Meta(ge=0)] = 0
-    """The number of running invocations, including the one of this event if it still runs."""
+    """The number of running invocations, including the invocation of this event if it is still running."""
 
     concurrency: Annotated[int, Meta(ge=1)] = 1
     """The maximum number of invocations that the worker runs concurrently."""

@@ -1,8 +1,8 @@
-"""Validation and normalization of specs and requests, shared by all processes so that their messages are the same.
+"""Validation and normalization of specs and requests. All processes use it, so that their error messages are the same.
 
-Every function yields FieldErrors with the path of the field in the caller's document; the parameter `at` or `path` is
-the path of the validated part. Nothing here raises an exception for invalid input. A caller raises `Invalid` with the
-errors.
+Each validation function yields FieldErrors, and each FieldError has the path of the field in the caller's document. The
+parameter `at` or `path` is the path of the validated part. No function here raises an exception for invalid input: the
+calling code raises `Invalid` with the errors.
 """
 
 from gpu_runtime.contract.validation.field_error import FieldError

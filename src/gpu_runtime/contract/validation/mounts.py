@@ -20,7 +20,8 @@ def mount_errors(mounts: Sequence[StorageMount], at: str) -> FieldErrors:
         yield from mount_path_errors(mount.mount_path, f"{at}[{index}].mountPath")
     for (i, one), (j, other) in combinations(enumerate(mounts), 2):
         if one.name == other.name:
-            yield FieldError(f"{at}[{j}].name", f"{other.name!r} is already mounted by {at}[{i}]; mount a storage once")
+            text = f"{other.name!r} is already mounted by {at}[{i}]; mount each storage once"
+            yield FieldError(f"{at}[{j}].name", text)
         if is_within(one.mount_path, other.mount_path) or is_within(other.mount_path, one.mount_path):
             yield FieldError(
                 f"{at}[{j}].mountPath",
@@ -40,9 +41,9 @@ def mount_path_errors(path: str, at: str) -> FieldErrors:
     elif ".." in path.split("/"):
         yield FieldError(at, f"{path} contains '..'; write {posixpath.normpath(path)}")
     elif normalize_path(path) == "/":
-        yield FieldError(at, "'/' would hide the whole image; use a path below it")
+        yield FieldError(at, "'/' would hide the whole image; use a path below '/'")
     elif any(is_within(path, kernel) for kernel in KERNEL_PATHS):
-        yield FieldError(at, f"{path} is a path of the kernel; use a path outside {', '.join(KERNEL_PATHS)}")
+        yield FieldError(at, f"{path} belongs to the kernel; use a path outside {', '.join(KERNEL_PATHS)}")
 
 
 def is_within(path: str, parent: str) -> bool:

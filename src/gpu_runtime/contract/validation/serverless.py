@@ -24,23 +24,29 @@ def serverless_errors(function: Serverless, spec: GPUUnitSpec, at: str) -> Field
     yield from count_errors(function.idle_timeout_seconds, child_path(at, "idleTimeoutSeconds"), 1, 604_800)
     yield from count_errors(function.concurrency, child_path(at, "concurrency"), 1, 1024)
     if function.min_available_count > function.max_workers:
-        text = f"{function.min_available_count} is greater than maxWorkers, which is {function.max_workers}"
+        text = (
+            f"{function.min_available_count} is greater than maxWorkers, which is {function.max_workers};"
+            " lower minAvailableCount or raise maxWorkers"
+        )
         yield FieldError(child_path(at, "minAvailableCount"), text)
     if spec.storage_mounts and function.max_workers > 1:
         text = "only one unit at a time can mount a storage; set maxWorkers to 1 or remove storageMounts"
         yield FieldError(mounts_at, text)
     if function.worker_of and not matches(NAME_PATTERN, function.worker_of):
-        yield FieldError(child_path(at, "workerOf"), f"{function.worker_of!r} is not the name of a unit")
+        yield FieldError(child_path(at, "workerOf"), f"{function.worker_of!r} is not a valid name of a unit")
     yield from framework_errors(function.framework, child_path(at, "framework"))
     for index, mount in enumerate(spec.storage_mounts):
         if is_within(function.framework.socket_path, mount.mount_path):
-            text = f"{mount.mount_path} would hide the framework's socket {function.framework.socket_path}"
+            text = (
+                f"{mount.mount_path} would hide the framework's socket {function.framework.socket_path};"
+                " change mountPath or socketPath"
+            )
             yield FieldError(f"{mounts_at}[{index}].mountPath", text)
 
 
 def request_id_errors(request_id: str, at: str) -> FieldErrors:
     if not request_id:
-        yield FieldError(at, "is required; it is the ID to which callers send invocations")
+        yield FieldError(at, "is required; choose the ID that callers name in their invocations")
     elif len(request_id) > MAX_REQUEST_ID_LENGTH:
         yield FieldError(at, f"has {len(request_id)} characters; use at most {MAX_REQUEST_ID_LENGTH}")
     elif not matches(REQUEST_ID_PATTERN, request_id):
@@ -61,6 +67,6 @@ def framework_errors(framework: Framework, at: str) -> FieldErrors:
         )
     for field, path in (("invokePath", framework.invoke_path), ("healthPath", framework.health_path)):
         if not path.startswith("/") or any(character.isspace() for character in path):
-            yield FieldError(child_path(at, field), f"{path!r} is not an HTTP path; begin with '/'")
+            yield FieldError(child_path(at, field), f"{path!r} is not an HTTP path; begin with '/' and use no spaces")
         elif len(path) > MAX_HTTP_PATH_LENGTH:
             yield FieldError(child_path(at, field), f"has {len(path)} characters; use at most {MAX_HTTP_PATH_LENGTH}")

@@ -1,4 +1,8 @@
-"""Validation of whole specs. The API validates a request as the spec that it would write, with the request's paths."""
+"""Validation of whole specs.
+
+The API converts a request to the spec that it would write, and validates this spec. The errors have the paths of the
+request.
+"""
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
@@ -13,7 +17,8 @@ from gpu_runtime.kube.quantity import Quantity
 
 
 def unit_errors(spec: GPUUnitSpec, role: UnitRole, path: str = "") -> tuple[FieldError, ...]:
-    """The errors of a unit. A stock unit is only a reservation, so image, template and access are not validated."""
+    """Return the errors of a unit. For a stock unit, which only reserves resources, image, template and access are not
+    validated."""
     role_errors = _stock_unit_errors if role is UnitRole.STOCK else _active_unit_errors
     return (*_reservation_errors(spec, path), *role_errors(spec, path))
 
@@ -32,7 +37,7 @@ def storage_errors(spec: GPUStorageSpec, path: str = "") -> tuple[FieldError, ..
 
 
 def growth_errors(current: str, desired: str, at: str = "size") -> FieldErrors:
-    """The errors of a new size of a storage. If the current size is invalid, every valid new size is accepted."""
+    """Yield the errors of the new size of a storage. If the current size is invalid, any valid new size is accepted."""
     if any(bytes_errors(desired, at)):
         yield from bytes_errors(desired, at)
     elif not any(bytes_errors(current, at)) and Quantity(desired).value < Quantity(current).value:
@@ -70,4 +75,5 @@ def _storage_errors(spec: GPUStorageSpec, at: str) -> FieldErrors:
         yield from bytes_errors(spec.size, child_path(at, "size"))
     name = spec.storage_class_name
     if not name or len(name) > 253 or not name.isprintable() or any(map(str.isspace, name)):
-        yield FieldError(child_path(at, "storageClassName"), f"{name!r} is not the name of a StorageClass")
+        text = f"{name!r} is not the name of a StorageClass; use 1 to 253 printable characters without spaces"
+        yield FieldError(child_path(at, "storageClassName"), text)

@@ -36,13 +36,13 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
         if not _is_env_name(env.name):
             yield FieldError(
                 path,
-                f"{env.name!r} is not a name of an environment variable; use letters, digits, '_', '-' and '.', not"
-                " beginning with a digit or '..'",
+                f"{env.name!r} is not a name of an environment variable; use letters, digits, '_', '-' and '.', and"
+                " do not begin with a digit or '..'",
             )
         elif len(env.name) > MAX_ENV_NAME_LENGTH:
             yield FieldError(path, f"has {len(env.name)} characters; use at most {MAX_ENV_NAME_LENGTH}")
         elif env.name in seen:
-            yield FieldError(path, f"{env.name} is already set by {at}[{seen[env.name]}]; keep one of them")
+            yield FieldError(path, f"{env.name} is already set by {at}[{seen[env.name]}]; remove one of them")
         if "\0" in env.value:
             yield FieldError(f"{at}[{index}].value", "contains a NUL character, which Linux does not allow; remove it")
         elif len(env.value) > MAX_ENV_VALUE_LENGTH:
@@ -53,7 +53,7 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
 
 
 def _is_env_name(name: str) -> bool:
-    """The rule of the oldest supported Kubernetes version: newer versions allow more characters."""
+    """Whether the oldest supported Kubernetes version allows the name. Newer versions allow more characters."""
     return matches(ENV_NAME_PATTERN, name) and name != "." and not name.startswith("..")
 
 
@@ -64,10 +64,12 @@ def port_errors(ports: Iterable[Port], at: str) -> FieldErrors:
         path = f"{at}[{index}]"
         yield from _single_port_errors(port, path)
         if port.name in names:
-            yield FieldError(f"{path}.name", f"{port.name!r} is already the name of {at}[{names[port.name]}]")
+            other = f"{at}[{names[port.name]}]"
+            yield FieldError(f"{path}.name", f"{port.name!r} is already the name of {other}; use another name")
         if (port.port, port.protocol) in numbers:
             other = f"{at}[{numbers[port.port, port.protocol]}]"
-            yield FieldError(f"{path}.port", f"{port.port}/{port.protocol} is already the port of {other}")
+            text = f"{port.port}/{port.protocol} is already the port of {other}; use another port or protocol"
+            yield FieldError(f"{path}.port", text)
         names.setdefault(port.name, index)
         numbers.setdefault((port.port, port.protocol), index)
 
@@ -85,7 +87,7 @@ def _single_port_errors(port: Port, path: str) -> FieldErrors:
 
 
 def _is_port_name(name: str) -> bool:
-    """Whether it is an IANA service name, which Kubernetes requires for container ports."""
+    """Whether the name is an IANA service name. Kubernetes requires this for the names of container ports."""
     matches_pattern = len(name) <= MAX_PORT_NAME_LENGTH and matches(PORT_NAME_PATTERN, name)
     return matches_pattern and "--" not in name and any(character.isalpha() for character in name)
 
@@ -98,9 +100,8 @@ def access_errors(access: Access, ports: tuple[Port, ...], at: str) -> FieldErro
     primary = next((port for port in ports if port.name == access.primary_port), None)
     if primary is None:
         names = ", ".join(port.name for port in ports) or "none"
-        yield FieldError(
-            child_path(at, "primaryPort"), f"{access.primary_port!r} names no port of the template (it has {names})"
-        )
+        text = f"{access.primary_port!r} is not the name of a port in template.ports; the names there: {names}"
+        yield FieldError(child_path(at, "primaryPort"), text)
     elif primary.protocol != "TCP":
         yield FieldError(
             child_path(at, "primaryPort"), f"{access.primary_port!r} is a {primary.protocol} port; choose a TCP port"

@@ -1,7 +1,7 @@
 """Finds unknown and missing fields of a document, at any depth, by comparison with the msgspec model.
 
 The decoder of msgspec ignores unknown fields and stops at the first missing field. These functions report all of them
-at once, with the paths of the document.
+at once, with their paths in the document.
 """
 
 import difflib
@@ -32,18 +32,18 @@ class UnknownField:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The fields of a struct, or the element of a list or mapping, without types of scalars."""
+    """The fields of a struct, or the element of a list or mapping. Scalar types are not part of the shape."""
 
     fields: "Mapping[str, ModelShape]"
     required: frozenset[str] = frozenset()
     element: "ModelShape | None" = None
     is_struct: bool = False
     nested: "Mapping[str, ModelShape]" = field(default_factory=dict)
-    """The fields that are structs, lists or mappings with struct elements."""
+    """The fields whose values are structs, or lists or mappings of structs."""
 
 
 def has_exact_fields(document: Document, model: type) -> bool:
-    """Whether no field is unknown or missing. This is the fast check for the normal case, which needs no paths."""
+    """Whether the document has all required fields and only known fields. The check is fast: it computes no paths."""
     return _matches_shape(document, shape_of(model))
 
 
@@ -67,14 +67,14 @@ def unknown_fields(document: Document, model: type) -> Iterator[UnknownField]:
 
 
 def missing_fields(document: Document, model: type) -> Iterator[str]:
-    """The paths of required fields that the document does not have."""
+    """Yield the paths of required fields that the document lacks."""
     for path, part, shape in _walk_structs(document, shape_of(model), ""):
         for key in sorted(shape.required - part.keys(), key=tuple(shape.fields).index):
             yield child_path(path, key)
 
 
 def value_at(document: Document, path: str) -> Any:
-    """The value at a path such as `template.ports[0].port`, or None if the path does not exist."""
+    """Return the value at a path such as `template.ports[0].port`, or None if the path does not exist."""
     for step in re.findall(r"[^.\[\]]+", path):
         if isinstance(document, dict):
             document = document.get(step)
@@ -90,11 +90,11 @@ def suggest_field(key: str, allowed: tuple[str, ...]) -> str:
     nearest = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
     if nearest:
         return f"did you mean {by_lower[nearest[0]]}?"
-    return f"there are {', '.join(sorted(allowed))}" if allowed else "there is none"
+    return f"use one of {', '.join(sorted(allowed))}" if allowed else "none is allowed here"
 
 
 def choices_at(model: type, path: str) -> tuple[Any, ...]:
-    """The allowed values of a field with a Literal type; empty for every other field."""
+    """Return the allowed values of a field with a Literal type. The result is empty for every other field."""
     info: inspect.Type | None = inspect.type_info(model)
     for step in re.findall(r"[^.\[\]]+", path):
         info = _inner_type(info, step) if info is not None else None
@@ -107,7 +107,7 @@ def shape_of(model: type) -> ModelShape:
 
 
 def _walk_structs(document: Document, shape: ModelShape, path: str) -> Iterator[tuple[str, dict[Any, Any], ModelShape]]:
-    """Every part of the document that the decoder would convert to a struct, parents before children."""
+    """Yield every part of the document that the decoder would convert to a struct. Parents come before children."""
     if isinstance(document, dict):
         if shape.is_struct:
             yield path, document, shape
@@ -142,7 +142,7 @@ def _shape(info: inspect.Type) -> ModelShape:
 
 
 def _collection_shape(item: inspect.Type) -> ModelShape:
-    """The shape of a list or mapping. It is a leaf if the items have no fields to check."""
+    """Return the shape of a list or mapping. It is a leaf if the items have no fields to check."""
     inner = _shape(item)
     return _LEAF_SHAPE if inner == _LEAF_SHAPE else ModelShape({}, element=inner)
 

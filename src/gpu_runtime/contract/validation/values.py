@@ -24,8 +24,8 @@ def name_errors(name: str, at: str = "name", max_length: int = MAX_NAME_LENGTH) 
     elif not matches(NAME_PATTERN, name):
         yield FieldError(
             at,
-            f"{name!r} is not a name; use lower-case letters, digits and '-', beginning with a letter and ending with a"
-            " letter or digit",
+            f"{name!r} is not a name; use lower-case letters, digits and '-', begin with a letter and end with a letter"
+            " or digit",
         )
 
 
@@ -46,9 +46,7 @@ def operation_id_errors(operation_id: str, at: str = "operationID") -> FieldErro
     elif len(operation_id) > MAX_OPERATION_ID_LENGTH:
         yield FieldError(at, f"has {len(operation_id)} characters; use at most {MAX_OPERATION_ID_LENGTH}")
     elif not operation_id.isprintable() or operation_id != operation_id.strip():
-        yield FieldError(
-            at, "has control characters, or whitespace at the start or end; use printable characters without it"
-        )
+        yield FieldError(at, "has control characters, or whitespace at the start or end; remove these characters")
 
 
 def image_errors(image: str, at: str) -> FieldErrors:
@@ -61,14 +59,17 @@ def image_errors(image: str, at: str) -> FieldErrors:
 
 
 def bytes_errors(text: str, at: str) -> FieldErrors:
-    """The errors of a quantity of bytes. It must be positive and whole: 16m (0.016 bytes) is a typo of 16M or 16Mi."""
+    """Yield the errors of a quantity of bytes, which must be a positive whole number.
+
+    For example, 16m (0.016 bytes) is a typo for 16M or 16Mi.
+    """
     try:
         amount = Quantity(text).value
     except ValueError:
         yield FieldError(at, f"{text!r} is not a quantity; write for example 512Mi or 16Gi")
         return
     if amount <= 0:
-        yield FieldError(at, f"{text} is not above 0")
+        yield FieldError(at, f"{text} is not greater than 0; write for example 512Mi or 16Gi")
     elif amount.denominator != 1:
         yield FieldError(at, f"{text} is not a whole number of bytes; write for example 512Mi or 16Gi")
     elif amount >= 2**63:

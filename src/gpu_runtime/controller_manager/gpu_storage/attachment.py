@@ -1,7 +1,8 @@
-"""Decides the next step of a storage attachment: attach, keep, recheck or detach. Pure.
+"""Decides the next step of a storage attachment: attach, keep, recheck or detach. No I/O.
 
-A storage is detached when no pod mounts its PersistentVolumeClaim, and the attached unit is deleted or does not list
-the storage in spec.storageMounts. A stopped unit keeps its storages, so that it can mount them when it starts again.
+A storage is detached if both conditions are true: no pod mounts its PersistentVolumeClaim, and the attached unit is
+deleted or does not list the storage in spec.storageMounts. The storages of a stopped unit stay attached, so that the
+unit can mount them when it starts again.
 """
 
 from dataclasses import dataclass
@@ -13,18 +14,21 @@ from gpu_runtime.controller_manager.gpu_storage.observe import ObservedStorage
 from gpu_runtime.kube.meta import parse_timestamp
 
 ATTACHMENT_GRACE_PERIOD = timedelta(seconds=3)
-"""How long an attachment is kept if its unit exists but does not list the storage yet. An update of a unit attaches the
-storage first and then changes the unit. The time counts from the status update that first reported the attachment."""
+"""Time for which an attachment stays if its unit exists but does not list the storage.
+
+The grace period is necessary because an update of a unit attaches the storage first and then changes the unit. The
+period begins with the status update that first reports the attachment.
+"""
 
 
 @dataclass(frozen=True)
 class KeepAttachment:
-    """Change nothing. Every change that could lead to another step triggers a reconcile."""
+    """Change nothing. No requeue is necessary, because every relevant change triggers a reconcile."""
 
 
 @dataclass(frozen=True)
 class AttachStorage:
-    """Attach the storage, which is free, to the first unit that mounts it."""
+    """Attach a free storage to the first of the units that list it in spec.storageMounts."""
 
     unit: str
 
@@ -38,9 +42,10 @@ class DetachStorage:
 
 @dataclass(frozen=True)
 class CheckOperation:
-    """Read the operation that attached the storage.
+    """Read the operation that attached the storage, before the storage is detached.
 
-    The unit of the operation does not exist, and only the operation shows whether it may still create the unit.
+    The unit of the operation does not exist. Only the state of the operation shows whether the operation can still
+    create the unit.
     """
 
     operation_id: str
@@ -49,7 +54,7 @@ class CheckOperation:
 
 @dataclass(frozen=True)
 class RecheckAttachment:
-    """Decide again after some seconds. The information that is needed is not available yet."""
+    """Decide again after this number of seconds, because the necessary information is not available yet."""
 
     seconds: float
 
@@ -93,5 +98,5 @@ def _grace_period_elapsed(observed: ObservedStorage) -> bool:
     if observed.attachment is None or status.mounted_by != observed.attachment.unit or status.last_sync_time is None:
         return False
     written = parse_timestamp(status.last_sync_time)
-    # The absolute difference: with a wrong timestamp far in the future, the grace period would never elapse.
+    # abs: if the timestamp is wrong and far in the future, the grace period must elapse too.
     return written is None or abs(observed.now - written) >= ATTACHMENT_GRACE_PERIOD

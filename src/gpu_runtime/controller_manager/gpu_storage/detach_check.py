@@ -18,18 +18,22 @@ from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.kube.meta import ObjectKey
 
 DETACH_RECHECK_SECONDS = 2.0
-"""Delay until the next check. Operations normally finish within seconds, and this process does not watch them."""
+"""Delay until the next check. This process does not watch operations, which normally finish within seconds."""
 
 
 async def confirm_step(
     client: KubeClient, storage: ObjectKey, step: AttachmentStep, operation_namespace: str
 ) -> AttachmentStep:
-    """Return the step if it is safe, else a step that decides again later. `CheckOperation` becomes `DetachStorage`."""
+    """Return the step if it is safe. Otherwise return `RecheckAttachment`.
+
+    If the operation of a `CheckOperation` is finished and its unit does not mount the storage, the step becomes
+    `DetachStorage`.
+    """
     match step:
         case CheckOperation(operation_id, unit):
             if not await _operation_finished(client, ObjectKey(operation_namespace, operation_name(operation_id))):
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
-            # The order matters: an operation creates its unit before it finishes, so this read cannot miss the unit.
+            # Read the unit only now: an operation creates its unit before it finishes, so this read cannot miss it.
             if await _unit_mounts_storage(client, storage, unit):
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
             return await confirm_step(client, storage, DetachStorage(unit), operation_namespace)
@@ -41,7 +45,8 @@ async def confirm_step(
 async def _operation_finished(client: KubeClient, operation: ObjectKey) -> bool:
     """Return whether the operation is finished.
 
-    It is recorded before it attaches a storage. So if the record does not exist, retention has deleted it.
+    The Operation object is created before the operation attaches a storage. So if the object does not exist, it was
+    evicted after the operation finished.
     """
     try:
         record = await client.get(OPERATIONS, operation)

@@ -1,8 +1,8 @@
-"""Decides the next step of the deletion of a storage, and what the deletion waits for. Pure.
+"""Decides the next step when a storage is deleted, and for which objects the deletion waits. No I/O.
 
-The finalizer waits only for units and pods that mount the data. It does not wait for an operation that attached the
-storage but has not created its unit: such a unit gets a condition that reports the missing storage, while a finalizer
-that waits for another process could block forever.
+The finalizer waits only for units and pods that mount the storage. It does not wait for an operation that attached the
+storage but has not created its unit, because a finalizer that waits for another process could wait forever. If the
+operation creates the unit later, the condition of the unit reports the missing storage.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ STORAGE_IN_USE_REQUEUE_SECONDS = 15.0
 @dataclass(frozen=True)
 class FinalizeStep:
     waiting_for: str = ""
-    """What the deletion waits for, for the condition message. Empty if the finalizer can be removed."""
+    """The rest of the condition message after "the deletion waits for". Empty if the finalizer can be removed."""
     pvc_to_delete: PersistentVolumeClaim | None = None
     requeue_seconds: float = PVC_DELETION_REQUEUE_SECONDS
 
@@ -30,11 +30,11 @@ class FinalizeStep:
 def next_finalize_step(observed: ObservedStorage) -> FinalizeStep:
     if users := _mount_users(observed):
         return FinalizeStep(
-            f"{users}: delete the unit, or remove the storage from its spec.storageMounts",
+            f"{users}: delete the unit, or remove the storage from spec.storageMounts of the unit",
             requeue_seconds=STORAGE_IN_USE_REQUEUE_SECONDS,
         )
     if observed.pod_cache_error:
-        return FinalizeStep(f"a check of the pods that may mount it, which failed: {observed.pod_cache_error}")
+        return FinalizeStep(f"a successful check that no pod mounts the storage: {observed.pod_cache_error}")
     pvc = observed.pvc
     if pvc is None or not is_pvc_of(pvc, observed.storage):
         return FinalizeStep()
@@ -44,7 +44,7 @@ def next_finalize_step(observed: ObservedStorage) -> FinalizeStep:
     finalizers = ", ".join(pvc.metadata.finalizers) or "none"
     return FinalizeStep(
         f"the deletion of PersistentVolumeClaim {pvc.metadata.name}, which has finalizers {finalizers}: delete the pods"
-        " that mount it"
+        " that mount the claim"
     )
 
 

@@ -1,6 +1,6 @@
-"""Event mappers of the GPUStorage controller: which storages to reconcile after an event of another object.
+"""Event mappers of the GPUStorage controller. A mapper returns the storages to reconcile when another object changes.
 
-They only query the informer stores of storages and units.
+The mappers read only from the informer stores of storages and units.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ class GPUStorageMappers:
         self._units = units
 
     def map_storage(self, storage: GPUStorage) -> Iterable[ObjectKey]:
-        """Return the storages that the attached unit may attach next: it attaches them in the order of their names."""
+        """Return the storages that can be attached to the same unit next. The order of attachment is by name."""
         attachment = storage.spec.attached_to
         unit = self._units.get(ObjectKey(storage.metadata.namespace, attachment.unit)) if attachment else None
         return [key for key in unit_storage_keys(unit) if key > storage.metadata.key] if unit else ()

@@ -1,6 +1,6 @@
-"""Reads everything that the GPUStorage controller decides from: the storage, its PVC, units, pods and StorageClass.
+"""Reads all objects that the GPUStorage controller needs: the storage, its PVC, units, pods and StorageClass.
 
-Only this module reads from the informer stores. Rules and status functions get an `ObservedStorage`.
+Only this module reads from the informer stores. The rules and status functions receive an `ObservedStorage`.
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ class ObservedStorage:
     attached_unit: GPUUnit | None = None
     """The unit to which the storage is attached. None if the unit does not exist."""
     attach_candidates: tuple[GPUUnit, ...] = ()
-    """Active units to which a free storage may be attached: first a unit whose pod already mounts it, then by age."""
+    """Active units to which a free storage may be attached. Units whose pod mounts it come first, then older units."""
     mounted_by: tuple[str, ...] = ()
-    """Pods that mount the PVC, and the Deployment that may create such a pod, as `kind name`."""
+    """Pods that mount the PVC, and the Deployment that may create such a pod, in the form `kind name`."""
     provisioner_warning: str = ""
-    """The last warning event about a PVC without a volume, normally from the provisioner."""
+    """Text of the last warning Event about a PVC without a volume. The provisioner normally records this Event."""
     pod_cache_error: str = ""
     """Why the pod cache may be stale. Empty if the watch of pods works."""
 
@@ -73,9 +73,10 @@ def _attach_candidates(
 
 
 def _may_attach(unit: GPUUnit, storage: ObjectKey, informers: ControllerInformers) -> bool:
-    """Return whether the unit is not being deleted and has attached all its storages with an earlier name.
+    """Return whether the storage may be attached to the unit.
 
-    The fixed order prevents a deadlock, in which each of two units holds a storage that the other one waits for.
+    False if the unit is being deleted, or if a storage of the unit with an earlier name is not attached to it yet. The
+    fixed order prevents a deadlock in which each of two units waits for a storage that is attached to the other unit.
     """
     if unit.metadata.deletion_timestamp is not None:
         return False
@@ -87,7 +88,7 @@ def _may_attach(unit: GPUUnit, storage: ObjectKey, informers: ControllerInformer
 def _mounted_by(storage: GPUStorage, informers: ControllerInformers) -> Iterator[str]:
     """List the pods that mount the PVC, and the Deployment of the attached unit if it may create such a pod.
 
-    The pods are deleted last. But as long as the Deployment requests a pod with this PVC, Kubernetes may create one.
+    The Deployment counts too: as long as it requests a pod with this PVC, Kubernetes may create the pod.
     """
     key, attachment = storage.metadata.key, storage.spec.attached_to
     deployment = informers.deployments.store.get(ObjectKey(key.namespace, attachment.unit)) if attachment else None
@@ -100,7 +101,7 @@ def may_mount(deployment: RawDeployment, pvc: ObjectKey) -> bool:
     """Return whether the Deployment has, or may still create, a pod that mounts the PVC.
 
     Until the Deployment controller has observed the latest generation, the ReplicaSet of the previous generation
-    recreates deleted pods, and those may mount the PVC.
+    replaces deleted pods, and the new pods may mount the PVC.
     """
     requested = deployment.spec.get("replicas") != 0 and pvc in deployment_pvc_keys(deployment)
     return requested or not is_generation_observed(deployment)

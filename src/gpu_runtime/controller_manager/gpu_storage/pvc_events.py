@@ -1,4 +1,4 @@
-"""Reads why the provisioner has not created a volume. Only Events contain the cause; the status of a PVC does not."""
+"""Reads from Events why the provisioner has not created a volume. The status of a PVC does not contain the cause."""
 
 from gpu_runtime.controller_manager.gpu_storage.observe import ObservedStorage
 from gpu_runtime.kube.builtin_kinds import EVENTS
@@ -8,9 +8,9 @@ from gpu_runtime.kube.errors import KubeError
 
 
 async def latest_pvc_warning(client: KubeClient, observed: ObservedStorage) -> str:
-    """Return the last warning event about a PVC that waits for its volume, else an empty string.
+    """Return the text of the last warning Event about a pending PVC. Return an empty string if there is none.
 
-    It reads from the API server only if the PVC is pending and its StorageClass exists.
+    Read from the API server only if the PVC is pending and its StorageClass exists.
     """
     pvc = observed.pvc
     if pvc is None or pvc.status.phase != "Pending" or observed.storage_class is None:
@@ -19,6 +19,6 @@ async def latest_pvc_warning(client: KubeClient, observed: ObservedStorage) -> s
     try:
         events = await client.list(EVENTS, ListOptions(pvc.metadata.namespace, field_selector=selector))
     except KubeError:
-        return ""  # the warning only explains a condition; a failed read must not fail the reconcile
+        return ""  # the warning only explains a condition, so a failed read must not fail the reconcile
     latest = max(events.items, key=lambda event: int(event.metadata.resource_version or 0), default=None)
     return latest.note if latest else ""

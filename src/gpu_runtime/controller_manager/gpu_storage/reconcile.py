@@ -40,7 +40,7 @@ STORAGE_POLLED_REASONS = (
     ReadyReason.WAIT_FOR_FIRST_CONSUMER,
     ReadyReason.RESIZE_REFUSED,
 )
-"""Reasons whose cause can disappear without an event that this process watches. The controller requeues them."""
+"""Reasons for which the controller requeues the storage, because their cause can disappear without a watched event."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class GPUStorageReconciler:
             return observed
 
     async def _sync_pvc(self, observed: ObservedStorage) -> tuple[ObservedStorage, StorageReadiness | None]:
-        """Create or correct the PVC. If the API server rejects a write, return the readiness that reports this."""
+        """Create or correct the PVC. If the API server rejects a write, return the readiness that reports the error."""
         try:
             observed = await self._create_or_update_pvc(observed)
         except (KubeForbidden, KubeInvalid) as error:
@@ -126,7 +126,7 @@ class GPUStorageReconciler:
         return replace(observed, storage=written)
 
     async def _finalize(self, observed: ObservedStorage) -> ReconcileResult:
-        """Delete the PVC when nothing mounts it, and then remove the finalizer of the deleted storage."""
+        """Delete the PVC when no unit and no pod mounts it. Then remove the finalizer of the storage."""
         finalizers = observed.storage.metadata.finalizers
         if Finalizer.STORAGE_PROTECTION not in finalizers:
             return Done()
@@ -155,7 +155,7 @@ class GPUStorageReconciler:
 
 
 def _storage_patch(observed: ObservedStorage, step: AttachmentStep) -> Manifest:
-    """Return the patch of the storage itself: the finalizer, which must exist before the PVC, and the attachment."""
+    """Return the patch that sets the finalizer and the attachment. The finalizer must exist before the PVC."""
     patch: Manifest = {}
     finalizers = observed.storage.metadata.finalizers
     if Finalizer.STORAGE_PROTECTION not in finalizers:

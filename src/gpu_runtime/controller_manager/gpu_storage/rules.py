@@ -1,6 +1,6 @@
-"""Preconditions for the creation or change of a storage's PersistentVolumeClaim (PVC), as an ordered list of rules.
+"""Rules that a storage must fulfil before its PersistentVolumeClaim (PVC) is created or changed.
 
-The first violated rule becomes the Ready condition of the storage. The order of the rules is their priority.
+The rules are checked in order. The Ready condition of the storage reports the first violated rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def pvc_name_conflict(observed: ObservedStorage) -> StorageReadiness | None:
 
 
 def pvc_lost(observed: ObservedStorage) -> StorageReadiness | None:
-    """Report a deleted PVC that had a volume. A new, empty volume must not silently replace the lost data."""
+    """Report a deleted PVC that had a volume. The controller must not replace the lost data with an empty volume."""
     if observed.pvc is not None or not _was_provisioned(observed):
         return None
     return _failed(
@@ -47,17 +47,17 @@ def pvc_deleting(observed: ObservedStorage) -> StorageReadiness | None:
         return None
     name = observed.storage.metadata.name
     if not _was_provisioned(observed):
-        text = f"PersistentVolumeClaim {name} of a deleted GPUStorage still exists: waiting for its deletion"
+        text = f"PersistentVolumeClaim {name} of a deleted GPUStorage still exists: waiting until the claim is deleted"
         return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, text)
     return _failed(
         ReadyReason.CLAIM_LOST,
-        f"another client has deleted PersistentVolumeClaim {name}: its data is lost when the last pod that mounts it"
-        " terminates; copy the data before that",
+        f"another client has deleted PersistentVolumeClaim {name}: copy its data now, because the data is lost when"
+        " the last pod that mounts the claim terminates",
     )
 
 
 def pvc_incompatible(observed: ObservedStorage) -> StorageReadiness | None:
-    """Report fields of an adopted PVC that differ from the spec and that Kubernetes does not allow to change."""
+    """Report an adopted PVC that differs from the spec in a field that Kubernetes does not allow to change."""
     if observed.pvc is None:
         return None
     actual, desired_class = observed.pvc.spec, observed.storage.spec.storage_class_name
@@ -69,8 +69,8 @@ def pvc_incompatible(observed: ObservedStorage) -> StorageReadiness | None:
         return None
     return _failed(
         ReadyReason.CLAIM_SYNC_FAILED,
-        f"PersistentVolumeClaim {observed.storage.metadata.name} {conflict}, and Kubernetes does not allow this"
-        " to change: create a GPUStorage that matches the claim",
+        f"PersistentVolumeClaim {observed.storage.metadata.name} {conflict}, and Kubernetes does not allow a change"
+        " of this field: create a GPUStorage that matches the claim",
     )
 
 

@@ -1,4 +1,4 @@
-"""Computes phase, Ready condition and status of a storage from an `ObservedStorage`. Pure."""
+"""Computes the phase, Ready condition and status of a storage from an `ObservedStorage`. No I/O."""
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, StoragePhase
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageStatus
@@ -20,7 +20,7 @@ SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 
 
 def readiness(observed: ObservedStorage) -> StorageReadiness:
-    """Decide the readiness of a storage that violates no rule, so an existing PVC belongs to it."""
+    """Return the readiness of a storage that violates no rule. If its PVC exists, the PVC belongs to the storage."""
     pvc = observed.pvc
     if pvc is None:
         return StorageReadiness(
@@ -40,13 +40,13 @@ def readiness(observed: ObservedStorage) -> StorageReadiness:
 
 
 def can_expand(observed: ObservedStorage) -> bool:
-    """Return whether Kubernetes may accept a larger size. It accepts no change of a PVC without a volume."""
+    """Return whether Kubernetes may accept a larger size. It rejects the change if the PVC is not bound to a volume."""
     bound = observed.pvc is not None and observed.pvc.status.phase == "Bound"
     return bound and observed.storage_class is not None and observed.storage_class.allow_volume_expansion
 
 
 def expansion_refused(observed: ObservedStorage, api_error: str) -> StorageReadiness:
-    """Report that the volume cannot be expanded. The data is unchanged, and the storage stays mountable."""
+    """Report that the volume cannot be expanded. Units can still mount the storage, and the data is unchanged."""
     name, size = observed.storage.spec.storage_class_name, observed.storage.spec.size
     if api_error:
         cause = api_error
@@ -57,7 +57,7 @@ def expansion_refused(observed: ObservedStorage, api_error: str) -> StorageReadi
     return StorageReadiness(
         StoragePhase.READY,
         ReadyReason.RESIZE_REFUSED,
-        f"the volume cannot be expanded to {size}, its data is unchanged: {cause}",
+        f"the volume and its data are unchanged, because the volume cannot be expanded to {size}: {cause}",
     )
 
 
@@ -67,7 +67,7 @@ def status_of(observed: ObservedStorage, result: StorageReadiness, now: str) -> 
     return GPUStorageStatus(
         phase=result.phase.value,
         claim_name=metadata.name if is_own_pvc else None,
-        # The last capacity stays in the status: it distinguishes a PVC that was lost from one that never had a volume.
+        # Keep the last capacity. If the PVC disappears later, the capacity shows that the PVC had a volume.
         capacity=_bound_capacity(observed) or before.capacity,
         mounted_by=observed.attachment.unit if observed.attachment else None,
         observed_generation=metadata.generation,
@@ -89,7 +89,7 @@ def _pvc_capacity(pvc: PersistentVolumeClaim) -> Quantity:
 
 
 def _lost(pvc: PersistentVolumeClaim) -> StorageReadiness:
-    text = f"PersistentVolume {pvc.spec.volume_name} does not exist any more: its data is lost unless you restore it"
+    text = f"PersistentVolume {pvc.spec.volume_name} does not exist any more: restore it, or its data is lost"
     return StorageReadiness(StoragePhase.FAILED, ReadyReason.CLAIM_LOST, text)
 
 
@@ -106,7 +106,7 @@ def _pending(observed: ObservedStorage, pvc: PersistentVolumeClaim) -> StorageRe
             if node
             else "create a unit that mounts the storage"
         )
-        text = f"the volume is created when the first unit mounts it: {next_step}"
+        text = f"the volume is created when the first unit mounts the storage: {next_step}"
         return StorageReadiness(StoragePhase.PENDING, ReadyReason.WAIT_FOR_FIRST_CONSUMER, text + warning)
     text = f"provisioner {storage_class.provisioner} of StorageClass {name} has not created the volume yet"
     return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, text + warning)

@@ -1,4 +1,4 @@
-"""Result of the readiness decision of a storage. Pure."""
+"""The readiness of a storage."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from gpu_runtime.contract.crd.conditions import ReadyReason, StoragePhase
 class StorageReadiness:
     """Phase, reason and message of a storage.
 
-    The phase reports whether there is a volume to mount. The Ready condition reports whether the whole spec is
-    fulfilled: a storage with a pending resize has the phase Ready and the condition Ready=False.
+    The phase shows whether units can mount the volume. The Ready condition shows whether the storage fulfils its whole
+    spec. For example, a storage with a pending resize has the phase Ready and the condition Ready=False.
     """
 
     phase: StoragePhase

@@ -1,7 +1,8 @@
 """The GPUUnit controller: observes a unit, checks its rules, applies its children and writes its status.
 
-`rules` decides what a unit waits for before it gets its Deployment: a valid spec, its storages, and the pod of the
-consumed stock unit. `status` derives phase and Ready condition.
+`rules` checks the conditions for the Deployment of a unit: the spec is valid, the storages are ready, and the pod of
+the consumed stock unit is deleted. `status` computes the phase and the Ready condition.
 
-It does not attach storages (see `gpu_storage`), and it does not claim or create stock units (the API does).
+The controller does not attach storages (see `gpu_storage`). It does not claim or create stock units, because the
+runtime API does so.
 """

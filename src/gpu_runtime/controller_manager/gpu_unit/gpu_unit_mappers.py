@@ -1,6 +1,6 @@
-"""Event mappers of the GPUUnit controller: which units to reconcile after an event of another object.
+"""Event mappers of the GPUUnit controller. A mapper returns the units to reconcile when another object changes.
 
-They only query the informer store of units.
+The mappers read only from the informer store of units.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class GPUUnitMappers:
     def map_pod(self, pod: Pod) -> Iterable[ObjectKey]:
         """Return the unit of the pod, and the units that wait for the deletion of the pod.
 
-        Units wait for the GPUs of a stock pod, or for a storage that the pod mounts.
+        A unit waits for the deletion if the pod uses the GPUs of its stock unit or mounts one of its storages.
         """
         labels = pod.metadata.labels
         if name := labels.get(Label.UNIT):

@@ -1,6 +1,6 @@
-"""Reads everything that the GPUUnit controller decides from: the unit, its children, storages and stock unit.
+"""Reads all objects that the GPUUnit controller needs: the unit, its children, storages and stock unit.
 
-Only this module reads from the informer stores. Rules, builders and status functions get an `ObservedUnit`.
+Only this module reads from the informer stores. The rules, builders and status functions receive an `ObservedUnit`.
 """
 
 from dataclasses import dataclass, field
@@ -32,9 +32,9 @@ class ObservedUnit:
     """Why the pod cache may be stale. Empty if the watch of pods works."""
     storages: MappingProxyType[str, GPUStorage] = field(default_factory=lambda: MappingProxyType({}))
     mounting_pods: MappingProxyType[str, tuple[Pod, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """By storage name: all pods that mount the storage, including pods of other units."""
+    """All pods that mount a storage, including pods of other units, by storage name."""
     remaining_stock_objects: tuple[str, ...] = ()
-    """Objects of the source stock unit that still exist and may hold its GPUs, as `kind namespace/name`."""
+    """Objects of the source stock unit that still exist and may use its GPUs, in the form `kind namespace/name`."""
 
     @property
     def role(self) -> UnitRole:
@@ -74,7 +74,7 @@ def _storages(unit: GPUUnit, informers: ControllerInformers) -> dict[str, GPUSto
 def _remaining_stock_objects(stock: SourceStockRef | None, informers: ControllerInformers) -> tuple[str, ...]:
     """List the objects of the source stock unit that block the start of the unit.
 
-    The pod is deleted last. But as long as the stock unit or its Deployment exists, Kubernetes may create another pod.
+    The stock unit and its Deployment count too, because Kubernetes may create another pod as long as they exist.
     """
     if stock is None:
         return ()

@@ -37,7 +37,7 @@ class GPUUnitReconciler:
         blocked = first_violation(UNIT_RULES, observed)
         if blocked is None:
             blocked = await sync_children(self.client, self.informers, unit, desired_children(observed))
-            # Read again: the status of a Deployment that was just written does not describe the new generation yet.
+            # Observe again, to see the written Deployment. Its status does not describe the new generation yet.
             observed = observe(unit, self.informers, self.settings)
         result = blocked.readiness if blocked else readiness(observed)
         await self._write_status(observed, result)

@@ -1,6 +1,6 @@
-"""Preconditions for the children of a unit, as an ordered list of rules.
+"""Rules that a unit must fulfil before its children are created or changed.
 
-The first violated rule becomes the Ready condition of the unit. The order of the rules is their priority.
+The rules are checked in order. The Ready condition of the unit reports the first violated rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,8 @@ def invalid_spec(observed: ObservedUnit) -> Blocked | None:
 def _validate_spec(spec: GPUUnitSpec, role: UnitRole) -> Blocked | None:
     """Validate a spec.
 
-    The result is cached: a unit is reconciled several times per change of its spec, and many units have equal specs.
+    The result is cached, because a unit is reconciled several times per change of its spec and many units have the same
+    spec.
     """
     problems = unit_errors(spec, role, path="spec")
     return Blocked(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
@@ -44,7 +45,7 @@ def sidecar_port_conflict(observed: ObservedUnit) -> Blocked | None:
 
 
 def active_mounts(observed: ObservedUnit) -> tuple[StorageMount, ...]:
-    """Return the mounts of a running unit. A stopped unit mounts nothing, and its storages must not prevent a stop."""
+    """Return the storage mounts of a running unit. A stopped unit has none, so its storages cannot block a stop."""
     return observed.unit.spec.storage_mounts if observed.unit.spec.running else ()
 
 
@@ -60,7 +61,7 @@ def storage_missing(observed: ObservedUnit) -> Blocked | None:
 
 
 def storage_attached_elsewhere(observed: ObservedUnit) -> Blocked | None:
-    """Only the attached unit may mount a storage. This also applies to units that were created with kubectl."""
+    """Check that no storage is attached to another unit. The rule also applies to units that kubectl created."""
     for name, storage in _mounted_storages(observed):
         attachment = storage.spec.attached_to
         if attachment is None and storage.metadata.deletion_timestamp:
@@ -69,7 +70,7 @@ def storage_attached_elsewhere(observed: ObservedUnit) -> Blocked | None:
         if attachment is not None and attachment.unit != observed.unit.metadata.name:
             text = (
                 f"GPUStorage {name} is attached to unit {attachment.unit}: delete that unit, or remove the storage from"
-                " its spec.storageMounts"
+                " spec.storageMounts of that unit"
             )
             return Blocked(ReadyReason.STORAGE_MOUNT_INVALID, text)
     return None
@@ -84,9 +85,9 @@ def storage_not_attached(observed: ObservedUnit) -> Blocked | None:
 
 
 def storage_still_mounted(observed: ObservedUnit) -> Blocked | None:
-    """Two pods never mount one storage at the same time.
+    """Check that no pod outside this unit mounts a storage of the unit, because two pods must never mount one storage.
 
-    The pod of a deleted unit with the same name may still be terminating.
+    For example, the pod of a deleted unit with the same name may still be terminating.
     """
     for name, _ in _mounted_storages(observed):
         pods = [pod.metadata.name for pod in observed.mounting_pods.get(name, ()) if not _is_own_pod(pod, observed)]
@@ -100,10 +101,10 @@ def storage_still_mounted(observed: ObservedUnit) -> Blocked | None:
 
 
 def _is_own_pod(pod: Pod, observed: ObservedUnit) -> bool:
-    """Return whether Kubernetes terminates the pod before it creates the next pod of the unit.
+    """Return whether Kubernetes terminates this pod before it creates the next pod of the unit.
 
-    It does so for all pods of one Deployment, because the update strategy is Recreate. If the Deployment exists, it
-    also selects the pods of a deleted unit with the same name.
+    Kubernetes does so for all pods of one Deployment, because the update strategy is Recreate. If the Deployment
+    exists, these pods include the pods of a deleted unit with the same name.
     """
     labels, metadata = pod.metadata.labels, observed.unit.metadata
     if observed.deployment is not None:
@@ -112,7 +113,7 @@ def _is_own_pod(pod: Pod, observed: ObservedUnit) -> bool:
 
 
 def storage_not_ready(observed: ObservedUnit) -> Blocked | None:
-    """Block the update until the storages are mountable. The pod with the previous spec keeps running until then."""
+    """Check that all storages are mountable. If this rule blocks an update, the pod with the previous spec stays."""
     waiting = [
         _not_ready_message(name, storage)
         for name, storage in _mounted_storages(observed)
@@ -127,7 +128,7 @@ def _not_ready_message(name: str, storage: GPUStorage) -> str:
 
 
 def stock_releasing(observed: ObservedUnit) -> Blocked | None:
-    """The pod of the claimed stock unit must be deleted before the unit gets a pod: two pods never hold one GPU."""
+    """Check that the pod of the claimed stock unit is deleted, because two pods must never use the same GPU."""
     if observed.deployment is not None or observed.source_stock is None:
         return None
     if observed.remaining_stock_objects:

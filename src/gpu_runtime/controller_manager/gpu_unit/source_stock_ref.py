@@ -1,4 +1,4 @@
-"""Reads the source stock unit of an active unit from the annotations that the API wrote."""
+"""Reads the source stock unit of an active unit from the annotations that the runtime API wrote."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from gpu_runtime.contract.crd.well_known import Annotation
 
 @dataclass(frozen=True)
 class SourceStockRef:
-    """The stock unit whose GPUs an active unit takes over. Its object may be deleted already."""
+    """The stock unit whose GPUs the active unit uses after the handoff. The stock unit may already be deleted."""
 
     name: str
     namespace: str
     uid: str
     node: str
-    """Name of the node whose GPUs the stock unit held. Empty if it was not known at the handoff."""
+    """Name of the node of the stock unit's pod. Empty if the node was unknown at the handoff."""
 
 
 def source_stock(unit: GPUUnit) -> SourceStockRef | None:

@@ -1,4 +1,4 @@
-"""Computes phase, Ready condition and status of a unit from an `ObservedUnit`. Pure."""
+"""Computes the phase, Ready condition and status of a unit from an `ObservedUnit`. No I/O."""
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitStatus
@@ -39,7 +39,7 @@ def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str) -> GP
 
 
 def is_available(deployment: RawDeployment | None) -> bool:
-    """Return whether the only pod of the Deployment is available and has the newest pod template."""
+    """Return whether the only pod of the Deployment is available and has the current pod template."""
     if deployment is None:
         return False
     status = deployment.status

@@ -1,6 +1,6 @@
-"""Reads everything that the StockPool controller decides from: the pool, its children and its pods.
+"""Reads all objects that the StockPool controller needs: the pool, its children and its pods.
 
-Only this module reads from the informer stores. Builders and status functions get an `ObservedPool`.
+Only this module reads from the informer stores. The builders and status functions receive an `ObservedPool`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Computes phase, Ready condition and status of a pool from an `ObservedPool`. Pure."""
+"""Computes the phase, Ready condition and status of a pool from an `ObservedPool`. No I/O."""
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 from gpu_runtime.contract.crd.stock_pool import StockPoolStatus
@@ -48,7 +48,7 @@ def _available_replicas(deployment: RawDeployment | None) -> int:
 
 
 def _is_fully_available(deployment: RawDeployment | None, desired: int) -> bool:
-    """Return whether exactly the desired number of pods is available, all with the newest pod template."""
+    """Return whether exactly the desired number of pods is available and all have the current pod template."""
     if deployment is None or desired == 0:
         return False
     status = deployment.status

@@ -1,4 +1,4 @@
-"""Applies one child object: creates, updates or deletes it, and writes nothing if it already is as desired."""
+"""Applies one child object: creates, updates or deletes it. If the child matches the desired state, writes nothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,8 @@ from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey
 
 @dataclass(frozen=True)
 class DesiredChild:
-    """The live and the desired state of a child. None means that it does not exist, or that it should not exist."""
+    """The live and the desired state of a child. `live` is None if the child does not exist. `desired` is None if the
+    child must not exist."""
 
     resource: ApiResource[Any]
     live: RawObject | None
@@ -25,7 +26,7 @@ class DesiredChild:
 
 
 class ChildRejected(Exception):
-    """A child cannot be created or updated. The cause belongs in the status of the owner."""
+    """A child cannot be created or updated. The status of the owner reports the cause."""
 
     def __init__(self, blocked: Blocked) -> None:
         super().__init__(blocked.message)
@@ -35,7 +36,7 @@ class ChildRejected(Exception):
 async def apply_child(client: KubeClient, owner: KubeObject, child: DesiredChild) -> RawObject | None:
     """Apply the child and return the written object, or None if no write was necessary or the child was deleted.
 
-    Conflicts are not handled here: another client was faster, and the controller requeues the owner.
+    This function does not handle a conflict with the write of another client. The controller requeues the owner.
     """
     try:
         return await _apply(client, owner, child)
@@ -61,7 +62,7 @@ async def _create(
     try:
         created: RawObject = await client.create(resource, desired)
     except KubeAlreadyExists:
-        # The cache is stale, or the object is foreign, or it has lost the label by which the informer selects.
+        # The cache is stale, the object belongs to another owner, or the label that the informer selects was removed.
         key = ObjectKey(desired["metadata"]["namespace"], desired["metadata"]["name"])
         return await _update(client, owner, resource, await client.get(resource, key), desired)
     return created
@@ -83,10 +84,11 @@ async def _update(
 async def _is_stale_child(client: KubeClient, live: KubeObject, owner: KubeObject) -> bool:
     """Return whether the object is a child of a deleted unit with the same name.
 
-    Normally the Kubernetes garbage collector deletes such a child. But if a unit is deleted and created again while the
-    garbage collector lists all objects again, the garbage collector treats this as an update and keeps the child.
+    Normally the Kubernetes garbage collector deletes such a child. But after a restart of the API server, the garbage
+    collector lists all objects again. If a unit is deleted and created again during this time, the garbage collector
+    treats the two units as one that was updated, and does not delete the child.
 
-    The unit is read from the API server, because the observed owner may itself be the deleted unit.
+    Read the unit from the API server, because the owner in the cache may be the deleted unit.
     """
     reference = live.metadata.controller_ref
     if reference is None or (reference.kind, reference.name) != (GPU_UNITS.kind, owner.metadata.name):
@@ -108,11 +110,12 @@ async def _delete(client: KubeClient, resource: ApiResource[Any], live: KubeObje
 def _name_conflict(resource: ApiResource[Any], live: KubeObject, owner: KubeObject) -> Blocked:
     """Report that another object has the child's name.
 
-    It is either a child of a deleted owner with the same name, which disappears soon, or a foreign object.
+    The object belongs either to a deleted owner with the same name, and is then deleted soon, or to another owner.
     """
     reference, name = live.metadata.controller_ref, live.metadata.name
     if reference is not None and reference.name == owner.metadata.name:
-        text = f"{resource.kind} {name} of a deleted object with the same name still exists: waiting for its deletion"
+        deleted_owner = f"{reference.kind} {reference.name}"
+        text = f"{resource.kind} {name} of the deleted {deleted_owner} still exists: waiting for its deletion"
         return Blocked(ReadyReason.NAME_TAKEN, text, failed=False)
     text = f"{resource.kind} {name} already exists and belongs to another owner: delete it, or choose another name"
     return Blocked(ReadyReason.NAME_TAKEN, text)

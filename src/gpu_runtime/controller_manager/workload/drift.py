@@ -1,4 +1,7 @@
-"""Drift detection for children: who owns an object, whether it matches the desired manifest, and its update. Pure."""
+"""Drift detection for children. No I/O.
+
+The functions check who owns an object and whether it matches the desired manifest. They also build its update.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,21 +15,24 @@ from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest
 from gpu_runtime.kube.quantity import same_quantity
 
 DESIRED_HASH_ANNOTATION = f"{GROUP}/desired-hash"
-"""Annotation of every child with the hash of its desired spec. The hash changes when a field is removed from the
-desired spec. A comparison of the desired fields alone would miss that."""
+"""Annotation of every child with the hash of its desired spec.
+
+The hash also changes when a field is removed from the desired spec. A comparison of the desired fields alone would not
+detect the removal.
+"""
 
 IDENTITY_LABELS = (Label.MANAGED_BY, Label.UNIT, Label.POOL)
 """Labels that identify the owner of an object whose owner reference was removed."""
 
 QUANTITY_FIELDS = ("limits", "requests")
 EXACT_MATCH_FIELDS = (*QUANTITY_FIELDS, "selector", "podSelector", "matchLabels", "affinity", "emptyDir")
-"""Maps that must be equal. An additional entry would change their meaning; in other maps it is ignored."""
+"""Maps that must be equal, because an additional entry would change their meaning. In other maps, it is ignored."""
 
 
 def child_manifest(
     owner: KubeObject, resource: ApiResource[Any], name: str, labels: Mapping[str, str], spec: Manifest
 ) -> Manifest:
-    """Return the manifest of a child with labels, owner reference and hash. `resource` is the kind of the owner."""
+    """Return the manifest of a child with labels, owner reference and hash. `resource` describes the owner's kind."""
     metadata = owner.metadata
     reference = {
         "apiVersion": resource.api_version,
@@ -58,7 +64,7 @@ def is_owned(live: KubeObject, owner: KubeObject) -> bool:
 
 
 def is_orphan(live: KubeObject, desired: Manifest) -> bool:
-    """Return whether the object has the identity labels of the child, and only its owner reference was removed."""
+    """Return whether the object has the identity labels of the child but no controller owner reference."""
     labels: Mapping[str, str] = desired["metadata"]["labels"]
     identity = {name: labels[name] for name in IDENTITY_LABELS if name in labels}
     return live.metadata.controller_ref is None and identity.items() <= live.metadata.labels.items()
@@ -78,8 +84,8 @@ def matches_desired(live: RawObject, desired: Manifest) -> bool:
 def update_manifest(live: RawObject, desired: Manifest) -> Manifest:
     """Return the manifest that replaces the live object.
 
-    It has the complete desired spec. The metadata also keeps the entries of other clients: labels, annotations, owner
-    references and finalizers.
+    The manifest has the complete desired spec. Its metadata also contains the labels, annotations, owner references and
+    finalizers that other clients added to the live object.
     """
     metadata, desired_metadata = live.metadata, desired["metadata"]
     own_uids = {reference["uid"] for reference in desired_metadata["ownerReferences"]}
@@ -104,7 +110,7 @@ def _owner_references(live: RawObject) -> list[Manifest]:
 
 
 def _is_subset(desired: Any, actual: Any, key: str = "") -> bool:
-    """Return whether the actual value has all desired fields. Lists must match completely. 1024Mi equals 1Gi."""
+    """Return whether the actual value has all desired fields. Lists must have the same length. 1024Mi equals 1Gi."""
     match desired:
         case dict() | list() if desired == actual:  # fast path: most parts are equal
             return True
@@ -133,5 +139,5 @@ def _field_matches(actual: Manifest, name: str, value: Any, key: str) -> bool:
 
 
 def _is_omitted_when_empty(name: str, value: Any) -> bool:
-    """Return whether the API server omits the value. It does not omit false and 0 if they differ from the default."""
+    """Return whether the API server omits the value: an empty value, or `readOnly: false`, which is the default."""
     return value in (None, "", [], {}) or (name == "readOnly" and value is False)

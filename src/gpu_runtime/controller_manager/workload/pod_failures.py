@@ -1,6 +1,6 @@
-"""Finds the message that explains why the pods of a workload do not start. Pure.
+"""Finds the message that explains why the pods of a workload do not start. No I/O.
 
-The messages of kubelet, scheduler and API server are passed on unchanged.
+The result contains the original messages of the kubelet, the scheduler and the API server.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +28,8 @@ MAX_LINE_LENGTH = 512
 def startup_failure(deployment: RawDeployment | None, pods: Sequence[Pod]) -> str | None:
     """Return the most specific failure of a workload that is not ready, or None if no failure is known.
 
-    Failures of running pods come first, then rejected pods, then failed pods, then an exceeded progress deadline.
+    The first of these failures is returned: of a pod that has not finished, of a pod that the API server rejected, of a
+    failed pod, and last an exceeded progress deadline.
     """
     if deployment is not None and not is_generation_observed(deployment):
         return None  # the status and the pods belong to an earlier generation
@@ -76,7 +77,7 @@ def _crash_message(status: ContainerStatus, terminated: ContainerStateTerminated
 
 
 def last_line(message: str) -> str:
-    """Return the last non-empty line, truncated. In a log with a stack trace, it normally contains the error."""
+    """Return the last non-empty line, truncated. In a log with a stack trace, this line normally contains the error."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[-1][:MAX_LINE_LENGTH] if lines else ""
 
@@ -89,7 +90,7 @@ def _unschedulable(pod: Pod) -> str | None:
 
 
 def _failed_phase(pod: Pod) -> str | None:
-    """Report a pod with the phase Failed. The kubelet evicted it, or the node rejected it."""
+    """Report a pod with the phase Failed, for example because the kubelet evicted or rejected the pod."""
     if pod.status.phase != "Failed":
         return None
     return (
@@ -98,7 +99,7 @@ def _failed_phase(pod: Pod) -> str | None:
 
 
 def _replica_failure(conditions: Iterable[Condition]) -> str | None:
-    """Report that the API server rejects the pods, because of a quota or of a policy of the namespace."""
+    """Report that the API server rejects the pods because of a quota or policy of the namespace."""
     failures = (each for each in conditions if _is_true(each, "ReplicaFailure"))
     return next((f"the API server rejects the pods: {each.message}" for each in failures), None)
 

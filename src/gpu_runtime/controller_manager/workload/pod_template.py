@@ -1,4 +1,4 @@
-"""Parts of pod templates that units and pools share: containers, resources, security contexts, priorities. Pure."""
+"""Parts of pod templates that units and pools share: containers, resources, security contexts, priorities. No I/O."""
 
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import GPU_RESOURCE
@@ -8,9 +8,12 @@ STOCK_PRIORITY_CLASS = "gpu-runtime-stock"
 ACTIVE_PRIORITY_CLASS = "gpu-runtime-active"
 
 STOCK_TERMINATION_GRACE_SECONDS = 2
-"""The stock process exits immediately on SIGTERM, except if the signal arrives while the process starts. The grace
-period must not be 0: Kubernetes would delete the pod object before the process has exited, and the GPU would be in use
-without a pod."""
+"""Termination grace period of stock pods.
+
+The period can be short, because the stock process exits immediately on SIGTERM, unless the signal arrives while the
+process starts. The period must not be 0: Kubernetes would then delete the pod object before the process has exited,
+and the process would use the GPU without a pod.
+"""
 
 PLATFORM_UID = 10001
 
@@ -39,7 +42,7 @@ USER_SECURITY_CONTEXT: Manifest = {"allowPrivilegeEscalation": False}
 
 
 def resources(memory: str, gpu: int) -> Manifest:
-    """Return requests and limits. They are equal, so that memory is not overcommitted."""
+    """Return the resource requests and limits. They are equal, so that memory is not overcommitted."""
     amounts = ({"memory": memory} if memory else {}) | ({GPU_RESOURCE: str(gpu)} if gpu else {})
     return {"limits": amounts, "requests": amounts}
 
@@ -47,13 +50,13 @@ def resources(memory: str, gpu: int) -> Manifest:
 def main_container(image: str, template: Template, memory: str, gpu: int) -> Manifest:
     """Return the container `main`.
 
-    Empty fields are set explicitly: the controller owns them, so a value that another client adds is drift.
+    Empty fields are set explicitly, so that drift detection finds and removes values that another client adds.
     """
     return {
         "name": "main",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        # The kubelet copies the last log lines of a crash to the pod status. The unit's condition reports the last one.
+        # After a crash, the kubelet copies the last log lines to the pod status. The condition reports the last line.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": list(template.command),
         "args": list(template.args),

@@ -1,4 +1,4 @@
-"""Writes the status of an object if it changed, and records a Kubernetes Event if the Ready condition changed."""
+"""Writes the status of an object if the status changed. Records a Kubernetes Event if the Ready condition changed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class StatusWriter:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def write_status(self, informer: Informer[T], owner: T, before: KubeStruct, after: KubeStruct) -> None:
-        """Patch the status if it differs from the stored one. A status of a deleted object is dropped."""
+        """Patch the status if it differs from the stored status. Do nothing if the object was deleted."""
         if same_status(before, after):
             return
         patch = {"status": status_patch(before, after) | {"lastSyncTime": self.now()}}
@@ -67,18 +67,18 @@ class StatusWriter:
 def with_ready_condition(
     before: tuple[Condition, ...], readiness: HasReadiness, generation: int, now: str
 ) -> tuple[Condition, ...]:
-    """Return the conditions with the Ready condition set. Its transition time changes only with its status."""
+    """Return the conditions with the new Ready condition. Its transition time changes only if its status changes."""
     new = conditions.ready_condition(readiness.ready, readiness.reason, _truncated(readiness.message), generation)
     return conditions.set_condition(before, new, now)
 
 
 def same_status(before: KubeStruct, after: KubeStruct) -> bool:
-    """Return whether two statuses are equal apart from lastSyncTime."""
+    """Return whether two statuses are equal. Ignore lastSyncTime."""
     return _comparable_fields(before) == _comparable_fields(after)
 
 
 def status_patch(before: KubeStruct, after: KubeStruct) -> dict[str, Any]:
-    """Return a merge patch from one status to the other. It sets removed fields to null."""
+    """Return the merge patch that changes `before` to `after`. The patch sets removed fields to null."""
     old, new = _comparable_fields(before), _comparable_fields(after)
     return {field: new.get(field) for field in old.keys() | new.keys() if old.get(field) != new.get(field)}
 
@@ -101,8 +101,8 @@ def _truncated(message: str) -> str:
 def _needs_event(before: Condition | None, after: Condition) -> bool:
     """Return whether the change needs an Event.
 
-    A new reason always does. A new message with the same reason does only if it reports a problem; normal progress is
-    visible in the status alone.
+    A new reason always needs an Event. A new message with the same reason needs an Event only if the condition reports
+    a problem. Normal progress is visible only in the status.
     """
     if before is None or before.reason != after.reason:
         return True

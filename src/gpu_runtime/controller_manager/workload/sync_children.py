@@ -11,10 +11,10 @@ from gpu_runtime.kube.controller import Done, ReconcileResult, RequeueAfter
 from gpu_runtime.kube.meta import KubeObject
 
 SHORT_REQUEUE_SECONDS = 1.0
-"""Requeue delay for causes that disappear without an action, such as a child of a deleted owner with the same name."""
+"""Requeue delay if the cause disappears without user action, for example if a child of a deleted owner still exists."""
 
 POLL_REQUEUE_SECONDS = 15.0
-"""Requeue delay for causes that an operator must remove, and for which this process gets no event."""
+"""Requeue delay if this process receives no event when the cause disappears."""
 
 WORKLOAD_POLLED_REASONS = (
     ReadyReason.NAME_TAKEN,
@@ -24,13 +24,13 @@ WORKLOAD_POLLED_REASONS = (
     ReadyReason.POD_STATUS_SYNC_FAILED,
     ReadyReason.STOCK_RELEASING,
 )
-"""Reasons whose cause can disappear without an event that this process watches. The controller requeues them."""
+"""Reasons for which the controller requeues the owner, because their cause can disappear without a watched event."""
 
 
 async def sync_children(
     client: KubeClient, informers: ControllerInformers, owner: KubeObject, children: Iterable[DesiredChild]
 ) -> Blocked | None:
-    """Apply the children in order. Stop at the first rejected child and return its cause.
+    """Apply the children in order. Stop at the first rejected child and return the cause of the rejection.
 
     Every write is recorded in the informer store, so that the next read does not use a stale cache.
     """
@@ -44,7 +44,7 @@ async def sync_children(
 
 
 def requeue_outcome(result: WorkloadReadiness) -> ReconcileResult:
-    """Return after which time to reconcile again without an event."""
+    """Return the delay after which to reconcile again even if no event occurs, or `Done` if an event is sufficient."""
     if result.reason not in WORKLOAD_POLLED_REASONS:
         return Done()
     disappears_soon = result.reason is ReadyReason.NAME_TAKEN and result.phase is UnitPhase.PROGRESSING

@@ -1,4 +1,4 @@
-"""Child objects with an unstructured spec, for a complete comparison with the desired spec."""
+"""Child objects with an unstructured spec, so that drift detection can compare all fields of the spec."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from gpu_runtime.kube.meta import ApiResource, KubeObject
 
 
 class RawObject(KubeObject, frozen=True, kw_only=True):
-    # Not a typed model: fields that a model lacks, or omits as defaults, could not be compared.
+    # A typed model would hide the fields that it does not define and the fields with default values.
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -36,5 +36,5 @@ def is_generation_observed(deployment: RawDeployment) -> bool:
 
 
 def has_pods(deployment: RawDeployment | None) -> bool:
-    """Return whether the Deployment has pods, ready or not, or may have pods that its status does not report yet."""
+    """Return whether the Deployment has pods, or may have pods because its status is not up to date."""
     return deployment is not None and (deployment.status.replicas > 0 or not is_generation_observed(deployment))

@@ -1,4 +1,4 @@
-"""Result of the readiness decision of a unit or pool. Pure."""
+"""The readiness of a unit or pool."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class WorkloadReadiness:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Why the children are not created or updated. `failed` is false if the cause disappears without an action."""
+    """Why the children are not created or updated. `failed` is False if the cause disappears without user action."""
 
     reason: ReadyReason
     message: str

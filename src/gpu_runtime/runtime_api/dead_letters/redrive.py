@@ -1,12 +1,12 @@
 """Builds the message that a redrive of a dead letter publishes. Pure functions.
 
-A dead-lettered invocation already has its result with the state dead_lettered, and its invocationID keeps that result.
-A redrive enqueues a new invocation of the same request. The new ID combines the old ID and the ID of the dead letter,
+A dead-lettered invocation already has a result with the state dead_lettered, and this result does not change. So a
+redrive enqueues a new invocation with the same request. The new ID combines the old ID and the ID of the dead letter,
 so that repeated redrives of one dead letter create one invocation. The new invocation has a new deadline, and no caller
-waits for its reply. It always starts in the invoke stream, also if the dead letter comes from the dispatch stream.
+waits for its reply. It always starts in the invoke stream, even if the dead letter comes from the dispatch stream.
 
-A dead letter from the result stream holds the result of an invocation that has no stored result. A redrive publishes
-this result unchanged.
+A dead letter from the result stream contains the result of an invocation whose result was never stored. A redrive
+publishes this result unchanged.
 """
 
 from msgspec import structs
@@ -26,7 +26,7 @@ from gpu_runtime.jetstream.delivery import OutgoingMessage
 def redriven_invocation(letter: DeadLetter) -> Invocation:
     """Return the new invocation.
 
-    Raises NotRedrivable if the message is malformed: it would be dead-lettered again.
+    Raises NotRedrivable if the message is malformed, because a consumer would dead-letter it again.
     """
     try:
         original = (
@@ -48,7 +48,10 @@ def redriven_invocation(letter: DeadLetter) -> Invocation:
 
 
 def _redrive_errors(original: Invocation, letter: DeadLetter) -> FieldErrors:
-    """Check the fields that become NATS subjects and keys. They may be the reason for the dead letter."""
+    """Yield the errors of the fields that become parts of NATS subjects and keys.
+
+    Such an error may be the reason why the message was dead-lettered.
+    """
     yield from invocation_id_errors(original.invocation_id)
     if original.serverless_request_id != letter.serverless_request_id:
         text = f"{original.serverless_request_id!r} does not match the subject {letter.subject}"
@@ -70,5 +73,5 @@ def redriven_result(letter: DeadLetter) -> OutgoingMessage:
 
 
 def _redrive_headers(letter: DeadLetter) -> dict[str, str]:
-    """Return the headers without those that NATS set."""
+    """Return the headers of the dead letter without the headers that NATS has set."""
     return {name: value for name, value in letter.headers.items() if not name.lower().startswith("nats-")}

@@ -10,7 +10,7 @@ class ListDeadLetters(PagedQuery, frozen=True, kw_only=True):
     """Filters of the dead-letter list."""
 
     source: Stream | UnsetType = UNSET
-    """Only dead letters from this stream: invoke, dispatch or result."""
+    """Lists only dead letters from this stream: invoke, dispatch or result."""
 
     serverless_request_id: str | UnsetType = field(default=UNSET, name="serverlessRequestID")
-    """Only dead letters of this function."""
+    """Lists only dead letters of this function."""

@@ -59,7 +59,8 @@ def _list(handle: _DeadLetterHandlers) -> Route:
         scope=Scope.OPERATOR,
         needs_cluster=False,
         query=ListDeadLetters,
-        description="Messages that a consumer dead-lettered, starting with the oldest, without headers and content.",
+        description="Lists the messages that consumers dead-lettered, starting with the oldest. Headers and content are"
+        " omitted.",
         tag=TAG,
     )
 
@@ -108,11 +109,12 @@ def _redrive(handle: _DeadLetterHandlers) -> Route:
         scope=Scope.OPERATOR,
         needs_cluster=False,
         description=(
-            "Enqueues the invocation of the dead letter again, or publishes its result again, and then deletes the dead"
-            " letter. The invocation runs with a new invocationID, because the old one already has a result. The"
-            " response contains the new invocationID, which is always the same for one dead letter. A repeated request"
-            " returns 404, and nothing runs twice. 409 not_redrivable: the message is malformed, and would be"
-            " dead-lettered again. 429: the queue of the function is full, and the dead letter stays."
+            "If the dead letter contains an invocation, enqueues it again. If the dead letter contains a result,"
+            " publishes the result again. Then deletes the dead letter. The invocation runs with a new invocationID,"
+            " because the old one already has a result. The response contains the new invocationID, which is always the"
+            " same for one dead letter. A repeated request returns 404, and the invocation does not run a second time."
+            " 409 not_redrivable: the message is malformed, and a consumer would dead-letter it again. 429: the queue"
+            " of the function is full, and the dead letter stays."
         ),
         tag=TAG,
     )

@@ -42,7 +42,7 @@ class DeadLetterService:
     enqueuer: InvocationEnqueuer
 
     async def list(self, query: ListDeadLetters) -> tuple[list[DeadLetterView], str | None]:
-        """Return one page, starting with the oldest dead letter, and the cursor of the next page."""
+        """Return one page, starting with the oldest dead letter, and the continue token of the next page."""
         source, request_id = _filters(query)
         views: list[DeadLetterView] = []
         async for found in self._scan(source, request_id, start_sequence(query.after)):
@@ -106,7 +106,8 @@ def _decode_dead_letter(message: StoredMessage) -> DeadLetter | None:
     try:
         return decode(message.data, DeadLetter)
     except MessageDecodeError as error:
-        logger.warning("malformed dead letter skipped", extra={"sequence": message.sequence, "error": str(error)})
+        fields = {"subject": message.subject, "sequence": message.sequence, "error": str(error)}
+        logger.warning("dead letter decoding failed: dead letter skipped", extra=fields)
         return None
 
 

@@ -21,10 +21,10 @@ class DeadLetterView(View, frozen=True, kw_only=True):
     """The stream that the message comes from."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """The function: its serverless.requestID, or unknown."""
+    """The serverless.requestID of the function, or unknown if the subject of the message has no valid requestID."""
 
     invocation_id: str | None = field(default=None, name="invocationID")
-    """The invocation, if the message contains a readable invocationID."""
+    """The ID of the invocation. Omitted if the message contains no readable invocationID."""
 
     failure_class: FailureClass = field(name="class")
     """Why the message was dead-lettered, as a code for programs."""
@@ -64,11 +64,11 @@ class RedriveView(View, frozen=True, kw_only=True):
     """The stream that the message comes from."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """The function: its serverless.requestID."""
+    """The serverless.requestID of the function."""
 
     invocation_id: str | None = field(default=None, name="invocationID")
-    """The invocationID of the redriven message. An invocation gets a new ID, because the old ID already has its one
-    result. A result keeps its ID."""
+    """The invocationID of the redriven message. A redriven invocation gets a new ID, because the old ID already has a
+    result. A redriven result keeps its invocationID."""
 
 
 def dead_letter_view(letter: DeadLetter, *, include_message: bool) -> DeadLetterView:

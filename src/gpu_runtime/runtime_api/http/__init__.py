@@ -1,4 +1,4 @@
 """The HTTP edge: routes as data, authentication, rate limits, decoding, the response envelope and the OpenAPI document.
 
-No product logic: the packages `units`, `stock`, `storages`, `operations`, `invocations` and `dead_letters` contain it.
+The product logic is in the packages `units`, `stock`, `storages`, `operations`, `invocations` and `dead_letters`.
 """

@@ -1,7 +1,7 @@
 """The access log, the audit log and the metrics of HTTP requests.
 
-Every write is logged to the audit log at info. Every read is logged to the access log at debug. Metrics count all
-requests by route.
+Every write is logged to the audit log with level info. Every read is logged to the access log with level debug. Metrics
+count all requests by route.
 """
 
 import logging
@@ -27,7 +27,7 @@ _DURATION_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 
 @dataclass(slots=True)
 class AccessRecord:
-    """The log fields of one request. They are filled in while the request is processed."""
+    """The log fields of one request. The HTTP edge sets them while it processes the request."""
 
     http_request_id: str
     method: str
@@ -47,13 +47,13 @@ class AccessLog:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "gpu_runtime_http_requests",
-            "HTTP requests by route, method and status code",
+            "Number of HTTP requests by route, method and status code",
             ["route", "method", "code"],
             registry=registry,
         )
         self._duration = Histogram(
             "gpu_runtime_http_request_duration_seconds",
-            "Time from the start of an HTTP request to its response",
+            "Time in seconds from the start of an HTTP request to its response, by route",
             ["route"],
             buckets=_DURATION_BUCKETS_SECONDS,
             registry=registry,
@@ -64,9 +64,9 @@ class AccessLog:
     def log(self, entry: AccessRecord, status: int, seconds: float) -> None:
         self._observe(entry.route, _METRIC_METHODS.get(entry.method, "other"), status, seconds)
         if entry.method not in READ_METHODS:
-            audit_logger.info("request completed", extra=_log_fields(entry, status, seconds))
+            audit_logger.info("HTTP request completed", extra=_log_fields(entry, status, seconds))
         elif access_logger.isEnabledFor(logging.DEBUG):
-            access_logger.debug("request completed", extra=_log_fields(entry, status, seconds))
+            access_logger.debug("HTTP request completed", extra=_log_fields(entry, status, seconds))
 
     def _observe(self, route: str, method: str, status: int, seconds: float) -> None:
         counter = self._counters.get((route, method, status))

@@ -1,8 +1,9 @@
 """Builds the aiohttp application from the routes.
 
-Every request gets a request ID, is authenticated, rate limited and decoded, and is logged with its response. A fault
-that a handler raises becomes the error response of its type. An unexpected exception becomes a 500 response with the
-request ID. Only the log contains its details.
+Every request gets a request ID. Then the application authenticates, rate limits and decodes the request, calls its
+handler, and logs the request with its response. If the handler raises a fault, the response is the error of that type.
+If the handler raises an unexpected exception, the response is a 500 with the request ID, and only the log contains the
+details.
 """
 
 import asyncio
@@ -59,16 +60,18 @@ class Edge:
     access_log: AccessLog
     limits: RequestLimitSettings
     stale_reason: HealthCheck
-    """Why the informer caches cannot be used now, or None. Routes without a scope, and routes that do not need the
-    cluster, work in any case."""
+    """Returns why the informer caches cannot be used now, or None if they can. Routes without a scope and routes that
+    do not need the cluster do not call it."""
     stopping: asyncio.Event
 
 
 def make_app(
     routes: Sequence[Route], edge: Edge, plain: Mapping[str, HealthHandler] = _NO_PLAIN_HANDLERS
 ) -> web.Application:
-    """Build the application of these routes. Plain handlers answer GET on their paths without authentication and
-    without the response envelope."""
+    """Build the application from these routes.
+
+    The plain handlers answer GET requests on their paths. They use no authentication and no response envelope.
+    """
     app = web.Application(client_max_size=edge.limits.max_request_bytes + 1)
     for path, handler in plain.items():
         resource = app.router.add_resource(path)
@@ -103,7 +106,7 @@ def _routes_by_method(routes: Sequence[Route]) -> Iterator[tuple[str, Route]]:
 async def _send_100_continue(request: web.Request) -> None:
     """Send `100 Continue` to a client that waits for it before it sends the body.
 
-    A client that has disconnected meanwhile is not an error.
+    It is not an error if the client has disconnected in the meantime.
     """
     if request.version >= HttpVersion11 and request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         with suppress(ConnectionError):
@@ -147,8 +150,15 @@ class InstrumentedHandler:
         except Exception as error:
             fault = self._timeout_fault() if limit.expired() else fault_from_exception(error)
             if isinstance(fault, InternalError):
-                extra = {"http_request_id": entry.http_request_id, "route": entry.route, **entry.logged_ids}
-                logger.exception("unhandled error in request handler", extra=extra)
+                extra = {
+                    "http_request_id": entry.http_request_id,
+                    "method": entry.method,
+                    "route": entry.route,
+                    "path": entry.path,
+                    "caller": entry.caller,
+                    **entry.logged_ids,
+                }
+                logger.exception("HTTP request handler raised an unexpected exception: returning 500", extra=extra)
             return error_response(fault, entry.http_request_id)
 
     def _timeout_fault(self) -> Unavailable:
@@ -161,7 +171,7 @@ class InstrumentedHandler:
             headers["Content-Type"] = "application/json"
         response = web.Response(body=reply.body or None, status=reply.status, headers=headers)
         if self._edge.stopping.is_set():
-            response.force_close()  # the client sends its next request to another replica
+            response.force_close()  # so that the client sends its next request to another replica
         return response
 
 
@@ -216,7 +226,7 @@ class RouteAdmission:
         except web.HTTPRequestEntityTooLarge as error:
             raise _too_large(limit) from error
         except (web.RequestPayloadError, OSError) as error:  # the client may have disconnected
-            raise Invalid([FieldError("body", "is incomplete")]) from error
+            raise Invalid([FieldError("body", "is incomplete; send the whole body")]) from error
 
 
 def _too_large(limit: int) -> TooLarge:
@@ -224,12 +234,12 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def http_request_id(header: str | None) -> str:
-    """The caller's X-Request-ID if it is safe in a log line and in a header, else a new ID."""
+    """Return the caller's X-Request-ID if it is safe in a log line and in a header, otherwise a new ID."""
     return header if header is not None and _REQUEST_ID_PATTERN.fullmatch(header) else uuid.uuid4().hex
 
 
 def fault_from_exception(error: BaseException) -> RuntimeFault:
-    """The fault to answer with for an exception of a handler."""
+    """Return the fault for the error response to an exception of a handler."""
     match error:
         case RuntimeFault():
             return error

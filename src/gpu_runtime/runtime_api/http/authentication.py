@@ -1,5 +1,4 @@
-"""Authenticates callers by bearer token: a token of the token file, or the token of a service account of the
-cluster."""
+"""Authenticates callers by bearer token. The token is in the token file, or it belongs to a service account."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +21,7 @@ _BEARER_HINT = "send 'Authorization: Bearer TOKEN'"
 
 
 class BearerAuthenticator:
-    """Looks the token up in the token file first, which costs nothing, and then asks Kubernetes."""
+    """Looks up the token in the token file first, because this needs no request. Then asks Kubernetes."""
 
     def __init__(self, tokens: TokenFile | None, reviewer: TokenReviewer | None) -> None:
         self._token_file = tokens
@@ -34,7 +33,7 @@ class BearerAuthenticator:
         if caller is None and self._reviewer is not None:
             caller = await self._reviewer.find_caller(token)
         if caller is None:
-            raise Unauthenticated("the bearer token is unknown or no longer valid")
+            raise Unauthenticated("the bearer token is unknown or no longer valid; send a valid token")
         return caller
 
 
@@ -56,7 +55,7 @@ def build_authenticator(
     Raises InvalidSettings if authentication is required and no caller is configured.
     """
     if settings.mode == "off":
-        logger.warning("authentication is disabled: every caller has every scope")
+        logger.warning("authentication disabled: every caller has every scope")
         return AnonymousAuthenticator(), ()
     if not settings.token_file and not settings.service_accounts:
         raise InvalidSettings(

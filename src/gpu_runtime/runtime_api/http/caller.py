@@ -19,12 +19,12 @@ class Caller:
 
 
 ANONYMOUS = Caller("anonymous", frozenset(Scope))
-"""Every caller if authentication is off, and every caller of an open route."""
+"""The caller of every request if authentication is off, and of every request to a route without a scope."""
 
 
 class Authenticator(Protocol):
     async def authenticate(self, authorization: str | None) -> Caller:
-        """The caller that sent this Authorization header.
+        """Return the caller that sent this Authorization header.
 
         Raises Unauthenticated if the header identifies no caller, and Unavailable if the token cannot be verified now.
         """

@@ -1,6 +1,6 @@
-"""Decodes request bodies, query strings and path parameters into the structs of a route. Pure.
+"""Decodes request bodies, query strings and path parameters into the structs of a route. Pure functions.
 
-A request that does not match raises Invalid with all its errors, field by field.
+If a request does not match the structs, the functions raise Invalid with the errors by field.
 """
 
 import json
@@ -42,7 +42,7 @@ _JSON_TYPE_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 class NoBody(Body, frozen=True, kw_only=True):
-    """The body of a route without a body. An empty object is accepted like no body."""
+    """The body of a route that needs no body. The caller may send an empty JSON object or no body."""
 
 
 def decode_body(raw: bytes, content_type: str, model: type[B]) -> B:
@@ -64,7 +64,8 @@ def decode_query(pairs: Sequence[tuple[str, str]], model: type[Q]) -> Q:
     parameters = dict(pairs)
     if len(parameters) < len(pairs):
         names = [name for name, _ in pairs]
-        raise Invalid([FieldError(name, "is given more than once") for name in parameters if names.count(name) > 1])
+        duplicates = [name for name in parameters if names.count(name) > 1]
+        raise Invalid([FieldError(name, "is given more than once; send it once") for name in duplicates])
     return _decode_model(parameters, model, lambda: msgspec.convert(parameters, model, strict=False), "parameter")
 
 
@@ -114,7 +115,7 @@ def _decoder(model: type[B]) -> msgspec.json.Decoder[B]:
 
 
 def _decode_model(document: dict[str, Any], model: type[S], decode: Callable[[], S], noun: str) -> S:
-    """Decode, and report unknown and missing fields together with the first error of the decoder."""
+    """Decode the document. Raises Invalid with all unknown and missing fields and the first error of the decoder."""
     problems = [] if has_exact_fields(document, model) else _unknown_and_missing_fields(document, model, noun)
     try:
         decoded = decode()
@@ -134,7 +135,7 @@ def _unknown_and_missing_fields(document: dict[str, Any], model: type, noun: str
 
 
 def _problem_from_validation_error(error: str, document: Any, model: type) -> FieldError:
-    """The error message of the decoder, with the path of the field and the names of JSON types."""
+    """Convert an error message of the decoder to a FieldError with the field's path and the names of JSON types."""
     text, _, location = error.partition(" - at `$")
     path = location.rstrip("`").lstrip(".")
     if key := re.search(r" - at `key` in `\$(.*)`$", error):

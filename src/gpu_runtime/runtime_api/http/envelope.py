@@ -1,4 +1,4 @@
-"""Encodes responses: the data envelope, the error envelope, and the HTTP status of every fault. Pure."""
+"""Encodes responses: the data envelope, the error envelope, and the HTTP status of every fault. Pure functions."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from gpu_runtime.runtime_api.http.route import APIResponse
 
 REQUEST_ID_HEADER = "X-Request-ID"
 DEFAULT_RETRY_AFTER_SECONDS = 2
-"""The Retry-After of a fault that has no delay of its own."""
+"""The Retry-After header of a fault that does not specify a delay."""
 
 
 class MethodNotAllowed(Rejected):
@@ -40,7 +40,7 @@ class MethodNotAllowed(Rejected):
 
 
 class InternalError(RuntimeFault):
-    """An unexpected error in the API. The message has no details. The log has them under the request ID."""
+    """An unexpected error in the API. The message contains no details. The log contains them with the request ID."""
 
     code = "internal"
 
@@ -62,7 +62,7 @@ FAULT_STATUS: Mapping[type[RuntimeFault], int] = MappingProxyType(
         SyncTimeout: 504,
     }
 )
-"""A fault that is not listed has the status of its nearest base class."""
+"""The HTTP status of each fault. A fault that is not listed has the status of its nearest base class."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _error_details(fault: RuntimeFault) -> list[dict[str, str]]:
         case Invalid(errors=problems):
             return [{"field": problem.path, "message": problem.message} for problem in problems]
         case SyncTimeout(invocation_id=invocation_id):
-            return [{"field": "invocationID", "value": invocation_id, "message": "fetch the result later with this ID"}]
+            return [{"field": "invocationID", "value": invocation_id, "message": "get the result later with this ID"}]
     return []
 
 

@@ -14,12 +14,12 @@ from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery,
 
 PROBE_TIMEOUT_SECONDS = 1.5
 PROBE_CACHE_TTL_SECONDS = 0.5
-"""Callers share one probe result for this time. The route is open, and anyone may call it at any rate."""
+"""Callers share one probe result for this time, because the route has no authentication and no rate limit."""
 
 
 class Health(View, frozen=True, kw_only=True):
     status: Literal["ok", "degraded"]
-    """ok, or degraded if some or all of the other routes answer 503."""
+    """degraded if at least some of the other routes answer 503, otherwise ok."""
 
     version: str
     """The version of this replica."""
@@ -44,14 +44,14 @@ class KubeProbe:
     """Checks whether the API server answers. Concurrent callers share one request."""
 
     def __init__(self, client: KubeClient) -> None:
-        # Without the connection limit: the probe must not wait behind slow requests, because it diagnoses them.
+        # The connection limit does not apply: the probe diagnoses slow requests, so it must not wait behind them.
         self._client = client.with_options(PROBE_TIMEOUT_SECONDS, NO_RETRY).without_connection_limit()
         self._lock = asyncio.Lock()
         self._checked_at = float("-inf")
         self._version, self._error = "", ""
 
     async def check(self) -> tuple[str, str]:
-        """The version of the API server and an empty error, or an empty version and the error."""
+        """Return the version of the API server and an empty error, or an empty version and the error."""
         async with self._lock:
             if time.monotonic() - self._checked_at > PROBE_CACHE_TTL_SECONDS:
                 self._version, self._error = await self._query_version()
@@ -92,7 +92,8 @@ def routes(
 def build_health(
     kubernetes_version: str, kubernetes_error: str, stale_reason: str | None, nats_problem: str | None
 ) -> Health:
-    """Combine the checks. Each argument except the version is an error message, or empty or None if all is well."""
+    """Combine the checks. Each argument except the version is an error message. Without an error, it is empty or
+    None."""
     problems = [kubernetes_error or stale_reason or "", nats_problem or ""]
     return Health(
         status="degraded" if any(problems) else "ok",

@@ -1,7 +1,7 @@
-"""Generates the JSON Schemas of request and response bodies from their models. Pure.
+"""Generates the JSON Schemas of request and response bodies from their models. Pure functions.
 
-Request schemas are closed at every depth: an unknown field is an error. Response schemas are open: a later version may
-add fields.
+Request schemas reject unknown fields at every depth. Response schemas allow them, because a later version may add
+fields.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,14 +31,14 @@ SCALAR_SCHEMAS: dict[type[inspect.Type], tuple[JSONSchema, dict[str, str]]] = {
 
 
 def components(request_types: Iterable[Any], response_types: Iterable[Any]) -> dict[str, JSONSchema]:
-    """The schema of every struct in these types by name, sorted by name. A struct that requests use is closed."""
+    """Return the schemas of all structs in these types, sorted by name. Structs of requests reject unknown fields."""
     request_models = set(_structs(request_types))
     models = request_models | set(_structs(response_types))
     return _schemas_by_name((model, struct_schema(model, is_request=model in request_models)) for model in models)
 
 
 def struct_schema(model: type[Struct], is_request: bool) -> JSONSchema:
-    """The schema of a struct, with the fields in their order of declaration."""
+    """Return the schema of a struct, with the fields in the order of their declaration."""
     schema: JSONSchema = {"description": class_doc(model)} if class_doc(model) else {}
     schema["type"] = "object"
     if required := [field.encode_name for field in _fields(model) if field.required]:
@@ -111,7 +111,7 @@ def _without_kubernetes_keywords(keywords: JSONSchema) -> JSONSchema:
 
 
 def _with_default(schema: JSONSchema, default: Any) -> JSONSchema:
-    """Add the default. An empty string means that the field is not set, so the pattern must also allow it."""
+    """Add the default. An empty string means that the field is not set, so the pattern must allow an empty string."""
     if default == "" and "pattern" in schema:
         return schema | {"pattern": f"^$|{schema['pattern']}"}
     if default is NODEFAULT or not isinstance(default, bool | int | float | str) or default == "":
@@ -120,7 +120,7 @@ def _with_default(schema: JSONSchema, default: Any) -> JSONSchema:
 
 
 def _structs(kinds: Iterable[Any]) -> Iterator[type[Struct]]:
-    """Every struct that occurs in these types, at any depth."""
+    """Yield every struct that occurs in these types, at any depth."""
     pending = list(inspect.multi_type_info(kinds))
     seen: set[type[Struct]] = set()
     while pending:

@@ -1,4 +1,4 @@
-"""Generates the OpenAPI document from the routes. Pure: no handler is called.
+"""Generates the OpenAPI document from the routes. Pure functions: they call no handler.
 
 The document does not depend on the order of the routes, so that the checked-in file changes only if the API changes.
 """
@@ -24,9 +24,9 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 INFO: JSONSchema = {
     "title": "GPU Runtime",
     "description": "Manages warm GPU stock and the units that are created from it. Every response body is `{data}` or"
-    " `{error}`. Every request that creates a unit, a pool or stock has an operationID; sending it again with the same"
-    " operationID does not create a second object. An unknown path is answered with 404. An unsupported method is"
-    " answered with 405 and `Allow`.",
+    " `{error}`. Every request that creates a unit, a pool or stock has an operationID. If a caller sends the same"
+    " request with the same operationID again, the API creates no second object. The API answers 404 for an unknown"
+    " path, and 405 with the header `Allow` for an unsupported method.",
     "version": "v1",
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
 }
@@ -41,7 +41,7 @@ PATH_PARAM_DESCRIPTIONS = {
 BEARER_SECURITY_SCHEME: JSONSchema = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A token of the configured token file, or a token of a configured service account.",
+    "description": "A token from the configured token file, or a token of a configured service account.",
 }
 
 
@@ -63,7 +63,7 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def serialize_document(openapi: dict[str, Any]) -> bytes:
-    """The document as indented JSON, as the API serves it and as the repository contains it."""
+    """Return the document as indented JSON. The API serves this text, and the repository contains it."""
     return msgspec.json.format(msgspec.json.encode(openapi), indent=2) + b"\n"
 
 

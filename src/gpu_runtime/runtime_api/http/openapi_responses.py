@@ -1,5 +1,7 @@
 """Generates the OpenAPI responses of a route: its successes, its own errors, and the errors common to all routes.
-Pure."""
+
+Pure functions.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, get_origin
@@ -19,7 +21,7 @@ from gpu_runtime.runtime_api.http.json_schema import JSONSchema, schema_of
 from gpu_runtime.runtime_api.http.route import Route
 
 REPLAY_DESCRIPTION = (
-    "A replay: the same request was sent before with this ID. The response is the result of the first request."
+    "A replay: the API has accepted the same request before. The response describes the outcome of the first request."
 )
 SUCCESS_DESCRIPTIONS = {
     200: "Success.",
@@ -28,19 +30,19 @@ SUCCESS_DESCRIPTIONS = {
     204: "Success, without a response body.",
 }
 ERROR_DESCRIPTIONS = {
-    400: "The request is invalid. `details` has the errors by field.",
+    400: "The request is invalid. `details` contains the errors by field.",
     401: "The request has no valid bearer token.",
     403: "The caller lacks the required scope.",
     404: "The object does not exist.",
-    409: "The request conflicts with the current state. `code` has the reason.",
+    409: "The request conflicts with the current state. `code` contains the reason.",
     410: "The object that this operationID created has been deleted.",
     413: "The request body is larger than the limit.",
     429: "Too many requests. Send the request again after the time in `Retry-After`.",
     503: "A dependency of the API is unavailable. The same request may succeed later.",
-    504: "The result did not arrive in time. `details` has the invocationID to fetch the result with later.",
+    504: "The result did not arrive in time. `details` contains the invocationID. Use it to get the result later.",
 }
 COMMON_FAULTS = (Invalid, Unauthenticated, Forbidden, NotFound, TooLarge, Overloaded, Unavailable)
-"""The faults that have the same description on every route. They share one response component."""
+"""The faults that have the same description on every route. Each of them has one response component for all routes."""
 
 COMMON_RESPONSE_NAMES = {
     400: "Invalid",
@@ -51,7 +53,8 @@ COMMON_RESPONSE_NAMES = {
     429: "Overloaded",
     503: "Unavailable",
 }
-"""The names of the response components. The phrases of `http.HTTPStatus` change with the Python version."""
+"""The names of the response components. The phrases of `http.HTTPStatus` are not used, because they differ between
+Python versions."""
 
 COMMON_HEADERS = {"X-Request-ID"}
 ERROR_HEADERS = {401: {"WWW-Authenticate"}, **{status: {"Retry-After"} for status in (429, 503, 504)}}
@@ -112,14 +115,14 @@ ERROR_SCHEMAS: dict[str, JSONSchema] = {
 
 
 def route_responses(route: Route) -> dict[str, JSONSchema]:
-    """All responses of the route, sorted by status."""
+    """Return all responses of the route, sorted by status."""
     by_status = {status: _success_response(route, status, data) for status, data in route.responses.items()}
     by_status |= {status: _error_response(status, faults) for status, faults in _faults_by_status(route).items()}
     return {str(status): by_status[status] for status in sorted(by_status)}
 
 
 def common_responses() -> dict[str, JSONSchema]:
-    """The shared error responses, by the component names that `route_responses` references."""
+    """Return the shared error responses by component name. `route_responses` refers to these names."""
     shared = {http_status(fault): fault for fault in COMMON_FAULTS}
     return {
         COMMON_RESPONSE_NAMES[status]: _inline_error_response(status, [shared[status]]) for status in sorted(shared)
@@ -143,7 +146,7 @@ def _faults_by_status(route: Route) -> dict[int, set[type[RuntimeFault]]]:
 
 
 def _middleware_faults(route: Route) -> Iterator[type[RuntimeFault]]:
-    yield from (Invalid, TooLarge)  # also without a body or query: a caller may send one anyway
+    yield from (Invalid, TooLarge)  # on every route: a caller may send a body or query that the route does not have
     yield Unavailable
     if route.scope:
         yield from (Unauthenticated, Forbidden, Overloaded)

@@ -1,7 +1,7 @@
-"""Pagination of lists that change between requests. Pure.
+"""Pagination of lists that change between requests. Pure functions.
 
-Each page starts after the last key of the previous page. Objects that are created or deleted in between therefore cause
-no duplicates and no gaps.
+Each page starts after the last key of the previous page. Objects that are created or deleted between two requests
+therefore cause no duplicates and no gaps.
 """
 
 import base64
@@ -33,7 +33,7 @@ class PagedQuery(Query, frozen=True, kw_only=True):
 def paginate(
     items: Sequence[T], key: Callable[[T], tuple[str, str]], limit: int, after: str | None
 ) -> tuple[list[T], str | None]:
-    """The items of the page in the order of their keys, and the continue token of the next page or None."""
+    """Return the items of the page in the order of their keys, and the continue token of the next page or None."""
     last_key = decode_cursor(after) if after else ("", "")
     remaining = sorted((item for item in items if key(item) > last_key), key=key)
     page = remaining[:limit]
@@ -41,7 +41,7 @@ def paginate(
 
 
 def encode_cursor(last_key: tuple[str, str]) -> str:
-    """The continue token of the page that ends with this key."""
+    """Return the continue token of a page that ends with this key."""
     return base64.urlsafe_b64encode(msgspec.json.encode(last_key)).decode().rstrip("=")
 
 

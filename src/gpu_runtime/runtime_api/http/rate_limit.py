@@ -1,4 +1,4 @@
-"""Rate limit per caller: one token bucket per caller, in bounded memory. Pure: the caller passes the time."""
+"""Rate limit per caller: one token bucket per caller, in bounded memory. Pure: the time is a parameter."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -38,6 +38,6 @@ class CallerRateLimiter:
         if bucket is None:
             bucket = self._buckets[caller] = _TokenBucket(self._burst, now)
             if len(self._buckets) > self._max_callers:
-                self._buckets.popitem(last=False)  # most likely a full bucket: evicting it changes nothing
+                self._buckets.popitem(last=False)  # the least recently used bucket: most likely full, like a new one
         self._buckets.move_to_end(caller)
         return bucket

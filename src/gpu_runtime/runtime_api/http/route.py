@@ -17,13 +17,13 @@ class Scope(StrEnum):
     """A permission of a caller."""
 
     OPERATOR = "operator"
-    """Stock, pools, jobs and the inventory: /api/v1/operator."""
+    """Allows requests for stock, pools, jobs, the inventory and dead letters: all paths below /api/v1/operator."""
     RUNTIME = "runtime"
-    """Units, storages and invocations."""
+    """Allows requests for units, storages and invocations."""
 
 
 class Body(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A request body. Unknown fields are errors, at every depth."""
+    """A request body. The API rejects unknown fields at every depth."""
 
 
 class Query(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -31,7 +31,7 @@ class Query(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NoQuery(Query, frozen=True, kw_only=True):
-    """The query of a route without query parameters. Any parameter is an error."""
+    """The query of a route without query parameters. The API rejects every parameter."""
 
 
 class View(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -79,7 +79,7 @@ class Route:
     responses: Mapping[int, Any]
     """The type of the data by success status: list[...] for a list, None for no data."""
     faults: tuple[type[RuntimeFault], ...] = ()
-    """The faults of this route, in addition to those of every route."""
+    """The faults of this route, in addition to the faults that every route can raise."""
     scope: Scope | None = None
     """The scope that the caller needs. None for a route that needs no authentication."""
     needs_cluster: bool = True

@@ -1,6 +1,6 @@
 """Serves Swagger UI and the OpenAPI document from files of this package. The page loads nothing from other servers.
 
-These paths need no authentication: they describe how to use the API and contain no data of it.
+These paths need no authentication: they describe how to use the API and do not expose its data.
 """
 
 import gzip
@@ -19,7 +19,7 @@ FILE_CONTENT_TYPES = {
     "swagger-ui.css": "text/css",
 }
 
-# Swagger UI needs inline styles and data: images. Everything else may be loaded only from the API itself.
+# Swagger UI needs inline styles and `data:` images. A browser may load all other content only from the API itself.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -57,7 +57,7 @@ def add_swagger(app: web.Application, document: bytes) -> None:
 
 
 def swagger_handlers(document: bytes) -> dict[str, HealthHandler]:
-    """The GET handlers by path."""
+    """Return the GET handlers by path."""
     pages = {f"/swagger/{name}": _file_handler(load_static_file(name)) for name in FILE_CONTENT_TYPES}
     openapi = _file_handler(StaticFile("application/json", gzip.compress(document, mtime=0)))
     start = {"/swagger": _redirect_handler("swagger/index.html"), "/swagger/": _redirect_handler("index.html")}
@@ -65,7 +65,7 @@ def swagger_handlers(document: bytes) -> dict[str, HealthHandler]:
 
 
 def load_static_file(name: str) -> StaticFile:
-    """Load a file of the package. Large files are stored compressed."""
+    """Load a file of the package. The package contains large files in compressed form."""
     folder = resources.files(__package__) / "swagger_ui"
     compressed = folder / f"{name}.gz"
     if compressed.is_file():
@@ -95,7 +95,8 @@ def _full_response(file: StaticFile, request: web.Request) -> web.Response:
 
 
 def _redirect_handler(location: str) -> HealthHandler:
-    """Redirect to a relative location, which also works behind a proxy that adds a path prefix."""
+    """Return a handler that redirects to a relative location, which also works behind a proxy that adds a path
+    prefix."""
 
     async def handler(_request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": location})

@@ -27,10 +27,10 @@ POLL_INTERVAL_SECONDS = 1.0
 
 class TokenEntry(BaseSettings, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=128)]
-    """The name of the caller that has the token. Logs, audit logs and rate limits use this name."""
+    """The name of the caller that has the token. Logs, the audit log and the rate limit use this name."""
 
     token: str
-    """The secret token. The field has no constraint in the model, because an error message would quote the value."""
+    """The secret token. The model has no constraint for it, because an error message would contain the token."""
 
     scopes: Annotated[tuple[Literal["operator", "runtime"], ...], Meta(min_length=1)]
     """The scopes of the caller: operator, runtime or both."""
@@ -55,7 +55,10 @@ class TokenFile:
         self._tokens = _load_tokens(path)
 
     def find_caller(self, token: str) -> Caller | None:
-        """The caller that has this token, or None. Takes the same time for every token, to prevent timing attacks."""
+        """Return the caller that has this token, or None.
+
+        The search takes the same time for every token, to prevent timing attacks.
+        """
         digest = _digest(token)
         matches = [each.caller for each in self._tokens if hmac.compare_digest(each.digest, digest)]
         return matches[0] if matches else None
@@ -75,7 +78,7 @@ class TokenFile:
             self._tokens = _load_tokens(self._path)
         except InvalidSettings as error:
             logger.error(  # noqa: TRY400 - the message of the error is enough
-                "token file reload failed; the previous tokens stay valid",
+                "token file reload failed: the previous tokens stay valid",
                 extra={"file": str(self._path), "error": str(error)},
             )
         else:
@@ -83,7 +86,7 @@ class TokenFile:
 
 
 def _file_version(path: Path) -> tuple[int, ...]:
-    """A value that differs for every file that this path has led to. Empty if there is no file."""
+    """Return a value that changes if the path leads to another file or the file changes. Empty if there is no file."""
     try:
         stat = path.stat()
     except OSError:
@@ -109,7 +112,7 @@ def _problems(entries: tuple[TokenEntry, ...]) -> Iterator[str]:
         if entry.name in names:
             yield f"{field}: another token has the same name; use one name per token"
         if digest in digests:
-            yield f"{field}: token is the same as another one; use one token per caller"
+            yield f"{field}: another entry has the same token; use one token per caller"
         names.add(entry.name)
         digests.add(digest)
 

@@ -1,7 +1,7 @@
 """Authenticates service accounts of the cluster with the TokenReview API of Kubernetes.
 
-A review is cached for a limited time, never longer than the token is valid, and in bounded memory. The token of a
-deleted service account therefore stays valid for at most the cache TTL.
+The result of a review is cached for a limited time, but never after the token has expired. The cache has a maximum
+size. After a service account is deleted, its token therefore stays valid for at most the cache TTL.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ REVIEW_CACHE_TTL_SECONDS = 60.0
 REJECTED_REVIEW_CACHE_TTL_SECONDS = 5.0
 MAX_CACHED_REVIEWS = 4096
 MAX_CONCURRENT_TOKEN_REVIEWS = 8
-"""The limit keeps unauthenticated callers from using up the connections to Kubernetes."""
+"""Without this limit, unauthenticated callers could use all connections to Kubernetes."""
 
 _SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 
@@ -49,7 +49,8 @@ TOKEN_REVIEWS = ApiResource("authentication.k8s.io", "v1", "TokenReview", "token
 
 
 class TokenClaims(msgspec.Struct, frozen=True):
-    """The claims of a token, without verification. They are only used to skip reviews that would fail."""
+    """The unverified claims of a token. They are used only to skip reviews that would fail, and to limit the cache time
+    of a review."""
 
     exp: float = 0.0
     aud: str | tuple[str, ...] = ()
@@ -63,7 +64,7 @@ class _CachedReview:
 
 
 class TokenReviewer:
-    """Reviews tokens and caches the results. `now` is the wall clock, because tokens expire by it."""
+    """Reviews tokens and caches the results. `now` is the wall clock, because a token expires at a wall-clock time."""
 
     def __init__(
         self,
@@ -80,8 +81,10 @@ class TokenReviewer:
         self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_TOKEN_REVIEWS)
 
     async def find_caller(self, token: str) -> Caller | None:
-        """The service account that has this token, or None. Raises Unavailable if Kubernetes cannot review the
-        token."""
+        """Return the service account that has this token, or None.
+
+        Raises Unavailable if Kubernetes cannot review the token.
+        """
         claims = decode_claims(token)
         if claims is None or not self._may_be_valid(claims):
             return None
@@ -124,7 +127,7 @@ class TokenReviewer:
 
     def _caller(self, status: ReviewStatus) -> Caller | None:
         account = service_account_key(status.user.username)
-        # If the status has no audiences, the API server did not check them.
+        # If the status has no audiences, the API server did not check them, and the token is rejected.
         if not status.authenticated or account is None or not {*status.audiences} & {*self._audiences}:
             return None
         return Caller(f"serviceaccount:{account}", self._scopes.get(account, frozenset()))
@@ -136,7 +139,7 @@ def service_account_key(username: str) -> ObjectKey | None:
 
 
 def decode_claims(token: str) -> TokenClaims | None:
-    """The payload of a JSON Web Token, or None if the token is not one."""
+    """Return the claims of a JSON Web Token, or None if the token is not a JSON Web Token."""
     parts = token.split(".")
     if len(parts) != 3:
         return None

@@ -1,12 +1,13 @@
 """Enqueues an invocation: creates its record in the key-value bucket, then publishes its message to the stream.
 
-The creation of the record decides which of concurrent requests with the same invocationID is first. The message is
-published afterwards. Publishing both at the same time would be faster but wrong: they go to two streams, and a message
-whose record is rejected would run a different request under an invocationID that is in use.
+If concurrent requests have the same invocationID, the creation of the record decides which of them is first. The
+message is published only after the record exists. Writing both at the same time would be faster but wrong, because they
+go to two streams: if the record were rejected, the message could still be stored. Then a different request would run
+under an invocationID that is already in use.
 
-- If the process crashes between the two writes, the caller has received no response. A retry finds the record and
-  publishes the message. JetStream stores the message once.
-- If the stream is full, the enqueuer purges the record, and the invocationID is unused again.
+- If the process crashes between the two writes, the caller receives no response. A retry finds the record and publishes
+  the message. JetStream stores the message only once.
+- If the stream is full, the enqueuer purges the record, so that the invocationID is unused again.
 """
 
 import logging
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 class EnqueueResult:
     record: InvocationRecord
     new: bool
-    """Whether this request enqueued the invocation. False if the same request did so before."""
+    """Whether this request enqueued the invocation. False if an earlier identical request enqueued it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class InvocationEnqueuer:
     async def enqueue(self, invocation: Invocation) -> EnqueueResult:
         """Record and publish the invocation.
 
-        Raises InvocationReused if another request has used the ID, and JetStreamError if NATS does not store it.
+        Raises InvocationReused if another request has used the ID. Raises JetStreamError if NATS does not store the
+        record or the message.
         """
         enqueued, record = prepare_enqueue(invocation, self.clock.now())
         while True:
@@ -61,7 +63,7 @@ class InvocationEnqueuer:
                 await self._publish_or_purge(enqueued, RecordAtRevision(record, revision))
                 return EnqueueResult(record, new=True)
             stored = await self.records.read(enqueued.invocation_id)
-            if stored is not None:  # otherwise it expired or was purged in the meantime
+            if stored is not None:  # None: the record expired or was purged in the meantime, so create it again
                 return await self._replay(enqueued, record, stored)
 
     async def _replay(
@@ -89,14 +91,17 @@ class InvocationEnqueuer:
         """Purge the record, unless another process has changed it."""
         try:
             await self.records.purge(invocation_id, revision)
-        except JetStreamError as error:  # a retry of the request publishes it, or the record expires
+        except JetStreamError as error:  # harmless: a retry publishes the message, or the record expires
             logger.warning(
-                "invocation record not purged after rejected publish",
+                "invocation record not purged: the invocationID stays in use",
                 extra={"invocation_id": invocation_id, "error": str(error)},
             )
 
     async def _restore_record(self, invocation_id: str, record: InvocationRecord) -> None:
-        """Create the record again if the first request purged it after a full stream. The message is stored now."""
+        """Create the record again if the first request has purged it because the stream was full.
+
+        The message is stored now, so it needs its record.
+        """
         if await self.records.read(invocation_id) is None:
             await self.records.create(invocation_id, record)
 

@@ -16,7 +16,7 @@ from gpu_runtime.runtime_api.api_informers import FUNCTION_INDEX, function_reque
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 
 FUNCTION_LOOKUP_TIMEOUT_SECONDS = 0.25
-"""Maximum wait for a function that the cache lacks. After it the request fails with NotFound."""
+"""Maximum wait for a function that the cache lacks. After this time, the request fails with NotFound."""
 
 
 class FunctionLookup:

@@ -29,7 +29,7 @@ class InvocationLimits:
     """The configured limits of all invocations."""
 
     default_timeout_seconds: float = 300
-    """Timeout of an invocation whose request names none."""
+    """Timeout of an invocation whose request has no timeoutSeconds."""
     max_timeout_seconds: float = MAX_TIMEOUT_SECONDS
     """Maximum timeout of an invocation. Every invocation must finish before its record expires."""
     max_body_bytes: int = MAX_PAYLOAD_BYTES
@@ -45,7 +45,7 @@ def admit_invocation(request: Invoke, limits: InvocationLimits) -> Invocation:
         content_type=request.content_type,
         headers=request.headers,
         attributes=request.attributes,
-        # The request hash is computed from the JSON text, in which 300 and 300.0 differ.
+        # Always a float: the request hash is computed from the JSON text, in which 300 and 300.0 differ.
         timeout_seconds=float(
             limits.default_timeout_seconds if request.timeout_seconds is UNSET else request.timeout_seconds
         ),
@@ -82,7 +82,7 @@ def _invocation_errors(invocation: Invocation, limits: InvocationLimits) -> Iter
             yield FieldError(name, "has an entry with an empty name; name every entry")
     if invocation.timeout_seconds > limits.max_timeout_seconds:
         maximum = f"{limits.max_timeout_seconds:g}"
-        text = f"{invocation.timeout_seconds:g} is more than the maximum of {maximum}, after which records expire"
+        text = f"{invocation.timeout_seconds:g} is too long; use at most {maximum}"
         yield FieldError("timeoutSeconds", text)
 
 

@@ -1,8 +1,8 @@
 """Lists the invocations of a function page by page.
 
-Queued and running invocations come from the streams, finished ones from the result store. The listing reads the
-sources in the order in which an invocation passes through them. So an invocation that moves while it is listed may
-appear twice, but is never missing.
+Queued and running invocations come from the streams. Finished invocations come from the result store. The listing reads
+the sources in the order in which an invocation passes through them. So an invocation that moves to the next source
+during the listing may appear twice, but is never missing.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 from gpu_runtime.runtime_api.invocations.view import InvocationView, message_view, record_view, result_view
 
 RESULT_STORE_SOURCE = "stored"
-"""Part of the continue tokens that callers hold."""
+"""The name of the result store in continue tokens. Do not change it, because callers may still send old tokens."""
 LIST_SOURCES = (Stream.INVOKE.value, Stream.DISPATCH.value, RESULT_STORE_SOURCE)
 """The sources in the order in which an invocation passes through them."""
 
@@ -43,7 +43,7 @@ LIST_BATCH_SIZE = 50
 """Maximum number of messages whose records are read at the same time."""
 
 ListPosition: TypeAlias = tuple[str, str]
-"""Where the listing continues: a source, and in it a stream sequence or the continue token of the result store."""
+"""Where the listing continues: the source, and a stream sequence or the continue token of the result store."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class InvocationListing:
     results: ResultClient
 
     async def page(self, query: ListInvocations) -> tuple[list[InvocationView], str | None]:
-        """Return one page and the cursor of the next page."""
+        """Return one page and the continue token of the next page."""
         if errors := tuple(request_id_errors(query.serverless_request_id, "serverlessRequestID")):
             raise Invalid(errors)
         views: dict[str, InvocationView] = {}
@@ -122,7 +122,7 @@ class InvocationListing:
 
 
 def sources_for(query: ListInvocations) -> tuple[str, ...]:
-    """Return the sources that can hold matching invocations."""
+    """Return the sources that can contain matching invocations."""
     if query.state is UNSET:
         return LIST_SOURCES
     return LIST_SOURCES[2:] if query.state.is_terminal else LIST_SOURCES[:2]
@@ -143,12 +143,15 @@ def next_position(source: str, query: ListInvocations) -> ListPosition | None:
 
 
 def matches(view: InvocationView, query: ListInvocations) -> bool:
-    """Whether an invocation from a stream matches the filters. Finished ones are listed from the result store."""
+    """Whether an invocation from a stream matches the filters.
+
+    A finished invocation does not match, because the result store lists it.
+    """
     return not view.state.is_terminal and query.state in (UNSET, view.state)
 
 
 def decode_invocation(stream: Stream, data: bytes) -> Invocation | None:
-    """Return the invocation of a message, or None if it is malformed. The consumer dead-letters malformed messages."""
+    """Return the invocation of a message, or None if the message is malformed. The consumer dead-letters it."""
     with suppress(MessageDecodeError):
         return decode(data, Invocation) if stream is Stream.INVOKE else decode(data, Dispatch).invocation
     return None

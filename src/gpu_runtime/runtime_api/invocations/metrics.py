@@ -1,4 +1,4 @@
-"""Prometheus metrics of invocation requests. They have no function label: there may be thousands of functions."""
+"""Prometheus metrics of invocation requests. They have no function label, because thousands of functions may exist."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +18,13 @@ class InvocationMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.invocations = Counter(
             "gpu_runtime_invocation_requests",
-            "Invocation requests by mode and outcome: accepted, replayed, or the error code of the rejection",
+            "Number of invocation requests by mode and outcome: accepted, replayed, or the error code of a rejection",
             ["mode", "outcome"],
             registry=registry,
         )
         self._sync_wait = Histogram(
             "gpu_runtime_invocation_sync_wait_seconds",
-            "Time that synchronous callers waited for a result, by outcome: answered or timed_out",
+            "Time in seconds that a synchronous caller waited for a result, by outcome: answered or timed_out",
             ["outcome"],
             buckets=_WAIT_BUCKETS_SECONDS,
             registry=registry,

@@ -1,4 +1,4 @@
-"""Reads and writes invocation records. Every write is conditional, so that one of concurrent writers wins."""
+"""Reads and writes invocation records. Every write is conditional, so that only one of several writers succeeds."""
 
 from dataclasses import dataclass
 

@@ -37,28 +37,28 @@ class Invoke(Body, frozen=True, kw_only=True):
     """An invocation of a function."""
 
     invocation_id: str | UnsetType = field(default=UNSET, name="invocationID")
-    """The caller's ID of the invocation: letters, digits, '-' and '_'. Repeated requests with the same ID run the
-    function once. Default: a generated ID. Without an ID, a repeated request is another invocation."""
+    """The ID of the invocation, chosen by the caller: letters, digits, '-' and '_'. Repeated requests with the same ID
+    create one invocation. Default: a generated ID. A repeated request without an ID creates another invocation."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """The function: its serverless.requestID."""
+    """The serverless.requestID of the function."""
 
     mode: InvocationMode = "async"
-    """async: the response is sent when the invocation is queued. sync: the response contains the result, if it arrives
-    within the maximum wait."""
+    """async: the API responds as soon as the invocation is queued. sync: the API waits for the result and returns it.
+    If the result does not arrive within the maximum wait, the API returns 504."""
 
     content_type: str = JSON_CONTENT_TYPE
     """The content type of the payload. Default: application/json."""
 
     headers: dict[str, str] = field(default_factory=dict)
-    """Headers for the function. They are passed on unchanged."""
+    """Headers for the function. The platform passes them on unchanged."""
 
     attributes: dict[str, str] = field(default_factory=dict)
     """Labels of the caller. The function receives them. The platform does not interpret them."""
 
     payload: Raw = Raw()
-    """The input of the function. With a JSON content type: any JSON value, which is passed on unchanged. With any other
-    content type: a base64 string of the bytes. If it is omitted, the function gets an empty body."""
+    """The input of the function. With a JSON content type: any JSON value, which the platform passes on unchanged. With
+    any other content type: a base64 string of the bytes. If the payload is omitted, the function gets an empty body."""
 
     timeout_seconds: Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_SECONDS)] | UnsetType = UNSET
     """Seconds from the acceptance of the invocation until its deadline. Default: the configured timeout."""
@@ -68,8 +68,8 @@ class ListInvocations(PagedQuery, frozen=True, kw_only=True):
     """Filters of the invocation list."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """The function: its serverless.requestID."""
+    """The serverless.requestID of the function."""
 
     state: InvocationState | UnsetType = UNSET
-    """Only invocations in this state. Default: all states. Unfinished invocations come first, starting with the oldest.
-    Invocations with stored results follow, starting with the newest."""
+    """Lists only invocations in this state. Default: all states. Unfinished invocations come first, starting with the
+    oldest. Invocations with stored results follow, starting with the newest."""

@@ -25,7 +25,7 @@ class ResultClient:
     connection: NatsConnection
     subjects: Subjects
     timeout_seconds: float
-    """Maximum wait for a response of the result store."""
+    """Maximum time to wait for a response of the result store, in seconds."""
 
     async def find(self, invocation_id: str) -> Result | None:
         """Return the result, or None if none is stored. Raises Unavailable if the result store does not respond."""

@@ -65,9 +65,9 @@ def _list(handle: _InvocationHandlers) -> Route:
         needs_cluster=False,
         query=ListInvocations,
         description=(
-            "Unfinished invocations first, then invocations with stored results, without their payloads. A page may"
-            " have fewer entries than limit although there are more: the field continue is set then. An invocation that"
-            " changes its state while it is listed may appear twice."
+            "Lists unfinished invocations first, then invocations with stored results. Payloads are omitted. If the"
+            " field continue is set, more invocations follow, even if the page has fewer entries than limit. An"
+            " invocation that changes its state during the listing may appear twice."
         ),
         tag=TAG,
     )
@@ -115,7 +115,8 @@ def _get(handle: _InvocationHandlers) -> Route:
         needs_cluster=False,
         description=(
             "Returns the state of the invocation and, after it has finished, its result. 503: NATS is unavailable, or"
-            " the invocation has finished and the result store is unavailable. The message says which."
+            " the invocation has finished and the result store is unavailable. The message says which of them is"
+            " unavailable."
         ),
         tag=TAG,
     )

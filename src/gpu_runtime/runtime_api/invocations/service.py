@@ -1,7 +1,7 @@
 """Invokes functions, and gets, lists and cancels invocations.
 
-The record of an invocation has its state, and the result store has its result. This process keeps no state of its own:
-every replica can return the invocations that another replica accepted.
+The record of an invocation contains its state, and the result store contains its result. This process stores no state
+of its own, so every replica can return invocations that another replica accepted.
 """
 
 import time
@@ -38,9 +38,11 @@ from gpu_runtime.runtime_api.invocations.view import InvocationView, record_view
 from gpu_runtime.runtime_api.nats_client import NatsClient
 
 MAX_CANCEL_ATTEMPTS = 10
-"""Maximum attempts to write a cancellation if other processes change the record. A record changes only a few times."""
+"""Maximum number of attempts to write a cancellation while other processes change the record. The number is sufficient,
+because a record changes only a few times."""
 EXPIRY_GRACE_PERIOD = timedelta(seconds=30)
-"""Time after the deadline until the API publishes the result of an invocation that was never dispatched."""
+"""Time that the API waits after the deadline before it publishes the result of an invocation that was never
+dispatched."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,9 @@ class InvocationService:
         return await listing.page(query)
 
     async def cancel(self, invocation_id: str) -> tuple[InvocationView, bool]:
-        """Return the invocation, and whether its result is still pending.
+        """Cancel the invocation. Return it, and whether its result is still pending.
 
-        Raises AlreadyFinished if it has a result other than cancelled.
+        Raises AlreadyFinished if the invocation has a result with a state other than cancelled.
         """
         for _ in range(MAX_CANCEL_ATTEMPTS):
             stored = await self._find_record(invocation_id)
@@ -135,12 +137,16 @@ class InvocationService:
             if stored is None:
                 raise
             text = (
-                f"invocation {invocation_id} has finished: {state_of(stored.record)}; its result is not available now"
+                f"invocation {invocation_id} has finished with the state {state_of(stored.record)}; its result is not"
+                " available now"
             )
             raise Unavailable(f"{text}: {error.message}", retry_after=error.retry_after) from error
 
     async def _expire_in_queue(self, invocation_id: str, stored: RecordAtRevision) -> None:
-        """Publish the result of an invocation whose message was never published, because the API process crashed."""
+        """Publish the result `expired` if the invocation was not dispatched before its deadline.
+
+        The API process may have crashed before it published the message.
+        """
         now = self.clock.now()
         if is_expired_in_queue(stored.record, now):
             failure = Failure(
@@ -158,12 +164,12 @@ class InvocationService:
         else:
             view = record_view(invocation_id, stored.record)
         if view.state is not InvocationState.CANCELLED:
-            raise AlreadyFinished(f"invocation {invocation_id} has already finished: {view.state}")
+            raise AlreadyFinished(f"invocation {invocation_id} has already finished with the state {view.state}")
         return view
 
     async def _mark_cancelled(self, invocation_id: str, stored: RecordAtRevision) -> RecordAtRevision | None:
-        """Mark the record as cancelled and return it. None if another process changed the record first."""
-        if stored.record.cancelled:  # by a request that may have crashed before it notified the workers
+        """Mark the record as cancelled and return it. Return None if another process changed the record first."""
+        if stored.record.cancelled:  # an earlier request may have crashed before it notified the workers
             return stored
         marked = cancel_record(stored.record, to_utc_milliseconds(self.clock.now()))
         revision = await self.records.update(invocation_id, marked, stored.revision)
@@ -172,7 +178,7 @@ class InvocationService:
     async def _notify_cancelled(self, invocation_id: str, marked: RecordAtRevision) -> None:
         """Notify the workers of the cancellation, and publish the result if no worker runs the invocation.
 
-        A worker that runs the invocation publishes the result itself, because it may already have one to store.
+        A worker that runs the invocation publishes the result itself, because it may already have another result.
         """
         if marked.record.state is not RecordState.RUNNING:
             failure = Failure(failure_class=FailureClass.CANCELLED, message="the caller cancelled the invocation")

@@ -14,7 +14,8 @@ from gpu_runtime.runtime_api.invocations.record_store import InvocationRecordSto
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 
 INITIAL_POLL_INTERVAL_SECONDS, MAX_POLL_INTERVAL_SECONDS = 1.0, 5.0
-"""Interval between reads of the record while the reply is missing. The interval doubles up to the maximum."""
+"""Interval between reads of the record while no reply has arrived. The interval doubles until it reaches the
+maximum."""
 
 
 @dataclass(frozen=True)

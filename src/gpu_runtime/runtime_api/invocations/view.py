@@ -28,7 +28,7 @@ class FailureView(View, frozen=True, kw_only=True):
 
 
 class TimingsView(View, frozen=True, kw_only=True):
-    """The times of an invocation. A time is omitted if the event did not happen or is unknown."""
+    """The times of an invocation. A time is omitted if the event did not happen or its time is unknown."""
 
     enqueued_at: Instant | None = None
     """When the API accepted the invocation."""
@@ -37,7 +37,7 @@ class TimingsView(View, frozen=True, kw_only=True):
     """When the activator dispatched the invocation to the workers of the function."""
 
     started_at: Instant | None = None
-    """When a worker started the invocation. The last start counts."""
+    """When a worker last started the invocation."""
 
     finished_at: Instant | None = None
     """When the invocation finished."""
@@ -47,10 +47,10 @@ class InvocationView(View, frozen=True, kw_only=True):
     """An invocation of a function."""
 
     invocation_id: str = field(name="invocationID")
-    """The caller's ID of the invocation, or the generated one."""
+    """The ID of the invocation. The caller chose it, or the API generated it."""
 
     serverless_request_id: str = field(name="serverlessRequestID")
-    """The function: its serverless.requestID."""
+    """The serverless.requestID of the function."""
 
     state: InvocationState
     """queued, dispatched (the invocation waits for a worker), running, or a final state: succeeded, failed, expired,
@@ -92,7 +92,7 @@ class InvocationView(View, frozen=True, kw_only=True):
     """The times of the invocation."""
 
     worker: str | None = None
-    """The unit that runs the invocation, or ran it last."""
+    """The name of the unit that runs the invocation, or ran it last."""
 
     attempts: int | None = None
     """How many times a worker started the invocation. Omitted until the invocation has finished."""
@@ -113,7 +113,7 @@ def record_view(invocation_id: str, record: InvocationRecord) -> InvocationView:
 
 
 def message_view(invocation: Invocation, state: InvocationState) -> InvocationView:
-    """Build the view from a message in a stream. Used if the record has expired."""
+    """Build the view from a message in a stream. This function is used if the record has expired."""
     return InvocationView(
         invocation_id=invocation.invocation_id,
         serverless_request_id=invocation.serverless_request_id,
@@ -146,7 +146,7 @@ def result_view(result: Result) -> InvocationView:
 def state_of(record: InvocationRecord) -> InvocationState:
     if record.state is not RecordState.TERMINAL:
         return InvocationState(record.state.value)
-    # A terminal record has a result state. One without it was not written by gpu-runtime.
+    # Every terminal record that gpu-runtime writes has a result state.
     return InvocationState(record.result_state.value) if record.result_state else InvocationState.FAILED
 
 

@@ -1,4 +1,6 @@
 """Operations: the durable records behind operationIDs, their state machine, recovery, retention and the job route.
 
-An Operation object is created once per operationID. Any replica can resume it. It is evicted after the retention
-period. What an operation creates is the matter of the packages `units` and `stock`."""
+The API creates one Operation object per operationID. Any replica can resume the operation, and any replica evicts the
+object after the retention period. The packages `units` and `stock` create the units, stock units and pools of an
+operation.
+"""

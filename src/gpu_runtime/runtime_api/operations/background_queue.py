@@ -1,7 +1,8 @@
-"""Executes operations in the background, after their request was answered with 202.
+"""Executes operations in the background, after the API has answered their requests with 202.
 
-The queue is in memory only. If the process ends before an operation is finished, recovery of any replica resumes it
-from its Operation object."""
+The queue is in memory only. If the process ends before an operation is finished, the recovery of any replica resumes
+the operation from its Operation object.
+"""
 
 import asyncio
 import contextlib
@@ -24,20 +25,21 @@ class BackgroundQueue:
         self._max_queued = max_queued
         self._queue: asyncio.Queue[Operation | None] = asyncio.Queue()
         self._pending_uids: set[str] = set()
-        """UIDs of operations that are queued or running. A repeated request does not start its operation twice."""
+        """UIDs of operations that are queued or running. A repeated request does not start such an operation again."""
 
     def enqueue(self, operation: Operation) -> None:
         """Queue the operation. If the queue is full, recovery executes the operation later."""
         if operation.metadata.uid in self._pending_uids:
             return
         if self._queue.qsize() >= self._max_queued:
-            logger.warning("background queue full; recovery will resume the operation", extra=_log_fields(operation))
+            logger.warning("operation queue full: recovery will resume the operation", extra=_log_fields(operation))
             return
         self._pending_uids.add(operation.metadata.uid)
         self._queue.put_nowait(operation)
 
     async def run(self, stopping: asyncio.Event, grace_seconds: float) -> None:
-        """Execute operations until `stopping` is set. Running operations then have `grace_seconds` to finish."""
+        """Execute operations until `stopping` is set. Running operations then have `grace_seconds` to
+        finish."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as shutdown_timeout, asyncio.TaskGroup() as tasks:
                 for _ in range(self._max_concurrent_operations):
@@ -59,11 +61,14 @@ class BackgroundQueue:
             finished = await self._executors[OperationType(operation.spec.type)].resume(operation)
         except (KubeError, RuntimeFault) as error:
             logger.warning(
-                "operation step failed; recovery will resume the operation",
+                "operation step failed: recovery will resume the operation",
                 extra={**_log_fields(operation), "error": str(error)},
             )
         except Exception:  # an unexpected error in one operation must not stop the others
-            logger.exception("unhandled error in operation", extra=_log_fields(operation))
+            logger.exception(
+                "operation step raised an unexpected exception: recovery will resume the operation",
+                extra=_log_fields(operation),
+            )
         else:
             logger.info("operation finished", extra={**_log_fields(finished), "state": finished.status.state})
 

@@ -1,7 +1,7 @@
 """The job route: shows an operation to its caller.
 
-A job shows whether the request was accepted and persisted. It does not show whether the created objects are ready. The
-operation is read from the API server, so that every replica gives the same response.
+A job shows whether the API accepted and persisted the request. It does not show whether the created objects are ready.
+The route reads the operation from the API server, so that every replica gives the same response.
 """
 
 from collections.abc import Mapping, Sequence
@@ -119,7 +119,7 @@ def job_view(operation: Operation) -> JobView:
 
 
 def _requested_replicas(operation: Operation) -> int | None:
-    """The requested number of stock units, or None if this version cannot decode the recorded request."""
+    """Return the requested number of stock units, or None if this version cannot decode the recorded request."""
     try:
         return decode_request(operation, _REPLICAS_DECODER).replicas
     except Unavailable:

@@ -1,8 +1,9 @@
 """Evicts Operation objects: after their retention period, or earlier if there are more than the configured maximum.
 
-Every replica evicts, without a leader. Each delete has the UID and the resourceVersion of the object that was checked
-as preconditions, so that several replicas evict the same operations as one. An operation that is in progress is never
-evicted."""
+Every replica evicts operations; there is no leader. Each delete request has the UID and the resourceVersion of the
+checked object as preconditions. So several replicas together evict the same operations as one replica would. No replica
+evicts an operation that is in progress.
+"""
 
 import asyncio
 import logging
@@ -28,11 +29,11 @@ from gpu_runtime.runtime_api.settings import OperationSettings
 logger = logging.getLogger(__name__)
 
 EVICTION_INTERVAL_SECONDS = 60.0
-"""The average time between two evictions. It varies by 50 %, so that replicas do not run at the same time."""
+"""The average time between two evictions. The time varies by 50 %, so that replicas do not evict at the same time."""
 MAX_CONCURRENT_DELETES = 8
 EVICTION_BATCH_SIZE = 500
-"""The maximum number of evictions between two counts. Replicas that evict at the same time therefore evict only
-slightly more than necessary."""
+"""The maximum number of evictions between two counts of the operations. Because of this limit, replicas that evict at
+the same time evict only slightly more operations than necessary."""
 HOUR = timedelta(hours=1)
 HOUR_FORMAT = "%Y-%m-%dT%H"
 
@@ -40,12 +41,14 @@ HOUR_FORMAT = "%Y-%m-%dT%H"
 class OperationRetentionMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.retained = Gauge(
-            "gpu_runtime_operations", "Retained operations, as this replica last counted them", registry=registry
+            "gpu_runtime_operations",
+            "Number of retained operations when this replica last counted them",
+            registry=registry,
         )
         self.evicted = Counter(
             "gpu_runtime_operations_evicted",
-            "Operations that this replica evicted: after the retention period (ttl), or earlier because of the limit"
-            " operations.maxRetained (count)",
+            "Number of operations that this replica evicted, by reason: ttl (the retention period ended) or count"
+            " (there were more than operations.maxRetained)",
             ["reason"],
             registry=registry,
         )
@@ -75,7 +78,7 @@ class OperationRetention:
             try:
                 await self.run_once()
             except kube.KubeError as error:
-                logger.warning("operation eviction failed", extra={"error": str(error)})
+                logger.warning("operation eviction failed: retrying", extra={"error": str(error)})
 
     async def run_once(self) -> None:
         await self._evict_expired()
@@ -92,20 +95,24 @@ class OperationRetention:
             await self._evict([each for each in page.items if is_expired(each, now, self._retention)], "ttl")
 
     async def _evict_oldest(self) -> None:
-        """Evict finished operations, then operations that wait for stock; within both, the oldest hour first."""
+        """Evict finished operations first, then operations that wait for stock. In both groups, start with the oldest
+        hour."""
         logger.warning(
-            "operation limit exceeded, evicting the oldest operations; raise operations.maxRetained or shorten"
-            " operations.retentionSeconds",
+            "operation limit exceeded: evicting the oldest operations"
+            " (raise operations.maxRetained or lower operations.retentionSeconds)",
             extra={"max_retained": self._max_retained},
         )
         for is_evictable in (_is_finished, is_waiting_for_stock):
             for selector in selectors_oldest_first(self._clock.now(), self._retention):
                 if await self._evict_excess(selector, is_evictable) <= 0:
                     return
-        logger.warning("operation limit exceeded by unfinished operations", extra={"max_retained": self._max_retained})
+        logger.warning(
+            "operation limit still exceeded: unfinished operations cannot be evicted",
+            extra={"max_retained": self._max_retained},
+        )
 
     async def _evict_excess(self, selector: str, is_evictable: Callable[[OperationSummary], bool]) -> int:
-        """Evict as many operations of the selector as necessary. Returns how many are still above the limit."""
+        """Evict as many of the selected operations as necessary. Return how many operations still exceed the limit."""
         listed = await self._client.list(OPERATION_SUMMARIES, ListOptions(self._namespace, label_selector=selector))
         candidates = sort_by_age(each for each in listed.items if is_evictable(each))
         excess = await self._count_excess()
@@ -133,15 +140,15 @@ class OperationRetention:
             await self._client.delete(
                 OPERATION_SUMMARIES, metadata.key, uid=metadata.uid, resource_version=metadata.resource_version
             )
-        except (kube.KubeNotFound, kube.KubeConflict):  # another replica evicted it, or it has changed
+        except (kube.KubeNotFound, kube.KubeConflict):  # another replica evicted or changed it
             return False
         return True
 
 
 def retained_hours(now: datetime, retention: timedelta) -> list[str]:
-    """The creation hours of operations that cannot have expired yet.
+    """Return the creation hours of operations that cannot have expired yet.
 
-    These are the hours that began within the retention period, and the next hour, because clocks differ.
+    These are the hours that began within the retention period. The next hour is included, because clocks differ.
     """
     first = _truncate_to_hour(now - retention) + HOUR
     count = (_truncate_to_hour(now) + HOUR - first) // HOUR + 1
@@ -149,7 +156,10 @@ def retained_hours(now: datetime, retention: timedelta) -> list[str]:
 
 
 def selectors_oldest_first(now: datetime, retention: timedelta) -> list[str]:
-    """Label selectors that together select all operations: those older than the retention period, then hour by hour."""
+    """Return label selectors that together select all operations.
+
+    The first one selects the hours before the retention period. Each of the others selects one hour.
+    """
     hours = retained_hours(now, retention)
     return [f"{Label.CREATED_HOUR} notin ({','.join(hours)})", *(f"{Label.CREATED_HOUR}={hour}" for hour in hours)]
 
@@ -160,15 +170,15 @@ def is_expired(operation: OperationSummary, now: datetime, retention: timedelta)
 
 
 def retention_start(operation: OperationSummary) -> datetime | None:
-    """The start of the retention period. None if the operation is in progress and must not be evicted."""
+    """Return the start of the retention period, or None if the operation is in progress and must not be evicted."""
     if _is_finished(operation):
         return parse_timestamp(operation.status.finished_at) or parse_timestamp(operation.metadata.creation_timestamp)
     return parse_timestamp(operation.metadata.creation_timestamp) if is_waiting_for_stock(operation) else None
 
 
 def is_waiting_for_stock(operation: OperationSummary) -> bool:
-    """Whether the operation waits for stock. It has claimed nothing, and only a repeated request of its caller resumes
-    it."""
+    """Whether the operation waits for stock. Such an operation has claimed nothing, and only a repeated request of its
+    caller resumes it."""
     return (
         operation.spec.type == OperationType.CREATE_UNIT.value
         and operation.progress.state == OperationState.ACCEPTED.value
@@ -177,7 +187,7 @@ def is_waiting_for_stock(operation: OperationSummary) -> bool:
 
 
 def sort_by_age(operations: Iterable[OperationSummary]) -> list[OperationSummary]:
-    """The operations by the start of their retention period, oldest first. Leaves out those in progress."""
+    """Sort the operations by the start of their retention period, the oldest first. Omit operations in progress."""
     dated = [(start, each) for each in operations if (start := retention_start(each)) is not None]
     return [each for _, each in sorted(dated, key=lambda pair: pair[0])]
 

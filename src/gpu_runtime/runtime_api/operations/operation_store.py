@@ -1,7 +1,8 @@
 """Reads and writes Operation objects, with optimistic concurrency.
 
-An Operation is created once per operationID. Every status update has the resourceVersion that was read as a
-precondition."""
+The API creates one Operation per operationID. Every status update has a precondition: the resourceVersion of the
+Operation that was read.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,10 @@ class RecordedOperation:
 
 
 class StaleAttempt(Exception):
-    """The operation that was read is stale: another replica has started a later attempt. Read the operation again."""
+    """This process has read an operation that is now stale: another replica has started a later attempt.
+
+    Read the operation again.
+    """
 
 
 class OperationStore:
@@ -59,15 +63,13 @@ class OperationStore:
     ) -> RecordedOperation:
         """Create the operation of this operationID, or return the existing one.
 
-        If several replicas create it at the same time, the API server accepts only the first create. The first attempt
-        uses the stock unit that this create contains, if any. Raises OperationReused if the existing operation has
-        another request.
+        If several replicas create it at the same time, the API server accepts only the first create request. The first
+        attempt uses the stock unit in that create request, if any. Raises OperationReused if the existing operation
+        has another request.
         """
         text = canonical_request(request)
         if len(text) > MAX_RECORDED_REQUEST_LENGTH:
-            raise TooLarge(
-                f"the request has {len(text)} characters; an operation records at most {MAX_RECORDED_REQUEST_LENGTH}"
-            )
+            raise TooLarge(f"the request has {len(text)} characters; send at most {MAX_RECORDED_REQUEST_LENGTH}")
         spec = OperationSpec(
             operation_id=operation_id,
             type=kind.value,
@@ -81,7 +83,7 @@ class OperationStore:
                 return RecordedOperation(await self._client.create(OPERATIONS, self._manifest(spec)), new=True)
             except KubeAlreadyExists:
                 existing = await self.find(operation_id)
-            if existing is not None:  # otherwise it was evicted after the create failed: create it again
+            if existing is not None:  # None: the operation was evicted in the meantime, so create it again
                 return RecordedOperation(_require_same_request(existing, spec), new=False)
 
     async def find(self, operation_id: str) -> Operation | None:
@@ -103,16 +105,19 @@ class OperationStore:
         )
 
     async def mark_succeeded(self, operation: Operation, **created_uids: Any) -> Operation:
-        """Finish the operation with the UIDs of the objects that it created. It commits to exactly these objects."""
+        """Mark the operation as succeeded, and record the UIDs of the objects that it created.
+
+        This write commits the operation to exactly these objects.
+        """
         state = OperationState.SUCCEEDED.value
         succeeded = await self.update_status(operation, state=state, finished_at=self._now(), **created_uids)
         self._committed_uids |= succeeded.status.created_uids
         return succeeded
 
     def pop_committed_uids(self) -> set[str]:
-        """The UIDs that operations of this replica have committed to since the last call.
+        """Return the UIDs of objects that operations of this replica have committed to since the last call.
 
-        Recovery need not read the operations of these objects.
+        Recovery does not need to read the operations of these objects.
         """
         committed, self._committed_uids = self._committed_uids, set()
         return committed
@@ -135,7 +140,7 @@ class OperationStore:
         return await self.mark_running(operation, stock=stock, attempt=operation.effective_status.attempt + 1)
 
     async def reset_to_accepted(self, operation: Operation) -> Operation:
-        """Return the operation to its initial state without stock. The same request may succeed later."""
+        """Reset the operation to its initial state, without stock. The same request may succeed later."""
         return await self.update_status(operation, state=OperationState.ACCEPTED.value, stock=None)
 
     def key(self, operation_id: str) -> ObjectKey:
@@ -161,8 +166,10 @@ def is_in_progress(progress: OperationStatus) -> bool:
 
 
 def created_by(operation: Operation, created: KubeObject) -> bool:
-    """Whether the annotations say that this operation created the object, not an earlier one with the same
-    operationID."""
+    """Whether this operation created the object, according to the annotations of the object.
+
+    An earlier operation with the same operationID does not count.
+    """
     return created.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
 
 
@@ -178,15 +185,15 @@ def is_orphan(operation: Operation, created: KubeObject) -> bool:
 
 
 def is_attempt_abandoned(operation: Operation, attempt: int) -> bool:
-    """Whether an attempt of an unsuccessful CreateUnit operation will never succeed: a later attempt has started, the
-    attempt was reset, or the operation has failed."""
+    """Whether this attempt can never succeed: a later attempt has started, the attempt was reset, or the operation has
+    failed. The operation must be a CreateUnit operation that has not succeeded."""
     if is_finished(operation.status):
         return True
     return attempt < operation.effective_status.attempt + (operation.effective_status.stock is None)
 
 
 def attempt_of(created: KubeObject) -> int:
-    """The number of the attempt that created the object, or 0 if its annotation is missing or invalid."""
+    """Return the number of the attempt that created the object, or 0 if its annotation is missing or invalid."""
     value = created.metadata.annotations.get(Annotation.OPERATION_ATTEMPT, "")
     return int(value) if value.isdecimal() and len(value) < 10 else 0
 
@@ -201,6 +208,6 @@ def _require_same_request(existing: Operation, requested: OperationSpec) -> Oper
 
 
 def _with_nulls(status: OperationStatus) -> dict[str, Any]:
-    """The status with null for every empty field: a merge patch keeps the fields that it does not contain."""
+    """Return the status with null for every empty field, because a merge patch does not change omitted fields."""
     fields = msgspec.to_builtins(status)
     return {name: fields.get(name) for name in _STATUS_FIELDS}

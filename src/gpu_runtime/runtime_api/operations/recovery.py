@@ -1,12 +1,12 @@
-"""Recovery of operations after a crash: resumes stalled operations, and cleans up what they left behind.
+"""Recovery of operations after a crash: resumes stalled operations, and removes what failed operations left.
 
-Every replica runs recovery, without a leader. Every few seconds it checks the informer caches for the four cases below.
-It handles only objects that have not changed for some time. Every write has a precondition, so that several replicas
-that handle the same object have the same effect as one.
+Every replica runs recovery; there is no leader. Every few seconds, recovery checks the informer caches for the four
+cases below. It handles only objects that have not changed for some time. Every write has a precondition, so that
+several replicas that handle the same object have the same effect as one replica.
 
     operations   resume operations that are in progress
-    claims       release stock that is claimed for an operation that does not use it; delete consumed stock
-    attachments  detach storages whose operation will create no unit with them
+    claims       release the claim if the operation does not use the stock unit; delete consumed stock units
+    attachments  detach storages that an abandoned attempt attached
     objects      delete objects that an operation created but did not commit to
 """
 
@@ -46,7 +46,7 @@ from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _CreatedObject: TypeAlias = tuple[Informer[Any], KubeObject]
-"""An object whose annotations name an operation as its creator, with the informer that has it."""
+"""An object whose annotations name an operation as its creator, and the informer whose cache contains the object."""
 
 MAX_CONCURRENT_RECOVERIES = 8
 
@@ -89,8 +89,8 @@ class OperationRecovery:
         await _for_each(self._confirm_objects, self._unconfirmed_objects())
 
     def _stalled_operations(self) -> list[OperationSummary]:
-        """Operations without progress. Leaves out those that wait for stock: their caller decides whether to try
-        again."""
+        """Return operations without progress. Operations that wait for stock are omitted, because their caller decides
+        whether to try again."""
         unfinished = [each for each in self._informers.unfinished_operations.store.all() if _needs_recovery(each)]
         stalled = self._operation_stalls.stalled(
             (each.metadata.uid, each.metadata.resource_version) for each in unfinished
@@ -105,8 +105,11 @@ class OperationRecovery:
         return [each for each in claimed if each.metadata.uid in stalled]
 
     def _unconfirmed_attachments(self) -> list[GPUStorage]:
-        """Attachments whose operation is not known to have created its unit. If it has, the attachment is checked only
-        once, because the controller manager is responsible for it."""
+        """Return attachments for which this replica does not know yet that the operation has created its unit.
+
+        After the unit exists, recovery stops checking the attachment, because the controller manager is responsible
+        for it.
+        """
         attached = {
             _attachment_id(each): each
             for each in self._informers.storages.store.by_index(ATTACHED_INDEX, ATTACHED_INDEX)
@@ -118,9 +121,9 @@ class OperationRecovery:
         return [attached[each] for each in unconfirmed]
 
     def _unconfirmed_objects(self) -> list[tuple[str, list[_CreatedObject]]]:
-        """Objects that their operation is not known to have committed to, by operationID.
+        """Return objects for which this replica does not know yet that their operation has committed to them.
 
-        They are grouped by operation, so that one read confirms all stock units that an operation has seeded.
+        The objects are grouped by operationID, so that one read confirms all stock units of a seed operation.
         """
         informers: tuple[Informer[Any], ...] = (self._informers.units, self._informers.pools)
         created = [(informer, each) for informer in informers for each in informer.store.all() if _operation_id(each)]
@@ -139,11 +142,13 @@ class OperationRecovery:
         if operation is None or is_finished(operation.status):
             return
         extra = {"operation_id": operation.spec.operation_id, "operation_type": operation.spec.type}
-        logger.info("resuming stalled operation", extra=extra)
+        logger.info("stalled operation found: resuming it", extra=extra)
         try:
             await self._executors[OperationType(operation.spec.type)].resume(operation)
         except RuntimeFault as fault:
-            logger.info("operation cannot proceed; recovery will retry", extra={**extra, "error": fault.message})
+            logger.info(
+                "operation step failed: recovery will resume the operation", extra={**extra, "error": fault.message}
+            )
 
     async def _check_claim(self, unit: GPUUnit) -> None:
         operation_id = unit.metadata.annotations[Annotation.CLAIMED_BY]
@@ -152,8 +157,8 @@ class OperationRecovery:
             case ClaimState.CONSUMED:
                 await self._delete(self._informers.units, unit)
             case ClaimState.STALE:
-                logger.info("releasing stale stock claim", extra=_log_fields(unit, operation_id))
-                # If the unit has changed meanwhile, the claim may be valid again. The next run checks it.
+                logger.info("stale stock claim found: releasing it", extra=_log_fields(unit, operation_id))
+                # If the unit has changed in the meantime, the claim stays, and the next run checks it again.
                 await release_claim(self._client, unit, operation_id)
 
     async def _check_attachment(self, storage: GPUStorage) -> None:
@@ -164,9 +169,8 @@ class OperationRecovery:
         if operation is None or operation.status.state == OperationState.SUCCEEDED.value:
             self._unit_attachments.add(_attachment_id(storage))
         elif is_attempt_abandoned(operation, attachment.attempt):
-            logger.info(
-                "detaching storage of an abandoned attempt", extra=_log_fields(storage, attachment.operation_id)
-            )
+            fields = _log_fields(storage, attachment.operation_id) | {"attempt": attachment.attempt}
+            logger.info("stale storage attachment found: detaching the storage", extra=fields)
             await self._attacher.detach_if_unchanged(storage)
 
     async def _confirm_objects(self, group: tuple[str, list[_CreatedObject]]) -> None:
@@ -178,7 +182,7 @@ class OperationRecovery:
                 self._confirmed_uids.add(each.metadata.uid)
             elif is_orphan(operation, each):
                 fields = _log_fields(each, operation_id) | {"kind": informer.resource.kind}
-                logger.warning("deleting orphaned object", extra=fields)
+                logger.warning("orphaned object found: deleting it", extra=fields)
                 await self._delete(informer, each)
 
     async def _delete(self, informer: Informer[Any], subject: KubeObject) -> None:
@@ -196,12 +200,11 @@ async def _for_each(recover: Callable[[T], Awaitable[None]], items: Iterable[T])
             try:
                 await recover(item)
             except kube.KubeError as error:  # the next run tries again
-                logger.warning(
-                    "recovery step failed, will retry",
-                    extra={"step": recover.__name__.lstrip("_"), "error": str(error)},
-                )
+                fields = _step_fields(recover.__name__, item) | {"error": str(error)}
+                logger.warning("recovery step failed: retrying", extra=fields)
             except Exception:  # an unexpected error in one item must not stop the others, nor the process
-                logger.exception("unhandled error in recovery")
+                fields = _step_fields(recover.__name__, item)
+                logger.exception("recovery step raised an unexpected exception: retrying", extra=fields)
 
     async with asyncio.TaskGroup() as tasks:
         for item in items:
@@ -219,6 +222,17 @@ def _attachment_id(storage: GPUStorage) -> str:
 
 def _operation_id(created: KubeObject) -> str:
     return created.metadata.annotations.get(Annotation.OPERATION_ID, "")
+
+
+def _step_fields(step: str, item: object) -> dict[str, object]:
+    """The log fields that identify a step of the recovery pass and its item."""
+    fields: dict[str, object] = {"step": step.lstrip("_")}
+    match item:
+        case KubeObject(metadata=metadata):
+            return fields | {"namespace": metadata.namespace, "object_name": metadata.name}
+        case (str(operation_id), _):
+            return fields | {"operation_id": operation_id}
+    return fields
 
 
 def _log_fields(subject: KubeObject, operation_id: str) -> dict[str, object]:

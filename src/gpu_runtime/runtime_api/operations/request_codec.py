@@ -11,8 +11,11 @@ T = TypeVar("T")
 
 
 def decode_request(operation: Operation, decoder: msgspec.json.Decoder[T]) -> T:
-    """The recorded request. Raises Unavailable if it cannot be decoded: a newer version may have recorded it, and a
-    replica of that version resumes the operation."""
+    """Return the recorded request.
+
+    Raises Unavailable if the request cannot be decoded. A newer version may have recorded it. Then a replica of that
+    version resumes the operation.
+    """
     try:
         return decoder.decode(operation.spec.request)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Detects objects that have not changed for a time. Pure except for the clock."""
+"""Detects objects that have not changed for some time. Pure except for the clock."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,13 @@ class StallDetector:
         self._clock = clock
         self._threshold_seconds = threshold_seconds
         self._versions: dict[str, tuple[str, float]] = {}
-        """The last version of each key, and the time at which it was first seen."""
+        """The last version of each key, and the time at which the detector first saw that version."""
 
     def stalled(self, current: Iterable[tuple[str, str]]) -> set[str]:
-        """The keys whose version has not changed for the threshold. `current` has all keys with their versions."""
+        """Return the keys whose versions have been unchanged for at least the threshold.
+
+        `current` contains all keys with their versions. The detector forgets every other key.
+        """
         now, previous = self._clock.monotonic(), self._versions
         self._versions = {key: _unchanged_since(previous.get(key), version, now) for key, version in current}
         return {key for key, (_, since) in self._versions.items() if now - since >= self._threshold_seconds}

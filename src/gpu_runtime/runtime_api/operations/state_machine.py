@@ -1,7 +1,7 @@
 """The state machine of operations: resumes an operation from any state until it is finished.
 
 Several replicas may resume the same operation at the same time. Every step writes the status with optimistic
-concurrency. The replica that loses reads the operation again and continues from there.
+concurrency. If the write conflicts, the replica reads the operation again and continues from its new state.
 
     Accepted ─▶ Running ─create─▶ … ─create─▶ Succeeded
                    └─ permanently rejected ─▶ RollingBack ─delete─▶ Failed
@@ -24,7 +24,10 @@ _CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 
 class OperationExecutor(Protocol):
     async def resume(self, operation: Operation) -> Operation:
-        """Resume the operation until it is finished. Raises if it cannot proceed now. A later call can continue."""
+        """Resume the operation until it is finished.
+
+        Raises an error if the operation cannot proceed now. A later call can continue the operation.
+        """
         ...
 
 
@@ -33,13 +36,13 @@ OperationExecutors = Mapping[OperationType, OperationExecutor]
 
 @dataclass(frozen=True)
 class OperationStateMachine:
-    """The states that SeedStock and CreateStockPool have in common. Each supplies how it creates and deletes
+    """The state machine of SeedStock and CreateStockPool. Each of them supplies functions that create and delete its
     objects."""
 
     operation_store: OperationStore
     create_objects: Callable[[Operation], Awaitable[Operation]]
-    """Creates all objects or some of them, and updates the status. A Conflict of the contract means that they can never
-    be created."""
+    """Creates all objects or some of them, and updates the status. Raises a Conflict of the contract if the objects can
+    never be created."""
     delete_objects: Callable[[Operation], Awaitable[None]]
     """Deletes all objects that this operation created."""
 

@@ -1,8 +1,8 @@
-"""Deletes consumed stock units in the background, after the create request was answered.
+"""Deletes consumed stock units in the background, after the API has answered the create request.
 
 The queue is in memory and may be lost. A consumed stock unit stays claimed until it is deleted, so that no other
-operation uses it. Its Operation records that the stock is consumed, so that the recovery of any replica deletes what
-this process does not delete.
+operation uses it. The Operation records that the stock unit is consumed. So the recovery of any replica can delete the
+stock units that this process does not delete.
 """
 
 import asyncio
@@ -32,19 +32,21 @@ class ConsumedStockDeleter:
     def enqueue(self, stock: SourceStock) -> None:
         """Delete the stock unit soon. If the queue is full, recovery deletes it later."""
         if self._queue.qsize() >= self._max_queued:
-            logger.warning("deletion queue full, recovery will delete the stock unit", extra=_log_fields(stock))
+            logger.warning(
+                "stock unit deletion queue full: recovery will delete the stock unit", extra=_log_fields(stock)
+            )
             return
         self._queue.put_nowait(stock)
 
     async def run(self, stopping: asyncio.Event, grace_seconds: float) -> None:
-        """Process the queue until `stopping` is set, then for at most `grace_seconds` until the queue is empty."""
+        """Process the queue until `stopping` is set. Then empty the queue within at most `grace_seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
                 for _ in range(self._max_concurrent_deletes):
                     tasks.create_task(self._process_queue())
                 await stopping.wait()
                 for _ in range(self._max_concurrent_deletes):
-                    self._queue.put_nowait(None)  # after all queued stock units
+                    self._queue.put_nowait(None)  # stops one task after all queued stock units
                 limit.reschedule(asyncio.get_running_loop().time() + grace_seconds)
 
     async def _process_queue(self) -> None:
@@ -53,13 +55,13 @@ class ConsumedStockDeleter:
                 await self._delete(stock)
             except kube.KubeError as error:
                 logger.warning(
-                    "stock unit deletion failed, recovery will delete it",
+                    "stock unit deletion failed: recovery will delete the stock unit",
                     extra={**_log_fields(stock), "error": str(error)},
                 )
 
     async def _delete(self, stock: SourceStock) -> None:
         key = ObjectKey(stock.namespace, stock.name)
-        # NotFound: it is already deleted. Conflict: another unit has the name now.
+        # NotFound: the stock unit is already deleted. Conflict: another unit has its name now.
         with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
             await self._client.delete(GPU_UNITS, key, uid=stock.uid)
         self._informers.units.record_delete(key, stock.uid)

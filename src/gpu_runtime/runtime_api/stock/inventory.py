@@ -41,7 +41,7 @@ class StockCount(View, frozen=True, kw_only=True):
     """Stock units whose pod does not run yet."""
 
     failed: int
-    """Stock units that do not start. The view of the stock unit has the reason."""
+    """Stock units that do not start. The view of the stock unit shows the reason."""
 
     stopped: int
     """Stock units that an administrator stopped."""
@@ -63,7 +63,7 @@ class ActiveCount(View, frozen=True, kw_only=True):
     """Units that are starting."""
 
     failed: int
-    """Units that do not start. The view of the unit has the reason."""
+    """Units that do not start. The view of the unit shows the reason."""
 
     stopped: int
     """Stopped units. They reserve no GPUs."""
@@ -196,7 +196,7 @@ def _reserved_by_units(units: Iterable[GPUUnit]) -> ReservedResources:
 
 
 def _sum_reserved(reservations: Iterable[tuple[int, str, int]]) -> ReservedResources:
-    """Sum up reservations of GPUs, memory and the number of replicas."""
+    """Sum up the reservations. Each one has the GPUs and the memory of one replica, and the number of replicas."""
     gpus, memory = 0, Fraction(0)
     for gpu, quantity, replicas in reservations:
         gpus += gpu * replicas
@@ -205,7 +205,7 @@ def _sum_reserved(reservations: Iterable[tuple[int, str, int]]) -> ReservedResou
 
 
 def _memory_bytes(quantity: str) -> Fraction:
-    """Return the bytes of a quantity. An invalid quantity counts as 0: the object with it is Failed."""
+    """Return the bytes of a quantity. An invalid quantity counts as 0, because its object is in phase Failed."""
     try:
         return Quantity(quantity).value
     except ValueError:

@@ -90,7 +90,7 @@ class PoolService:
 
     async def get(self, namespace: str, name: str) -> PoolView:
         key = pool_key(namespace, name, self.namespaces)
-        # Another replica may just have created a pool that the cache lacks.
+        # If the cache lacks the pool, another replica may just have created it.
         return pool_view(self.informers.pools.store.get(key) or await self._get_live(key))
 
     async def delete(self, namespace: str, name: str) -> None:
@@ -102,7 +102,7 @@ class PoolService:
     async def _check_name_available(self, request: CreateStockPool) -> None:
         """Raise AlreadyExists before the operation is recorded, so that its operationID stays unused.
 
-        If two requests race for the name, the job of one of them fails instead.
+        If two requests with the same name are recorded at the same time, the job of one of them fails instead.
         """
         key = ObjectKey(request.namespace, request.name)
         cached = self.informers.pools.store.get(key)
@@ -144,7 +144,7 @@ async def find_live_pool(client: KubeClient, key: ObjectKey) -> StockPool | None
 
 
 async def delete_pool(client: KubeClient, informers: APIInformers, pool: StockPool) -> None:
-    # NotFound: it is already deleted. Conflict: another pool has the name now.
+    # NotFound: the pool is already deleted. Conflict: another pool has its name now.
     with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
         await client.delete(STOCK_POOLS, pool.metadata.key, uid=pool.metadata.uid)
     informers.pools.record_delete(pool.metadata.key, pool.metadata.uid)

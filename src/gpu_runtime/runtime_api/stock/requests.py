@@ -23,10 +23,10 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
     """A pool of warm capacity to create: replicas of one image, each with its own GPUs."""
 
     operation_id: OperationID = field(name="operationID")
-    """The caller's ID for this operation. The API carries out the same request with the same ID once."""
+    """The ID of this operation, chosen by the caller. The API executes repeated requests with the same ID only once."""
 
     name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_POOL_NAME_LENGTH)] = ""
-    """The pool's name, at most 58 characters. Default: derived from the operationID."""
+    """The name of the pool, at most 58 characters. Default: a name that is derived from the operationID."""
 
     namespace: str = ""
     """The namespace of the pool. Default: the first namespace that the configuration allows."""
@@ -44,7 +44,7 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
     """The number of GPUs of each replica."""
 
     replicas: Count
-    """The desired number of replicas. 0 keeps the pool without replicas."""
+    """The desired number of replicas. With 0, the pool exists without replicas."""
 
     template: Template = Template()
     """Command, arguments, environment variables and ports of the container. Without command and args, a replica only
@@ -62,10 +62,11 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
 
 
 class SeedStock(Body, frozen=True, kw_only=True):
-    """Stock units to create. A stock unit reserves GPUs until a unit is created from it. The unit brings the image."""
+    """Stock units to create. A stock unit reserves GPUs until a unit is created from it. It has no image: the create
+    request of the unit contains the image."""
 
     operation_id: OperationID = field(name="operationID")
-    """The caller's ID for this operation. The API carries out the same request with the same ID once."""
+    """The ID of this operation, chosen by the caller. The API executes repeated requests with the same ID only once."""
 
     spec_name: SpecName
     """The flavor, for example g1.1. Units of this flavor use this stock."""
@@ -85,13 +86,13 @@ class SeedStock(Body, frozen=True, kw_only=True):
 
 class ListPools(PagedQuery, frozen=True, kw_only=True):
     namespace: str = ""
-    """Only pools of this namespace."""
+    """Lists only pools of this namespace."""
 
     spec_name: str = ""
-    """Only pools of this flavor."""
+    """Lists only pools of this flavor."""
 
     phase: UnitPhase | UnsetType = UNSET
-    """Only pools in this phase."""
+    """Lists only pools in this phase."""
 
 
 class PoolQuery(Query, frozen=True, kw_only=True):
@@ -101,15 +102,15 @@ class PoolQuery(Query, frozen=True, kw_only=True):
 
 class ListStock(PagedQuery, frozen=True, kw_only=True):
     spec_name: str = ""
-    """Only stock units of this flavor."""
+    """Lists only stock units of this flavor."""
 
     phase: UnitPhase | UnsetType = UNSET
-    """Only stock units in this phase."""
+    """Lists only stock units in this phase."""
 
     claimed: bool | UnsetType = UNSET
-    """true: only stock units that an operation has claimed. false: only other stock units."""
+    """true: lists only stock units that an operation has claimed. false: lists only other stock units."""
 
 
 class InventoryQuery(Query, frozen=True, kw_only=True):
     spec_name: str = ""
-    """Only this flavor."""
+    """Counts only this flavor. Default: all flavors."""

@@ -33,8 +33,8 @@ def claim_state(operation: Operation | None, stock_uid: str) -> ClaimState:
 async def release_claim(client: KubeClient, unit: GPUUnit | None, operation_id: str) -> bool:
     """Remove the claim of this operation from the stock unit.
 
-    Return False if another writer changed the stock unit in the meantime: read it again and repeat. Return True if
-    this operation has no claim on it any more.
+    Return True if this operation has no claim on the stock unit any more. Return False if another writer changed the
+    stock unit in the meantime. Then read the stock unit again and repeat the call.
     """
     if unit is None or unit.metadata.annotations.get(Annotation.CLAIMED_BY) != operation_id:
         return True

@@ -34,7 +34,7 @@ def is_created_by(created: KubeObject, operation: Operation) -> bool:
 def matches_request(created: KubeObject, operation: Operation) -> bool:
     """Whether the same request with the same operationID created the object.
 
-    The operation that created it may have been evicted: the annotations of the object decide.
+    Only the annotations of the object decide, because the operation that created it may have been evicted.
     """
     annotations = created.metadata.annotations
     return (

@@ -1,8 +1,8 @@
 """Creates the stock units of a seed operation: all of them, or none.
 
 The seeder writes the UIDs of the created stock units into the Operation after every batch, so that a resumed operation
-continues after the last batch. Stock cannot be claimed before its operation has succeeded, so that the seeder never
-creates a consumed stock unit again.
+continues after the last batch. No handoff can claim a stock unit before its seed operation has succeeded. So the seeder
+never creates a consumed stock unit again.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from gpu_runtime.runtime_api.operations.state_machine import OperationStateMachi
 from gpu_runtime.runtime_api.stock.stock_manifests import SEED_REQUEST_DECODER, is_created_by, stock_key, stock_manifest
 
 SEED_BATCH_SIZE = 100
-"""Number of stock units that are created between two writes of the Operation."""
+"""Maximum number of stock units that are created between two status updates of the Operation."""
 MAX_CONCURRENT_SEED_REQUESTS = 8
 """Maximum number of concurrent requests to the API server, over all seed operations of this replica."""
 
@@ -60,7 +60,7 @@ class StockSeeder:
             else:
                 self._informers.units.record_write(created)
                 return created
-            if existing is not None:  # otherwise it was deleted in the meantime
+            if existing is not None:  # None: the stock unit was deleted in the meantime, so create it again
                 return _require_created_by(existing, operation)
 
     async def _undo(self, operation: Operation) -> None:
@@ -92,7 +92,7 @@ def _desired_count(operation: Operation) -> int:
 def _require_created_by(existing: GPUUnit, operation: Operation) -> GPUUnit:
     if not is_created_by(existing, operation):
         raise AlreadyExists(
-            f"unit {existing.metadata.key} already exists from another operation; choose a new operationID"
+            f"unit {existing.metadata.key} already exists and belongs to another operation; choose a new operationID"
         )
     return existing
 
@@ -104,7 +104,10 @@ def _created_units(results: Iterable[GPUUnit | BaseException]) -> list[GPUUnit]:
 
 
 def _raise_most_severe(results: Iterable[object]) -> None:
-    """Raise a permanent failure if there is one, otherwise the first failure. A retry may fix other failures."""
+    """Raise a permanent failure if there is one, otherwise the first failure.
+
+    After a failure that is not permanent, a retry may succeed.
+    """
     failures = [result for result in results if isinstance(result, BaseException)]
     if failures:
         raise next(filter(_is_permanent, failures), failures[0])

@@ -23,10 +23,10 @@ class PoolView(View, frozen=True, kw_only=True):
     """The flavor, for example g1.1."""
 
     image: str
-    """The container image of every replica. Empty: the placeholder image of the platform."""
+    """The container image of every replica. If empty, replicas run the placeholder image of the platform."""
 
     memory: str
-    """The memory reservation of each replica. Empty: no reservation."""
+    """The memory reservation of each replica. Empty if there is no reservation."""
 
     gpu: int
     """The number of GPUs of each replica."""
@@ -76,7 +76,7 @@ class StockUnitView(View, frozen=True, kw_only=True):
     """A stock unit: a reservation that can become a unit."""
 
     name: str
-    """The stock unit's name."""
+    """The name of the stock unit."""
 
     namespace: str
     """The namespace of the stock unit."""
@@ -85,7 +85,7 @@ class StockUnitView(View, frozen=True, kw_only=True):
     """The flavor, for example g1.1."""
 
     memory: str
-    """The memory reservation. Empty: no reservation."""
+    """The memory reservation. Empty if there is no reservation."""
 
     gpu: int
     """The number of reserved GPUs."""

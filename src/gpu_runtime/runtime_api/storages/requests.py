@@ -11,7 +11,7 @@ from gpu_runtime.runtime_api.http.route import Body, Query
 class CreateStorage(Body, frozen=True, kw_only=True):
     """A storage to create: persistent data on its own volume.
 
-    The name identifies the storage. The same request again returns the existing storage.
+    The name identifies the storage. A repeated request with the same content returns the existing storage.
     """
 
     name: str
@@ -22,7 +22,7 @@ class CreateStorage(Body, frozen=True, kw_only=True):
     configuration allows."""
 
     size: str
-    """The size, for example 20Gi. It can only grow."""
+    """The size, for example 20Gi. Later requests can only increase it."""
 
     storage_class_name: str = ""
     """The StorageClass of the volume. Default: rook-ceph-block."""
@@ -49,10 +49,10 @@ class ListStorages(PagedQuery, frozen=True, kw_only=True):
     """Filters of the storage list."""
 
     namespace: str = ""
-    """Only storages of this namespace. Default: storages of every namespace that the configuration allows."""
+    """Lists only storages of this namespace. Default: storages of every namespace that the configuration allows."""
 
     phase: StoragePhase | UnsetType = UNSET
-    """Only storages in this phase."""
+    """Lists only storages in this phase."""
 
     mounted: bool | UnsetType = UNSET
-    """true: only storages that are attached to a unit. false: only other storages."""
+    """true: lists only storages that are attached to a unit. false: lists only other storages."""

@@ -67,7 +67,7 @@ def _list(handle: _StorageHandlers) -> Route:
         faults=(Invalid, Unavailable),
         scope=Scope.RUNTIME,
         query=ListStorages,
-        description="Storages, sorted by namespace and name.",
+        description="Lists storages, sorted by namespace and name.",
         tag=TAG,
     )
 
@@ -121,7 +121,8 @@ def _update(handle: _StorageHandlers) -> Route:
         scope=Scope.RUNTIME,
         body=UpdateStorage,
         query=StorageQuery,
-        description="A storage can only grow, also while a unit mounts it. capacity shows the size of the volume.",
+        description="A storage can grow, even while a unit mounts it, but it cannot shrink. The field capacity shows"
+        " the actual size of the volume.",
         examples={"Twice the size": {"size": "40Gi"}},
         tag=TAG,
     )
@@ -139,8 +140,8 @@ def _delete(handle: _StorageHandlers) -> Route:
         scope=Scope.RUNTIME,
         query=StorageQuery,
         description=(
-            "Deletes the storage and its data. 409 storage_in_use: the storage is attached to a unit. The storage"
-            " exists with deleting: true until its data is deleted."
+            "Deletes the storage and its data. 409 storage_in_use: the storage is attached to a unit. Until its"
+            " data is deleted, the storage still exists, and its field deleting is true."
         ),
         tag=TAG,
     )

@@ -32,7 +32,7 @@ from gpu_runtime.runtime_api.storages.storage_admission import (
 from gpu_runtime.runtime_api.storages.view import phase_of
 
 MAX_WRITE_ATTEMPTS = 20
-"""Maximum attempts of a write if other writers change the same storage."""
+"""Maximum number of attempts to write a storage while other writers change it."""
 _CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 
 
@@ -53,16 +53,19 @@ class StorageService:
             else:
                 self.informers.storages.record_write(created)
                 return created, True
-            if existing is not None:  # otherwise it was deleted in the meantime
+            if existing is not None:  # None: the storage was deleted in the meantime, so create it again
                 return _require_same_request(existing, admitted), False
 
     async def get(self, namespace: str, name: str) -> GPUStorage:
-        """Read the storage from the cache, or live if the cache lacks it: another replica may just have created it."""
+        """Read the storage from the cache, or from the API server if the cache lacks it.
+
+        Another replica may just have created the storage.
+        """
         key = self._key(namespace, name)
         return self.informers.storages.store.get(key) or await self._get_live(key)
 
     def list(self, query: ListStorages) -> tuple[list[GPUStorage], str | None]:
-        """Return one page of storages and the cursor of the next page."""
+        """Return one page of storages and the continue token of the next page."""
         namespaces = (
             (resolve_namespace(query.namespace, self.namespaces),) if query.namespace else self.namespaces.units
         )
@@ -83,14 +86,15 @@ class StorageService:
                 raise BeingDeleted(f"storage {key.name} is being deleted and cannot be changed")
             try:
                 return await self._patch_size(storage, desired.size)
-            except kube.KubeConflict:  # status updates, too, change the resourceVersion
+            except kube.KubeConflict:  # a status update also changes the resourceVersion
                 await asyncio.sleep(_CONFLICT_BACKOFF.delay(attempt))
         raise _write_conflict(key.name)
 
     async def delete(self, namespace: str, name: str) -> None:
         """Delete the storage and its data if it is not attached to a unit.
 
-        The delete request names the resourceVersion, so that a concurrent attach and a delete cannot both succeed.
+        The delete request has the resourceVersion as a precondition, so that a concurrent write that attaches the
+        storage and the delete request cannot both succeed.
         """
         key = self._key(namespace, name)
         for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
@@ -157,9 +161,13 @@ def _require_same_request(existing: GPUStorage, request: CreateStorage) -> GPUSt
     stored_hash = existing.metadata.annotations.get(Annotation.REQUEST_HASH)
     same = stored_hash == storage_request_hash(request) if stored_hash else spec_matches_request(existing.spec, request)
     if existing.metadata.deletion_timestamp is not None:
-        raise BeingDeleted(f"name: storage {request.name} is being deleted; choose another name, or wait")
+        raise BeingDeleted(
+            f"name: storage {request.name} is being deleted; choose another name, or wait for the deletion"
+        )
     if not same:
-        raise AlreadyExists(f"name: another storage {request.name} already exists; choose another name, or update it")
+        raise AlreadyExists(
+            f"name: another storage {request.name} already exists; choose another name, or update that storage"
+        )
     return existing
 
 
@@ -173,4 +181,4 @@ def _not_found(key: ObjectKey) -> NotFound:
 
 
 def _write_conflict(name: str) -> WriteConflict:
-    return WriteConflict(f"storage {name}: other requests changed it at the same time; send the request again")
+    return WriteConflict(f"other requests changed storage {name} at the same time; send the request again")

@@ -45,13 +45,16 @@ def apply_resize(spec: GPUStorageSpec, request: UpdateStorage) -> GPUStorageSpec
 
 
 def resolve_namespace(namespace: str, namespaces: APINamespaceSettings) -> str:
-    """Return the requested namespace, or the first configured one if it is empty. Raises Invalid."""
+    """Return the requested namespace, or the first configured namespace if the request has none. Raises Invalid."""
     _raise_if_invalid(*_namespace_errors(namespace, namespaces))
     return namespace or namespaces.units[0]
 
 
 def storage_request_hash(request: CreateStorage) -> str:
-    """Return the hash of an admitted request. Equivalent requests have the same hash, also after a resize."""
+    """Return the hash of an admitted request. Equivalent requests have the same hash.
+
+    An annotation of the storage stores the hash, so that the API recognizes a repeated request even after a resize.
+    """
     in_bytes = structs.replace(request, size=str(Quantity(request.size).value))  # 20Gi is 21474836480
     return hashlib.sha256(canonical_request(in_bytes).encode()).hexdigest()
 

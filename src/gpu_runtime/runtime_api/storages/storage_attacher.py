@@ -1,8 +1,8 @@
 """Attaches storages to units and detaches them: the field attachedTo of a GPUStorage decides which unit may mount it.
 
-All replicas write the field with the resourceVersion, so that one of concurrent writers wins. The API attaches a
-storage before a unit mounts it. The API detaches only storages of an operation that created no unit. The controller
-manager detaches the storages of a unit after the unit's pod is deleted.
+All replicas write the field with the resourceVersion as a precondition, so that only one of several concurrent writers
+succeeds. The API attaches a storage before a unit mounts it. The API detaches only storages of an operation that
+created no unit. The controller manager detaches the storages of a unit after the unit's pod is deleted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,15 +45,16 @@ class StorageAttacher:
     async def attach(self, namespace: str, names: Iterable[str], holder: Attachment) -> None:
         """Attach all storages to the unit.
 
-        The order of the names is fixed, so that two units cannot each attach a storage that the other one needs.
+        Every call attaches the storages in the order of their names. So it cannot happen that each of two units has
+        attached a storage that the other unit needs.
         """
         for name in sorted(names):
             await self._attach(ObjectKey(namespace, name), holder)
 
     async def detach(self, namespace: str, names: Iterable[str], operation_id: str, attempt: int) -> None:
-        """Detach the storages that this operation attached, up to this attempt.
+        """Detach the storages that this attempt of the operation, or an earlier attempt, has attached.
 
-        The caller must know that the operation has created no unit.
+        Call this only if the operation has created no unit.
         """
         for name in names:
             storage = await self._find_live(ObjectKey(namespace, name))
@@ -75,7 +76,7 @@ class StorageAttacher:
             storage = await self._patch_attachment(storage, holder)
 
     async def _patch_attachment(self, storage: GPUStorage | None, holder: Attachment | None) -> GPUStorage | None:
-        """Write the attachment. Return the storage after the attempt, or None if it does not exist."""
+        """Write the attachment if the storage is unchanged. Return the current storage, or None if it is deleted."""
         if storage is None:
             return None
         attached_to = holder and {
@@ -113,7 +114,9 @@ def _require_available(storage: GPUStorage | None, name: str, holder: Attachment
         raise BeingDeleted(f"storage {name} is being deleted")
     if attached is not None and not _is_same_holder(attached, holder):
         earlier = "an earlier unit" if attached.unit == holder.unit else "unit"
-        raise StorageInUse(f"storage {name} is attached to {earlier} {attached.unit}; one unit can mount it at a time")
+        raise StorageInUse(
+            f"storage {name} is attached to {earlier} {attached.unit}; only one unit at a time can mount it"
+        )
     return storage
 
 
@@ -123,10 +126,10 @@ def _is_same_holder(attached: Attachment, holder: Attachment) -> bool:
 
 
 def _needs_rewrite(attached: Attachment, holder: Attachment) -> bool:
-    """Whether the unit must write the attachment again although it has the storage already.
+    """Whether the attachment must be written again although the storage is already attached to the unit.
 
-    A later attempt writes its number, so that an earlier attempt cannot detach the storage. An existing unit removes
-    the operationID of an operation that wanted to create a unit with the same name.
+    A later attempt writes its number, so that an earlier attempt cannot detach the storage. For an existing unit, the
+    write removes the operationID of an operation that tried to create a unit with the same name.
     """
     if not holder.operation_id:
         return bool(attached.operation_id)

@@ -34,7 +34,8 @@ class StorageView(View, frozen=True, kw_only=True):
     """Why the storage is ready or not, as a text for people."""
 
     mountable: bool
-    """Whether a unit can mount the storage now. Some StorageClasses provision the volume for its first pod only."""
+    """Whether a unit can mount the storage now. Some StorageClasses provision the volume when the first pod mounts
+    it."""
 
     capacity: str | None = None
     """The size of the volume."""
@@ -77,7 +78,7 @@ def storage_view(storage: GPUStorage) -> StorageView:
         mountable=status.mountable,
         capacity=status.capacity,
         claim_name=status.claim_name,
-        # The attachment in the spec is authoritative. The status follows it later.
+        # The attachment in the spec decides. The controller updates the status later.
         mounted_by=spec.attached_to.unit if spec.attached_to else None,
         conditions=tuple(map(condition_view, status.conditions)),
         observed_generation=status.observed_generation,

@@ -3,17 +3,17 @@
 The only lock is the optimistic concurrency of the API server. A handoff has six steps:
 
     record   create the Operation with the chosen stock     (the name is unique: duplicates use the same stock)
-    attach   write the unit's name into its storages        (conditional write: other units lose)
-    claim    write the operationID onto the stock unit      (conditional write: other operations lose)
+    attach   write the unit's name into its storages        (conditional write: only one unit gets a storage)
+    claim    write the operationID onto the stock unit      (conditional write: only one operation gets the stock)
     create   create the active unit                         (the name is unique: one of the duplicates creates it)
-    commit   write the unit's UID into the Operation        (conditional write: the operation can only succeed now)
+    commit   write the unit's UID into the Operation        (conditional write: after it, the operation cannot fail)
     release  delete the stock unit after the response       (by UID: only the consumed stock unit)
 
 The handoff chooses the first stock unit before it records the Operation, and stores the choice in the Operation's spec.
-It writes every later choice, also the choice of no stock, into the status with a conditional write.
+It writes every later choice into the status with a conditional write, even if it finds no stock.
 
-Invariant: the stock in the spec is attempt 1, and it is valid while the status names no attempt. Every write of the
-status names the current stock and attempt. After the first such write only the status is valid.
+Invariant: the stock in the spec belongs to attempt 1, and it is valid while the status has no attempt. Every write of
+the status contains the current stock and attempt. After the first such write, only the status is valid.
 `Operation.effective_status` implements this rule, and no other code reads stock, attempt or state of an unfinished
 operation. If the Operation exists already, the handoff releases its own choice and continues with the recorded one.
 
@@ -75,13 +75,14 @@ before its timeout."""
 
 @dataclass
 class _HandoffRun:
-    """The state of one process that drives an operation. Other processes may drive the same operation."""
+    """The state of one run that executes an operation. Other runs may execute the same operation at the same time, also
+    in other processes."""
 
     operation: Operation
     held_uid: str = ""
     """UID of the stock unit that this run holds in the stock selector, or empty."""
     unit: GPUUnit | None = None
-    """The unit that this run created, or that it found created by another run."""
+    """The unit that this run created, or the existing unit that another run created."""
     committed: bool = False
     """Whether this run committed the operation."""
 
@@ -136,11 +137,11 @@ class Handoff:
         """Finish an operation in progress, so that no replica creates its unit afterwards."""
         operation = await self._operation_store.find(operation_id)
         if operation is not None and is_in_progress(operation.effective_status):
-            with contextlib.suppress(Conflict):  # the operation finished without a unit, which is enough
+            with contextlib.suppress(Conflict):  # the operation is reset: only a new request can resume it
                 await self.resume(operation)
 
     async def _record_operation(self, request: CreateUnit) -> _HandoffRun:
-        """Record the operation with its chosen stock, or find the operation that a duplicate recorded."""
+        """Record the operation with its chosen stock, or find the operation that a duplicate request recorded."""
         target = OperationTarget(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
         stock = await self._choose_initial_stock(request)
         held_uid = stock.uid if stock is not None else ""
@@ -156,9 +157,9 @@ class Handoff:
         return run
 
     async def _choose_initial_stock(self, request: CreateUnit) -> SourceStock | None:
-        """Choose the stock to record with the operation. None if there is no stock, or if the cache shows a conflict.
+        """Choose the stock to record with the operation. Return None if there is none or the cache shows a conflict.
 
-        With None the operation is recorded first, and `_choose_stock` checks again.
+        If the result is None, the operation is recorded without stock, and `_choose_stock` checks again.
         """
         holder = Attachment(unit=request.name, operation_id=request.operation_id)
         if self._informers.units.store.get(ObjectKey(request.namespace, request.name)) is not None:
@@ -209,7 +210,10 @@ class Handoff:
         run.operation = await self._operation_store.select_stock(run.operation, self._source_stock(unit))
 
     async def _reject(self, run: _HandoffRun, fault: RuntimeFault) -> None:
-        """Reset the operation and raise the fault. Nothing is claimed yet, so the same request may succeed later."""
+        """Reset the operation and raise the fault. Nothing is claimed, so the same request may succeed later.
+
+        Return without an error if a duplicate request has recorded stock in the meantime.
+        """
         if run.operation.effective_status.stock is not None:
             run.operation = await self._operation_store.reset_to_accepted(run.operation)
             await self._detach_storages(run.operation)
@@ -217,7 +221,7 @@ class Handoff:
         latest = await self._reload_operation(run)
         if latest.metadata.resource_version == run.operation.metadata.resource_version:
             raise fault
-        run.operation = latest  # a duplicate has recorded stock in the meantime
+        run.operation = latest  # a duplicate request has recorded stock in the meantime
 
     async def _find_conflict(self, run: _HandoffRun, request: CreateUnit) -> RuntimeFault | None:
         """Return the conflict that can be detected without a write, or None."""
@@ -230,7 +234,7 @@ class Handoff:
         return None
 
     async def _attach_and_claim(self, run: _HandoffRun, stock: SourceStock) -> bool:
-        """Attach the storages, then claim the stock. False if the stock cannot be claimed: choose another one."""
+        """Attach the storages, then claim the stock. Return False if other stock must be chosen."""
         request = decode_request(run.operation, _REQUEST_DECODER)
         try:
             await self._attacher.attach(request.namespace, _storage_names(request), _attachment(run.operation))
@@ -260,7 +264,7 @@ class Handoff:
         return False
 
     async def _get_live_stock(self, stock: SourceStock) -> GPUUnit | None:
-        """Read the stock unit from the API server. None if it was deleted."""
+        """Read the stock unit from the API server. Return None if it was deleted."""
         unit = await self._get_live_unit(ObjectKey(stock.namespace, stock.name))
         if unit is None or unit.metadata.uid != stock.uid:
             self._informers.units.record_delete(ObjectKey(stock.namespace, stock.name), stock.uid)
@@ -307,7 +311,10 @@ class Handoff:
             run.unit = None
 
     def _enqueue_stock_deletion(self, run: _HandoffRun) -> None:
-        """Delete the consumed stock in the background after the commit. Its claim protects it until then."""
+        """Delete the consumed stock in the background after the commit.
+
+        Until the deletion, its claim prevents other operations from using it.
+        """
         status = run.operation.status
         if run.unit is not None and status.stock is not None and status.state == OperationState.SUCCEEDED.value:
             self._consumed_deleter.enqueue(status.stock)
@@ -321,7 +328,7 @@ class Handoff:
         while stock is not None and not await release_claim(
             self._client, await self._get_live_stock(stock), run.operation_id
         ):
-            pass  # another writer was first, usually the controller with a status update
+            pass  # try again: another writer was first, usually the controller with a status update
         await self._detach_storages(run.operation)
 
     async def _detach_storages(self, operation: Operation) -> None:
@@ -330,7 +337,7 @@ class Handoff:
         await self._attacher.detach(request.namespace, _storage_names(request), id_, attempt)
 
     async def _delete_unit(self, key: ObjectKey, uid: str) -> None:
-        # NotFound: it is already deleted. Conflict: another unit has the name now.
+        # NotFound: the unit is already deleted. Conflict: another unit has its name now.
         with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
             await self._client.delete(GPU_UNITS, key, uid=uid)
         self._informers.units.record_delete(key, uid)
@@ -342,7 +349,10 @@ class Handoff:
         if unit is None or unit.metadata.uid != uid:
             unit = await self._get_live_unit(key)
         if unit is None or unit.metadata.uid != uid:
-            raise Gone(f"operation {operation.spec.operation_id} created unit {key.name}, which was deleted afterwards")
+            raise Gone(
+                f"operation {operation.spec.operation_id} created unit {key.name}, which was deleted afterwards; choose"
+                " a new operationID to create it again"
+            )
         return unit
 
     async def _get_live_unit(self, key: ObjectKey) -> GPUUnit | None:
@@ -355,7 +365,7 @@ class Handoff:
         return latest
 
     def _release_hold(self, run: _HandoffRun) -> None:
-        """Call this after the claim is decided."""
+        """End the hold of this run on its stock unit, after the claim has succeeded or failed."""
         self._stock_selector.release_hold(run.held_uid)
         run.held_uid = ""
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 def create_merge_patch(before: Struct, after: Struct) -> dict[str, Any]:
     """Return the fields that differ. The result is empty if the specs are equal.
 
-    The patch omits equal fields, so that it keeps fields of a newer schema that this version does not know. A merge
-    patch keeps omitted fields and removes fields with the value null. It replaces lists as a whole.
+    The patch omits equal fields, so that the object keeps fields of a newer schema that this version does not know. A
+    merge patch does not change omitted fields. It removes fields with the value null, and it replaces lists as a whole.
     """
     fields = msgspec.structs.fields(type(after))
     values = {each.encode_name: (getattr(before, each.name), getattr(after, each.name)) for each in fields}

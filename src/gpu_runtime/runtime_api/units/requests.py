@@ -25,7 +25,7 @@ class CreateUnit(Body, frozen=True, kw_only=True):
     """
 
     operation_id: OperationID = field(name="operationID")
-    """The caller's ID for this operation. The API carries out the same request with the same ID once."""
+    """The ID of this operation, chosen by the caller. The API executes repeated requests with the same ID only once."""
 
     name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
     """The name of the unit and of its Service."""
@@ -85,16 +85,17 @@ class UpdateUnit(Body, frozen=True, kw_only=True):
     """All storages to mount. An empty list removes every mount."""
 
     serverless: Serverless | UnsetType = UNSET
-    """The serverless settings. Replaced as a whole. A requestID that is set cannot change: repeat it."""
+    """The serverless settings. Replaced as a whole. If the unit has a requestID, send the same requestID, because it
+    cannot change."""
 
     spec_name: SpecName | UnsetType = UNSET
-    """Cannot change. The current value is accepted."""
+    """The flavor. It cannot change: only the current value is accepted."""
 
     memory: QuantityString | UnsetType = UNSET
-    """Cannot change, because the stock reserved it. The current value is accepted."""
+    """The memory. It cannot change, because the stock reserved it: only the current value is accepted."""
 
     gpu: Count | UnsetType = UNSET
-    """Cannot change, because the stock reserved the GPUs. The current value is accepted."""
+    """The number of GPUs. It cannot change, because the stock reserved the GPUs: only the current value is accepted."""
 
 
 class UnitQuery(Query, frozen=True, kw_only=True):
@@ -108,13 +109,13 @@ class ListUnits(PagedQuery, frozen=True, kw_only=True):
     """Filters of the unit list."""
 
     namespace: str = ""
-    """Only units of this namespace. Default: units of every namespace that the configuration allows."""
+    """Lists only units of this namespace. Default: units of every namespace that the configuration allows."""
 
     spec_name: str = ""
-    """Only units of this flavor."""
+    """Lists only units of this flavor."""
 
     phase: UnitPhase | UnsetType = UNSET
-    """Only units in this phase."""
+    """Lists only units in this phase."""
 
     serverless: bool | UnsetType = UNSET
-    """true: only functions. false: only units that are not functions."""
+    """true: lists only functions. false: lists only units that are not functions."""

@@ -89,9 +89,9 @@ def _list(handle: _UnitHandlers) -> Route:
         scope=Scope.RUNTIME,
         query=ListUnits,
         description=(
-            "Active units, sorted by namespace and name. Units that are created or deleted between two pages do not"
-            " cause other units to be repeated or skipped. A unit that another replica created or changed may appear"
-            " with a short delay."
+            "Lists active units, sorted by namespace and name. If units are created or deleted between two pages, no"
+            " other unit is repeated or skipped. A unit that another replica created or changed may appear with a short"
+            " delay."
         ),
         tag=TAG,
     )

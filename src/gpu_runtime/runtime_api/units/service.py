@@ -32,7 +32,8 @@ from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_updat
 from gpu_runtime.runtime_api.units.view import phase_of
 
 MAX_WRITE_ATTEMPTS = 20
-"""Maximum attempts of a write if other writers change the same unit. Of concurrent writes one always succeeds."""
+"""Maximum number of attempts to write a unit while other writers change it. One of several concurrent writes always
+succeeds."""
 _CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 
 MutateSpec = Callable[[GPUUnitSpec], GPUUnitSpec]
@@ -61,13 +62,16 @@ class UnitService:
         return unit, first
 
     async def get(self, namespace: str, name: str) -> GPUUnit:
-        """Read the unit from the cache, or live if the cache lacks it: another replica may just have created it."""
+        """Read the unit from the cache, or from the API server if the cache lacks it.
+
+        Another replica may just have created the unit.
+        """
         key = self._key(namespace, name)
         cached = self.informers.units.store.get(key)
         return cached if cached is not None else await self._get_live(key)
 
     def list(self, query: ListUnits) -> tuple[Sequence[GPUUnit], str | None]:
-        """Return one page of units and the cursor of the next page."""
+        """Return one page of units and the continue token of the next page."""
         namespaces = (
             (resolve_namespace(query.namespace, self.namespaces),) if query.namespace else self.namespaces.units
         )
@@ -93,7 +97,7 @@ class UnitService:
         if operation_id:
             await self.finish_operation(operation_id)
         await self._delete(unit)
-        if not unit.metadata.finalizers:  # otherwise it exists until the last finalizer is removed
+        if not unit.metadata.finalizers:  # with finalizers, the unit exists until the last one is removed
             self.informers.units.record_delete(unit.metadata.key, unit.metadata.uid)
 
     async def _update_spec(self, key: ObjectKey, mutate: MutateSpec) -> GPUUnit:
@@ -101,7 +105,7 @@ class UnitService:
             unit = await self._get_live(key)
             try:
                 return await self._patch_spec(unit, mutate(unit.spec))
-            except kube.KubeConflict as conflict:  # status updates, too, change the resourceVersion
+            except kube.KubeConflict as conflict:  # a status update also changes the resourceVersion
                 last_conflict = conflict
             await asyncio.sleep(_CONFLICT_BACKOFF.delay(attempt))
         raise fault_from_kube_error(last_conflict) from last_conflict
@@ -137,7 +141,7 @@ class UnitService:
         await self.attacher.attach(namespace, added, holder)
 
     async def _delete(self, unit: GPUUnit) -> None:
-        """Delete the unit by UID. NotFound and Conflict mean that it is already deleted."""
+        """Delete the unit by UID. NotFound and Conflict mean that the unit is already deleted."""
         with suppress(NotFound, kube.KubeConflict), _translate_kube_errors(unit.metadata.key):
             await self.client.delete(GPU_UNITS, unit.metadata.key, uid=unit.metadata.uid)
 

@@ -1,7 +1,8 @@
 """Selects a claimable stock unit from the cache of this replica.
 
-The selector holds a selected unit in memory until the claim is decided, so that requests of one replica do not select
-the same unit. A hold only avoids lost races. Between replicas the conditional write of the claim decides.
+The selector holds a selected unit in memory until the claim has succeeded or failed, so that requests of one replica do
+not select the same unit. A hold only avoids failed claims. If several replicas select the same unit, the conditional
+write of the claim decides.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ class StockSelector:
         evicted, so that its stock is unknown."""
 
     async def hold(self, namespace: str, spec_name: str) -> GPUUnit | None:
-        """Hold a random claimable stock unit and return it. None if there is none."""
+        """Hold a random claimable stock unit and return it. Return None if no stock unit is claimable."""
         while True:
             held: set[str] = set()
             for unit in _from_random_offset(self._informers.stock_of(namespace, spec_name)):
@@ -43,7 +44,7 @@ class StockSelector:
                     return unit
             if not held:
                 return None
-            # Another request may still release its hold. Report "no stock" only if that cannot happen.
+            # Report "no stock" only if no other request holds stock, because another request may release its hold.
             if not held.isdisjoint(self._held_uids):
                 await self._hold_released.wait()
 
@@ -82,13 +83,13 @@ class StockSelector:
         return seeded is None or unit.metadata.uid in seeded
 
     async def _load_seeded_uids(self, operation_id: str, operation_uid: str) -> bool:
-        """Cache the UIDs that a finished operation has seeded. False if the operation is not finished."""
+        """Cache the UIDs that a finished operation has seeded. Return False if the operation is not finished."""
         unfinished = self._informers.unfinished_operations.store.get(self._operation_store.key(operation_id))
         if unfinished is not None and unfinished.metadata.uid == operation_uid:
             return False
         operation = await self._operation_store.find(operation_id)
         if operation is not None and operation.metadata.uid != operation_uid:
-            operation = None  # a later operation with the same operationID
+            operation = None  # it is a later operation with the same operationID
         if operation is not None and not is_finished(operation.status):
             return False
         if len(self._seeded_uids) >= MAX_CACHED_SEEDINGS:

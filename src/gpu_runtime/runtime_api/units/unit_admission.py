@@ -57,7 +57,7 @@ def apply_update(spec: GPUUnitSpec, request: UpdateUnit) -> GPUUnitSpec:
 
 
 def resolve_namespace(namespace: str, namespaces: APINamespaceSettings) -> str:
-    """Return the requested namespace, or the first configured one if it is empty. Raises Invalid."""
+    """Return the requested namespace, or the first configured namespace if the request has none. Raises Invalid."""
     _raise_if_invalid(*namespace_errors(namespace, namespaces))
     return namespace or namespaces.units[0]
 
@@ -90,7 +90,7 @@ def _request_id_change_errors(spec: GPUUnitSpec, desired: GPUUnitSpec) -> FieldE
     before = spec.serverless.request_id if spec.serverless else ""
     after = desired.serverless.request_id if desired.serverless else ""
     if before and after != before:
-        text = f"cannot be changed from {before!r}, because its queue may hold invocations; repeat it"
+        text = f"cannot be changed from {before!r}, because its queue may contain invocations; send {before!r}"
         yield FieldError("serverless.requestID", text)
 
 

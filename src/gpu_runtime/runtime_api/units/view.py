@@ -14,13 +14,13 @@ class SourceStockView(View, frozen=True, kw_only=True):
     """The stock unit that became this unit. The stock unit itself is deleted."""
 
     name: str
-    """The stock unit's name."""
+    """The name of the stock unit."""
 
     namespace: str
-    """The stock unit's namespace."""
+    """The namespace of the stock unit."""
 
     uid: str
-    """The stock unit's UID."""
+    """The UID of the stock unit."""
 
 
 class UnitView(View, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class UnitView(View, frozen=True, kw_only=True):
     """The container image."""
 
     memory: str
-    """The memory reservation and limit. Empty: no reservation and no limit."""
+    """The memory reservation and limit. Empty if there is no reservation and no limit."""
 
     gpu: int
     """The number of GPUs that the unit reserves."""

@@ -83,7 +83,7 @@ async def test_pool_is_created_shown_counted_and_deleted(start_replica: StartRep
 async def test_request_too_large_for_an_operation_is_rejected(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
         template = {"args": ["x" * 300_000]}
-        with pytest.raises(TooLarge, match="records at most 262144"):
+        with pytest.raises(TooLarge, match="send at most 262144"):
             await call(
                 replica, "POST /stockpools", pool_routes.POOL_EXAMPLE | {"namespace": namespace, "template": template}
             )

@@ -122,7 +122,7 @@ async def test_second_unit_is_rejected_until_the_storage_is_detached(
     await create_stock(cluster, replica, "s", "t")
     cluster.create_storage("a")
     await replica.units.create(create_request("a"))
-    with pytest.raises(StorageInUse, match="storage a is attached to unit web; one unit can mount it at a time"):
+    with pytest.raises(StorageInUse, match="storage a is attached to unit web; only one unit at a time can mount it"):
         await replica.units.create(create_request("a", name="other"))
     await eventually(lambda: len(cluster.remaining_stock()) == 1, "the consumed stock is deleted")
     await replica.units.delete("", "web")

@@ -96,7 +96,8 @@ def test_unknown_field_is_ignored() -> None:
 def test_higher_version_is_rejected_with_the_remedy() -> None:
     document = msgspec.json.decode(encode(invocation())) | {"version": 2}
     with pytest.raises(
-        MessageDecodeError, match="this Invocation has version 2; this process reads up to version 1: upgrade it"
+        MessageDecodeError,
+        match="this Invocation has version 2; this process reads up to version 1: upgrade the process",
     ):
         decode(msgspec.json.encode(document), Invocation)
 

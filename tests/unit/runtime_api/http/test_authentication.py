@@ -58,7 +58,7 @@ INVALID_FILES = {
         f"tokens: [{{name: a, token: {ALICE}, scopes: [runtime]}}, {{name: a, token: {BOB}, scopes: [runtime]}}]",
         r"tokens\[1\] \(a\): another token has the same name",
     ),
-    "one token with two names": (tokens(a=ALICE, b=ALICE), r"tokens\[1\] \(b\): token is the same as another one"),
+    "one token with two names": (tokens(a=ALICE, b=ALICE), r"tokens\[1\] \(b\): another entry has the same token"),
     "a token with spaces": (tokens(a="with spaces inside it"), "token has characters that are not allowed in a header"),
     "an unknown scope": (
         f"tokens: [{{name: a, token: {ALICE}, scopes: [root]}}]",
@@ -120,7 +120,7 @@ def test_invalid_reloaded_token_file_preserves_the_old_tokens(
     assert token_file.find_caller(ALICE)
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.message == "token file reload failed; the previous tokens stay valid"
+    assert record.message == "token file reload failed: the previous tokens stay valid"
     assert str(path) in vars(record)["error"]
 
 
@@ -284,7 +284,7 @@ async def test_disabled_authentication_is_logged_once(caplog: pytest.LogCaptureF
     assert await authenticator.authenticate(None) == ANONYMOUS
     assert background == ()
     [record] = caplog.records
-    assert (record.levelno, "authentication is disabled" in record.message) == (logging.WARNING, True)
+    assert (record.levelno, "authentication disabled" in record.message) == (logging.WARNING, True)
 
 
 def test_authentication_without_any_caller_is_rejected(tmp_path: Path) -> None:

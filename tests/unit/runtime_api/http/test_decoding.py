@@ -118,8 +118,8 @@ def test_query_parameters_are_converted() -> None:
 
 PARAMETERS = {
     "an unknown parameter": ([("limits", "5")], "limits: there is no such parameter; did you mean limit?"),
-    "a parameter of a route without parameters": ([("a", "5")], "a: there is no such parameter; there is none"),
-    "a duplicate parameter": ([("limit", "5"), ("limit", "6")], "limit: is given more than once"),
+    "a parameter of a route without parameters": ([("a", "5")], "a: there is no such parameter; none is allowed here"),
+    "a duplicate parameter": ([("limit", "5"), ("limit", "6")], "limit: is given more than once; send it once"),
     "a string for an integer": ([("limit", "many")], "limit: expected an integer, got a string"),
     "an empty integer": ([("limit", "")], "limit: expected an integer, got a string"),
     "a string for a boolean": ([("claimed", "perhaps")], "claimed: expected true or false or null, got a string"),

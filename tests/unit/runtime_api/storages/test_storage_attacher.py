@@ -120,7 +120,7 @@ REJECTED: dict[str, tuple[FakeStorageServer, Attachment, type[Conflict], str]] =
         FakeStorageServer(attachment_fields("other")),
         CREATED,
         StorageInUse,
-        "data is attached to unit other; one unit can mount it",
+        "data is attached to unit other; only one unit at a time",
     ),
     "another unit, for an update": (
         FakeStorageServer(attachment_fields("other", "make-other", 1)),

@@ -103,7 +103,7 @@ INVALID_CREATES: dict[str, tuple[dict[str, Any], str]] = {
     "no image": ({"image": " "}, "image: is required; "),
     "unknown primary port": (
         {"access": {"primaryPort": "grpc"}},
-        "access.primaryPort: 'grpc' names no port of the template (it has http)",
+        "access.primaryPort: 'grpc' is not the name of a port in template.ports; the names there: http",
     ),
     "invalid scheme": ({"access": {"scheme": "ftp"}}, "access.scheme: 'ftp' is not one of http, https"),
     "port out of range": (
@@ -177,7 +177,7 @@ INVALID_UPDATES: dict[str, tuple[dict[str, Any], str]] = {
     "more GPUs": ({"gpu": 2}, "gpu: cannot be changed from 1, which the unit reserves; create another unit"),
     "other requestID": (
         {"serverless": {"enabled": True, "requestID": "g"}},
-        "serverless.requestID: cannot be changed from 'f', because its queue may hold invocations; repeat it",
+        "serverless.requestID: cannot be changed from 'f', because its queue may contain invocations; send 'f'",
     ),
     "omitted requestID": (
         {"serverless": {"enabled": False}},
@@ -186,7 +186,7 @@ INVALID_UPDATES: dict[str, tuple[dict[str, Any], str]] = {
     "no image": ({"image": ""}, "image: is required; "),
     "template without the primary port": (
         {"template": {}},
-        "access.primaryPort: 'http' names no port of the template (it has none)",
+        "access.primaryPort: 'http' is not the name of a port in template.ports; the names there: none",
     ),
     "mount over the framework socket": (
         {"storageMounts": [{"name": "x", "mountPath": "/run"}]},

@@ -1,7 +1,8 @@
-"""Builds the PersistentVolumeClaim (PVC) of a storage, and the patches for an existing one. Pure.
+"""Builds the PersistentVolumeClaim (PVC) of a storage, and the patches for an existing PVC. No I/O.
 
 The PVC has no owner reference, because the garbage collector must never delete the data. Kubernetes allows only two
-changes of an existing PVC: its metadata, and a larger size. Therefore an existing PVC is patched, not replaced.
+changes of an existing PVC: new metadata and a larger size. Therefore the controller patches an existing PVC and does
+not replace it.
 """
 
 from collections.abc import Mapping
@@ -35,8 +36,8 @@ def pvc_manifest(storage: GPUStorage) -> Manifest:
 def is_pvc_of(live: PersistentVolumeClaim, storage: GPUStorage) -> bool:
     """Return whether the PVC belongs to the storage.
 
-    The label is sufficient: after a restore from a backup, the storage has another UID. The UID annotation is
-    sufficient, too: another client may have removed the label.
+    The label or the annotation is sufficient. After a restore from a backup, the storage has another UID, so only the
+    label matches. If another client removed the label, only the UID in the annotation matches.
     """
     labels, annotations = live.metadata.labels, live.metadata.annotations
     by_label = labels.get(Label.STORAGE) == storage.metadata.name
@@ -44,7 +45,7 @@ def is_pvc_of(live: PersistentVolumeClaim, storage: GPUStorage) -> bool:
 
 
 def metadata_patch(live: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
-    """Return the patch that corrects the metadata of the PVC, or None if it is correct."""
+    """Return the patch that corrects the metadata of the PVC, or None if the metadata is correct."""
     desired, actual = pvc_manifest(storage)["metadata"], live.metadata
     change = {
         "labels": _differing(desired["labels"], actual.labels),
@@ -56,7 +57,7 @@ def metadata_patch(live: PersistentVolumeClaim, storage: GPUStorage) -> Manifest
 
 
 def expansion_patch(live: PersistentVolumeClaim, storage: GPUStorage) -> Manifest | None:
-    """Return the patch that requests a larger volume, or None. A PVC that requests more than spec.size is kept."""
+    """Return the patch that requests a larger volume, or None if the PVC already requests at least spec.size."""
     if requested_size(live) >= Quantity(storage.spec.size):
         return None
     return {"spec": {"resources": {"requests": {"storage": storage.spec.size}}}}

@@ -1,4 +1,4 @@
-"""Builds the Deployment of a unit. It has one pod, which holds the unit's GPUs."""
+"""Builds the Deployment of a unit. It has one pod, which uses the unit's GPUs."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.template import Template
@@ -90,7 +90,7 @@ def _active_pod_spec(observed: ObservedUnit) -> Manifest:
 
 
 def _affinity(observed: ObservedUnit) -> Manifest:
-    """Prefer the node of the source stock unit. Its GPUs are free there, so no other stock pod must be preempted."""
+    """Prefer the node of the source stock unit. Its GPUs are free, so the scheduler preempts no other stock pod."""
     stock = observed.source_stock
     if stock is None or not stock.node:
         return {}

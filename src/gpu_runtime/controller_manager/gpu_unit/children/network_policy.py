@@ -1,8 +1,8 @@
-"""Builds the NetworkPolicy of an active unit: ingress only to its declared ports.
+"""Builds the NetworkPolicy of an active unit. It allows ingress only to the declared ports of the unit.
 
 By default, egress is not restricted, because users' programs download models and call external services. The setting
-`serverless.egress.restrict` limits workers to DNS and NATS. All containers of a pod share one network. Therefore the
-restriction applies to the user's container, too, and that container can reach the NATS port. This is why only the
+`serverless.egress.restrict` limits workers to DNS and NATS. All containers of a pod share one network. So the
+restriction also applies to the user's container, and the user's container can reach the NATS port. Therefore only the
 sidecar container has the NATS credentials.
 """
 
@@ -17,7 +17,7 @@ DNS_PORT = 53
 
 
 def network_policy(observed: ObservedUnit) -> Manifest | None:
-    """Return the policy, or None for stock units, whose process listens on no port."""
+    """Return the policy. Return None for a stock unit, because its process does not listen on any port."""
     metadata, spec = observed.unit.metadata, observed.unit.spec
     if observed.role is UnitRole.STOCK:
         return None

@@ -1,4 +1,4 @@
-"""Builds the Service of an active unit. It gives the unit a stable address when its pod is replaced."""
+"""Builds the Service of an active unit. The address of the Service does not change when the pod is replaced."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.well_known import Label, UnitRole, unit_labels
@@ -9,7 +9,7 @@ from gpu_runtime.kube.meta import Manifest
 
 
 def service(observed: ObservedUnit) -> Manifest | None:
-    """Return the Service, or None for stock units, which accept no requests, and for units without ports."""
+    """Return the Service. Return None for a stock unit, which accepts no requests, and for a unit without ports."""
     metadata, spec = observed.unit.metadata, observed.unit.spec
     if observed.role is UnitRole.STOCK or not spec.template.ports:
         return None
@@ -27,7 +27,7 @@ def service(observed: ObservedUnit) -> Manifest | None:
 
 
 def access_url(observed: ObservedUnit) -> str | None:
-    """Return the URL of the unit's primary port inside the cluster."""
+    """Return the URL of the unit's primary port inside the cluster. Return None if the unit has no such URL."""
     metadata, spec = observed.unit.metadata, observed.unit.spec
     port = spec.primary_port()
     if observed.role is UnitRole.STOCK or port is None:

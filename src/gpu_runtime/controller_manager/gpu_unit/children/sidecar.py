@@ -1,7 +1,7 @@
 """Builds the worker sidecar container, and adds it with its volumes and settings to the pod of a worker.
 
 Only the sidecar container mounts the NATS credentials. The containers of a pod share one network, so a network policy
-cannot keep the user's container from connecting to NATS; the missing credentials do.
+cannot prevent the user's container from connecting to NATS. Only the missing credentials can.
 """
 
 import posixpath
@@ -28,17 +28,20 @@ SETTINGS_ANNOTATION = f"{GROUP}/worker-sidecar-settings"
 SETTINGS_DIRECTORY, SETTINGS_FILE = "/etc/gpu-runtime", "worker-sidecar.yaml"
 CREDENTIALS_DIRECTORY = "/etc/gpu-runtime-nats"
 SOCKET_DIRECTORY = "/s"
-"""Mount path of the socket directory in the sidecar container. The user chooses another path in the user's container.
-This path is short, so a socket path that fits the length limit there also fits here. Because the sidecar does not use
-the user's path, the mount cannot hide files of the sidecar image."""
+"""Mount path of the socket directory in the sidecar container.
 
-# Storages are volumes of the same pod, and their names never begin with a digit. So these names cannot collide.
+In the user's container, the mount path is the path that the user chose. The path in the sidecar container is as short
+as possible, so if the socket path in the user's container fits the length limit, the path in the sidecar container
+fits too. The sidecar does not use the user's path, because a mount at that path could hide files of the sidecar image.
+"""
+
+# Storages are volumes of the same pod. Their names never begin with a digit, so they cannot be equal to these names.
 SOCKET_VOLUME, SETTINGS_VOLUME, CREDENTIALS_VOLUME = "0-socket", "0-sidecar-settings", "0-nats-credentials"
 
 SIDECAR_SHUTDOWN_TIMEOUT_SECONDS = 5
-"""The kubelet stops the sidecar after the user's container has exited, so the sidecar has nothing to wait for."""
+"""This timeout can be short: the kubelet stops the sidecar after the user's container, when no invocation runs."""
 EXTRA_TERMINATION_GRACE_SECONDS = 15
-"""Added to the drain timeout: time for the user's container to exit, and then for the sidecar."""
+"""Additional time after the drain timeout, in which first the user's container and then the sidecar exit."""
 
 SIDECAR_SECURITY_CONTEXT: Manifest = RESTRICTED_SECURITY_CONTEXT | {
     "runAsNonRoot": True,
@@ -54,9 +57,10 @@ def served_function(observed: ObservedUnit) -> Serverless | None:
 
 
 def pod_metadata(labels: dict[str, str], observed: ObservedUnit) -> Manifest:
-    """Return labels and annotations of the pod.
+    """Return the labels and annotations of the pod.
 
-    A worker also gets the sidecar's settings and the label by which network policies allow its access to NATS.
+    The pod of a worker also has the annotation with the sidecar's settings, and the label that network policies use to
+    allow access to NATS.
     """
     function = served_function(observed)
     if function is None:
@@ -68,7 +72,7 @@ def pod_metadata(labels: dict[str, str], observed: ObservedUnit) -> Manifest:
 
 
 def with_sidecar(pod: Manifest, observed: ObservedUnit) -> Manifest:
-    """Return the pod spec of a unit, with the sidecar added if the unit serves a function."""
+    """Return the pod spec of a unit. If the unit is a worker, add the sidecar."""
     function = served_function(observed)
     if function is None:
         return pod
@@ -97,7 +101,7 @@ def sidecar_container(observed: ObservedUnit) -> Manifest:
             "limits": {"memory": settings.memory_limit},
             "requests": {"cpu": settings.cpu, "memory": settings.memory},
         },
-        # No startup probe: the kubelet would start the user's container, which may load for a long time, only after it.
+        # No startup probe: the kubelet would start the user's container only after the probe has succeeded.
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": settings.port},
             "periodSeconds": 10,
@@ -155,7 +159,7 @@ def _user_container(main: Manifest, function: Serverless, observed: ObservedUnit
     return main | {
         "env": [*user_env, *({"name": name, "value": value} for name, value in platform_env.items())],
         "volumeMounts": [*main["volumeMounts"], mount],
-        # The kubelet stops the sidecar only after this container has exited. This hook starts the drain before that.
+        # The kubelet stops the sidecar only after this container has exited. So this hook must start the drain.
         "lifecycle": {"preStop": {"httpGet": {"path": "/drain", "port": observed.settings.serverless.sidecar.port}}},
     }
 
@@ -171,7 +175,7 @@ def _volume_mounts(observed: ObservedUnit) -> list[Manifest]:
 
 
 def _volumes(observed: ObservedUnit) -> list[Manifest]:
-    """Return the volumes of the sidecar. The kubelet creates the socket directory writable for every user."""
+    """Return the volumes of the sidecar. Every user can write to the socket directory, because it is an emptyDir."""
     settings = {"path": SETTINGS_FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{SETTINGS_ANNOTATION}']"}}
     volumes: list[Manifest] = [
         {"name": SOCKET_VOLUME, "emptyDir": {}},
@@ -183,5 +187,5 @@ def _volumes(observed: ObservedUnit) -> list[Manifest]:
 
 
 def uses_sidecar_port(spec: GPUUnitSpec, port: int) -> bool:
-    """Return whether a worker declares the sidecar's port. Two containers of a pod cannot listen on the same port."""
+    """Return whether a worker declares the sidecar's port. Two containers of one pod cannot listen on one port."""
     return spec.serves_function and any(each.port == port and each.protocol == "TCP" for each in spec.template.ports)

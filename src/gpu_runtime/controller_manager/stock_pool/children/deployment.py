@@ -1,4 +1,4 @@
-"""Builds the Deployment of a pool: spec.replicas pods, each with its own GPUs."""
+"""Builds the Deployment of a pool. It has spec.replicas pods, and each pod has its own GPUs."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ from gpu_runtime.controller_manager.workload.pod_template import (
 )
 from gpu_runtime.kube.meta import Manifest
 
-# A shell that runs as PID 1 of a container ignores SIGTERM unless it sets a trap.
+# A shell that runs as PID 1 of a container ignores SIGTERM, so the command sets a trap.
 PLACEHOLDER_COMMAND = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")
 
 
@@ -30,7 +30,7 @@ def deployment(observed: ObservedPool) -> Manifest:
         labels,
         {
             "replicas": spec.replicas,
-            # A surge pod would wait for GPUs that are released only when another pod of the pool terminates.
+            # No surge pod: it would wait for GPUs, which become free only when another pod of the pool terminates.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": {Label.POOL: metadata.name}},
