@@ -61,7 +61,7 @@ class Backlog:
             counts = await messages_by_subject(self.connection, stream, pattern)
         except JetStreamError as error:
             logger.warning(
-                "backlog query failed: scaling by backlog postponed",
+                "backlog query failed: the autoscaler will retry",
                 extra={"stream": stream, "subject": pattern, "error": str(error)},
             )
             return None

@@ -170,7 +170,7 @@ class FunctionReconciler:
             await ensure_consumer(self.nats, consumer)
         except JetStreamError as error:
             fields = {"function": request_id, "stream": consumer.stream, "consumer": consumer.name, "error": str(error)}
-            logger.warning("consumer setup failed: scaling by backlog postponed", extra=fields)
+            logger.warning("consumer setup failed: the autoscaler will retry", extra=fields)
             return False
         self._ensured_consumers.add(request_id)
         return True

@@ -42,7 +42,8 @@ class StockPoolSpec(KubeStruct, frozen=True, kw_only=True):
     """The desired number of replicas. With 0, the pool has no pods."""
 
     template: Template = Template()
-    """How the container runs the image. Without command and args, the container runs a process that only sleeps."""
+    """How the container runs the image. If both command and args are empty, the container runs a
+    process that only sleeps."""
 
 
 class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):

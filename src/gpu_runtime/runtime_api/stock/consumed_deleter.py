@@ -33,7 +33,7 @@ class ConsumedStockDeleter:
         """Delete the stock unit soon. If the queue is full, recovery deletes it later."""
         if self._queue.qsize() >= self._max_queued:
             logger.warning(
-                "stock unit deletion queue full: recovery will delete the stock unit", extra=_log_fields(stock)
+                "queue of stock units to delete is full: recovery will delete the stock unit", extra=_log_fields(stock)
             )
             return
         self._queue.put_nowait(stock)
