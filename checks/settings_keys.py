@@ -1,24 +1,29 @@
 """A settings key with a number says what is counted and in which unit."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import msgspec
 
 from checks.finding import Finding
 from gpu_runtime.activator.settings import ActivatorSettings
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.process.settings import BaseSettings
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 
-PROCESSES = (
-    ActivatorSettings,
-    ControllerManagerSettings,
-    ResultStoreSettings,
-    RuntimeAPISettings,
-    WorkerSidecarSettings,
+PROCESSES: Mapping[str, type[BaseSettings]] = MappingProxyType(
+    {
+        "runtime-api": RuntimeAPISettings,
+        "controller-manager": ControllerManagerSettings,
+        "activator": ActivatorSettings,
+        "worker-sidecar": WorkerSidecarSettings,
+        "result-store": ResultStoreSettings,
+    }
 )
+"""The settings of every process, by the name of the process."""
 
 UNIT = re.compile(r"(Seconds|Bytes|PerSecond|Port|Size)$|^(max|min)[A-Z]\w*$")
 DIMENSIONLESS = frozenset({"burst", "concurrency", "port", "replicas"})
@@ -26,7 +31,7 @@ DIMENSIONLESS = frozenset({"burst", "concurrency", "port", "replicas"})
 
 
 def check_settings_keys() -> Iterator[Finding]:
-    for process in PROCESSES:
+    for process in PROCESSES.values():
         path = process.__module__.replace(".", "/")
         for key in keys_without_unit(process):
             yield Finding(f"src/{path}.py", 1, f"settings key {key} is a number and names no unit")

@@ -6,23 +6,12 @@ from typing import Any
 import msgspec
 import yaml
 
+from checks.settings_keys import PROCESSES
 from docgen.markdown import code, page, table
-from gpu_runtime.activator.settings import ActivatorSettings
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.process.field_docs import field_doc
 from gpu_runtime.process.settings import BaseSettings
 from gpu_runtime.process.shared_settings import NatsSettings
-from gpu_runtime.result_store.settings import ResultStoreSettings
-from gpu_runtime.runtime_api.settings import RuntimeAPISettings
-from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 
-PROCESSES: tuple[tuple[str, type[BaseSettings]], ...] = (
-    ("runtime-api", RuntimeAPISettings),
-    ("controller-manager", ControllerManagerSettings),
-    ("activator", ActivatorSettings),
-    ("worker-sidecar", WorkerSidecarSettings),
-    ("result-store", ResultStoreSettings),
-)
 HEADER = ("key", "type", "default", "meaning")
 
 
@@ -40,7 +29,7 @@ def settings_page() -> str:
         " they start."
     )
     shared = f"## nats\n\n{nats}\n\n{table(HEADER, _rows(NatsSettings, 'nats.'))}"
-    return page("Settings", introduction, *(_process(name, model) for name, model in PROCESSES), shared)
+    return page("Settings", introduction, *(_process(name, model) for name, model in PROCESSES.items()), shared)
 
 
 def _process(name: str, model: type[BaseSettings]) -> str:
