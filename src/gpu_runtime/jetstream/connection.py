@@ -110,24 +110,9 @@ class NatsConnection:
                     reply = await expected.reply
             except TimeoutError:
                 raise NatsUnreachable(f"no reply on {subject} within {timeout_seconds:g} s", sent=True) from None
-        return _check_responders(reply, subject)
-
-    async def start_request(
-        self, subject: str, data: bytes, headers: Mapping[str, str]
-    ) -> "tuple[asyncio.Future[Msg], Callable[[], None]]":
-        """Send a request without waiting for its reply. Raises NatsUnreachable if there is no connection now.
-
-        Returns the future of the reply, and a function that stops waiting for the reply. The caller must call that
-        function.
-        """
-        session = self._session or await self._wait_for_session(0)
-        expected = self._reply_inbox.open()
-        try:
-            await session.send(subject, data, expected.subject, headers)
-        except BaseException:
-            self._reply_inbox.close(expected)
-            raise
-        return expected.reply, lambda: self._reply_inbox.close(expected)
+        if not reply.data and reply.headers and reply.headers.get("Status") == "503":
+            raise NoResponders(f"no subscriber on {subject}")
+        return reply
 
     async def subscribe(self, subject: str, callback: MessageCallback, queue_group: str = "") -> Subscription:
         """Call the callback with every message on a subject. The subscription is restored after a lost connection."""
@@ -193,7 +178,9 @@ class NatsConnection:
                 except JetStreamError as error:
                     self._record_problem(str(error))
                     level = logging.DEBUG if failures else logging.WARNING
-                    logger.log(level, "NATS connection failed: retrying", extra={"error": str(error)})
+                    logger.log(
+                        level, "NATS connection attempt failed; the process will retry", extra={"error": str(error)}
+                    )
             failures += 1
             await asyncio.sleep(self.options.backoff.delay(failures))
 
@@ -205,7 +192,7 @@ class NatsConnection:
         except NatsUnreachable as error:
             self._record_problem(str(error))
             fields = {"url": session.url, "error": str(error)}
-            logger.debug("NATS subscriptions not restored: reconnecting", extra=fields)
+            logger.debug("NATS subscriptions were not restored; the process will reconnect", extra=fields)
             return False
         if session.closed.is_set():
             return False
@@ -225,7 +212,9 @@ class NatsConnection:
         if self._stopping:
             logger.debug("NATS connection closed", extra={"url": session.url})
         else:
-            logger.warning("NATS connection lost: reconnecting", extra={"url": session.url, "error": problem})
+            logger.warning(
+                "NATS connection lost; the process will reconnect", extra={"url": session.url, "error": problem}
+            )
         self._reply_inbox.fail_pending(session.last_error)
         self._notify_listeners(connected=False)
 
@@ -254,9 +243,3 @@ async def connect_nats(options: ConnectionOptions) -> AsyncIterator[NatsConnecti
         while not run_task.done():  # nats-py suppresses a cancellation that arrives while it connects
             run_task.cancel()
             await asyncio.wait({run_task}, timeout=0.5)
-
-
-def _check_responders(reply: Msg, subject: str) -> Msg:
-    if not reply.data and reply.headers and reply.headers.get("Status") == "503":
-        raise NoResponders(f"no subscriber on {subject}")
-    return reply

@@ -39,23 +39,17 @@ class Inbox:
         if pending is not None and not pending.done():
             pending.set_result(message)
 
-    def open(self) -> PendingReply:
+    @contextmanager
+    def expect(self) -> Iterator[PendingReply]:
+        """Expect one reply during the block."""
         subject = f"{self._prefix}.{next(self._sequence)}"
         reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._pending[subject] = reply
-        return PendingReply(subject, reply)
-
-    def close(self, expected: PendingReply) -> None:
-        self._pending.pop(expected.subject, None)
-        expected.reply.cancel()
-
-    @contextmanager
-    def expect(self) -> Iterator[PendingReply]:
-        expected = self.open()
         try:
-            yield expected
+            yield PendingReply(subject, reply)
         finally:
-            self.close(expected)
+            self._pending.pop(subject, None)
+            reply.cancel()
 
     def fail_pending(self, reason: str) -> None:
         """Fail all pending replies with NatsUnreachable: the connection is lost, so their replies cannot arrive."""

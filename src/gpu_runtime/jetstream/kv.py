@@ -6,19 +6,16 @@ write ID (its message ID). With it, the writer recognizes its own value and does
 """
 
 import asyncio
-import base64
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from gpu_runtime.jetstream.api import api_request
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.delivery import OutgoingMessage
-from gpu_runtime.jetstream.errors import NatsNotFound, WrongLastSequence
+from gpu_runtime.jetstream.errors import WrongLastSequence
 from gpu_runtime.jetstream.publisher import EXPECTED_LAST_SEQUENCE_HEADER, MESSAGE_ID_HEADER, Publisher
-from gpu_runtime.jetstream.stream_messages import decode_headers
+from gpu_runtime.jetstream.stream_messages import StoredMessage, last_message
 from gpu_runtime.jetstream.stream_specs import BucketSpec
 
 OPERATION_HEADER = "KV-Operation"
@@ -33,30 +30,20 @@ class KeyValueEntry:
 
 
 @dataclass(frozen=True)
-class _LastEntry:
-    revision: int
-    entry: KeyValueEntry | None
-    """None if the key was purged: the last message is then only a purge marker."""
-    write_id: str
-    """The message ID that the writer chose for this write."""
-
-
-@dataclass(frozen=True)
 class KeyValueBucket:
     connection: NatsConnection
     publisher: Publisher
     spec: BucketSpec
 
     async def get(self, key: str) -> KeyValueEntry | None:
-        last = await self._get_last(key)
-        return last.entry if last else None
+        return _entry(key, await self.last_write(key))
 
     async def create(self, key: str, value: bytes) -> int | None:
         """Create a key and return its revision. Return None if the key already has a value."""
         write_id = _new_write_id()
         new_revision, last = await self._write(key, value, 0, write_id)
-        if new_revision is None and last is not None and last.entry is None:
-            new_revision, _ = await self._write(key, value, last.revision, write_id)
+        if new_revision is None and last is not None and _entry(key, last) is None:
+            new_revision, _ = await self._write(key, value, last.sequence, write_id)
         return new_revision
 
     async def update(self, key: str, value: bytes, revision: int) -> int | None:
@@ -93,26 +80,20 @@ class KeyValueBucket:
 
     async def _write(
         self, key: str, value: bytes, revision: int, write_id: str
-    ) -> tuple[int | None, _LastEntry | None]:
-        """Return the new revision. If another write was first, return None and the last entry."""
+    ) -> tuple[int | None, StoredMessage | None]:
+        """Return the new revision. If another write was first, return None and the last message."""
         condition = {EXPECTED_LAST_SEQUENCE_HEADER: str(revision)}
         try:
             message = OutgoingMessage(self.spec.subject(key), value, write_id, condition)
             return (await self.publisher.publish(message)).seq, None
         except WrongLastSequence:
-            last = await self._get_last(key)
-        return (last.revision, None) if last and last.write_id == write_id else (None, last)
+            last = await self.last_write(key)
+        own = last is not None and last.headers.get(MESSAGE_ID_HEADER) == write_id
+        return (last.sequence, None) if last and own else (None, last)
 
-    async def _get_last(self, key: str) -> _LastEntry | None:
-        try:
-            response = await api_request(
-                self.connection, f"STREAM.MSG.GET.{self.spec.stream_name}", {"last_by_subj": self.spec.subject(key)}
-            )
-        except NatsNotFound as error:
-            if error.err_code == 10037:
-                return None
-            raise
-        return _last_entry(key, response["message"])
+    async def last_write(self, key: str) -> StoredMessage | None:
+        """Return the last message about a key: its value, or the marker of a purge."""
+        return await last_message(self.connection, self.spec.stream_name, self.spec.subject(key))
 
 
 class KeyWatch:
@@ -138,19 +119,18 @@ class KeyWatch:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            last = await self._bucket._get_last(self._key)
-            revision = last.revision if last else 0
+            last = await self._bucket.last_write(self._key)
+            revision = last.sequence if last else 0
             if revision != self._last_revision:
                 self._last_revision = revision
-                return last.entry if last else None
+                return _entry(self._key, last)
 
 
-def _last_entry(key: str, message: Mapping[str, Any]) -> _LastEntry:
-    revision: int = message["seq"]
-    headers = decode_headers(message)
-    value = base64.b64decode(message.get("data", ""))
-    entry = None if OPERATION_HEADER in headers else KeyValueEntry(key, value, revision)
-    return _LastEntry(revision, entry, headers.get(MESSAGE_ID_HEADER, ""))
+def _entry(key: str, last: StoredMessage | None) -> KeyValueEntry | None:
+    """Return the value of a key. A purged key has none: its last message is only a marker."""
+    if last is None or OPERATION_HEADER in last.headers:
+        return None
+    return KeyValueEntry(key, last.data, last.sequence)
 
 
 def _new_write_id() -> str:

@@ -8,14 +8,11 @@ duplicates.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
-from nats.aio.msg import Msg
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.jetstream.connection import NatsConnection
@@ -47,7 +44,6 @@ class _PubAckResponse(PubAck, frozen=True):
 
 
 _PUB_ACK_DECODER = msgspec.json.Decoder(_PubAckResponse)
-_InFlightPublish: TypeAlias = "tuple[OutgoingMessage, asyncio.Future[Msg], Callable[[], None]]"
 
 
 @dataclass(frozen=True)
@@ -78,63 +74,11 @@ class Publisher:
                     raise
             await asyncio.sleep(delay)
 
-    async def publish_many(
-        self, messages: Iterable[OutgoingMessage], max_in_flight: int = 256
-    ) -> list[PubAck | JetStreamError]:
-        """Store many messages without waiting for each acknowledgement. Return one outcome per message, in order.
-
-        At most `max_in_flight` messages are unacknowledged at any time. Messages that fail are retried one by one.
-        """
-        outcomes: list[PubAck | JetStreamError] = []
-        sent: deque[_InFlightPublish | OutgoingMessage] = deque()
-        try:
-            for message in messages:
-                sent.append(await self._start_publish(message))
-                if len(sent) >= max_in_flight:
-                    outcomes.append(await self._wait_for_ack(sent.popleft()))
-            while sent:
-                outcomes.append(await self._wait_for_ack(sent.popleft()))
-        finally:
-            for unacknowledged in sent:
-                if not isinstance(unacknowledged, OutgoingMessage):
-                    unacknowledged[2]()
-        return outcomes
-
     async def _publish_once(self, message: OutgoingMessage, timeout_seconds: float) -> PubAck:
         response = await self.connection.request(
             message.subject, message.data, headers=_headers(message), timeout_seconds=timeout_seconds
         )
         return decode_pub_ack(response.data)
-
-    async def _start_publish(self, message: OutgoingMessage) -> "_InFlightPublish | OutgoingMessage":
-        try:
-            reply, cancel = await self.connection.start_request(message.subject, message.data, _headers(message))
-        except JetStreamError:
-            return message
-        return message, reply, cancel
-
-    async def _wait_for_ack(self, sent: "_InFlightPublish | OutgoingMessage") -> PubAck | JetStreamError:
-        if isinstance(sent, OutgoingMessage):
-            return await self._publish_or_error(sent)
-        message, reply, cancel = sent
-        try:
-            async with asyncio.timeout(self.attempt_timeout_seconds):
-                return _pub_ack_from(await reply, message)
-        except (NatsUnreachable, NoResponders, TimeoutError) as error:
-            failure = (
-                error if isinstance(error, JetStreamError) else NatsUnreachable("no acknowledgement arrived", sent=True)
-            )
-            return await self._publish_or_error(message) if _is_retryable(failure, message) else failure
-        except JetStreamError as error:
-            return error
-        finally:
-            cancel()
-
-    async def _publish_or_error(self, message: OutgoingMessage) -> PubAck | JetStreamError:
-        try:
-            return await self.publish(message)
-        except JetStreamError as error:
-            return error
 
 
 def decode_pub_ack(data: bytes) -> PubAck:
@@ -146,12 +90,6 @@ def decode_pub_ack(data: bytes) -> PubAck:
     if response.error is not None:
         raise api_error_from(response.error)
     return response
-
-
-def _pub_ack_from(response: Msg, message: OutgoingMessage) -> PubAck:
-    if not response.data and response.headers and response.headers.get("Status") == "503":
-        raise NoResponders(f"no stream stores subject {message.subject}")
-    return decode_pub_ack(response.data)
 
 
 def _headers(message: OutgoingMessage) -> Mapping[str, str]:

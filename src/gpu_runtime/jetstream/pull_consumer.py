@@ -4,7 +4,7 @@
   acknowledgements. If the process dies, the lease expires and the server redelivers the message to another process.
 - The consumer decides whether to dead-letter a message when it receives the message. It uses the delivery count. It
   cannot wait for the handler to fail: a message may crash the process, and then the process cannot report the failure.
-- The consumer first publishes the messages of `on_dead_letter`, and only then removes the message from the stream.
+- The consumer first calls `on_dead_letter`, and only then removes the message from the stream.
 - An acknowledgement may be lost, so the server may redeliver a message that was handled. Handlers must be idempotent.
 - After a stop, the consumer starts no more handlers, waits for the running handlers, and naks all other deliveries
   immediately.
@@ -12,7 +12,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
@@ -29,12 +29,11 @@ from gpu_runtime.jetstream.delivery import (
     Delivery,
     DeliveryOutcome,
     NakDelivery,
-    OutgoingMessage,
     dead_letter_if_exhausted,
     limit_deliveries,
 )
 from gpu_runtime.jetstream.errors import JetStreamError
-from gpu_runtime.jetstream.publisher import MESSAGE_ID_HEADER, Publisher
+from gpu_runtime.jetstream.publisher import MESSAGE_ID_HEADER
 from gpu_runtime.jetstream.puller import Puller, PullOptions
 from gpu_runtime.jetstream.stream_config import nanoseconds
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
@@ -42,8 +41,8 @@ from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 logger = logging.getLogger(__name__)
 
 DeliveryHandler: TypeAlias = Callable[[Delivery], Awaitable[DeliveryOutcome]]
-OnDeadLetter: TypeAlias = Callable[[Delivery, DeadLetterDelivery], Sequence[OutgoingMessage]]
-"""Returns the messages to publish for a dead-lettered message: its dead letter and, for example, a result."""
+OnDeadLetter: TypeAlias = Callable[[Delivery, DeadLetterDelivery], Awaitable[NakDelivery | None]]
+"""Publishes the dead letter of a message. If it returns a nak instead, the message stays in the stream."""
 
 ACK, NAK, TERM, IN_PROGRESS = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 
@@ -72,15 +71,15 @@ class _InFlightDelivery:
 class PullConsumer:
     def __init__(
         self,
-        publisher: Publisher,
+        connection: NatsConnection,
         spec: ConsumerSpec,
         handler: DeliveryHandler,
         on_dead_letter: OnDeadLetter,
         options: ConsumeOptions | None = None,
     ) -> None:
         self.options = options or ConsumeOptions()
-        self._connection: NatsConnection = publisher.connection
-        self._publisher, self._spec, self._handler, self._on_dead_letter = publisher, spec, handler, on_dead_letter
+        self._connection = connection
+        self._spec, self._handler, self._on_dead_letter = spec, handler, on_dead_letter
         self._in_flight: dict[tuple[int, datetime], _InFlightDelivery] = {}
         self._idle = asyncio.Event()
         self._stopping: asyncio.Event = asyncio.Event()
@@ -180,13 +179,8 @@ class PullConsumer:
         match outcome:
             case AckDelivery():
                 await self._send_ack(running.ack_subject, ACK)
-            case NakDelivery(reason, delay):
-                fields = self._log_fields(running.delivery) | {"reason": reason}
-                logger.info("message nacked: JetStream will redeliver it", extra=fields)
-                await self._send_ack(
-                    running.ack_subject,
-                    _nak_payload(self._redelivery_delay(running.delivery) if delay is None else delay),
-                )
+            case NakDelivery():
+                await self._nak(running, outcome)
             case DeadLetterDelivery():
                 await self._dead_letter(running, outcome)
 
@@ -197,17 +191,21 @@ class PullConsumer:
         """
         fields = self._log_fields(running.delivery) | {"reason": outcome.reason}
         try:
-            for message in self._on_dead_letter(running.delivery, outcome):
-                await self._publisher.publish(message)
-        except Exception:
-            logger.exception("dead letter not published: JetStream will redeliver the message", extra=fields)
-            await self._send_ack(running.ack_subject, _nak_payload(self._redelivery_delay(running.delivery)))
+            nak = await self._on_dead_letter(running.delivery, outcome)
+        except Exception as error:
+            logger.exception("dead letter was not published; JetStream will redeliver the message", extra=fields)
+            nak = NakDelivery(f"{type(error).__name__}: {error}")
+        if nak is not None:
+            await self._nak(running, nak)
         else:
             logger.warning("message dead-lettered", extra=fields)
             await self._send_ack(running.ack_subject, TERM)
 
-    def _redelivery_delay(self, delivery: Delivery) -> float:
-        return self.options.backoff.delay(delivery.delivery_count)
+    async def _nak(self, running: _InFlightDelivery, nak: NakDelivery) -> None:
+        fields = self._log_fields(running.delivery) | {"reason": nak.reason}
+        logger.info("message nacked; JetStream will redeliver the message", extra=fields)
+        delay = self.options.backoff.delay(running.delivery.delivery_count) if nak.delay is None else nak.delay
+        await self._send_ack(running.ack_subject, _nak_payload(delay))
 
     async def _send_ack(self, ack_subject: str, ack: bytes, timeout_seconds: float | None = None) -> None:
         """Send an acknowledgement. The default timeout is the ack wait: a later acknowledgement has no effect."""
@@ -216,7 +214,7 @@ class PullConsumer:
             await self._connection.publish(ack_subject, ack, timeout_seconds=timeout_seconds)
         except JetStreamError as error:
             logger.warning(
-                "acknowledgement not sent: JetStream can redeliver the message",
+                "acknowledgement was not sent; JetStream may redeliver the message",
                 extra={
                     "stream": self._spec.stream,
                     "consumer": self._spec.name,
@@ -229,7 +227,7 @@ class PullConsumer:
     async def _extend_ack_wait(self) -> None:
         """Extend the leases of all messages in flight."""
         while True:
-            await asyncio.sleep(self._spec.ack_wait_seconds / 3)
+            await asyncio.sleep(self._spec.ack_extension_seconds)
             for running in tuple(self._in_flight.values()):
                 if self._connection.connected:
                     await self._send_ack(running.ack_subject, IN_PROGRESS)

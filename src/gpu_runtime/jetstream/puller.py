@@ -17,6 +17,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from gpu_runtime.backoff import Backoff
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.jetstream.api import API_PREFIX
 from gpu_runtime.jetstream.connection import NatsConnection, Subscription
 from gpu_runtime.jetstream.errors import JetStreamError, NatsUnreachable
@@ -67,6 +68,7 @@ class Puller:
         self._paused = False
         self._wake = asyncio.Event()
         self._backoff = Backoff(initial_seconds=0.1, max_seconds=5.0)
+        self._log_fields = {"stream": spec.stream, "consumer": spec.name}
 
     def adjust_in_flight(self, change: int) -> None:
         """Change the number of messages in progress. A lower number frees capacity for new pull requests."""
@@ -94,7 +96,7 @@ class Puller:
                 except JetStreamError as error:
                     failures += 1
                     self._record_problem(error)
-                    await self._sleep(stopping, self._backoff.delay(failures))
+                    await is_set_within(stopping, self._backoff.delay(failures))
         finally:
             remove_listener()
             await self._close()
@@ -122,7 +124,7 @@ class Puller:
         self._requested, self._pulls_valid = 0, True
         self._subscription = await self._connection.subscribe(self._inbox_subject, self._on_message)
         if self.problem is not None:
-            logger.info("pull resumed", extra={"stream": self._spec.stream, "consumer": self._spec.name})
+            logger.info("message pull resumed", extra=self._log_fields)
         self.problem = None
 
     async def _request_batch(self, batch_size: int) -> None:
@@ -174,15 +176,8 @@ class Puller:
             self._requested = max(0, self._requested - int(unfilled))
         else:
             self._pulls_valid = False
-            logger.debug(
-                "pull requests ended by the NATS server: sending new ones",
-                extra={
-                    "stream": self._spec.stream,
-                    "consumer": self._spec.name,
-                    "code": status,
-                    "reason": headers.get("Description", ""),
-                },
-            )
+            fields = self._log_fields | {"code": status, "reason": headers.get("Description", "")}
+            logger.debug("NATS server ended the pull requests; the consumer will send new pull requests", extra=fields)
         self._wake.set()
 
     def _on_connection_change(self, _connected: bool) -> None:
@@ -193,17 +188,9 @@ class Puller:
         problem = f"cannot pull from {self._spec.name} of {self._spec.stream}: {error}"
         if problem != self.problem:
             logger.warning(
-                "pull failed: retrying",
-                extra={"stream": self._spec.stream, "consumer": self._spec.name, "error": str(error)},
+                "message pull failed; the consumer will retry", extra=self._log_fields | {"error": str(error)}
             )
         self.problem = problem
-
-    async def _sleep(self, stopping: asyncio.Event, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await stopping.wait()
-        except TimeoutError:
-            return
 
     async def _close(self) -> None:
         subscription, self._subscription = self._subscription, None

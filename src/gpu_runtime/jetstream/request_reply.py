@@ -49,7 +49,7 @@ async def serve_requests(
     def received(message: Msg) -> None:
         if len(running) >= max_concurrent:
             logger.warning(
-                "NATS request dropped: too many concurrent requests",
+                "NATS request dropped because too many requests are in progress",
                 extra={"subject": message.subject, "limit": max_concurrent},
             )
             return
@@ -110,6 +110,6 @@ async def _respond(connection: NatsConnection, message: Msg, handler: RequestHan
             await connection.publish(message.reply, data)
     except JetStreamError as error:
         fields = {"subject": message.subject, "error": str(error)}
-        logger.warning("reply not sent: the request will time out", extra=fields)
+        logger.warning("NATS reply was not sent; the request will time out", extra=fields)
     except Exception:
         logger.exception("NATS request handler raised an unexpected exception", extra={"subject": message.subject})

@@ -30,18 +30,6 @@ _SETUP_BACKOFF = Backoff(initial_seconds=0.1, max_seconds=5.0)
 
 
 @dataclass(frozen=True)
-class ConsumerInfo:
-    """The backlog of a consumer."""
-
-    num_pending: int
-    """Messages that the consumer has not delivered yet."""
-    num_ack_pending: int
-    """Messages that were delivered but not acknowledged, including messages that wait for redelivery."""
-    num_waiting: int
-    """Open pull requests."""
-
-
-@dataclass(frozen=True)
 class StreamInfo:
     created_at: str
     """Creation time. It identifies the stream: a stream that was deleted and re-created uses the same sequence numbers
@@ -73,7 +61,7 @@ async def ensure_with_retry(
             if not is_transient(error):
                 raise
             failures += 1
-            logger.warning("stream setup failed: retrying", extra={"error": str(error)})
+            logger.warning("stream setup failed; the process will retry", extra={"error": str(error)})
             await asyncio.sleep(_SETUP_BACKOFF.delay(failures))
         else:
             return
@@ -104,11 +92,6 @@ async def delete_consumer(connection: NatsConnection, spec: ConsumerSpec) -> Non
         await api_request(connection, f"CONSUMER.DELETE.{spec.stream}.{spec.name}")
     except NatsNotFound:
         return
-
-
-async def consumer_info(connection: NatsConnection, spec: ConsumerSpec) -> ConsumerInfo:
-    info = await api_request(connection, f"CONSUMER.INFO.{spec.stream}.{spec.name}")
-    return ConsumerInfo(info["num_pending"], info["num_ack_pending"], info["num_waiting"])
 
 
 async def ack_floor(connection: NatsConnection, spec: ConsumerSpec) -> int:
@@ -146,7 +129,8 @@ async def _ensure_stream(connection: NatsConnection, desired: Config, resource: 
         try:
             await api_request(connection, f"STREAM.UPDATE.{name}", updated)
         except JetStreamApiError as error:
-            raise _config_mismatch(info["config"], desired, resource, error) from error
+            first = next(config_differences(info["config"], desired))
+            raise ConfigMismatch(f"{resource} ({error})", *first) from error
         logger.info("stream configuration updated", extra={"stream": name, "resource": resource})
 
 
@@ -164,7 +148,7 @@ async def _limits_not_lowered(connection: NatsConnection, info: Config, desired:
     unchanged = {field: info["config"][field] for field, used in usage.items() if 0 < desired[field] < used}
     if unchanged:
         logger.warning(
-            "stream limits not lowered: the stream exceeds the new limits",
+            "stream exceeds the new limits; the process keeps the current limits",
             extra={"stream": desired["name"], "resource": resource, "limits": unchanged},
         )
     return unchanged
@@ -202,8 +186,3 @@ def _updated_config(actual: Config, desired: Config, resource: str) -> Config | 
         if each.field in IMMUTABLE_FIELDS:
             raise ConfigMismatch(resource, each.field, each.actual, each.desired)
     return actual | desired if differences else None
-
-
-def _config_mismatch(actual: Config, desired: Config, resource: str, update_error: JetStreamApiError) -> ConfigMismatch:
-    first = next(config_differences(actual, desired))
-    return ConfigMismatch(f"{resource} ({update_error})", *first)

@@ -43,9 +43,7 @@ def stream_config(spec: StreamSpec) -> Config:
         "max_age": nanoseconds(spec.max_age_seconds),
         "max_bytes": _limit(spec.max_bytes),
         "max_msgs_per_subject": _limit(spec.max_messages_per_subject),
-        "duplicate_window": nanoseconds(
-            min(spec.duplicate_window_seconds, spec.max_age_seconds or spec.duplicate_window_seconds)
-        ),
+        "duplicate_window": _duplicate_window(spec.max_age_seconds),
     }
 
 
@@ -59,10 +57,10 @@ def bucket_config(spec: BucketSpec) -> Config:
         "storage": spec.storage,
         "num_replicas": spec.replicas,
         "max_age": nanoseconds(spec.ttl_seconds),
-        "max_bytes": _limit(spec.max_bytes),
+        "max_bytes": -1,
         "max_msg_size": _limit(spec.max_value_bytes),
         "max_msgs_per_subject": 1,
-        "duplicate_window": nanoseconds(min(DUPLICATE_WINDOW_SECONDS, spec.ttl_seconds or DUPLICATE_WINDOW_SECONDS)),
+        "duplicate_window": _duplicate_window(spec.ttl_seconds),
         "allow_rollup_hdrs": True,
         "deny_delete": True,
     }
@@ -95,6 +93,11 @@ def config_differences(actual: Config, desired: Config) -> Iterator[ConfigDiffer
 
 def nanoseconds(seconds: float | None) -> int:
     return round(seconds * 1_000_000_000) if seconds else 0
+
+
+def _duplicate_window(max_age_seconds: float | None) -> int:
+    """Return the duplicate window. The server rejects a window that is longer than the maximum age."""
+    return nanoseconds(min(DUPLICATE_WINDOW_SECONDS, max_age_seconds or DUPLICATE_WINDOW_SECONDS))
 
 
 def _limit(maximum: int | None) -> int:

@@ -36,14 +36,12 @@ async def next_message(
 
     The subject may contain wildcards.
     """
-    try:
-        query = {"seq": max(1, sequence), "next_by_subj": subject}
-        response = await api_request(connection, f"STREAM.MSG.GET.{stream}", query)
-    except NatsNotFound as error:
-        if error.err_code == MESSAGE_NOT_FOUND_CODE:
-            return None
-        raise
-    return _stored_message(response["message"])
+    return await _get_message(connection, stream, {"seq": max(1, sequence), "next_by_subj": subject})
+
+
+async def last_message(connection: NatsConnection, stream: str, subject: str) -> StoredMessage | None:
+    """Return the last message on the subject, or None if there is none."""
+    return await _get_message(connection, stream, {"last_by_subj": subject})
 
 
 async def iter_messages(
@@ -77,15 +75,17 @@ def is_message_not_found(error: JetStreamApiError) -> bool:
     return error.err_code in (MESSAGE_NOT_FOUND_CODE, SEQUENCE_NOT_FOUND_CODE)
 
 
-def decode_headers(message: Mapping[str, Any]) -> dict[str, str]:
-    return parse_headers(base64.b64decode(message.get("hdrs", "")))
-
-
-def _stored_message(message: Mapping[str, Any]) -> StoredMessage:
+async def _get_message(connection: NatsConnection, stream: str, query: dict[str, Any]) -> StoredMessage | None:
+    try:
+        message = (await api_request(connection, f"STREAM.MSG.GET.{stream}", query))["message"]
+    except NatsNotFound as error:
+        if error.err_code == MESSAGE_NOT_FOUND_CODE:
+            return None
+        raise
     return StoredMessage(
         message["subject"],
         message["seq"],
         base64.b64decode(message.get("data", "")),
-        decode_headers(message),
+        parse_headers(base64.b64decode(message.get("hdrs", ""))),
         msgspec.convert(message["time"], datetime),
     )

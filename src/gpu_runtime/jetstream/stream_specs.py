@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 StorageType: TypeAlias = Literal["file", "memory"]
-RetentionPolicy: TypeAlias = Literal["limits", "workqueue", "interest"]
+RetentionPolicy: TypeAlias = Literal["limits", "workqueue"]
 DiscardPolicy: TypeAlias = Literal["old", "new"]
 
 DUPLICATE_WINDOW_SECONDS = 120.0
@@ -27,7 +27,6 @@ class StreamSpec:
     max_messages_per_subject: int | None = None
     """With `discard="new"`, the stream rejects new messages for a full subject, and still accepts messages for other
     subjects."""
-    duplicate_window_seconds: float = DUPLICATE_WINDOW_SECONDS
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,11 @@ class ConsumerSpec:
     inactive_threshold_seconds: float | None = None
     """Seconds without a pull request after which the server deletes the consumer."""
 
+    @property
+    def ack_extension_seconds(self) -> float:
+        """Interval of the in-progress acknowledgements. Two lost acknowledgements in a row cause no redelivery."""
+        return self.ack_wait_seconds / 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSpec:
@@ -57,7 +61,6 @@ class BucketSpec:
     """Seconds after which a value expires, counted from its last change."""
     storage: StorageType = "file"
     replicas: int = 1
-    max_bytes: int | None = None
     max_value_bytes: int | None = None
     republish_to: str = ""
     """The server republishes each stored change on `<republish_to>.<key>`. Watches subscribe to that subject."""

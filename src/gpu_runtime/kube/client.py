@@ -4,7 +4,7 @@ The client has no cache and does not wait for conditions. The API server validat
 unknown fields. So a misspelled field name always causes an error.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -22,9 +22,6 @@ from gpu_runtime.kube.transport import Fence, KubeRequest, Transport
 T = TypeVar("T", bound=KubeObject)
 
 MERGE_PATCH = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
-"""The media type of server-side apply that every supported Kubernetes version accepts. JSON is valid YAML."""
 
 
 class KubeClient:
@@ -51,9 +48,6 @@ class KubeClient:
         self._fence = fence
         self._bypass_connection_limit = bypass_connection_limit
         self._write_query = codec.query_string({"fieldManager": field_manager, "fieldValidation": "Strict"})
-        self._force_apply_query = codec.query_string(
-            {"fieldManager": field_manager, "fieldValidation": "Strict", "force": "true"}
-        )
 
     def fenced(self, fence: Fence) -> "KubeClient":
         """Return a client that raises KubeNotLeader instead of sending a write after the right to write has expired."""
@@ -122,9 +116,8 @@ class KubeClient:
         if resource.namespaced and not namespace:
             raise ValueError(f"the manifest of a {resource.kind} has no metadata.namespace")
         target = codec.resource_path(resource, namespace) + self._write_query
-        return codec.decode_object(
-            resource, await self._write("POST", target, codec.encode_manifest(resource, manifest))
-        )
+        response = await self._write("POST", target, codec.encode_manifest(resource, manifest))
+        return codec.decode_object(resource, response)
 
     async def replace(self, resource: ApiResource[T], manifest: Manifest, *, subresource: str = "") -> T:
         """Replace the whole object. Raises KubeConflict if it does not have the resource version of the manifest."""
@@ -132,9 +125,8 @@ class KubeClient:
         if not manifest["metadata"].get("resourceVersion"):
             raise ValueError(f"cannot replace {resource.kind} {key}: the manifest needs metadata.resourceVersion")
         target = codec.object_path(resource, key, subresource) + self._write_query
-        return codec.decode_object(
-            resource, await self._write("PUT", target, codec.encode_manifest(resource, manifest))
-        )
+        response = await self._write("PUT", target, codec.encode_manifest(resource, manifest))
+        return codec.decode_object(resource, response)
 
     async def merge_patch(
         self,
@@ -152,37 +144,8 @@ class KubeClient:
         if resource_version is not None:
             patch = {**patch, "metadata": {**patch.get("metadata", {}), "resourceVersion": resource_version}}
         target = codec.object_path(resource, key, subresource) + self._write_query
-        return codec.decode_object(
-            resource, await self._write("PATCH", target, msgspec.json.encode(patch), MERGE_PATCH)
-        )
-
-    async def json_patch(
-        self,
-        resource: ApiResource[T],
-        key: ObjectKey,
-        operations: Sequence[Mapping[str, Any]],
-        *,
-        subresource: str = "",
-    ) -> T:
-        """Apply all of the operations or none. A failed `test` operation raises KubeInvalid."""
-        target = codec.object_path(resource, key, subresource) + self._write_query
-        return codec.decode_object(
-            resource, await self._write("PATCH", target, msgspec.json.encode(operations), JSON_PATCH)
-        )
-
-    async def apply(
-        self, resource: ApiResource[T], manifest: Manifest, *, force: bool = True, subresource: str = ""
-    ) -> T:
-        """Server-side apply: set the fields in the manifest, and make this client's field manager their owner.
-
-        The API server removes the fields that this field manager owned and that the manifest no longer contains.
-        Without force, raises KubeConflict if another field manager owns one of the fields. If the manifest has a
-        resource version, raises KubeConflict if the object has another resource version.
-        """
-        target = codec.object_path(resource, codec.manifest_key(manifest), subresource)
-        target += self._force_apply_query if force else self._write_query
-        body = codec.encode_manifest(resource, manifest)
-        return codec.decode_object(resource, await self._write("PATCH", target, body, APPLY_PATCH, idempotent=True))
+        response = await self._write("PATCH", target, msgspec.json.encode(patch), MERGE_PATCH)
+        return codec.decode_object(resource, response)
 
     async def delete(
         self,
@@ -223,7 +186,7 @@ class KubeClient:
         target = codec.resource_path(resource, list_options.namespace) + codec.query_string(query)
         request = KubeRequest("GET", target, timeout=self._timeout)
         async with self._transport.stream(request, idle_timeout=idle_timeout) as chunks:
-            yield _watch_events(resource, chunks)
+            yield (codec.decode_watch_event(resource, line) async for line in codec.split_lines(chunks))
 
     async def server_version(self) -> str:
         """Return the version of the API server. A successful call also shows that the server can be reached."""
@@ -274,8 +237,3 @@ async def open_kube_client(
         config, metrics=metrics, max_connections=max_connections, user_agent=field_manager
     ) as transport:
         yield KubeClient(transport, field_manager=field_manager)
-
-
-async def _watch_events(resource: ApiResource[T], chunks: AsyncIterator[bytes]) -> AsyncIterator[WatchEvent[T]]:
-    async for line in codec.split_lines(chunks):
-        yield codec.decode_watch_event(resource, line)

@@ -1,12 +1,13 @@
 """Loads the address, TLS settings and credentials of a cluster, from a kubeconfig or from the service account of a pod.
 
-This module interprets a kubeconfig as kubectl does.
+This module interprets a kubeconfig as kubectl does. It rejects the fields that it does not support.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,10 +23,11 @@ from gpu_runtime.kube.kube_credentials import (
     FileCredentials,
     KubeCredentials,
     StaticCredentials,
-    basic_auth_header,
     bearer_auth_header,
     decode_base64,
 )
+
+_Entry = TypeVar("_Entry", bound=Struct)
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -48,10 +50,6 @@ class ClusterConfig:
     server: str
     credentials: KubeCredentials
     tls: KubeTLSConfig = KubeTLSConfig()
-    namespace: str = "default"
-    proxy_url: str | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    """Headers that the client sends with every request. They name the user and the groups to impersonate."""
 
 
 def load_cluster_config(kubeconfig: Path | None = None, context: str | None = None) -> ClusterConfig:
@@ -75,14 +73,13 @@ def in_cluster_config(environment: Mapping[str, str], service_account: Path = SE
     The kubelet replaces the token file before the token expires, so FileCredentials reads the file again and again.
     """
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
-    token, namespace = service_account / "token", service_account / "namespace"
+    token = service_account / "token"
     if not token.exists():
         raise KubeConfigError(f"no service account token at {token}; set automountServiceAccountToken: true in the pod")
     return ClusterConfig(
         server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         credentials=FileCredentials(token=token),
         tls=KubeTLSConfig(ca_certificate=service_account / "ca.crt"),
-        namespace=namespace.read_text().strip() if namespace.exists() else "default",
     )
 
 
@@ -94,18 +91,30 @@ def from_kubeconfig(paths: Sequence[Path], context: str | None = None) -> Cluste
     files = [_read_kubeconfig(path) for path in paths if len(paths) == 1 or path.exists()]
     name = context or next((file.current_context for _, file in files if file.current_context), "")
     if not name:
-        raise KubeConfigError(f"current-context is not set in {_join_paths(paths)}; set it or name a context")
-    selected, _ = _find_entry("context", name, [(entry, folder) for folder, file in files for entry in file.contexts])
-    cluster, cluster_folder = _find_entry(
-        "cluster", selected.context.cluster, [(entry, folder) for folder, file in files for entry in file.clusters]
-    )
+        names = ", ".join(map(str, paths))
+        raise KubeConfigError(f"current-context is not set in {names}; set it or name a context")
+    selected, _ = _find_entry("context", name, files, _Context)
+    cluster, cluster_folder = _find_entry("cluster", selected.cluster, files, _Cluster)
     user, user_folder = _User(), cluster_folder
-    if selected.context.user:
-        entry, user_folder = _find_entry(
-            "user", selected.context.user, [(entry, folder) for folder, file in files for entry in file.users]
-        )
-        user = entry.user
-    return _cluster_config(selected.context, cluster.cluster, cluster_folder, user, user_folder)
+    if selected.user:
+        user, user_folder = _find_entry("user", selected.user, files, _User)
+    return ClusterConfig(
+        server=cluster.server.rstrip("/"),
+        credentials=_credentials(user, user_folder, cluster),
+        tls=_tls_config(cluster, cluster_folder),
+    )
+
+
+_UNSUPPORTED_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "auth-provider": "Kubernetes 1.26 removed it; use an exec plugin",
+        "username": "Kubernetes 1.19 removed basic authentication; use a token, a certificate or an exec plugin",
+        "as": "use the credentials of the user or service account itself",
+        "proxy-url": "use an address of the API server that this process can reach without a proxy",
+    }
+)
+"""Fields that kubectl supports and this client does not, with the reason or the remedy. The client rejects them:
+without them, it would connect to another address or as another user."""
 
 
 class _KubeconfigStruct(Struct, frozen=True, rename="kebab", kw_only=True):
@@ -118,7 +127,6 @@ class _Cluster(_KubeconfigStruct, frozen=True, kw_only=True):
     certificate_authority_data: str | None = None
     insecure_skip_tls_verify: bool = False
     tls_server_name: str | None = None
-    proxy_url: str | None = None
 
 
 class _ExecConfig(Struct, frozen=True, rename="camel", kw_only=True):
@@ -137,76 +145,59 @@ class _User(_KubeconfigStruct, frozen=True, kw_only=True):
     client_key_data: str | None = None
     token: str | None = None
     token_file: str | None = msgspec.field(default=None, name="tokenFile")
-    username: str | None = None
-    password: str | None = None
-    impersonate: str | None = msgspec.field(default=None, name="as")
-    impersonate_groups: tuple[str, ...] = msgspec.field(default=(), name="as-groups")
     exec: _ExecConfig | None = None
-    auth_provider: dict[str, Any] | None = None
 
 
 class _Context(_KubeconfigStruct, frozen=True, kw_only=True):
     cluster: str
     user: str = ""
-    namespace: str = "default"
 
 
-class _NamedCluster(_KubeconfigStruct, frozen=True, kw_only=True):
+class _NamedEntry(_KubeconfigStruct, frozen=True, kw_only=True):
+    """An entry of one of the lists. Only the field of its list is set."""
+
     name: str
-    cluster: _Cluster
-
-
-class _NamedUser(_KubeconfigStruct, frozen=True, kw_only=True):
-    name: str
-    user: _User = _User()
-
-
-class _NamedContext(_KubeconfigStruct, frozen=True, kw_only=True):
-    name: str
-    context: _Context
+    context: dict[str, Any] = msgspec.field(default_factory=dict)
+    cluster: dict[str, Any] = msgspec.field(default_factory=dict)
+    user: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class _Kubeconfig(_KubeconfigStruct, frozen=True, kw_only=True):
     current_context: str = ""
-    clusters: tuple[_NamedCluster, ...] = ()
-    users: tuple[_NamedUser, ...] = ()
-    contexts: tuple[_NamedContext, ...] = ()
-
-
-_NamedEntry = TypeVar("_NamedEntry", _NamedCluster, _NamedUser, _NamedContext)
+    contexts: tuple[_NamedEntry, ...] = ()
+    clusters: tuple[_NamedEntry, ...] = ()
+    users: tuple[_NamedEntry, ...] = ()
 
 
 def _read_kubeconfig(path: Path) -> tuple[Path, _Kubeconfig]:
-    """Return the folder of the kubeconfig, and its content. Relative paths in the kubeconfig start at the folder."""
+    """Return the path of the kubeconfig, and its content."""
     try:
         parsed = yaml.safe_load(path.read_bytes()) or {}
         present = {key: value for key, value in parsed.items() if value is not None}
-        return path.parent, msgspec.convert(present, _Kubeconfig)
+        return path, msgspec.convert(present, _Kubeconfig)
     except OSError as error:
         raise KubeConfigError(f"cannot read the kubeconfig: {error}") from error
     except (yaml.YAMLError, msgspec.ValidationError, AttributeError) as error:
         raise KubeConfigError(f"{path} is not a kubeconfig: {error}") from error
 
 
-def _find_entry(entry_type: str, name: str, entries: Sequence[tuple[_NamedEntry, Path]]) -> tuple[_NamedEntry, Path]:
-    for entry, folder in entries:
-        if entry.name == name:
-            return entry, folder
-    existing = ", ".join(sorted({entry.name for entry, _ in entries})) or "none"
-    raise KubeConfigError(f"the kubeconfig has no {entry_type} {name!r}; it has: {existing}")
-
-
-def _cluster_config(
-    context: _Context, cluster: _Cluster, cluster_folder: Path, user: _User, user_folder: Path
-) -> ClusterConfig:
-    return ClusterConfig(
-        server=cluster.server.rstrip("/"),
-        credentials=_credentials(user, user_folder, cluster),
-        tls=_tls_config(cluster, cluster_folder),
-        namespace=context.namespace,
-        proxy_url=cluster.proxy_url,
-        headers=_impersonation_headers(user),
-    )
+def _find_entry(
+    entry_type: str, name: str, files: Sequence[tuple[Path, _Kubeconfig]], model: type[_Entry]
+) -> tuple[_Entry, Path]:
+    """Return the entry, and the folder of its kubeconfig. Relative paths in the entry start at this folder."""
+    entries = [(entry, path) for path, file in files for entry in getattr(file, f"{entry_type}s")]
+    found = next((each for each in entries if each[0].name == name), None)
+    if found is None:
+        existing = ", ".join(sorted({entry.name for entry, _ in entries})) or "none"
+        raise KubeConfigError(f"the kubeconfig has no {entry_type} {name!r}; it has: {existing}")
+    fields, path = getattr(found[0], entry_type), found[1]
+    for field, remedy in _UNSUPPORTED_FIELDS.items():
+        if fields.get(field):
+            raise KubeConfigError(f"{path}: the field {field} of {entry_type} {name!r} is not supported: {remedy}")
+    try:
+        return msgspec.convert(fields, model), path.parent
+    except msgspec.ValidationError as error:
+        raise KubeConfigError(f"{path} is not a kubeconfig: {entry_type} {name!r}: {error}") from error
 
 
 def _tls_config(cluster: _Cluster, folder: Path) -> KubeTLSConfig:
@@ -219,8 +210,6 @@ def _tls_config(cluster: _Cluster, folder: Path) -> KubeTLSConfig:
 
 
 def _credentials(user: _User, folder: Path, cluster: _Cluster) -> KubeCredentials:
-    if user.auth_provider is not None:
-        raise KubeConfigError("auth-provider was removed from Kubernetes in 1.26; use an exec plugin")
     if user.exec is not None:
         return ExecPluginCredentials(_exec_plugin(user.exec, folder, cluster))
     inline = _identity(user)
@@ -235,14 +224,9 @@ def _credentials(user: _User, folder: Path, cluster: _Cluster) -> KubeCredential
 
 
 def _identity(user: _User) -> ClientIdentity:
-    authorization = None
-    if user.token:
-        authorization = bearer_auth_header(user.token)
-    elif user.username is not None:
-        authorization = basic_auth_header(user.username, user.password or "")
     certificate, key = user.client_certificate_data, user.client_key_data
     return ClientIdentity(
-        authorization=authorization,
+        authorization=bearer_auth_header(user.token) if user.token else None,
         certificate=decode_base64("client-certificate-data", certificate) if certificate else None,
         key=decode_base64("client-key-data", key) if key else None,
     )
@@ -272,17 +256,5 @@ def _cluster_info(cluster: _Cluster) -> dict[str, Any]:
         "certificate-authority-data": cluster.certificate_authority_data,
         "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify or None,
         "tls-server-name": cluster.tls_server_name,
-        "proxy-url": cluster.proxy_url,
     }
     return {key: value for key, value in info.items() if value is not None}
-
-
-def _impersonation_headers(user: _User) -> tuple[tuple[str, str], ...]:
-    if user.impersonate is None:
-        return ()
-    groups = (("Impersonate-Group", group) for group in user.impersonate_groups)
-    return (("Impersonate-User", user.impersonate), *groups)
-
-
-def _join_paths(paths: Sequence[Path]) -> str:
-    return ", ".join(map(str, paths))

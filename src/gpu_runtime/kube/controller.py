@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from gpu_runtime.backoff import Backoff
 from gpu_runtime.kube.errors import KubeConflict, KubeError
 from gpu_runtime.kube.meta import ApiResource, KubeObject, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.kube.store import ObjectChange, Store
 from gpu_runtime.kube.workqueue import WorkQueue, WorkQueueShutDown
 
@@ -86,9 +86,9 @@ class Controller(Generic[T]):
         self._primary = primary
         self._reconcile = reconcile
         self._options = options or ControllerOptions()
-        self._metrics = _ControllerMetrics(metrics or KubeMetrics(), name, self._options)
-        self._queue: WorkQueue[ObjectKey] = WorkQueue(self._options.backoff, self._metrics)
-        self._metrics.track_processing(self._queue)
+        metrics = metrics or KubeMetrics()
+        self._metrics = _ControllerMetrics(metrics, name, self._options)
+        self._queue: WorkQueue[ObjectKey] = WorkQueue(self._options.backoff, metrics.of_workqueue(name))
         self._sources: list[WatchSource[Any]] = []
         self.watches(primary, lambda changed: (changed.metadata.key,))
 
@@ -181,25 +181,26 @@ class Controller(Generic[T]):
         except KubeConflict as error:
             # Another client changed the object first. This is not an error: the watch will deliver the change.
             logger.debug(
-                "reconcile hit a write conflict: object requeued", extra=self._requeue_with_backoff(key, error)
+                "reconcile failed with a write conflict; the object was requeued",
+                extra=self._requeue_with_backoff(key, error),
             )
             return "requeue"
         except self._options.expected_errors as error:
-            logger.warning("reconcile failed: object requeued", extra=self._requeue_with_backoff(key, error))
+            logger.warning("reconcile failed; the object was requeued", extra=self._requeue_with_backoff(key, error))
             return "error"
         except TimeoutError as error:
             fields = self._requeue_with_backoff(key, error)
             if timeout.expired():
                 self._metrics.reconcile_timeouts.inc()
                 fields["timeout_seconds"] = self._options.reconcile_timeout
-                logger.warning("reconcile timed out: object requeued", extra=fields)
+                logger.warning("reconcile timed out; the object was requeued", extra=fields)
             else:
-                logger.warning("reconcile failed: object requeued", extra=fields)
+                logger.warning("reconcile failed; the object was requeued", extra=fields)
             return "error"
         except Exception as error:  # a bug in the reconciliation of one object must not stop the other objects
             self._metrics.reconcile_panics.inc()
             fields = self._requeue_with_backoff(key, error)
-            logger.exception("reconcile raised an unexpected exception: object requeued", extra=fields)
+            logger.exception("reconcile raised an unexpected exception; the object was requeued", extra=fields)
             return "error"
         return self._handle_result(key, result)
 
@@ -237,40 +238,13 @@ class _ControllerMetrics:
         self._reconcile_time = metrics.reconcile_time.labels(name)
         labels: tuple[_ResultLabel, ...] = ("success", "error", "requeue", "requeue_after")
         self._results = {label: metrics.reconcile_total.labels(name, label) for label in labels}
-        self._depth = metrics.workqueue_depth.labels(name, name)
-        self._adds = metrics.workqueue_adds.labels(name, name)
-        self._queue_duration = metrics.workqueue_queue_duration.labels(name, name)
-        self._work_duration = metrics.workqueue_work_duration.labels(name, name)
-        self._unfinished_work = metrics.workqueue_unfinished_work.labels(name, name)
-        self._longest_running_processor = metrics.workqueue_longest_running_processor.labels(name, name)
-        self._retries = metrics.workqueue_retries.labels(name, name)
         metrics.max_concurrent_reconciles.labels(name).set(options.max_concurrent_reconciles)
-
-    def track_processing(self, queue: WorkQueue[ObjectKey]) -> None:
-        """Configure the two gauges about keys in progress: each scrape computes their values."""
-        self._unfinished_work.set_function(queue.unfinished_work_seconds)
-        self._longest_running_processor.set_function(queue.longest_running_seconds)
 
     def observe_reconcile(self, result: _ResultLabel, seconds: float) -> None:
         self._results[result].inc()
         if result == "error":
             self._reconcile_errors.inc()
         self._reconcile_time.observe(seconds)
-
-    def set_depth(self, depth: int) -> None:
-        self._depth.set(depth)
-
-    def count_add(self) -> None:
-        self._adds.inc()
-
-    def observe_queue_duration(self, seconds: float) -> None:
-        self._queue_duration.observe(seconds)
-
-    def observe_work_duration(self, seconds: float) -> None:
-        self._work_duration.observe(seconds)
-
-    def count_retry(self) -> None:
-        self._retries.inc()
 
 
 def _api_group(api_version: str) -> str:

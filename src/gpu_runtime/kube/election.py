@@ -21,7 +21,7 @@ from typing import Any
 from gpu_runtime.kube.builtin_kinds import LEASES, Lease, LeaseSpec
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeAlreadyExists, KubeConflict, KubeError, KubeNotFound, KubeNotLeader
-from gpu_runtime.kube.meta import Manifest, ObjectKey
+from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import NO_RETRY
 
@@ -176,9 +176,13 @@ class LeaderElector:
                     logger.info("leadership acquired", extra=self.log_fields)
                     return
             except (KubeConflict, KubeAlreadyExists):
-                logger.debug("lease acquisition hit a write conflict: retrying", extra=self.log_fields)
+                logger.debug(
+                    "lease acquisition failed with a write conflict; the candidate will retry", extra=self.log_fields
+                )
             except KubeError as error:
-                logger.warning("lease acquisition failed: retrying", extra={**self.log_fields, "error": str(error)})
+                logger.warning(
+                    "lease acquisition failed; the candidate will retry", extra={**self.log_fields, "error": str(error)}
+                )
             await asyncio.sleep(self._config.retry_period * (0.8 + 0.4 * random.random()))  # noqa: S311 - no secret
 
     async def _get_lease(self) -> Lease | None:
@@ -194,7 +198,9 @@ class LeaderElector:
             case StandBy():
                 return False
             case CreateLease():
-                self._held_lease = await self._client.create(LEASES, self._lease_manifest())
+                metadata = {"namespace": self._key.namespace, "name": self._key.name}
+                spec = self._lease_spec(LeaseSpec(holder_identity=self._identity))
+                self._held_lease = await self._client.create(LEASES, {"metadata": metadata, "spec": spec})
             case AcquireLease():
                 assert lease is not None  # noqa: S101
                 self._held_lease = await self._patch_lease(lease, self._lease_spec(lease.spec))
@@ -225,18 +231,17 @@ class LeaderElector:
             started = self._clock()
             try:
                 async with asyncio.timeout(self.leadership.remaining()):
-                    await self._renew_once()
+                    assert self._held_lease is not None  # noqa: S101
+                    self._held_lease = await self._update_held_lease(self._held_lease, {})
                 self.leadership.extend(started + self._config.renew_deadline)
             except KubeNotLeader:
                 raise
             except (KubeError, TimeoutError) as error:
                 reason = str(error) or "renew deadline exceeded"
                 fields = {**self.log_fields, "error": reason}
-                logger.warning("lease renewal failed: retrying until the renew deadline", extra=fields)
-
-    async def _renew_once(self) -> None:
-        assert self._held_lease is not None  # noqa: S101
-        self._held_lease = await self._update_held_lease(self._held_lease, {})
+                logger.warning(
+                    "lease renewal failed; the leader stops at the renew deadline if no retry succeeds", extra=fields
+                )
 
     async def _update_held_lease(self, held: Lease, changes: dict[str, Any]) -> Lease:
         """Update the Lease that this process holds. Raises KubeNotLeader if another candidate holds it."""
@@ -262,7 +267,7 @@ class LeaderElector:
             await self._update_held_lease(held, {"holderIdentity": "", "leaseDurationSeconds": 1})
         except KubeError as error:
             fields = {**self.log_fields, "error": str(error)}
-            logger.warning("lease release failed: the next leader must wait until the lease expires", extra=fields)
+            logger.warning("lease release failed; the next leader must wait until the lease expires", extra=fields)
         else:
             logger.info("lease released", extra=self.log_fields)
 
@@ -273,10 +278,6 @@ class LeaderElector:
         """
         version = lease.metadata.resource_version
         return await self._client.merge_patch(LEASES, self._key, {"spec": spec}, resource_version=version)
-
-    def _lease_manifest(self) -> Manifest:
-        metadata = {"namespace": self._key.namespace, "name": self._key.name}
-        return {"metadata": metadata, "spec": self._lease_spec(LeaseSpec(holder_identity=self._identity))}
 
     def _lease_spec(self, current: LeaseSpec) -> dict[str, Any]:
         """Return the spec with which this process holds the Lease. `current` is the spec that the Lease has now."""

@@ -8,7 +8,7 @@ KubeError
 │  ├─ KubeNotFound          the object does not exist
 │  ├─ KubeNoKindMatch       the API server does not serve the kind: its CRD is not installed
 │  ├─ KubeAlreadyExists     another client created the object first
-│  ├─ KubeConflict          another client changed the object first, or owns the field
+│  ├─ KubeConflict          another client changed the object first
 │  ├─ KubeResourceExpired   the server no longer has the resource version or continue token; list again
 │  ├─ KubeTooManyRequests   the server limits the request rate; retry later
 │  └─ KubeServerError       the server failed
@@ -91,7 +91,7 @@ class KubeAlreadyExists(KubeApiError):
 
 
 class KubeConflict(KubeApiError):
-    """Another client changed the object first, or another field manager owns the field."""
+    """Another client changed the object first."""
 
 
 class KubeResourceExpired(KubeApiError):
@@ -143,9 +143,6 @@ _ERRORS_BY_CODE: Mapping[int, type[KubeApiError]] = MappingProxyType(
         429: KubeTooManyRequests,
     }
 )
-_INVALID_APPLY_MESSAGE = "failed to create typed patch object"
-"""Part of the message with which the API server rejects a server-side apply of an unknown field. The status is 500,
-although the request is invalid."""
 _STATUS_DECODER = msgspec.json.Decoder(ApiStatus)
 
 
@@ -164,8 +161,6 @@ def error_from_status(status: ApiStatus, retry_after: float | None = None) -> Ku
     """Return the error that a `Status` object of the API server describes."""
     if retry_after is None and status.details and status.details.retry_after_seconds:
         retry_after = float(status.details.retry_after_seconds)
-    if status.code == 500 and _INVALID_APPLY_MESSAGE in status.message:
-        return KubeInvalid(status, retry_after)
     return _error_class(status.code, status.reason, has_status=True)(status, retry_after)
 
 

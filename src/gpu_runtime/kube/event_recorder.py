@@ -176,7 +176,7 @@ class EventRecorder:
                 self._event_counter.labels("failed").inc()
                 fields = {"kind": identity.kind, "namespace": identity.key.namespace, "object_name": identity.key.name}
                 fields |= {"reason": identity.reason, "error": str(error)}
-                logger.warning("Kubernetes Event not written: no retry", extra=fields)
+                logger.warning("Kubernetes Event was not written; the process will not retry", extra=fields)
 
     async def _write(self, identity: EventIdentity, record: EventRecord, count: int) -> None:
         if not record.created:

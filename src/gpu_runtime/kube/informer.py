@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
+from gpu_runtime.backoff import Backoff
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import (
     ALL_OBJECTS,
@@ -25,7 +26,7 @@ from gpu_runtime.kube.codec import (
 from gpu_runtime.kube.errors import KubeApiError, KubeError, KubeResourceExpired
 from gpu_runtime.kube.meta import ApiResource, KubeObject, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.retry import NO_RETRY, Backoff
+from gpu_runtime.kube.retry import NO_RETRY
 from gpu_runtime.kube.store import ObjectChange, Store
 
 T = TypeVar("T", bound=KubeObject)
@@ -127,7 +128,9 @@ class Informer(Generic[T]):
                 await self._list()
             await self._watch()
         except KubeResourceExpired:
-            logger.info("informer resource version expired: relisting", extra=self._log_fields)
+            logger.info(
+                "informer resource version expired; the informer will list all objects again", extra=self._log_fields
+            )
             self._resource_version = ""
             await asyncio.sleep(self._options.backoff.delay(1))
         except KubeError as error:
@@ -137,7 +140,7 @@ class Informer(Generic[T]):
             retry_after = error.retry_after if isinstance(error, KubeApiError) else None
             delay = max(retry_after or 0.0, self._options.backoff.delay(self._failures))
             logger.warning(
-                "informer list or watch failed: retrying",
+                "informer list or watch failed; the informer will retry",
                 extra={**self._log_fields, "error": str(error), "delay_seconds": round(delay, 3)},
             )
             await asyncio.sleep(delay)

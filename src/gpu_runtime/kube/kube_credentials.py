@@ -131,7 +131,10 @@ class ExecPluginCredentials:
         if (issued := self._cached()) is not None:
             return issued.identity
         async with self._refresh_lock:  # concurrent requests wait for one run of the plugin
-            issued = self._cached() or await self._refresh()
+            issued = self._cached()
+            if issued is None:
+                output = await _run_exec_plugin(self._plugin)
+                issued = self._issued = _parse_exec_credential(self._plugin, output)
         return issued.identity
 
     def invalidate(self) -> bool:
@@ -144,18 +147,9 @@ class ExecPluginCredentials:
             return None
         return issued
 
-    async def _refresh(self) -> "_IssuedIdentity":
-        output = await _run_exec_plugin(self._plugin)
-        self._issued = _parse_exec_credential(self._plugin, output)
-        return self._issued
-
 
 def bearer_auth_header(token: str) -> str:
     return f"Bearer {token}"
-
-
-def basic_auth_header(username: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()
 
 
 def decode_base64(name: str, data: str) -> bytes:

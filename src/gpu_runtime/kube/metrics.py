@@ -5,6 +5,9 @@ alerts for Go controllers work unchanged. Metrics that neither of them has start
 one `KubeMetrics` and passes it to the objects that update the metrics.
 """
 
+from dataclasses import dataclass, fields
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _WORKQUEUE_LABELS = ("name", "controller")
@@ -18,129 +21,122 @@ _RECONCILE_TIME_BUCKETS = (
 # fmt: on
 
 
+@dataclass(frozen=True)
+class WorkQueueMetrics:
+    """The metrics of one work queue."""
+
+    depth: Gauge
+    adds: Counter
+    queue_duration: Histogram
+    work_duration: Histogram
+    unfinished_work: Gauge
+    longest_running_processor: Gauge
+    retries: Counter
+
+
 class KubeMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self._add_client_metrics(self.registry)
-        self._add_workqueue_metrics(self.registry)
-        self._add_controller_metrics(self.registry)
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
 
-    def _add_client_metrics(self, registry: CollectorRegistry) -> None:
-        self.rest_client_requests = Counter(
+        self.rest_client_requests = counter(
             "rest_client_requests_total",
             "Number of HTTP requests by status code, method and host. Without a response, the code is `<error>`.",
             ["code", "method", "host"],
-            registry=registry,
         )
-        self.reflector_lists = Counter(
-            "reflector_lists_total", "Number of list requests that the informers sent", ["name"], registry=registry
+        self.reflector_lists = counter(
+            "reflector_lists_total", "Number of list requests that the informers sent", ["name"]
         )
-        self.reflector_watches = Counter(
-            "reflector_watches_total", "Number of watch requests that the informers sent", ["name"], registry=registry
+        self.reflector_watches = counter(
+            "reflector_watches_total", "Number of watch requests that the informers sent", ["name"]
         )
-        self.informer_objects = Gauge(
-            "gpu_runtime_informer_objects",
-            "Number of objects in the informer's cache, by kind",
-            ["kind"],
-            registry=registry,
+        self.informer_objects = gauge(
+            "gpu_runtime_informer_objects", "Number of objects in the informer's cache, by kind", ["kind"]
         )
-        self.leader_election_master_status = Gauge(
+        self.leader_election_master_status = gauge(
             "leader_election_master_status",
             "1 if this replica is the leader, 0 if it is not. The label `name` is the name of the Lease.",
             ["name"],
-            registry=registry,
         )
-        self.recorded_events = Counter(
+        self.recorded_events = counter(
             "gpu_runtime_kubernetes_events_total",
             "Number of Kubernetes Events by result: written, failed (the write failed) or dropped (rate limit)",
             ["result"],
-            registry=registry,
         )
 
-    def _add_workqueue_metrics(self, registry: CollectorRegistry) -> None:
-        self.workqueue_depth = Gauge(
-            "workqueue_depth", "Number of keys that wait in the work queue", _WORKQUEUE_LABELS, registry=registry
-        )
-        self.workqueue_adds = Counter(
-            "workqueue_adds_total",
-            "Number of keys that were added to the work queue",
-            _WORKQUEUE_LABELS,
-            registry=registry,
-        )
-        self.workqueue_queue_duration = Histogram(
-            "workqueue_queue_duration_seconds",
-            "Time in seconds that a key waits in the work queue before its reconciliation starts",
-            _WORKQUEUE_LABELS,
-            buckets=_WORKQUEUE_DURATION_BUCKETS,
-            registry=registry,
-        )
-        self.workqueue_work_duration = Histogram(
-            "workqueue_work_duration_seconds",
-            "Time in seconds that the reconciliation of a key takes",
-            _WORKQUEUE_LABELS,
-            buckets=_WORKQUEUE_DURATION_BUCKETS,
-            registry=registry,
-        )
-        self.workqueue_unfinished_work = Gauge(
-            "workqueue_unfinished_work_seconds",
-            "Sum of the durations of all running reconciliations in seconds. A large value means that some are stuck.",
-            _WORKQUEUE_LABELS,
-            registry=registry,
-        )
-        self.workqueue_longest_running_processor = Gauge(
-            "workqueue_longest_running_processor_seconds",
-            "Duration in seconds of the reconciliation that has been running for the longest time",
-            _WORKQUEUE_LABELS,
-            registry=registry,
-        )
-        self.workqueue_retries = Counter(
-            "workqueue_retries_total",
-            "Number of keys that were added to the work queue with a delay, after a failure or for a later requeue",
-            _WORKQUEUE_LABELS,
-            registry=registry,
+        self._workqueue = WorkQueueMetrics(
+            depth=gauge("workqueue_depth", "Number of keys that wait in the work queue", _WORKQUEUE_LABELS),
+            adds=counter("workqueue_adds_total", "Number of keys that were added to the work queue", _WORKQUEUE_LABELS),
+            queue_duration=histogram(
+                "workqueue_queue_duration_seconds",
+                "Time in seconds that a key waits in the work queue before its reconciliation starts",
+                _WORKQUEUE_LABELS,
+                buckets=_WORKQUEUE_DURATION_BUCKETS,
+            ),
+            work_duration=histogram(
+                "workqueue_work_duration_seconds",
+                "Time in seconds that the reconciliation of a key takes",
+                _WORKQUEUE_LABELS,
+                buckets=_WORKQUEUE_DURATION_BUCKETS,
+            ),
+            unfinished_work=gauge(
+                "workqueue_unfinished_work_seconds",
+                "Sum of the durations of all running reconciliations in seconds. A large value means that some are"
+                " stuck.",
+                _WORKQUEUE_LABELS,
+            ),
+            longest_running_processor=gauge(
+                "workqueue_longest_running_processor_seconds",
+                "Duration in seconds of the reconciliation that has been running for the longest time",
+                _WORKQUEUE_LABELS,
+            ),
+            retries=counter(
+                "workqueue_retries_total",
+                "Number of keys that were added to the work queue with a delay, after a failure or for a later requeue",
+                _WORKQUEUE_LABELS,
+            ),
         )
 
-    def _add_controller_metrics(self, registry: CollectorRegistry) -> None:
-        self.reconcile_total = Counter(
+        self.reconcile_total = counter(
             "controller_runtime_reconcile_total",
             "Number of reconciliations by controller and result: success, error, requeue or requeue_after",
             ["controller", "result"],
-            registry=registry,
         )
-        self.reconcile_errors = Counter(
+        self.reconcile_errors = counter(
             "controller_runtime_reconcile_errors_total",
             "Number of reconciliations that failed, by controller. It includes timeouts and panics.",
             ["controller"],
-            registry=registry,
         )
-        self.reconcile_timeouts = Counter(
+        self.reconcile_timeouts = counter(
             "controller_runtime_reconcile_timeouts_total",
             "Number of reconciliations that reached the reconcile timeout, by controller",
             ["controller"],
-            registry=registry,
         )
-        self.reconcile_panics = Counter(
+        self.reconcile_panics = counter(
             "controller_runtime_reconcile_panics_total",
             "Number of reconciliations that raised an unexpected exception, by controller",
             ["controller"],
-            registry=registry,
         )
-        self.reconcile_time = Histogram(
+        self.reconcile_time = histogram(
             "controller_runtime_reconcile_time_seconds",
             "Duration of a reconciliation in seconds, by controller",
             ["controller"],
             buckets=_RECONCILE_TIME_BUCKETS,
-            registry=registry,
         )
-        self.max_concurrent_reconciles = Gauge(
+        self.max_concurrent_reconciles = gauge(
             "controller_runtime_max_concurrent_reconciles",
             "Maximum number of concurrent reconciliations, by controller",
             ["controller"],
-            registry=registry,
         )
-        self.active_workers = Gauge(
+        self.active_workers = gauge(
             "controller_runtime_active_workers",
             "Number of reconciliations that are running now, by controller",
             ["controller"],
-            registry=registry,
+        )
+
+    def of_workqueue(self, name: str) -> WorkQueueMetrics:
+        """Return the metrics of the work queue of a controller. Each series starts at 0."""
+        return WorkQueueMetrics(
+            *(getattr(self._workqueue, each.name).labels(name, name) for each in fields(WorkQueueMetrics))
         )

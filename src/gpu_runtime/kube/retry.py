@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.kube.errors import KubeApiError, KubeError, KubeInvalid, KubeUnreachable
 
-__all__ = ["NO_RETRY", "Backoff", "RetryPolicy"]
-
 _TRANSIENT_STATUS_CODES = frozenset({500, 502, 503, 504})
 
 

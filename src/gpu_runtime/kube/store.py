@@ -29,7 +29,9 @@ class ObjectChange(Generic[T]):
 class Store(Generic[T]):
     def __init__(self) -> None:
         self._objects: dict[ObjectKey, T] = {}
-        self._index_functions: dict[str, IndexFunction[T]] = {OWNER_INDEX: _owner_uids}
+        self._index_functions: dict[str, IndexFunction[T]] = {
+            OWNER_INDEX: lambda owned: [owner.uid for owner in owned.metadata.owner_references]
+        }
         self._indexes: dict[str, dict[str, dict[ObjectKey, T]]] = {OWNER_INDEX: defaultdict(dict)}
 
     def add_index(self, index: str, function: IndexFunction[T]) -> None:
@@ -117,10 +119,6 @@ class Store(Generic[T]):
                 index[value].pop(key, None)
                 if not index[value]:
                     del index[value]
-
-
-def _owner_uids(owned: KubeObject) -> Iterable[str]:
-    return [owner.uid for owner in owned.metadata.owner_references]
 
 
 def _is_newer(new: KubeObject, old: KubeObject) -> bool:

@@ -85,10 +85,11 @@ class Transport:
         self._connection_slots = asyncio.Semaphore(max_connections)
         """One slot per connection that the limit allows. Watches use no slot, because they occupy their connections for
         minutes. Requests that bypass the connection limit use no slot either."""
-        self._headers = CIMultiDict([*config.headers, (hdrs.USER_AGENT, user_agent)])
         # Request uncompressed responses: within a cluster, decompression costs more than the transfer of the additional
         # bytes.
-        self._headers.extend({hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"})
+        self._headers = CIMultiDict(
+            {hdrs.USER_AGENT: user_agent, hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "identity"}
+        )
         self._auth: _RequestAuth | None = None
         self._host = urlsplit(config.server).netloc.rpartition("@")[2] or "none"
         self._request_counters: dict[tuple[str, int | None], Counter] = {}
@@ -176,7 +177,6 @@ class Transport:
             headers=auth.headers_for(request),
             ssl=auth.tls,
             server_hostname=self._config.tls.server_name,
-            proxy=self._config.proxy_url,
             timeout=timeout,
             allow_redirects=False,
         )

@@ -10,44 +10,16 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from gpu_runtime.kube.retry import Backoff
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.kube.metrics import KubeMetrics, WorkQueueMetrics
 
 K = TypeVar("K", bound=Hashable)
 
 
 class WorkQueueShutDown(Exception):
     """The queue was shut down and returns no more keys."""
-
-
-class WorkQueueMetrics(Protocol):
-    """Receives the measurements of a queue."""
-
-    def set_depth(self, depth: int) -> None:
-        """Set the number of waiting keys. A key that is added while a worker processes it also counts as waiting."""
-
-    def count_add(self) -> None:
-        """Count an `add` of a key that was not already waiting."""
-
-    def observe_queue_duration(self, seconds: float) -> None:
-        """Observe the time from `add` to `get`."""
-
-    def observe_work_duration(self, seconds: float) -> None:
-        """Observe the time from `get` to `done`."""
-
-    def count_retry(self) -> None:
-        """Count a call of `add_after`, including the calls by `add_rate_limited`."""
-
-
-class NoWorkQueueMetrics:
-    """Ignores all measurements."""
-
-    def set_depth(self, depth: int) -> None: ...
-    def count_add(self) -> None: ...
-    def observe_queue_duration(self, seconds: float) -> None: ...
-    def observe_work_duration(self, seconds: float) -> None: ...
-    def count_retry(self) -> None: ...
 
 
 class WorkQueue(Generic[K]):
@@ -60,7 +32,7 @@ class WorkQueue(Generic[K]):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._backoff = backoff or Backoff()
-        self._metrics: WorkQueueMetrics = metrics or NoWorkQueueMetrics()
+        self._metrics = metrics or KubeMetrics().of_workqueue("")
         # Durations need a finer clock than that of the event loop, which counts only milliseconds on uvloop.
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -76,6 +48,8 @@ class WorkQueue(Generic[K]):
         self._sequence = itertools.count()
         self._timer: asyncio.Handle | None = None
         self._shutting_down = False
+        self._metrics.unfinished_work.set_function(self.unfinished_work_seconds)
+        self._metrics.longest_running_processor.set_function(self.longest_running_seconds)
 
     def add(self, key: K) -> None:
         """Queue the key, unless it is already waiting."""
@@ -85,14 +59,14 @@ class WorkQueue(Generic[K]):
             self._dirty[key] = self._clock()
         else:
             self._push(key, self._clock())
-        self._metrics.count_add()
+        self._metrics.adds.inc()
         self._report_depth()
 
     def add_after(self, key: K, seconds: float) -> None:
         """Queue the key after a delay. If a key has several delays, only the delay that ends first takes effect."""
         if self._shutting_down:
             return
-        self._metrics.count_retry()
+        self._metrics.retries.inc()
         due = self._loop.time() + seconds
         if key in self._delayed_until and self._delayed_until[key] <= due:
             return
@@ -123,14 +97,14 @@ class WorkQueue(Generic[K]):
             raise WorkQueueShutDown
         now = self._clock()
         self._processing[key] = now
-        self._metrics.observe_queue_duration(now - self._queued_at.pop(key))
+        self._metrics.queue_duration.observe(now - self._queued_at.pop(key))
         self._report_depth()
         return key
 
     def done(self, key: K) -> None:
         """Mark a key as processed. If the key was added while it was processed, queue it now."""
         if (started := self._processing.pop(key, None)) is not None:
-            self._metrics.observe_work_duration(self._clock() - started)
+            self._metrics.work_duration.observe(self._clock() - started)
         if (added := self._dirty.pop(key, None)) is not None:
             self._push(key, added)
 
@@ -169,7 +143,7 @@ class WorkQueue(Generic[K]):
         self._ready.put_nowait(key)
 
     def _report_depth(self) -> None:
-        self._metrics.set_depth(len(self._queued_at) + len(self._dirty))
+        self._metrics.depth.set(len(self._queued_at) + len(self._dirty))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
