@@ -139,23 +139,17 @@ def conflict_from(code: str, message: str) -> Conflict:
     return _CONFLICTS_BY_CODE.get(code, Conflict)(message)
 
 
-_CONFLICTS_BY_CODE: dict[str, type[Conflict]] = {
-    conflict.code: conflict
-    for conflict in (
-        AlreadyExists,
-        QuotaExceeded,
-        AdmissionDenied,
-        AlreadyFinished,
-        BeingDeleted,
-        WriteConflict,
-        DuplicateRequestID,
-        NotRedrivable,
-        OperationReused,
-        InvocationReused,
-        NoStock,
-        StorageInUse,
-    )
-}
+def stored_fault(code: str, message: str) -> RuntimeFault:
+    """Return the fault that a failed operation has stored. Its class has the same code as on the first response."""
+    match code:
+        case Invalid.code:
+            return Invalid((FieldError("request", message),))
+        case TooLarge.code:
+            return TooLarge(message)
+    return conflict_from(code, message)
+
+
+_CONFLICTS_BY_CODE: dict[str, type[Conflict]] = {each.code: each for each in Conflict.__subclasses__()}
 
 
 class Unavailable(RuntimeFault):

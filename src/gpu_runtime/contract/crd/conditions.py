@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from msgspec import structs
+
 from gpu_runtime.kube.meta import Condition
 
 READY_CONDITION = "Ready"
@@ -81,14 +83,7 @@ def set_condition(conditions: tuple[Condition, ...], new: Condition, now: str) -
     status."""
     old = find_condition(conditions, new.type)
     transition_time = old.last_transition_time if old and old.status == new.status else now
-    updated = Condition(
-        type=new.type,
-        status=new.status,
-        reason=new.reason,
-        message=new.message,
-        last_transition_time=transition_time,
-        observed_generation=new.observed_generation,
-    )
+    updated = structs.replace(new, last_transition_time=transition_time)
     if old is None:
         return (*conditions, updated)
     return tuple(updated if each.type == new.type else each for each in conditions)

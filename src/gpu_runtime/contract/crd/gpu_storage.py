@@ -9,6 +9,7 @@ from gpu_runtime.contract.crd.markers import (
     AGE_COLUMN,
     READY_REASON_COLUMN,
     CelRule,
+    ConditionList,
     CrdDefinition,
     PrinterColumn,
     immutable,
@@ -16,7 +17,7 @@ from gpu_runtime.contract.crd.markers import (
 )
 from gpu_runtime.contract.crd.template import Count, QuantityString
 from gpu_runtime.contract.crd.well_known import DEFAULT_STORAGE_CLASS, GROUP, MAX_NAME_LENGTH, NAME_PATTERN, VERSION
-from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
+from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
 
 class Attachment(KubeStruct, frozen=True, kw_only=True):
@@ -32,8 +33,8 @@ class Attachment(KubeStruct, frozen=True, kw_only=True):
     pending write that detaches the storage from the previous unit fails."""
 
     attempt: Count = 0
-    """The number of the attempt of this operation. A new attempt overwrites it, so a pending write that detaches the
-    storage for an earlier attempt fails."""
+    """The number of the attempt of the operation in operationID. A new attempt overwrites this field. The write changes
+    the resource version, so a pending write that detaches the storage for an earlier attempt fails."""
 
 
 class GPUStorageSpec(KubeStruct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class GPUStorageStatus(KubeStruct, frozen=True, kw_only=True):
     last_sync_time: Annotated[str, openapi(format="date-time")] | None = None
     """The time of the last change of this status."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: ConditionList = ()
     """The Ready condition, with a reason for programs and a message for people."""
 
     @property
@@ -104,8 +105,8 @@ class GPUStorageStatus(KubeStruct, frozen=True, kw_only=True):
 
 
 class GPUStorage(KubeObject, frozen=True, kw_only=True):
-    """A persistent volume. The data outlives every unit that mounts it. Only the deletion of the GPUStorage deletes the
-    data."""
+    """A persistent volume. The data stays when a unit that mounts the volume is deleted. Only the deletion of the
+    GPUStorage deletes the data."""
 
     spec: GPUStorageSpec
     status: GPUStorageStatus = GPUStorageStatus()

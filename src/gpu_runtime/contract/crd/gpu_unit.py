@@ -12,6 +12,7 @@ from gpu_runtime.contract.crd.markers import (
     AGE_COLUMN,
     READY_REASON_COLUMN,
     CelRule,
+    ConditionList,
     CrdDefinition,
     PrinterColumn,
     immutable,
@@ -20,7 +21,7 @@ from gpu_runtime.contract.crd.markers import (
 )
 from gpu_runtime.contract.crd.template import Count, Image, Port, PortName, QuantityString, SpecName, Template
 from gpu_runtime.contract.crd.well_known import GROUP, MAX_NAME_LENGTH, NAME_PATTERN, REQUEST_ID_PATTERN, VERSION
-from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
+from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
 ACCESS_SCHEMES = ("http", "https")
 MAX_SOCKET_PATH_BYTES = 107
@@ -92,12 +93,13 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
     """Whether the function accepts invocations. Defaults to false."""
 
     request_id: Annotated[str, openapi(pattern=REQUEST_ID_PATTERN, maxLength=63)] = field(default="", name="requestID")
-    """The ID of the function. Callers name it in invocations. It may contain only lower-case letters, digits, dashes
-    and underscores, because it is part of NATS subjects. It is required if enabled is true."""
+    """The ID of the function. Callers send this ID in invocation requests as serverlessRequestID. It may contain only
+    lower-case letters, digits, dashes and underscores, because it is part of NATS subjects. It is required if enabled
+    is true."""
 
     min_available_count: Count = 0
-    """The minimum number of workers. They stay ready even if there are no invocations. Defaults to 0. With 0, the
-    function scales to zero workers when its own unit is stopped."""
+    """The minimum number of workers. These workers stay ready even if there are no invocations. Defaults to 0. With 0,
+    the function can have zero workers when the function's own unit is stopped."""
 
     max_workers: Annotated[int, openapi(format="int32", minimum=1, maximum=10000)] = 1
     """The maximum number of workers. Defaults to 1."""
@@ -113,8 +115,8 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
 
     worker_of: Annotated[str, openapi(maxLength=MAX_NAME_LENGTH)] = ""
     """The name of the function's own unit, if the activator created this unit as a worker. Both units are in the same
-    namespace. The activator sets this field. It is empty in the function's own unit. The activator creates each worker
-    from the spec of the function's own unit. The function's own unit also runs invocations while it is running."""
+    namespace. The activator sets this field when it creates a worker from the spec of the function's own unit. In the
+    function's own unit, this field is empty. The function's own unit also runs invocations while it is running."""
 
 
 class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
@@ -220,13 +222,13 @@ class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
     access_url: str | None = field(default=None, name="accessURL")
     """The URL of the unit inside the cluster. Only an active unit with ports has a URL."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: ConditionList = ()
     """The Ready condition, with a reason for programs and a message for people."""
 
 
 class GPUUnit(KubeObject, frozen=True, kw_only=True):
-    """A runtime on reserved GPUs. In the stock namespace, a unit only reserves GPUs until a handoff consumes it. In
-    every other namespace, a unit is active: it runs a user's image, and clients reach it through a Service."""
+    """One pod with reserved GPUs. In the stock namespace, a unit only reserves GPUs until a handoff consumes the unit.
+    In every other namespace, a unit is active: it runs a user's image, and clients reach it through a Service."""
 
     spec: GPUUnitSpec
     status: GPUUnitStatus = GPUUnitStatus()

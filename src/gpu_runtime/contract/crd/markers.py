@@ -1,12 +1,12 @@
 """Markers for CRD generation: OpenAPI keywords of a field, CEL rules of a struct, and columns of `kubectl get`."""
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Meta
 
 from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH
-from gpu_runtime.kube.meta import ApiResource, KubeObject
+from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject
 
 T = TypeVar("T", bound=KubeObject)
 
@@ -18,6 +18,12 @@ def openapi(**keywords: Any) -> Meta:
     kind.
     """
     return Meta(extra_json_schema=keywords)
+
+
+ConditionList: TypeAlias = Annotated[
+    tuple[Condition, ...], openapi(**{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]})
+]
+"""The conditions of a status. The API server merges them by type."""
 
 
 @dataclass(frozen=True)

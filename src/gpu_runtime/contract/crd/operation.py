@@ -11,7 +11,7 @@ from msgspec import field, structs
 from gpu_runtime.contract.crd.markers import AGE_COLUMN, CelRule, CrdDefinition, PrinterColumn, openapi
 from gpu_runtime.contract.crd.template import Count, QuantityString
 from gpu_runtime.contract.crd.well_known import GROUP, VERSION
-from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
+from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct, ObjectKey
 
 MAX_OPERATION_ID_LENGTH = 256
 MAX_STOCK_PER_OPERATION = 1000
@@ -119,8 +119,8 @@ class OperationSpec(KubeStruct, frozen=True, kw_only=True):
     """The object that the operation creates."""
 
     stock: SourceStock | None = None
-    """The stock unit of the first attempt. It is absent if no stock unit was available. The write that creates the
-    Operation also chooses this stock unit."""
+    """The stock unit of the first attempt. The write that creates the Operation also records this stock unit. The field
+    is absent if no stock unit was available at that time."""
 
 
 class OperationError(KubeStruct, frozen=True, kw_only=True):
@@ -152,14 +152,16 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
     stock_uids: Annotated[tuple[str, ...], openapi(maxItems=MAX_STOCK_PER_OPERATION)] = field(
         default=(), name="stockUIDs"
     )
-    """The UIDs of the seeded stock units. Another stock unit with the same operationID does not belong to the
-    operation. A process that was suspended may have created it again after the original stock unit was consumed."""
+    """The UIDs of the stock units that the operation seeded. A stock unit with the same operationID and another UID
+    does not belong to the operation. For example, a suspended process may have created a stock unit again after a
+    handoff consumed the original stock unit."""
 
     error: OperationError | None = None
     """Why the operation failed."""
 
     started_at: Annotated[str, openapi(format="date-time")] | None = None
-    """The time at which the operation started."""
+    """The time at which the current attempt started. The retention period of a waiting operation starts at this
+    time."""
 
     finished_at: Annotated[str, openapi(format="date-time")] | None = None
     """The time at which the operation succeeded or failed. The retention period starts at this time."""
@@ -188,8 +190,8 @@ def effective_status(stock: SourceStock | None, status: OperationStatus, recorde
 
 class Operation(KubeObject, frozen=True, kw_only=True):
     """The durable record of a request with an operationID. It contains the request, its progress and its outcome. After
-    the operation has finished, the Operation exists for the retention period, even if the created objects are deleted
-    earlier."""
+    the operation has finished, the Operation exists for the retention period. This is also true if the objects that the
+    operation created are deleted earlier."""
 
     spec: OperationSpec
     status: OperationStatus = OperationStatus()
@@ -199,8 +201,32 @@ class Operation(KubeObject, frozen=True, kw_only=True):
         """The status with the stock unit of the spec. Read it instead of `status`, and base status writes on it."""
         return effective_status(self.spec.stock, self.status, self.metadata.creation_timestamp)
 
+    @property
+    def target_key(self) -> ObjectKey:
+        return ObjectKey(self.spec.target.namespace, self.spec.target.name)
+
+
+class OperationSummarySpec(KubeStruct, frozen=True, kw_only=True):
+    operation_id: str = field(name="operationID")
+    type: str
+    stock: SourceStock | None = None
+
+
+class OperationSummary(KubeObject, frozen=True, kw_only=True):
+    """An Operation without its request, for caches and lists. The request may be large and is rarely needed."""
+
+    spec: OperationSummarySpec
+    status: OperationStatus = OperationStatus()
+
+    @property
+    def effective_status(self) -> OperationStatus:
+        return effective_status(self.spec.stock, self.status, self.metadata.creation_timestamp)
+
+
+AnyOperation = Operation | OperationSummary
 
 OPERATIONS = ApiResource(GROUP, VERSION, "Operation", "operations", Operation)
+OPERATION_SUMMARIES = ApiResource(GROUP, VERSION, "Operation", "operations", OperationSummary)
 
 DEFINITION = CrdDefinition(
     OPERATIONS,

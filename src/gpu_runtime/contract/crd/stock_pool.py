@@ -9,6 +9,7 @@ from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.markers import (
     AGE_COLUMN,
     READY_REASON_COLUMN,
+    ConditionList,
     CrdDefinition,
     PrinterColumn,
     immutable,
@@ -16,7 +17,7 @@ from gpu_runtime.contract.crd.markers import (
 )
 from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
 from gpu_runtime.contract.crd.well_known import GROUP, MAX_POOL_NAME_LENGTH, VERSION
-from gpu_runtime.kube.meta import ApiResource, Condition, KubeObject, KubeStruct
+from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
 
 class StockPoolSpec(KubeStruct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ class StockPoolStatus(KubeStruct, frozen=True, kw_only=True):
     last_sync_time: Annotated[str, openapi(format="date-time")] | None = None
     """The time of the last change of this status."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: ConditionList = ()
     """The Ready condition, with a reason for programs and a message for people."""
 
 

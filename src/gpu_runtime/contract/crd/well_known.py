@@ -1,6 +1,7 @@
 """Names that several processes share: the API group, namespaces, labels, annotations and names of children."""
 
 import hashlib
+from datetime import datetime
 from enum import StrEnum
 
 GROUP = "runtime.lokiwager.io"
@@ -78,8 +79,8 @@ class Annotation:
     """On GPUUnits and StockPools. The value is the operationID of the request that created the object."""
 
     OPERATION_UID = f"{GROUP}/operation-uid"
-    """On GPUUnits and StockPools. The value is the UID of the Operation that created the object. After the Operation is
-    evicted, another Operation may have the same operationID, but it has another UID."""
+    """On GPUUnits and StockPools. The value is the UID of the Operation that created the object. After this Operation
+    is evicted, a new Operation may have the same operationID, but the new Operation has another UID."""
 
     OPERATION_ATTEMPT = f"{GROUP}/operation-attempt"
     """On active units. The value is the number of the handoff attempt that created the unit."""
@@ -108,14 +109,14 @@ class Annotation:
     this node."""
 
     RETIRING = f"{GROUP}/retiring"
-    """On workers. The leading activator sets it when it has decided to delete the worker. If another replica becomes
-    the leader, it continues the deletion."""
+    """On workers. The leading activator sets this annotation when it has decided to delete the worker. If another
+    replica becomes the leader, the new leader continues the deletion."""
 
 
 class Finalizer:
     STORAGE_PROTECTION = f"{GROUP}/storage-protection"
-    """On GPUStorages. A deleted GPUStorage exists until no unit and no pod mounts it and its PersistentVolumeClaim is
-    deleted."""
+    """On GPUStorages. With this finalizer, a GPUStorage that is being deleted exists until no unit and no pod mounts
+    the storage and the PersistentVolumeClaim of the storage is deleted."""
 
 
 MANAGED_BY_VALUE = "gpu-runtime"
@@ -147,6 +148,11 @@ def pool_child_name(pool: str) -> str:
     """Return the name of a pool's Deployment and Service. The children of a unit or storage have the name of their
     owner."""
     return f"{POOL_CHILD_PREFIX}{pool}"
+
+
+def created_hour(created: datetime) -> str:
+    """Return the value of `Label.CREATED_HOUR` for a time in UTC."""
+    return created.strftime("%Y-%m-%dT%H")
 
 
 def operation_name(operation_id: str) -> str:

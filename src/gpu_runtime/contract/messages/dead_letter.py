@@ -95,6 +95,10 @@ class DeadLetterBuilder:
             dead_lettered_at=now,
         )
 
+    def message(self, delivery: Delivery, failure: Failure, now: datetime, invocation_id: str = "") -> OutgoingMessage:
+        """Build a dead letter and return the message that publishes it."""
+        return self.to_outgoing(self.build(delivery, failure, now, invocation_id))
+
     def to_outgoing(self, letter: DeadLetter) -> OutgoingMessage:
         """Return the message that publishes the dead letter.
 

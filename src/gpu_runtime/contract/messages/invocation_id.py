@@ -8,6 +8,7 @@ import msgspec
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.limits import MAX_INVOCATION_ID_LENGTH
 from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS, MessageDecodeError
+from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.subjects import BadSubject, Subjects
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
@@ -17,7 +18,8 @@ INVOCATION_ID_PATTERN = "^[A-Za-z0-9_-]+$"
 """A valid token of a NATS subject and a valid key of a key-value bucket. UUIDs and ULIDs match."""
 
 
-def invocation_id_errors(invocation_id: str, at: str = "invocationID") -> FieldErrors:
+def invocation_id_errors(invocation_id: str) -> FieldErrors:
+    at = "invocationID"
     if not invocation_id:
         yield FieldError(at, "is empty; choose an ID, or omit the field to get a generated ID")
     elif len(invocation_id) > MAX_INVOCATION_ID_LENGTH:
@@ -26,20 +28,26 @@ def invocation_id_errors(invocation_id: str, at: str = "invocationID") -> FieldE
         yield FieldError(at, f"{invocation_id!r} is not an invocationID; use letters, digits, '-' and '_'")
 
 
-def check_subject(invocation: Invocation, subject: str, subjects: Subjects) -> None:
-    """Raise MessageDecodeError if the invocationID is invalid or the subject belongs to another function.
-
-    Both IDs become parts of subjects and keys. If one of them were invalid, no process could publish the result.
-    """
-    for error in invocation_id_errors(invocation.invocation_id):
-        raise MessageDecodeError(str(error))
+def check_subject(message: Invocation | Result, subject: str, subjects: Subjects) -> None:
+    """Raise MessageDecodeError if the invocationID is invalid or the subject belongs to another function."""
     try:
         request_id = subjects.parse(subject).request_id
     except BadSubject as bad_subject:
         raise MessageDecodeError(bad_subject.message) from bad_subject
-    if invocation.serverless_request_id != request_id:
-        text = f"serverlessRequestID: is {invocation.serverless_request_id!r}, but the subject has {request_id!r}"
-        raise MessageDecodeError(text)
+    for error in identity_errors(message, request_id):
+        raise MessageDecodeError(str(error))
+
+
+def identity_errors(message: Invocation | Result, request_id: str) -> FieldErrors:
+    """Yield the errors of the IDs in a message on a subject with this requestID.
+
+    Both IDs become parts of subjects and keys. If one of them were invalid, no process could publish the result.
+    """
+    yield from invocation_id_errors(message.invocation_id)
+    if message.serverless_request_id != request_id:
+        yield FieldError(
+            "serverlessRequestID", f"is {message.serverless_request_id!r}, but the subject has {request_id!r}"
+        )
 
 
 def invocation_hash(invocation: Invocation) -> str:

@@ -1,41 +1,70 @@
-"""The record of an invocation in the key-value bucket: the hash of its request, and its state.
+"""The record of an invocation in the key-value bucket, and every change of it. Nothing here awaits.
 
-A replica accepts an invocation by creating its record. If several replicas try to create the record, exactly one
-succeeds. This guarantee does not depend on the deduplication of JetStream: after a restart, JetStream does not know the
-IDs of messages that were already removed from the stream.
+A replica of the API accepts an invocation by creating its record. If several replicas try, exactly one succeeds. This
+does not depend on the deduplication of JetStream, which forgets message IDs when the server restarts.
 
-Every message about an invocation has headers with the record and its revision at the time of sending. So each state
-change (queued, dispatched, running, terminal) needs one conditional write and no read before it. The write conflicts if
-the invocation was cancelled or delivered twice. The process then reads the record to find the reason.
+`step` decides every change; docs/reference/invocation-record.md shows it as a table. Two rules protect an invocation:
+
+- A process other than the worker first writes a `termination` to the record, and then publishes the result. The write
+  is conditional, and a worker starts no invocation that has a termination. So they cannot both end it.
+- `termination_to_publish` alone says whether a process may publish the result of a termination. A running invocation
+  belongs to its worker until its deadline and a grace period have passed.
+
+Every message about an invocation has the record and its revision in its headers. So each change needs one conditional
+write and no read. If the write conflicts, the process reads the record and decides again.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
+from datetime import datetime, timedelta
+from enum import Enum, StrEnum, auto
+from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import field
+from msgspec import Meta, field
 
 from gpu_runtime.contract.messages.limits import is_stream_sequence
-from gpu_runtime.contract.messages.message_codec import Instant, Message, MessageDecodeError, decode, encode
+from gpu_runtime.contract.messages.message_codec import (
+    Instant,
+    Message,
+    MessageDecodeError,
+    decode,
+    encode,
+    to_utc_milliseconds,
+)
 from gpu_runtime.contract.messages.result import ResultState
+from gpu_runtime.contract.timing import TAKEOVER_GRACE_SECONDS
 
 REVISION_HEADER = "Gpu-Runtime-Revision"
 """The header with the revision of the record. If it is absent or stale, the consumer reads the record."""
-
 RECORD_HEADER = "Gpu-Runtime-Record"
 """The header with the record at the revision in REVISION_HEADER."""
+
+WORKER_GRACE = timedelta(seconds=TAKEOVER_GRACE_SECONDS)
+"""Time after the deadline in which a worker with a redelivery leaves the invocation to the worker that runs it."""
+NO_TAKEOVER = timedelta.max
+"""The grace period of a process that never ends a running invocation."""
+HOLDS_DELIVERY = timedelta.min
+"""The grace period of a worker that holds the delivery of the invocation: another worker has lost the delivery."""
 
 
 class RecordState(StrEnum):
     QUEUED = "queued"
+    """The API accepted the invocation."""
     DISPATCHED = "dispatched"
+    """The invocation waits for a worker."""
     RUNNING = "running"
+    """A worker runs the invocation."""
     TERMINAL = "terminal"
+    """The result is stored. The record does not change any more."""
 
 
-_STATE_ORDER = tuple(RecordState)
+class Termination(StrEnum):
+    """How the platform ends an invocation without an outcome of a worker."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FUNCTION_GONE = "function_gone"
 
 
 class InvocationRecord(Message, frozen=True, kw_only=True):
@@ -48,15 +77,146 @@ class InvocationRecord(Message, frozen=True, kw_only=True):
     deadline: Instant
     updated_at: Instant
 
-    cancelled: bool = False
-    """Whether the caller cancelled the invocation. The record becomes terminal when the result store has stored the
-    result."""
+    termination: Termination | None = None
+    """How a process other than the worker ends the invocation. The first termination counts. No worker starts an
+    invocation that has one. A worker that already runs the invocation may still finish it with its own result."""
 
     worker: str = ""
     """The name of the unit that runs the invocation or ran it last."""
 
+    attempts: Annotated[int, Meta(ge=0)] = 0
+    """How many times a worker started the invocation."""
+
+    reply_to: str = ""
+    """The subject on which an API replica waits for the result. Empty if no caller waits."""
+
     result_state: ResultState | None = None
     """The state of the result. None until the record is terminal."""
+
+    @property
+    def finished(self) -> bool:
+        return self.state is RecordState.TERMINAL
+
+    @property
+    def running(self) -> bool:
+        return self.state is RecordState.RUNNING
+
+    @property
+    def cancel_requested(self) -> bool:
+        return self.termination is Termination.CANCELLED and not self.finished
+
+
+@dataclass(frozen=True)
+class Dispatched:  # the activator is about to publish the dispatch
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Started:  # a worker is about to run the invocation
+    at: datetime
+    worker: str
+
+
+@dataclass(frozen=True)
+class CancelRequested:
+    at: datetime
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    at: datetime
+    worker_grace: timedelta
+    """Time after the deadline in which only the worker ends a running invocation."""
+
+
+@dataclass(frozen=True)
+class FunctionDeleted:
+    at: datetime
+
+
+@dataclass(frozen=True)
+class ResultStored:
+    at: datetime
+    state: ResultState
+
+
+RecordEvent: TypeAlias = Dispatched | Started | CancelRequested | DeadlinePassed | FunctionDeleted | ResultStored
+
+
+class Refusal(Enum):
+    """Why an event does not change the record."""
+
+    FINISHED = auto()
+    """The result is stored."""
+    TERMINATING = auto()
+    """A process has decided to end the invocation in another way."""
+    RUNNING = auto()
+    """A worker runs the invocation and ends it."""
+    TOO_EARLY = auto()
+    """The deadline has not passed."""
+
+
+def step(record: InvocationRecord, event: RecordEvent) -> InvocationRecord | Refusal:
+    """Return the record after the event, or why the event is refused. Return the same record if nothing changes."""
+    running, terminating = record.running, record.termination is not None
+    after: InvocationRecord | Refusal
+    match event:
+        case _ if record.finished:
+            after = Refusal.FINISHED
+        case ResultStored(at, state):
+            after = _changed(record, at, state=RecordState.TERMINAL, result_state=state)
+        case CancelRequested(at):
+            after = record if terminating else _changed(record, at, termination=Termination.CANCELLED)
+        case _ if terminating:
+            after = Refusal.TERMINATING
+        case Dispatched(at):
+            after = Refusal.RUNNING if running else _dispatched(record, at)
+        case Started(at, worker):
+            after = _started(record, at, worker)
+        case DeadlinePassed(at, worker_grace):
+            after = _expired(record, at, worker_grace)
+        case FunctionDeleted(at):
+            after = Refusal.RUNNING if running else _changed(record, at, termination=Termination.FUNCTION_GONE)
+    return after
+
+
+def termination_to_publish(record: InvocationRecord, now: datetime, worker_grace: timedelta) -> Termination | None:
+    """Return the termination whose result a process may publish now, or None if it must not publish one."""
+    if record.finished or _belongs_to_worker(record, now, worker_grace):
+        return None
+    return record.termination
+
+
+def may_be_unpublished(record: InvocationRecord, now: datetime) -> bool:
+    """Whether the message may be missing after a crash, and the invocation can still run before its deadline."""
+    return record.state is RecordState.QUEUED and record.termination is None and now < record.deadline
+
+
+def _dispatched(record: InvocationRecord, at: datetime) -> InvocationRecord:
+    return record if record.state is RecordState.DISPATCHED else _changed(record, at, state=RecordState.DISPATCHED)
+
+
+def _started(record: InvocationRecord, at: datetime, worker: str) -> InvocationRecord | Refusal:
+    """A worker that starts an invocation after its deadline ends it as expired."""
+    if at >= record.deadline:
+        return _expired(record, at, WORKER_GRACE)
+    return _changed(record, at, state=RecordState.RUNNING, worker=worker, attempts=record.attempts + 1)
+
+
+def _expired(record: InvocationRecord, at: datetime, worker_grace: timedelta) -> InvocationRecord | Refusal:
+    if at < record.deadline:
+        return Refusal.TOO_EARLY
+    if _belongs_to_worker(record, at, worker_grace):
+        return Refusal.RUNNING
+    return _changed(record, at, termination=Termination.EXPIRED)
+
+
+def _belongs_to_worker(record: InvocationRecord, now: datetime, worker_grace: timedelta) -> bool:
+    return record.running and now - record.deadline < worker_grace
+
+
+def _changed(record: InvocationRecord, at: datetime, **changes: object) -> InvocationRecord:
+    return msgspec.structs.replace(record, updated_at=to_utc_milliseconds(at), **changes)
 
 
 @dataclass(frozen=True)
@@ -72,9 +232,9 @@ def decode_record(value: bytes, revision: int) -> RecordAtRevision:
     return RecordAtRevision(decode(value, InvocationRecord), revision)
 
 
-def record_headers(stored: RecordAtRevision) -> dict[str, str]:
+def record_headers(stored: RecordAtRevision | None) -> dict[str, str]:
     """Return the headers for a message. The sender must have just written or read the record."""
-    return {REVISION_HEADER: str(stored.revision), RECORD_HEADER: encode(stored.record).decode()}
+    return {REVISION_HEADER: str(stored.revision), RECORD_HEADER: encode(stored.record).decode()} if stored else {}
 
 
 def record_from_headers(headers: Mapping[str, str]) -> RecordAtRevision | None:
@@ -86,24 +246,3 @@ def record_from_headers(headers: Mapping[str, str]) -> RecordAtRevision | None:
         return decode_record(record.encode(errors="replace"), int(revision))
     except MessageDecodeError:
         return None
-
-
-def advance_record(record: InvocationRecord, state: RecordState, now: datetime, worker: str = "") -> InvocationRecord:
-    """Return the record in the new state. A record in a later state does not change: a redelivery does not reset it."""
-    if _STATE_ORDER.index(state) < _STATE_ORDER.index(record.state) or record.state is RecordState.TERMINAL:
-        return record
-    return msgspec.structs.replace(record, state=state, updated_at=now, worker=worker or record.worker)
-
-
-def finish_record(record: InvocationRecord, result: ResultState, now: datetime) -> InvocationRecord:
-    """Return the terminal record. A record that is already terminal does not change: the first result is final."""
-    if record.state is RecordState.TERMINAL:
-        return record
-    return msgspec.structs.replace(record, state=RecordState.TERMINAL, result_state=result, updated_at=now)
-
-
-def cancel_record(record: InvocationRecord, now: datetime) -> InvocationRecord:
-    """Return the record, marked as cancelled. A terminal record stays unchanged."""
-    if record.state is RecordState.TERMINAL or record.cancelled:
-        return record
-    return msgspec.structs.replace(record, cancelled=True, updated_at=now)

@@ -3,7 +3,6 @@
 Every accepted invocation gets a result. If several results are published, the result store stores only the first one.
 """
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -11,8 +10,8 @@ import msgspec
 from msgspec import Meta, field
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import Invocation, InvocationID
-from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES, truncate_text
+from gpu_runtime.contract.messages.invocation import InvocationID
+from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.contract.messages.message_codec import Instant, Message, MessagePart
 
 
@@ -84,18 +83,4 @@ def with_body(result: Result, content_type: str, body: bytes, limit: int = MAX_P
         body=body[:limit],
         body_truncated=len(body) > limit,
         body_bytes=len(body),
-    )
-
-
-def unsuccessful_result(
-    invocation: Invocation, state: ResultState, failure: Failure, now: datetime, attempts: int = 0
-) -> Result:
-    """Return the result of an invocation whose function returned no response."""
-    return Result(
-        invocation_id=invocation.invocation_id,
-        serverless_request_id=invocation.serverless_request_id,
-        state=state,
-        failure=msgspec.structs.replace(failure, message=truncate_text(failure.message)),
-        timings=Timings(enqueued_at=invocation.enqueued_at, finished_at=now),
-        attempts=attempts,
     )

@@ -19,6 +19,11 @@ from dataclasses import dataclass, field
 
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.contract.timing import (
+    DISPATCH_ACK_WAIT_SECONDS,
+    INVOKE_ACK_WAIT_SECONDS,
+    RESULT_ACK_WAIT_SECONDS,
+)
 from gpu_runtime.jetstream.stream_specs import BucketSpec, ConsumerSpec, StorageType, StreamSpec
 
 GIB = 1024**3
@@ -35,9 +40,9 @@ class StreamLimits:
     dead_letter_retention_seconds: float = 7 * 86400
     dead_letter_max_bytes: int = GIB
     record_ttl_seconds: float = 86400
-    invoke_ack_wait_seconds: float = 30
-    dispatch_ack_wait_seconds: float = 15
-    result_ack_wait_seconds: float = 30
+    invoke_ack_wait_seconds: float = INVOKE_ACK_WAIT_SECONDS
+    dispatch_ack_wait_seconds: float = DISPATCH_ACK_WAIT_SECONDS
+    result_ack_wait_seconds: float = RESULT_ACK_WAIT_SECONDS
     consumer_inactive_threshold_seconds: float = 86400
 
 
@@ -55,7 +60,7 @@ class StreamTopology:
         limited = stream is not Stream.RESULT
         return StreamSpec(
             name=self.stream_name(stream),
-            subjects=(self.subjects.all_in_stream(stream),),
+            subjects=(self.subjects.all_functions(stream),),
             retention="workqueue",
             discard="new",
             storage=self.limits.storage,

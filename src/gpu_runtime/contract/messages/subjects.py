@@ -100,24 +100,13 @@ class Subjects:
     def query(self, name: str) -> str:
         return f"{self.prefix}.{QUERY}.{_subject_token(name)}"
 
-    def all_in_stream(self, stream: Stream) -> str:
-        return f"{self.prefix}.{stream}.{WILDCARD}"
+    def all_functions(self, kind: str) -> str:
+        """All subjects of this kind: the name of a stream, EVENTS, DEMAND or CANCEL. Each subject is for a function."""
+        return f"{self.prefix}.{kind}.{WILDCARD}"
 
     @property
     def all_dead_letters(self) -> str:
         return f"{self.prefix}.{DEAD_LETTERS}.{WILDCARD}.{WILDCARD}"
-
-    @property
-    def all_events(self) -> str:
-        return f"{self.prefix}.{EVENTS}.{WILDCARD}"
-
-    @property
-    def all_demand(self) -> str:
-        return f"{self.prefix}.{DEMAND}.{WILDCARD}"
-
-    @property
-    def all_cancels(self) -> str:
-        return f"{self.prefix}.{CANCEL}.{WILDCARD}"
 
     @property
     def state_prefix(self) -> str:

@@ -9,6 +9,9 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from gpu_runtime.contract.messages.message_codec import Instant, Message
+from gpu_runtime.contract.timing import HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS
+
+HeartbeatSeconds = Annotated[float, Meta(gt=0, le=MAX_HEARTBEAT_SECONDS)]
 
 
 class WorkerEventKind(StrEnum):
@@ -46,6 +49,10 @@ class WorkerEvent(Message, frozen=True, kw_only=True):
 
     concurrency: Annotated[int, Meta(ge=1)] = 1
     """The maximum number of invocations that the worker runs concurrently."""
+
+    heartbeat_seconds: HeartbeatSeconds = HEARTBEAT_SECONDS
+    """The worker sends at least one event within this time. The activator derives from it how long it trusts the last
+    event."""
 
     invocation_id: str = field(default="", name="invocationID")
     """The invocation of a `started` or `finished` event."""

@@ -36,12 +36,12 @@ def storage_errors(spec: GPUStorageSpec, path: str = "") -> tuple[FieldError, ..
     return tuple(_storage_errors(spec, path))
 
 
-def growth_errors(current: str, desired: str, at: str = "size") -> FieldErrors:
+def growth_errors(current: str, desired: str) -> FieldErrors:
     """Yield the errors of the new size of a storage. If the current size is invalid, any valid new size is accepted."""
-    if any(bytes_errors(desired, at)):
-        yield from bytes_errors(desired, at)
-    elif not any(bytes_errors(current, at)) and Quantity(desired).value < Quantity(current).value:
-        yield FieldError(at, f"{desired} is less than the current size {current}; a storage can only grow")
+    if any(bytes_errors(desired, "size")):
+        yield from bytes_errors(desired, "size")
+    elif not any(bytes_errors(current, "size")) and Quantity(desired).value < Quantity(current).value:
+        yield FieldError("size", f"{desired} is less than the current size {current}; a storage can only grow")
 
 
 def _reservation_errors(spec: GPUUnitSpec | StockPoolSpec, at: str) -> FieldErrors:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from msgspec import inspect
+from msgspec import Struct
 
+from gpu_runtime.contract.model_schema import JSONSchema, object_schema, type_schema
 from gpu_runtime.contract.validation.field_error import child_path
 
 Document: TypeAlias = Any
@@ -34,7 +35,7 @@ class UnknownField:
 class ModelShape:
     """The fields of a struct, or the element of a list or mapping. Scalar types are not part of the shape."""
 
-    fields: "Mapping[str, ModelShape]"
+    fields: "Mapping[str, ModelShape]" = field(default_factory=dict)
     required: frozenset[str] = frozenset()
     element: "ModelShape | None" = None
     is_struct: bool = False
@@ -42,7 +43,7 @@ class ModelShape:
     """The fields whose values are structs, or lists or mappings of structs."""
 
 
-def has_exact_fields(document: Document, model: type) -> bool:
+def has_exact_fields(document: Document, model: type[Struct]) -> bool:
     """Whether the document has all required fields and only known fields. The check is fast: it computes no paths."""
     return _matches_shape(document, shape_of(model))
 
@@ -59,14 +60,14 @@ def _matches_shape(document: Document, shape: ModelShape) -> bool:
     return all(_matches_shape(document[key], inner) for key, inner in shape.nested.items() if key in document)
 
 
-def unknown_fields(document: Document, model: type) -> Iterator[UnknownField]:
+def unknown_fields(document: Document, model: type[Struct]) -> Iterator[UnknownField]:
     for path, part, shape in _walk_structs(document, shape_of(model), ""):
         for key in part:
             if key not in shape.fields:
                 yield UnknownField(child_path(path, str(key)), str(key), tuple(shape.fields))
 
 
-def missing_fields(document: Document, model: type) -> Iterator[str]:
+def missing_fields(document: Document, model: type[Struct]) -> Iterator[str]:
     """Yield the paths of required fields that the document lacks."""
     for path, part, shape in _walk_structs(document, shape_of(model), ""):
         for key in sorted(shape.required - part.keys(), key=tuple(shape.fields).index):
@@ -93,17 +94,18 @@ def suggest_field(key: str, allowed: tuple[str, ...]) -> str:
     return f"use one of {', '.join(sorted(allowed))}" if allowed else "none is allowed here"
 
 
-def choices_at(model: type, path: str) -> tuple[Any, ...]:
+def choices_at(model: type[Struct], path: str) -> tuple[Any, ...]:
     """Return the allowed values of a field with a Literal type. The result is empty for every other field."""
-    info: inspect.Type | None = inspect.type_info(model)
+    schema = _schema(model)
     for step in re.findall(r"[^.\[\]]+", path):
-        info = _inner_type(info, step) if info is not None else None
-    return info.values if isinstance(info, inspect.LiteralType) else ()
+        variants = _variants(schema)
+        schema = next(filter(None, (each.get("properties", {}).get(step) or _element(each) for each in variants)), {})
+    return tuple(schema.get("enum", ()))
 
 
 @lru_cache(maxsize=256)
-def shape_of(model: type) -> ModelShape:
-    return _shape(inspect.type_info(model))
+def shape_of(model: type[Struct]) -> ModelShape:
+    return _shape(_schema(model))
 
 
 def _walk_structs(document: Document, shape: ModelShape, path: str) -> Iterator[tuple[str, dict[Any, Any], ModelShape]]:
@@ -120,43 +122,30 @@ def _walk_structs(document: Document, shape: ModelShape, path: str) -> Iterator[
             yield from _walk_structs(value, shape.element, f"{path}[{index}]")
 
 
-_LEAF_SHAPE = ModelShape({})
+def _schema(model: type[Struct]) -> JSONSchema:
+    return object_schema(model, lambda each: type_schema(each.type, _schema))
 
 
-def _shape(info: inspect.Type) -> ModelShape:
-    match info:
-        case inspect.StructType(fields=fields):
-            shapes = {each.encode_name: _shape(each.type) for each in fields}
-            required = frozenset(each.encode_name for each in fields if each.required)
-            nested = {name: shape for name, shape in shapes.items() if shape != _LEAF_SHAPE}
-            return ModelShape(shapes, required, is_struct=True, nested=nested)
-        case inspect.Metadata(type=inner):
-            return _shape(inner)
-        case inspect.UnionType(types=types):
-            return next((shape for shape in map(_shape, types) if shape != _LEAF_SHAPE), _LEAF_SHAPE)
-        case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner):
-            return _collection_shape(inner)
-        case inspect.DictType(value_type=inner):
-            return _collection_shape(inner)
-    return _LEAF_SHAPE
+def _variants(schema: JSONSchema) -> Any:
+    return schema.get("anyOf", (schema,))
 
 
-def _collection_shape(item: inspect.Type) -> ModelShape:
-    """Return the shape of a list or mapping. It is a leaf if the items have no fields to check."""
-    inner = _shape(item)
-    return _LEAF_SHAPE if inner == _LEAF_SHAPE else ModelShape({}, element=inner)
+def _element(schema: JSONSchema) -> JSONSchema:
+    return schema.get("items") or schema.get("additionalProperties") or {}
 
 
-def _inner_type(info: inspect.Type, step: str) -> inspect.Type | None:
-    match info:
-        case inspect.StructType(fields=fields):
-            return next((each.type for each in fields if each.encode_name == step), None)
-        case inspect.Metadata(type=inner):
-            return _inner_type(inner, step)
-        case inspect.UnionType(types=types):
-            return next(filter(None, (_inner_type(each, step) for each in types)), None)
-        case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner):
-            return inner
-        case inspect.DictType(value_type=inner):
-            return inner
-    return None
+_LEAF_SHAPE = ModelShape()
+
+
+def _shape(schema: JSONSchema) -> ModelShape:
+    shapes = map(_variant_shape, _variants(schema))
+    return next((shape for shape in shapes if shape != _LEAF_SHAPE), _LEAF_SHAPE)
+
+
+def _variant_shape(schema: JSONSchema) -> ModelShape:
+    if "properties" in schema:
+        shapes = {name: _shape(each) for name, each in schema["properties"].items()}
+        nested = {name: shape for name, shape in shapes.items() if shape != _LEAF_SHAPE}
+        return ModelShape(shapes, frozenset(schema.get("required", ())), is_struct=True, nested=nested)
+    element = _shape(_element(schema)) if _element(schema) else _LEAF_SHAPE
+    return _LEAF_SHAPE if element == _LEAF_SHAPE else ModelShape(element=element)

@@ -1,0 +1,144 @@
+"""Builds and reads the messages about an invocation: invocation, dispatch and result. Nothing here awaits.
+
+Every process uses these functions, so that the same event leads to the same message in each of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import MappingProxyType
+
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_id import check_subject, invocation_hash
+from gpu_runtime.contract.messages.invocation_record import (
+    InvocationRecord,
+    RecordAtRevision,
+    Termination,
+    record_from_headers,
+    record_headers,
+)
+from gpu_runtime.contract.messages.limits import truncate_text
+from gpu_runtime.contract.messages.message_codec import decode, encode, to_utc_milliseconds
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings
+from gpu_runtime.contract.messages.subjects import Subjects
+from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery, OutgoingMessage
+
+
+@dataclass(frozen=True)
+class AcceptedInvocation:
+    """A decoded message of the INVOKE stream."""
+
+    invocation: Invocation
+    deadline: datetime
+    header_record: RecordAtRevision | None
+    """The record at the time when the message was published, from the headers of the message."""
+
+    @property
+    def initial_record(self) -> InvocationRecord:
+        """The record as the runtime API wrote it when it accepted the invocation."""
+        invocation = self.invocation
+        accepted_at = invocation.enqueued_at or self.deadline - timedelta(seconds=invocation.timeout_seconds)
+        return new_record(invocation, accepted_at, self.deadline)
+
+
+def read_invocation(delivery: Delivery, subjects: Subjects) -> AcceptedInvocation:
+    """Decode a delivery. Raise MessageDecodeError if it is not an invocation or its subject names another function."""
+    invocation = decode(delivery.data, Invocation)
+    check_subject(invocation, delivery.subject, subjects)
+    deadline = invocation.deadline or delivery.published_at + timedelta(seconds=invocation.timeout_seconds)
+    return AcceptedInvocation(invocation, to_utc_milliseconds(deadline), record_from_headers(delivery.headers))
+
+
+def read_dispatch(data: bytes, subject: str, subjects: Subjects) -> Dispatch:
+    """Decode a dispatch. Raise MessageDecodeError if it is not a dispatch or its subject names another function."""
+    dispatch = decode(data, Dispatch)
+    check_subject(dispatch.invocation, subject, subjects)
+    return dispatch
+
+
+def new_record(invocation: Invocation, enqueued_at: datetime, deadline: datetime) -> InvocationRecord:
+    return InvocationRecord(
+        request_hash=invocation_hash(invocation),
+        serverless_request_id=invocation.serverless_request_id,
+        enqueued_at=enqueued_at,
+        deadline=deadline,
+        updated_at=enqueued_at,
+        reply_to=invocation.reply_to,
+    )
+
+
+def dispatched_record(dispatch: Dispatch) -> InvocationRecord:
+    """The record that an invocation has before a worker starts it, from its dispatch."""
+    invocation = dispatch.invocation
+    return new_record(invocation, invocation.enqueued_at or dispatch.dispatched_at, dispatch.deadline)
+
+
+def invoke_message(subjects: Subjects, invocation: Invocation, stored: RecordAtRevision) -> OutgoingMessage:
+    subject = subjects.invoke(invocation.serverless_request_id)
+    return OutgoingMessage(subject, encode(invocation), invocation.message_id, record_headers(stored))
+
+
+def dispatch_message(subjects: Subjects, dispatch: Dispatch, stored: RecordAtRevision) -> OutgoingMessage:
+    subject = subjects.dispatch(dispatch.invocation.serverless_request_id)
+    return OutgoingMessage(subject, encode(dispatch), dispatch.message_id, record_headers(stored))
+
+
+def result_message(subjects: Subjects, result: Result, stored: RecordAtRevision | None) -> OutgoingMessage:
+    subject = subjects.result(result.serverless_request_id)
+    return OutgoingMessage(subject, encode(result), result.message_id, record_headers(stored))
+
+
+_TERMINATIONS: Mapping[Termination, tuple[ResultState, FailureClass, str]] = MappingProxyType(
+    {
+        Termination.CANCELLED: (ResultState.CANCELLED, FailureClass.CANCELLED, "the caller cancelled the invocation"),
+        Termination.EXPIRED: (
+            ResultState.EXPIRED,
+            FailureClass.TIMED_OUT,
+            "the deadline passed before a worker finished the invocation",
+        ),
+        Termination.FUNCTION_GONE: (
+            ResultState.FAILED,
+            FailureClass.FUNCTION_GONE,
+            "the function was deleted or is disabled",
+        ),
+    }
+)
+
+
+def termination_failure(termination: Termination) -> tuple[ResultState, Failure]:
+    """Return the state and the failure of the result of a termination."""
+    state, failure_class, message = _TERMINATIONS[termination]
+    return state, Failure(failure_class=failure_class, message=message)
+
+
+def termination_result(invocation_id: str, record: InvocationRecord, termination: Termination, now: datetime) -> Result:
+    """Build the result of an invocation that ends without an outcome of a worker."""
+    state, failure = termination_failure(termination)
+    return Result(
+        invocation_id=invocation_id,
+        serverless_request_id=record.serverless_request_id,
+        state=state,
+        failure=failure,
+        timings=Timings(enqueued_at=record.enqueued_at, finished_at=to_utc_milliseconds(now)),
+        worker=record.worker,
+        attempts=record.attempts,
+    )
+
+
+def dead_lettered_result(invocation: Invocation, failure: Failure, now: datetime) -> Result:
+    """Build the result of an invocation that the activator dead-letters."""
+    return Result(
+        invocation_id=invocation.invocation_id,
+        serverless_request_id=invocation.serverless_request_id,
+        state=ResultState.DEAD_LETTERED,
+        failure=failure,
+        timings=Timings(enqueued_at=invocation.enqueued_at, finished_at=to_utc_milliseconds(now)),
+    )
+
+
+def dead_letter_failure(outcome: DeadLetterDelivery) -> Failure:
+    """Build the failure of a dead-lettered delivery. If the handler chose no class, the platform failed."""
+    failure_class = FailureClass(outcome.failure_class or FailureClass.INTERNAL)
+    return Failure(failure_class=failure_class, message=truncate_text(outcome.reason))
