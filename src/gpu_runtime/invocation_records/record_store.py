@@ -1,0 +1,137 @@
+"""Reads and changes invocation records. Every write is conditional, so that only one of several writers succeeds.
+
+A missing record. The record expired because the retention of the bucket is too short, or an operator deleted it. A
+process that has the message of the invocation creates the record again from the message. A process that has only the
+ID changes nothing.
+
+An unreadable record. A newer version of the platform or an operator wrote it. No process ends the invocation,
+dead-letters its message or overwrites the record. The API returns 503. Every consumer naks the message with a delay, so
+that the invocation continues when the process is upgraded or the record is repaired, deleted or expired.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_runtime.contract.errors import Unavailable
+from gpu_runtime.contract.messages.invocation_record import (
+    InvocationRecord,
+    RecordAtRevision,
+    RecordEvent,
+    Refusal,
+    decode_record,
+    step,
+)
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError, encode
+from gpu_runtime.jetstream.delivery import NakDelivery
+from gpu_runtime.jetstream.errors import WrongLastSequence
+from gpu_runtime.jetstream.kv import KeyValueBucket, KeyValueEntry
+
+logger = logging.getLogger(__name__)
+
+MAX_WRITE_ATTEMPTS = 10
+"""Maximum number of attempts to change a record. It is sufficient, because a record changes only a few times."""
+
+UNREADABLE_RETRY_SECONDS = 30.0
+"""Delay before a consumer processes a message again whose invocation record is unreadable."""
+
+MAX_LOGGED_RECORDS = 1000
+"""Number of unreadable records that the process remembers, so that it logs each of them once."""
+
+
+class RecordUnreadable(Unavailable):
+    """The record cannot be decoded. A retry succeeds after the record is repaired or the process is upgraded."""
+
+    def to_nak(self) -> NakDelivery:
+        return NakDelivery(self.message, UNREADABLE_RETRY_SECONDS)
+
+
+class RecordMissing(Exception):
+    """The record does not exist, and the process has no message from which it could create the record."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The record after the event."""
+
+    stored: RecordAtRevision
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The record does not allow the event."""
+
+    refusal: Refusal
+    stored: RecordAtRevision
+
+
+@dataclass(frozen=True)
+class InvocationRecordStore:
+    bucket: KeyValueBucket
+    _logged: set[tuple[str, int]] = field(default_factory=set)
+
+    async def create(self, invocation_id: str, record: InvocationRecord) -> RecordAtRevision | None:
+        """Create the record and return it, or return None if a record with this ID exists."""
+        revision = await self.bucket.create(invocation_id, encode(record))
+        return None if revision is None else RecordAtRevision(record, revision)
+
+    async def read(self, invocation_id: str) -> RecordAtRevision | None:
+        """Return the record, or None if it does not exist. Raises RecordUnreadable."""
+        entry = await self.bucket.get(invocation_id)
+        return self.decode(entry) if entry else None
+
+    async def purge(self, invocation_id: str, revision: int) -> None:
+        """Delete the record, unless another process has changed it."""
+        await self.bucket.purge(invocation_id, revision)
+
+    async def apply(
+        self,
+        invocation_id: str,
+        event: RecordEvent,
+        known: RecordAtRevision | None,
+        restore: Callable[[], InvocationRecord] | None = None,
+    ) -> Applied | Refused:
+        """Change the record as `step` decides.
+
+        `known` is the record in the headers of a message. If the record still has that revision, one write is enough.
+        `restore` returns the record to create if the record does not exist. Raises RecordMissing if there is none,
+        RecordUnreadable, and WrongLastSequence if other processes change the record all the time.
+        """
+        stored = known
+        for _ in range(MAX_WRITE_ATTEMPTS):
+            if stored is not None:
+                is_current = stored is not known  # the header may be stale: it is trusted only for a conditional write
+                match step(stored.record, event):
+                    case Refusal() as refusal:
+                        if is_current:
+                            return Refused(refusal, stored)
+                    case record if record is stored.record:
+                        if is_current:
+                            return Applied(stored)
+                    case record:
+                        revision = await self.bucket.update(invocation_id, encode(record), stored.revision)
+                        if revision is not None:
+                            return Applied(RecordAtRevision(record, revision))
+            stored = await self.read(invocation_id)
+            if stored is None:
+                if restore is None:
+                    raise RecordMissing(invocation_id)
+                stored = await self.create(invocation_id, restore())
+        raise WrongLastSequence(
+            f"the record of invocation {invocation_id} changed during each of {MAX_WRITE_ATTEMPTS} attempts to write it"
+        )
+
+    def decode(self, entry: KeyValueEntry) -> RecordAtRevision:
+        try:
+            return decode_record(entry.value, entry.revision)
+        except MessageDecodeError as error:
+            self._log_unreadable(entry, error)
+            raise RecordUnreadable(f"the record of invocation {entry.key} is malformed: {error}") from error
+
+    def _log_unreadable(self, entry: KeyValueEntry, error: MessageDecodeError) -> None:
+        if (entry.key, entry.revision) not in self._logged:
+            if len(self._logged) >= MAX_LOGGED_RECORDS:
+                self._logged.clear()
+            self._logged.add((entry.key, entry.revision))
+            fields = {"invocation_id": entry.key, "error": str(error)}
+            logger.warning("invocation record is unreadable; the process will retry", extra=fields)
