@@ -21,6 +21,7 @@ from gpu_runtime.activator.worker_liveness import WorkerStatus
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, Serverless
 from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.timing import heartbeat_timeout
 
 
 class WorkerState(StrEnum):
@@ -150,7 +151,7 @@ def worker_state(
         return WorkerState.RETIRING
     failed = unit.status.phase == UnitPhase.FAILED.value
     timeout = settings.failed_worker_grace_seconds if failed else settings.worker_liveness_timeout_seconds
-    if silent_seconds > timeout:
+    if silent_seconds > max(timeout, heartbeat_timeout(status.heartbeat_seconds) if status else 0):
         return WorkerState.UNHEALTHY
     if status is None:
         return WorkerState.STARTING

@@ -38,7 +38,7 @@ class Backlog:
         A function without messages is not in the result.
         """
         read_at, self._invalidated = self.clock(), set()
-        counts = await self._query_counts(self.topology.subjects.all_in_stream(Stream.DISPATCH))
+        counts = await self._query_counts(self.topology.subjects.all_functions(Stream.DISPATCH))
         if counts is not None:
             self._counts, self._read_at = counts, read_at
         return counts
@@ -61,7 +61,7 @@ class Backlog:
             counts = await messages_by_subject(self.connection, stream, pattern)
         except JetStreamError as error:
             logger.warning(
-                "backlog query failed: the autoscaler will retry",
+                "backlog query failed; the autoscaler will retry",
                 extra={"stream": stream, "subject": pattern, "error": str(error)},
             )
             return None

@@ -5,13 +5,13 @@ the function.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpu_runtime.activator.backlog import Backlog
 from gpu_runtime.activator.demand_publisher import DEMAND_INTERVAL_SECONDS
 from gpu_runtime.activator.function_lister import FunctionLister
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.kube.meta import ObjectKey
 
 Enqueue = Callable[[ObjectKey, float], None]
@@ -33,9 +33,7 @@ class BacklogPoller:
         try:
             while not self._stopped.is_set():
                 await self._poll()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.poll_interval_seconds):
-                        await self._stopped.wait()
+                await is_set_within(self._stopped, self.poll_interval_seconds)
         finally:
             self.on_stopped_leading()
 

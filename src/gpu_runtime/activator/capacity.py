@@ -8,16 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.contract.timing import capacity_ttl
 from gpu_runtime.kube.meta import ObjectKey
-
-CAPACITY_TTL_SECONDS = 12.0
-"""Seconds for which a reported capacity is valid. Slightly more than two default heartbeat intervals (5 s each)."""
 
 
 @dataclass(frozen=True)
 class WorkerCapacity:
     free_concurrency: int
-    reported_at: float
+    expires_at: float
 
 
 class FunctionCapacity:
@@ -33,7 +31,8 @@ class FunctionCapacity:
             self._remove(request_id, worker)
             return
         free = max(0, event.concurrency - event.in_flight)
-        self._capacities.setdefault(request_id, {})[worker] = WorkerCapacity(free, self._clock())
+        expires_at = self._clock() + capacity_ttl(event.heartbeat_seconds)
+        self._capacities.setdefault(request_id, {})[worker] = WorkerCapacity(free, expires_at)
         self._acquired.pop(request_id, None)
 
     def remove(self, worker: ObjectKey) -> None:
@@ -46,7 +45,7 @@ class FunctionCapacity:
         acquired, now = self._acquired.get(request_id, 0), self._clock()
         available = -acquired
         for capacity in self._capacities.get(request_id, {}).values():
-            available += capacity.free_concurrency if now - capacity.reported_at < CAPACITY_TTL_SECONDS else 0
+            available += capacity.free_concurrency if now < capacity.expires_at else 0
             if available > 0:
                 self._acquired[request_id] = acquired + 1
                 return True

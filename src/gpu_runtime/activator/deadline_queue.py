@@ -31,6 +31,11 @@ class DeadlineQueue:
         _, _, id_ = heapq.heappop(self._deadlines)
         self._sequences.pop(id_, None)
 
+    def postpone_first(self, time: datetime) -> None:
+        """Return the invocation with the earliest deadline again after `time`."""
+        _, sequence, id_ = self._deadlines[0]
+        heapq.heapreplace(self._deadlines, (time, sequence, id_))
+
     def sequence_of(self, invocation_id: str) -> int | None:
         return self._sequences.get(invocation_id)
 

@@ -13,50 +13,54 @@ the record to `running`, and this update is conditional too. Step 3 is not neede
 Every step can be repeated after a crash. If an invocation can no longer run, the dispatcher publishes its result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from gpu_runtime.activator.capacity import FunctionCapacity
 from gpu_runtime.activator.demand_publisher import DemandPublisher
 from gpu_runtime.activator.function_lister import FunctionLister
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.settings import DispatchSettings
-from gpu_runtime.activator.terminal_results import (
-    TerminalResultPublisher,
-    cancelled_outcome,
-    expired_outcome,
-    function_deleted_outcome,
-)
+from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import check_subject, invocation_hash
-from gpu_runtime.contract.messages.invocation_record import (
-    InvocationRecord,
-    RecordAtRevision,
-    RecordState,
-    advance_record,
-    decode_record,
-    record_from_headers,
-    record_headers,
+from gpu_runtime.contract.messages.invocation_messages import (
+    AcceptedInvocation,
+    dead_letter_failure,
+    dead_lettered_result,
+    dispatch_message,
+    read_invocation,
 )
-from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode, to_utc_milliseconds
-from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful_result
+from gpu_runtime.contract.messages.invocation_record import (
+    NO_TAKEOVER,
+    DeadlinePassed,
+    Dispatched,
+    FunctionDeleted,
+    RecordAtRevision,
+    RecordEvent,
+    Refusal,
+    step,
+)
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError, to_utc_milliseconds
 from gpu_runtime.contract.messages.streams import StreamTopology
-from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.record_store import (
+    Applied,
+    InvocationRecordStore,
+    RecordUnreadable,
+    Refused,
+)
 from gpu_runtime.jetstream.delivery import (
     AckDelivery,
     DeadLetterDelivery,
     Delivery,
     DeliveryOutcome,
     NakDelivery,
-    OutgoingMessage,
 )
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, StreamFull
-from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_consumer
 from gpu_runtime.kube.errors import KubeError
@@ -66,29 +70,10 @@ DISPATCH_RETRY_BACKOFF = Backoff(initial_seconds=0.25, max_seconds=30.0)
 
 
 @dataclass(frozen=True)
-class AcceptedInvocation:
-    """A decoded message of the INVOKE stream."""
-
-    invocation: Invocation
-    deadline: datetime
-    header_record: RecordAtRevision | None
-    """The record at the time when the message was published, from the headers of the message. If it is None, the
-    dispatcher reads the record from the bucket."""
-
-
-class NotDispatchable(Exception):
-    """The invocation is running, terminal or cancelled, so it must not be dispatched."""
-
-    def __init__(self, *, cancelled: bool) -> None:
-        super().__init__()
-        self.cancelled = cancelled
-
-
-@dataclass(frozen=True)
 class Dispatcher:
     topology: StreamTopology
     publisher: Publisher
-    records: KeyValueBucket
+    records: InvocationRecordStore
     functions: FunctionLister
     capacity: FunctionCapacity
     demand: DemandPublisher
@@ -113,47 +98,52 @@ class Dispatcher:
                 f"the DISPATCH stream is full for this function: {error}",
                 DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count),
             )
-        except (NatsMessageTooLarge, MessageDecodeError) as error:
+        except NatsMessageTooLarge as error:
             return DeadLetterDelivery(str(error), FailureClass.BAD_MESSAGE)
+        except RecordUnreadable as error:
+            return error.to_nak()
         except JetStreamError as error:
             return NakDelivery(str(error))
 
-    def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
-        """Return the dead letter and, if the invocation can be decoded, its result."""
-        self.metrics.dead_letters.labels(Stream.INVOKE.name).inc()
-        failure = Failure(failure_class=_failure_class(outcome), message=outcome.reason)
-        letters = DeadLetterBuilder(self.topology.subjects, Stream.INVOKE)
+    async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> NakDelivery | None:
+        """Publish the dead letter and, if the invocation can be decoded, its result. Reply to the caller.
+
+        Return a nak if the record is unreadable. Publish no result if a worker runs the invocation: the worker ends it.
+        """
+        failure, now, subjects = dead_letter_failure(outcome), self.clock(), self.topology.subjects
+        letters = DeadLetterBuilder(subjects, Stream.INVOKE)
         try:
-            accepted = read_invocation(delivery, self.topology.subjects)
+            invocation = read_invocation(delivery, subjects).invocation
+            stored = await self.records.read(invocation.invocation_id)
         except MessageDecodeError:
-            return [letters.to_outgoing(letters.build(delivery, failure, self.clock()))]
-        invocation = accepted.invocation
-        letter = letters.build(delivery, failure, self.clock(), invocation.invocation_id)
-        result = unsuccessful_result(invocation, ResultState.DEAD_LETTERED, failure, self.clock())
-        return [letters.to_outgoing(letter), self.terminal_results.outgoing(result, accepted.header_record)]
+            await self.publisher.publish(letters.message(delivery, failure, now))
+        except RecordUnreadable as error:
+            return error.to_nak()
+        else:
+            is_running = stored is not None and stored.record.running
+            letter = letters.message(delivery, failure, now, invocation.invocation_id)
+            result = None if is_running else dead_lettered_result(invocation, failure, now)
+            await self.terminal_results.results.publish_dead_letter(letter, result, stored, invocation.reply_to)
+        self.metrics.dead_letters.labels(Stream.INVOKE.name).inc()
+        return None
 
     async def _process(self, delivery: Delivery, accepted: AcceptedInvocation) -> DeliveryOutcome:
-        invocation, now = accepted.invocation, self.clock()
+        request_id, now = accepted.invocation.serverless_request_id, self.clock()
         if now >= accepted.deadline:
-            await self.terminal_results.publish(invocation, expired_outcome(), now, accepted.header_record)
-            return AckDelivery()
-        if self.functions.by_request_id(invocation.serverless_request_id) is None:
+            return await self._end(accepted, DeadlinePassed(now, NO_TAKEOVER))
+        if self.functions.by_request_id(request_id) is None:
             return await self._handle_unknown_function(delivery, accepted, now)
-        if (
-            delivery.delivery_count == 1
-            and accepted.header_record
-            and self.capacity.try_acquire(invocation.serverless_request_id)
-        ):
-            await self._publish_dispatch(accepted, accepted.header_record, now)
+        dispatched, header = Dispatched(now), accepted.header_record if delivery.delivery_count == 1 else None
+        is_dispatchable = header is not None and not isinstance(step(header.record, dispatched), Refusal)
+        if header and is_dispatchable and self.capacity.try_acquire(request_id):
+            await self._publish_dispatch(accepted, header, now)
             return AckDelivery()
-        try:
-            record = await self._mark_dispatched(accepted, now)
-        except NotDispatchable as stopped:
-            if stopped.cancelled:  # the API may have crashed before it published the result of the cancelled invocation
-                await self.terminal_results.publish(invocation, cancelled_outcome(), now, None)
-            return AckDelivery()
-        await self._publish_dispatch(accepted, record, now)
-        await self.demand.publish(invocation.serverless_request_id)
+        match await self._apply(accepted, dispatched):
+            case Applied(stored):
+                await self._publish_dispatch(accepted, stored, now)
+                await self.demand.publish(request_id)
+            case Refused(_, stored):  # the process that recorded a termination may have crashed before it published it
+                await self._publish_termination(accepted, stored, now)
         return AckDelivery()
 
     async def _handle_unknown_function(
@@ -174,36 +164,24 @@ class Dispatcher:
                 f"the function lookup failed: {error}",
                 DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count),
             )
-        await self.terminal_results.publish(
-            accepted.invocation, function_deleted_outcome(), now, accepted.header_record
-        )
+        return await self._end(accepted, FunctionDeleted(now))
+
+    async def _end(self, accepted: AcceptedInvocation, event: DeadlinePassed | FunctionDeleted) -> DeliveryOutcome:
+        """End an invocation that no worker runs. A running invocation has a dispatch, so its worker ends it."""
+        outcome = await self._apply(accepted, event)
+        if isinstance(outcome, Refused) and outcome.refusal is Refusal.TOO_EARLY:
+            remaining = (outcome.stored.record.deadline - event.at).total_seconds()
+            return NakDelivery("the record has a later deadline than the message", remaining)
+        await self._publish_termination(accepted, outcome.stored, event.at)
         return AckDelivery()
 
-    async def _mark_dispatched(self, accepted: AcceptedInvocation, now: datetime) -> RecordAtRevision:
-        """Update the record to `dispatched` and return it.
+    async def _apply(self, accepted: AcceptedInvocation, event: RecordEvent) -> Applied | Refused:
+        id_ = accepted.invocation.invocation_id
+        return await self.records.apply(id_, event, accepted.header_record, lambda: accepted.initial_record)
 
-        Raise NotDispatchable if the invocation is running, terminal or cancelled.
-        """
-        id_, stored = accepted.invocation.invocation_id, accepted.header_record
-        while True:
-            if stored is not None:
-                dispatched = advance_record(stored.record, RecordState.DISPATCHED, now)
-                revision = await self.records.update(id_, encode(dispatched), stored.revision)
-                if revision is not None:
-                    return RecordAtRevision(dispatched, revision)
-            entry = await self.records.get(id_)
-            if entry is None:  # the retention of the bucket is too short: the record expired before the deadline
-                dispatched = advance_record(_initial_record(accepted), RecordState.DISPATCHED, now)
-                revision = await self.records.create(id_, encode(dispatched))
-                if revision is not None:
-                    return RecordAtRevision(dispatched, revision)
-                continue
-            stored = decode_record(entry.value, entry.revision)
-            record = stored.record
-            if record.cancelled or record.state in (RecordState.RUNNING, RecordState.TERMINAL):
-                raise NotDispatchable(cancelled=record.cancelled and record.state is not RecordState.TERMINAL)
-            if record.state is RecordState.DISPATCHED:
-                return stored
+    async def _publish_termination(self, accepted: AcceptedInvocation, stored: RecordAtRevision, now: datetime) -> None:
+        id_ = accepted.invocation.invocation_id
+        await self.terminal_results.publish_termination(id_, stored, now, NO_TAKEOVER)
 
     async def _publish_dispatch(self, accepted: AcceptedInvocation, record: RecordAtRevision, now: datetime) -> None:
         invocation = accepted.invocation
@@ -212,39 +190,7 @@ class Dispatcher:
             await ensure_consumer(self.publisher.connection, self.topology.dispatch_consumer(request_id))
             self._ensured_consumers.add(request_id)
         dispatch = Dispatch(invocation=invocation, deadline=accepted.deadline, dispatched_at=to_utc_milliseconds(now))
-        await self.publisher.publish(
-            OutgoingMessage(
-                self.topology.subjects.dispatch(request_id),
-                encode(dispatch),
-                dispatch.message_id,
-                record_headers(record),
-            )
-        )
+        await self.publisher.publish(dispatch_message(self.topology.subjects, dispatch, record))
         self.metrics.dispatched.inc()
         if invocation.enqueued_at:
             self.metrics.dispatch_latency.observe(max(0.0, (now - invocation.enqueued_at).total_seconds()))
-
-
-def read_invocation(delivery: Delivery, subjects: Subjects) -> AcceptedInvocation:
-    """Decode a delivery. Raise MessageDecodeError if it is not an invocation or its subject names another function."""
-    invocation = decode(delivery.data, Invocation)
-    check_subject(invocation, delivery.subject, subjects)
-    deadline = invocation.deadline or delivery.published_at + timedelta(seconds=invocation.timeout_seconds)
-    return AcceptedInvocation(invocation, to_utc_milliseconds(deadline), record_from_headers(delivery.headers))
-
-
-def _initial_record(accepted: AcceptedInvocation) -> InvocationRecord:
-    """Return the record as the runtime API wrote it when it accepted the invocation."""
-    invocation = accepted.invocation
-    accepted_at = invocation.enqueued_at or accepted.deadline - timedelta(seconds=invocation.timeout_seconds)
-    return InvocationRecord(
-        request_hash=invocation_hash(invocation),
-        serverless_request_id=invocation.serverless_request_id,
-        enqueued_at=accepted_at,
-        deadline=accepted.deadline,
-        updated_at=accepted_at,
-    )
-
-
-def _failure_class(outcome: DeadLetterDelivery) -> FailureClass:
-    return FailureClass(outcome.failure_class) if outcome.failure_class else FailureClass.INTERNAL

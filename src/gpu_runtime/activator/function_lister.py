@@ -3,22 +3,25 @@
 import asyncio
 from collections.abc import Iterable
 
-from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
-from gpu_runtime.contract.crd.well_known import REQUEST_ID_PATTERN, Annotation
+from gpu_runtime.contract.crd.operation import OPERATIONS, Operation
+from gpu_runtime.contract.crd.well_known import REQUEST_ID_PATTERN, SYSTEM_NAMESPACE, operation_name
+from gpu_runtime.contract.operation_rules import Seeding, StockState, stock_state
 from gpu_runtime.contract.validation.values import matches
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions
+from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.process.seeding_lookup import SeedingLookup
 
 REQUEST_ID_INDEX = "request"
 """Enabled functions by requestID."""
 WORKERS_BY_FUNCTION_INDEX = "workers"
 """Workers by the key of their function."""
 AVAILABLE_STOCK_INDEX = "stock"
-"""Stock units that are Ready and not claimed, by specName."""
+"""Stock units that are Ready and not claimed, by specName. The seeding of some may still run."""
 
 NOT_FOUND_CACHE_SECONDS = 1.0
 """Seconds for which a "function not found" response of the API server is cached.
@@ -28,12 +31,21 @@ This time is shorter than the default of dispatching.unknownFunctionGraceSeconds
 
 
 class FunctionLister:
-    def __init__(self, client: KubeClient, stock_namespace: str, metrics: KubeMetrics | None = None) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        stock_namespace: str,
+        metrics: KubeMetrics | None = None,
+        *,
+        system_namespace: str = SYSTEM_NAMESPACE,
+    ) -> None:
         self.units: Informer[GPUUnit] = Informer(client, GPU_UNITS, metrics=metrics)
         self._client = client
         self._not_found_at: dict[str, float] = {}
         """When the API server last reported that the function does not exist, by requestID."""
         self._stock_namespace = stock_namespace
+        self._system_namespace = system_namespace
+        self._seedings = SeedingLookup(self.find_operation)
         self.units.store.add_index(REQUEST_ID_INDEX, self._index_request_id)
         self.units.store.add_index(WORKERS_BY_FUNCTION_INDEX, self._index_function_of_worker)
         self.units.store.add_index(AVAILABLE_STOCK_INDEX, self._index_available_stock)
@@ -63,9 +75,24 @@ class FunctionLister:
     def workers(self, function: ObjectKey) -> list[GPUUnit]:
         return self.units.store.by_index(WORKERS_BY_FUNCTION_INDEX, str(function))
 
-    def available_stock(self, spec_name: str) -> int:
-        """Return the number of stock units that can be claimed now."""
-        return len(self.units.store.by_index(AVAILABLE_STOCK_INDEX, spec_name))
+    async def available_stock(self, spec_name: str, needed: int) -> int:
+        """Return the number of stock units that a handoff can claim now, at most `needed`.
+
+        The runtime API refuses stock whose seeding still runs, so this stock does not count.
+        """
+        available = 0
+        for unit in self.units.store.by_index(AVAILABLE_STOCK_INDEX, spec_name):
+            if available >= needed:
+                break
+            available += await self._seedings.stock_state(unit) is StockState.FREE
+        return available
+
+    async def find_operation(self, operation_id: str, _uid: str = "") -> Operation | None:
+        """Read the operation from the API server. This process does not watch operations."""
+        try:
+            return await self._client.get(OPERATIONS, ObjectKey(self._system_namespace, operation_name(operation_id)))
+        except KubeNotFound:
+            return None
 
     def cache_is_fresh(self) -> bool:
         """Return whether the cache is synced and its last watch or list succeeded.
@@ -120,10 +147,8 @@ class FunctionLister:
         return (str(ObjectKey(unit.metadata.namespace, serverless.worker_of)),)
 
     def _index_available_stock(self, unit: GPUUnit) -> Iterable[str]:
-        free = unit.status.phase == UnitPhase.READY.value and Annotation.CLAIMED_BY not in unit.metadata.annotations
-        if not free or unit.metadata.namespace != self._stock_namespace or unit.metadata.deletion_timestamp:
-            return ()
-        return (unit.spec.spec_name,)
+        is_stock = unit.metadata.namespace == self._stock_namespace
+        return (unit.spec.spec_name,) if is_stock and stock_state(unit, Seeding()) is StockState.FREE else ()
 
 
 def is_function(unit: GPUUnit) -> bool:

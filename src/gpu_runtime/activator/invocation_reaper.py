@@ -4,7 +4,8 @@ The reaper ends an invocation if its deadline passed, if the caller cancelled it
 reaper also deletes messages that were acknowledged and are still in the stream. It runs only on the leader.
 
 A worker normally ends the invocations that it runs, also at the deadline. So the reaper waits for a grace period after
-the deadline. If both end the same invocation, the result store keeps the result that it stores first.
+the deadline. If both end the same invocation, the result store keeps the result that it stores first. If the record of
+an invocation is unreadable, the reaper does nothing and tries again later.
 """
 
 import asyncio
@@ -13,38 +14,35 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import Enum, auto
 
 from gpu_runtime.activator.deadline_queue import DeadlineQueue
 from gpu_runtime.activator.function_lister import FunctionLister
 from gpu_runtime.activator.metrics import ActivatorMetrics
 from gpu_runtime.activator.settings import ReaperSettings
-from gpu_runtime.activator.terminal_results import (
-    TerminalOutcome,
-    TerminalResultPublisher,
-    cancelled_outcome,
-    expired_outcome,
-    function_deleted_outcome,
-)
+from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_id import check_subject
+from gpu_runtime.contract.messages.invocation_messages import dispatched_record, read_dispatch
 from gpu_runtime.contract.messages.invocation_record import (
-    InvocationRecord,
+    DeadlinePassed,
+    FunctionDeleted,
     RecordAtRevision,
-    RecordState,
-    decode_record,
     record_from_headers,
 )
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
-from gpu_runtime.contract.messages.result import Failure, ResultState
+from gpu_runtime.contract.messages.result import Failure
 from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.subjects import WILDCARD, BadSubject, Stream
+from gpu_runtime.event_wait import is_set_within
+from gpu_runtime.invocation_records.record_store import (
+    UNREADABLE_RETRY_SECONDS,
+    InvocationRecordStore,
+    RecordUnreadable,
+)
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.delivery import Delivery
 from gpu_runtime.jetstream.errors import JetStreamError, NatsNotFound
-from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.stream_admin import ack_floor, delete_consumer, stream_info
 from gpu_runtime.jetstream.stream_messages import StoredMessage, delete_message, next_message
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
@@ -70,30 +68,11 @@ reads the stream again.
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
-class ReapDecision(Enum):
-    """Decision of the reaper about an invocation."""
-
-    ALREADY_TERMINAL = auto()
-    """The invocation has a result. Delete its message."""
-    SKIP = auto()
-    """A worker runs the invocation, or its record shows no cancellation. Do nothing."""
-    TERMINATE = auto()
-    """Publish the result and delete the message."""
-
-
-def reap_decision(record: InvocationRecord, outcome: TerminalOutcome) -> ReapDecision:
-    if record.state is RecordState.TERMINAL:
-        return ReapDecision.ALREADY_TERMINAL
-    running = record.state is RecordState.RUNNING and outcome.state is not ResultState.EXPIRED
-    not_cancelled = outcome.state is ResultState.CANCELLED and not record.cancelled
-    return ReapDecision.SKIP if running or not_cancelled else ReapDecision.TERMINATE
-
-
 @dataclass
 class InvocationReaper:
     nats: NatsConnection
     topology: StreamTopology
-    records: KeyValueBucket
+    records: InvocationRecordStore
     functions: FunctionLister
     terminal_results: TerminalResultPublisher
     settings: ReaperSettings
@@ -131,10 +110,8 @@ class InvocationReaper:
             await self.run_once()
         except JetStreamError as error:
             fields = {"stream": self._stream_name, "error": str(error)}
-            logger.warning("invocation reaper pass failed: retrying", extra=fields)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.poll_interval_seconds):
-                await self._wake.wait()
+            logger.warning("invocation reaper pass failed; the reaper will retry in the next pass", extra=fields)
+        await is_set_within(self._wake, self.settings.poll_interval_seconds)
         self._wake.clear()
 
     def stop(self) -> None:
@@ -148,7 +125,7 @@ class InvocationReaper:
             self._wake.set()
 
     async def run_once(self) -> None:
-        info = await stream_info(self.nats, self._stream_name, self.topology.subjects.all_in_stream(Stream.DISPATCH))
+        info = await stream_info(self.nats, self._stream_name, self.topology.subjects.all_functions(Stream.DISPATCH))
         counts = {subject.rpartition(".")[2]: count for subject, count in info.messages_by_subject.items()}
         if (
             info.created_at != self._stream_created_at
@@ -173,16 +150,23 @@ class InvocationReaper:
                 self._deadlines.add(message.sequence, decode(message.data, Dispatch))
 
     async def _reap_expired(self) -> None:
-        latest_deadline = self.clock() - timedelta(seconds=self.settings.deadline_grace_seconds)
+        latest_deadline = self.clock() - self._worker_grace
         while (sequence := self._deadlines.first_expired(latest_deadline)) is not None:
-            await self._reap_sequence(sequence, expired_outcome())
-            self._deadlines.pop_first()
+            try:
+                reaped = await self._reap_sequence(sequence, DeadlinePassed(self.clock(), self._worker_grace))
+            except RecordUnreadable:
+                reaped = False
+            if reaped:
+                self._deadlines.pop_first()
+            else:  # the record is unreadable, or it has a later deadline than the message
+                self._deadlines.postpone_first(self.clock() + timedelta(seconds=UNREADABLE_RETRY_SECONDS))
 
     async def _reap_cancelled(self) -> None:
         for invocation_id in tuple(self._cancelled):
             sequence = self._deadlines.sequence_of(invocation_id)
             if sequence is not None:
-                await self._reap_sequence(sequence, cancelled_outcome())
+                with contextlib.suppress(RecordUnreadable):  # the worker that receives the dispatch tries again
+                    await self._reap_sequence(sequence, None)
             self._cancelled.discard(invocation_id)
 
     async def _reap_deleted_functions(self, counts: dict[str, int]) -> None:
@@ -202,18 +186,21 @@ class InvocationReaper:
             return await self.functions.confirm_not_found(request_id)
         except KubeError as error:
             fields = {"function": request_id, "error": str(error)}
-            logger.warning("function lookup failed: retrying", extra=fields)
+            logger.warning("function lookup failed; the reaper will retry in the next pass", extra=fields)
             return False
 
     async def _reap_function(self, request_id: str) -> None:
         """End a batch of invocations of a deleted function. Delete the function's consumer when no message remains."""
         sequence, skipped, reaped = 1, False, 0
-        subject = self.topology.subjects.all_in_stream(Stream.DISPATCH).removesuffix(WILDCARD) + request_id
+        subject = self.topology.subjects.all_functions(Stream.DISPATCH).removesuffix(WILDCARD) + request_id
         while message := await self._next_message(sequence, subject):
             if reaped == REAP_BATCH_SIZE:
                 self._wake.set()  # start the next pass now, which first ends cancelled and expired invocations
                 return
-            was_reaped = await self._reap(message, function_deleted_outcome())
+            try:
+                was_reaped = await self._reap(message, FunctionDeleted(self.clock()))
+            except RecordUnreadable:
+                was_reaped = False
             sequence, skipped, reaped = message.sequence + 1, skipped or not was_reaped, reaped + was_reaped
         if not skipped:
             with contextlib.suppress(BadSubject):  # another program published the message: its requestID is invalid
@@ -243,7 +230,9 @@ class InvocationReaper:
                 self.nats, self._stream_name, message.sequence
             ):
                 fields = {"function": request_id, "stream": self._stream_name, "sequence": message.sequence}
-                logger.warning("acknowledged message deleted: the NATS server had not removed it", extra=fields)
+                logger.warning(
+                    "acknowledged message was still in the stream; the reaper deleted the message", extra=fields
+                )
             sequence = message.sequence + 1
 
     async def _is_terminal(self, message: StoredMessage) -> bool:
@@ -253,48 +242,43 @@ class InvocationReaper:
         server wrongly treats the message as acknowledged, the reaper ends the invocation after its deadline.
         """
         try:
-            stored = await self._read_record(decode(message.data, Dispatch))
+            stored = await self.records.read(decode(message.data, Dispatch).invocation.invocation_id)
         except MessageDecodeError:  # the worker that received the message dead-lettered it
             return True
-        return stored is not None and stored.record.state is RecordState.TERMINAL
+        except RecordUnreadable:
+            return False
+        return stored is not None and stored.record.finished
 
-    async def _reap_sequence(self, sequence: int, outcome: TerminalOutcome) -> None:
+    async def _reap_sequence(self, sequence: int, event: DeadlinePassed | None) -> bool:
         message = await self._next_message(sequence)
-        if message is not None and message.sequence == sequence:
-            await self._reap(message, outcome)
+        return message is None or message.sequence != sequence or await self._reap(message, event)
 
-    async def _reap(self, message: StoredMessage, outcome: TerminalOutcome) -> bool:
-        """End the invocation and delete its message. Return False if the reaper decided to skip the invocation."""
+    async def _reap(self, message: StoredMessage, event: DeadlinePassed | FunctionDeleted | None) -> bool:
+        """End the invocation and delete its message. Return False if the invocation must continue.
+
+        Without an event, end the invocation only if its record already has a termination: the caller cancelled it.
+        """
         try:
-            dispatch = decode(message.data, Dispatch)
-            check_subject(dispatch.invocation, message.subject, self.topology.subjects)
+            dispatch = read_dispatch(message.data, message.subject, self.topology.subjects)
         except MessageDecodeError as error:
             await self._dead_letter(message, str(error))
         else:
-            if not await self._terminate(dispatch, message, outcome):
+            id_, stored = dispatch.invocation.invocation_id, await self._record_after(dispatch, message, event)
+            if stored is None or not (stored.record.finished or await self._publish_termination(id_, stored)):
                 return False
         await delete_message(self.nats, self._stream_name, message.sequence)
         return True
 
-    async def _terminate(self, dispatch: Dispatch, message: StoredMessage, outcome: TerminalOutcome) -> bool:
-        stored = await self._read_record(dispatch)
-        if stored is not None:
-            match reap_decision(stored.record, outcome):
-                case ReapDecision.ALREADY_TERMINAL:
-                    return True
-                case ReapDecision.SKIP:
-                    return False
-        await self.terminal_results.publish(
-            dispatch.invocation, outcome, self.clock(), stored or record_from_headers(message.headers)
-        )
-        return True
+    async def _record_after(
+        self, dispatch: Dispatch, message: StoredMessage, event: DeadlinePassed | FunctionDeleted | None
+    ) -> RecordAtRevision | None:
+        id_, known = dispatch.invocation.invocation_id, record_from_headers(message.headers)
+        if event is None:
+            return await self.records.read(id_)
+        return (await self.records.apply(id_, event, known, lambda: dispatched_record(dispatch))).stored
 
-    async def _read_record(self, dispatch: Dispatch) -> RecordAtRevision | None:
-        """Return the record of the invocation, or None if the record does not exist or cannot be decoded."""
-        entry = await self.records.get(dispatch.invocation.invocation_id)
-        with contextlib.suppress(MessageDecodeError):
-            return decode_record(entry.value, entry.revision) if entry is not None else None
-        return None
+    async def _publish_termination(self, invocation_id: str, stored: RecordAtRevision) -> bool:
+        return await self.terminal_results.publish_termination(invocation_id, stored, self.clock(), self._worker_grace)
 
     async def _dead_letter(self, message: StoredMessage, reason: str) -> None:
         """Publish a dead letter for a message that cannot be decoded and that no worker will receive."""
@@ -303,14 +287,16 @@ class InvocationReaper:
             message.subject, message.data, message.headers, self._stream_name, message.sequence, 0, message.published_at
         )
         letters = DeadLetterBuilder(self.topology.subjects, Stream.DISPATCH)
-        await self.terminal_results.publisher.publish(
-            letters.to_outgoing(letters.build(delivery, failure, self.clock()))
-        )
+        await self.terminal_results.results.publisher.publish(letters.message(delivery, failure, self.clock()))
         self.metrics.dead_letters.labels(Stream.DISPATCH.name).inc()
 
     async def _next_message(self, sequence: int, subject: str = "") -> StoredMessage | None:
-        subject = subject or self.topology.subjects.all_in_stream(Stream.DISPATCH)
+        subject = subject or self.topology.subjects.all_functions(Stream.DISPATCH)
         return await next_message(self.nats, self._stream_name, subject, sequence)
+
+    @property
+    def _worker_grace(self) -> timedelta:
+        return timedelta(seconds=self.settings.deadline_grace_seconds)
 
     @property
     def _stream_name(self) -> str:

@@ -5,8 +5,6 @@ Every replica dispatches invocations. Only the leader scales workers and reaps i
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,43 +34,45 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
 from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.subjects import CANCEL, DEMAND, EVENTS
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
-from gpu_runtime.jetstream.connection import MessageCallback, NatsConnection, connect_nats
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.jetstream.connection import MessageCallback, NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
-from gpu_runtime.kube.client import KubeClient, open_kube_client
-from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.controller import Controller, ControllerOptions
-from gpu_runtime.kube.election import LeaderElectionConfig, LeaderElector
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.kube.event_recorder import EventRecorder
 from gpu_runtime.kube.manager import Manager
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.retry import RetryPolicy
 from gpu_runtime.kube.store import ObjectChange
 from gpu_runtime.process.health_server import HealthCheck, serve_health
+from gpu_runtime.process.kubernetes import connect_kubernetes, new_candidate
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.nats_setup import fault_from_nats_error, nats_options, stream_topology
+from gpu_runtime.process.nats_setup import connect_nats_or_fault, fault_from_nats_error, nats_options, stream_topology
+from gpu_runtime.process.runner import run_process, unless_stopped
 
 PROCESS_NAME = "activator"
 RECONCILE_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=10.0)
 
 
+def main(config: Path) -> int:
+    return run_process(config, ActivatorSettings, run_activator)
+
+
 async def run_activator(settings: ActivatorSettings, stopping: asyncio.Event) -> None:
     """Dispatch until `stopping` is set. Scale and reap while this replica is the leader."""
     metrics = KubeMetrics(new_registry(PROCESS_NAME))
-    kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
-    config = load_cluster_config(kubeconfig, settings.kubernetes.context or None)
     async with (
-        open_kube_client(config, field_manager=PROCESS_NAME, metrics=metrics) as connected,
-        connect_nats(nats_options(settings.nats, PROCESS_NAME)) as nats,
+        connect_kubernetes(settings.kubernetes, PROCESS_NAME, metrics) as client,
+        connect_nats_or_fault(nats_options(settings.nats, PROCESS_NAME)) as nats,
         aiohttp.ClientSession() as http,
     ):
-        client = connected.with_options(settings.kubernetes.request_timeout_seconds, RetryPolicy())
         activator = new_activator(client, nats, http, settings, metrics)
         async with serve_health(settings.health, metrics.registry, stopping, activator.readiness_checks()):
             await activator.run(stopping)
@@ -102,12 +102,7 @@ class Activator:
 
     async def _run_consumer(self, stopping: asyncio.Event) -> None:
         """Start consuming after the streams exist and the caches are synced, unless `stopping` is set first."""
-        async with asyncio.TaskGroup() as tasks:
-            prepared = tasks.create_task(self._prepare())
-            stopped = tasks.create_task(stopping.wait())
-            await asyncio.wait({prepared, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            prepared.cancel()
+        await unless_stopped(stopping, self._prepare())
         if not stopping.is_set():
             await self.consumer.run(stopping)
 
@@ -127,9 +122,9 @@ class Activator:
         """
         subjects = self.topology.subjects
         callbacks: Sequence[tuple[str, MessageCallback]] = (
-            (subjects.all_events, self.leader.on_worker_event),
-            (subjects.all_demand, self.leader.on_demand),
-            (subjects.all_cancels, self.leader.on_cancel),
+            (subjects.all_functions(EVENTS), self.leader.on_worker_event),
+            (subjects.all_functions(DEMAND), self.leader.on_demand),
+            (subjects.all_functions(CANCEL), self.leader.on_cancel),
         )
         remove_listener = self.nats.add_listener(
             lambda connected: self.liveness.mark_subscribed() if connected else None
@@ -191,11 +186,11 @@ def new_activator(
 ) -> Activator:
     topology, activator_metrics = stream_topology(settings.nats), ActivatorMetrics(metrics.registry)
     publisher, clock = Publisher(nats), asyncio.get_running_loop().time
-    functions = FunctionLister(client, settings.namespaces.stock, metrics)
+    functions = FunctionLister(client, settings.namespaces.stock, metrics, system_namespace=settings.namespaces.system)
     liveness, capacity = WorkerLiveness(clock), FunctionCapacity(clock)
-    records = KeyValueBucket(nats, publisher, topology.record_bucket)
+    records = InvocationRecordStore(KeyValueBucket(nats, publisher, topology.record_bucket))
     queued_results, dispatched_results = (
-        TerminalResultPublisher(topology.subjects, publisher, activator_metrics, stage)
+        TerminalResultPublisher(ResultPublisher(topology.subjects, publisher), activator_metrics, stage)
         for stage in (TerminationStage.QUEUED, TerminationStage.DISPATCHED)
     )
     dispatcher = Dispatcher(
@@ -213,18 +208,15 @@ def new_activator(
     options = ConsumeOptions(
         max_in_flight=settings.dispatching.max_in_flight, max_deliveries=settings.dispatching.max_deliveries
     )
-    elector = _new_elector(client, settings, metrics)
-    scaling, is_leader = settings.scaling, elector.leadership.is_leader if elector else _always_leader
-    writer = client.fenced(elector.leadership) if elector else client
-    recorder = EventRecorder(writer, PROCESS_NAME, _identity(), metrics=metrics)
+    scaling = settings.scaling
+    candidate = new_candidate(client, PROCESS_NAME, settings.namespaces.system, settings.leader_election, metrics)
     lifecycle = WorkerLifecycle(
-        client=writer,
+        client=candidate.client,
         functions=functions,
         stock=RuntimeAPIClient(http, settings.runtime_api),
         nats=nats,
         subjects=topology.subjects,
-        is_leader=is_leader,
-        system_namespace=settings.namespaces.system,
+        is_leader=candidate.is_leader,
         drain_request_timeout_seconds=scaling.drain_request_timeout_seconds,
     )
     backlog = Backlog(nats, topology, clock, cache_ttl_seconds=2 * scaling.poll_interval_seconds)
@@ -240,7 +232,7 @@ def new_activator(
         clock=clock,
         seconds_since=seconds_since,
         worker_backoff=WorkerBackoff(Backoff(scaling.initial_backoff_seconds, scaling.max_backoff_seconds)),
-        recorder=recorder,
+        recorder=candidate.recorder,
     )
     controller = _new_controller(functions, reconciler, settings, metrics)
     reaper = InvocationReaper(
@@ -251,17 +243,16 @@ def new_activator(
     )
     functions.units.add_event_handler(lambda change: _on_unit_change(change, liveness, capacity, reconciler))
     runnables = (controller, backlog_poller, reaper)
-    manager = Manager((functions.units,), runnables, elector, recorder, settings.graceful_shutdown_timeout_seconds)
+    shutdown_timeout = settings.graceful_shutdown_timeout_seconds
+    manager = Manager((functions.units,), runnables, candidate.elector, candidate.recorder, shutdown_timeout)
     return Activator(
         nats=nats,
         topology=topology,
         functions=functions,
         liveness=liveness,
-        consumer=PullConsumer(
-            publisher, topology.invoke_consumer, dispatcher.handle, dispatcher.on_dead_letter, options
-        ),
+        consumer=PullConsumer(nats, topology.invoke_consumer, dispatcher.handle, dispatcher.on_dead_letter, options),
         leader=LeaderComponents(
-            manager, liveness, capacity, functions, backlog_poller, reaper, activator_metrics, is_leader
+            manager, liveness, capacity, functions, backlog_poller, reaper, activator_metrics, candidate.is_leader
         ),
     )
 
@@ -291,24 +282,6 @@ def _on_unit_change(
         liveness.mark_unit_deleted(before.metadata.key)
         capacity.remove(before.metadata.key)
         reconciler.on_unit_deleted(before.metadata.key)
-
-
-def _new_elector(client: KubeClient, settings: ActivatorSettings, metrics: KubeMetrics) -> LeaderElector | None:
-    election = settings.leader_election
-    if not election.enabled:
-        return None
-    timing = LeaderElectionConfig(
-        election.lease_duration_seconds, election.renew_deadline_seconds, election.retry_period_seconds
-    )
-    return LeaderElector(client, ObjectKey(settings.namespaces.system, PROCESS_NAME), _identity(), timing, metrics)
-
-
-def _identity() -> str:
-    return os.environ.get("POD_NAME") or socket.gethostname()
-
-
-def _always_leader() -> bool:
-    return True
 
 
 def utcnow() -> datetime:

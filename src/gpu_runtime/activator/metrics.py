@@ -5,6 +5,7 @@ invocations.
 """
 
 from enum import StrEnum
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -25,54 +26,42 @@ class TerminationStage(StrEnum):
 class ActivatorMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self.dispatched = Counter(
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.dispatched = counter(
             "gpu_runtime_invocations_dispatched",
             "Number of invocations that this replica published to the DISPATCH stream",
-            registry=self.registry,
         )
-        self.terminated = Counter(
+        self.terminated = counter(
             "gpu_runtime_invocations_terminated",
             "Number of invocations that the activator ended without a worker, by state and failure class of the result,"
             " and by stage: queued (in the INVOKE stream) or dispatched (in the DISPATCH stream)",
             ["state", "failure_class", "stage"],
-            registry=self.registry,
         )
-        self.redeliveries = Counter(
-            "gpu_runtime_message_redeliveries",
-            "Number of redeliveries of messages, by stream",
-            ["stream"],
-            registry=self.registry,
+        self.redeliveries = counter(
+            "gpu_runtime_message_redeliveries", "Number of redeliveries of messages, by stream", ["stream"]
         )
         self.redeliveries.labels(Stream.INVOKE.name)
-        self.dead_letters = Counter(
-            "gpu_runtime_dead_letters",
-            "Number of messages that the activator dead-lettered, by stream",
-            ["stream"],
-            registry=self.registry,
+        self.dead_letters = counter(
+            "gpu_runtime_dead_letters", "Number of messages that the activator dead-lettered, by stream", ["stream"]
         )
         for stream in (Stream.INVOKE, Stream.DISPATCH):  # start at 0, so that increase() sees the first dead letter
             self.dead_letters.labels(stream.name)
-        self.dispatch_latency = Histogram(
+        self.dispatch_latency = histogram(
             "gpu_runtime_dispatch_latency_seconds",
             "Time in seconds from the acceptance of an invocation to its dispatch",
             buckets=_LATENCY_BUCKETS_SECONDS,
-            registry=self.registry,
         )
-        self.scaling_decisions = Counter(
+        self.scaling_decisions = counter(
             "gpu_runtime_scaling_decisions",
             "Number of scaling decisions of the leader, by decision: create, drain, retire, start or stop",
             ["decision"],
-            registry=self.registry,
         )
-        self.worker_startup = Histogram(
+        self.worker_startup = histogram(
             "gpu_runtime_worker_startup_seconds",
             "Time in seconds from the creation of a worker to its first event",
             buckets=_LATENCY_BUCKETS_SECONDS,
-            registry=self.registry,
         )
-        self.workers = Gauge(
-            "gpu_runtime_workers",
-            "Number of workers by state, as the leader observes them",
-            ["state"],
-            registry=self.registry,
+        self.workers = gauge(
+            "gpu_runtime_workers", "Number of workers by state, as the leader observes them", ["state"]
         )

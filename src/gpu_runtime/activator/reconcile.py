@@ -49,9 +49,6 @@ IDLE_REQUEUE_SECONDS = 10.0
 MAX_SCALE_UP_STEP = 32
 """Maximum number of workers that one reconciliation of a function creates. The next one creates the others."""
 
-HEARTBEAT_TIMEOUT_SECONDS = 15.0
-"""Every live worker sends at least one event within this number of seconds."""
-
 
 @dataclass(frozen=True)
 class FunctionReconciler:
@@ -150,12 +147,14 @@ class FunctionReconciler:
     def _heartbeat_expected(self, unit: GPUUnit) -> bool:
         """Return whether this process would have received an event of the worker by now, if the worker were running.
 
-        True if the worker was created after this process subscribed to worker events, or if the process subscribed more
-        than HEARTBEAT_TIMEOUT_SECONDS ago.
+        True if the worker was created after this process subscribed to worker events, or if the process subscribed
+        longer ago than the ack wait of the DISPATCH stream. The settings of workers require several heartbeats within
+        this time.
         """
         subscribed_seconds = self.clock() - self.liveness.subscribed_at
         age_seconds = self.seconds_since(unit.metadata.creation_timestamp)
-        return subscribed_seconds > HEARTBEAT_TIMEOUT_SECONDS or age_seconds < subscribed_seconds
+        timeout = self.topology.limits.dispatch_ack_wait_seconds
+        return subscribed_seconds > timeout or age_seconds < subscribed_seconds
 
     async def _outstanding(self, function: GPUUnit, request_id: str) -> int | None:
         if self.functions.by_request_id(request_id) is not function:
@@ -170,7 +169,7 @@ class FunctionReconciler:
             await ensure_consumer(self.nats, consumer)
         except JetStreamError as error:
             fields = {"function": request_id, "stream": consumer.stream, "consumer": consumer.name, "error": str(error)}
-            logger.warning("consumer setup failed: the autoscaler will retry", extra=fields)
+            logger.warning("consumer setup failed; the autoscaler will retry", extra=fields)
             return False
         self._ensured_consumers.add(request_id)
         return True
@@ -202,8 +201,8 @@ class FunctionReconciler:
         slot_names = [worker_name(key.name, slot) for slot in range(max_workers)]
         foreign = sum(is_taken(name) and name not in own_names for name in slot_names)
         slots = free_slots(key.name, max_workers - function_units, count, is_taken, foreign)
-        stock = self.functions.available_stock(seen.function.spec.spec_name)
         names = [worker_name(key.name, slot) for slot in slots]
+        stock = await self.functions.available_stock(seen.function.spec.spec_name, len(names))
         # If there is not enough stock, create the remaining workers without the runtime API. A call without stock would
         # create an Operation that does not finish.
         await _gather_all(

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE, SYSTEM_NAMESPACE
+from gpu_runtime.contract.timing import TAKEOVER_GRACE_SECONDS, WORKER_DEADLINE_GRACE_SECONDS
 from gpu_runtime.process.settings import BaseSettings
 from gpu_runtime.process.shared_settings import (
     KubernetesSettings,
@@ -65,11 +66,13 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
 
     worker_liveness_timeout_seconds: PositiveSeconds = 600
     """Time in seconds without an event after which a worker is unhealthy. The leader then replaces the worker. The time
-    counts from the last event of the worker, or from the worker's creation if it has sent no event."""
+    counts from the last event of the worker, or from the worker's creation if it has sent no event. It must be at least
+    nats.streams.dispatchAckWaitSeconds."""
 
     failed_worker_grace_seconds: PositiveSeconds = 60
     """Time in seconds without an event after which a worker whose unit is in phase Failed is unhealthy. For such a
-    worker, this setting replaces workerLivenessTimeoutSeconds."""
+    worker, this setting replaces workerLivenessTimeoutSeconds. It must be at least
+    nats.streams.dispatchAckWaitSeconds."""
 
     drain_request_timeout_seconds: PositiveSeconds = 2
     """Timeout in seconds of a drain request to a worker. If the worker does not respond in time, the leader does not
@@ -87,9 +90,10 @@ class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
     poll_interval_seconds: PositiveSeconds = 1
     """Interval in seconds at which the reaper checks the DISPATCH stream. A cancel request triggers a check earlier."""
 
-    deadline_grace_seconds: PositiveSeconds = 2
+    deadline_grace_seconds: Annotated[float, Meta(gt=WORKER_DEADLINE_GRACE_SECONDS, le=86400)] = TAKEOVER_GRACE_SECONDS
     """Time in seconds that the reaper waits after the deadline of a dispatched invocation. In this time, a worker that
-    runs the invocation can end it. After this time, the reaper ends the invocation as expired."""
+    runs the invocation can end it: the worker waits 0.5 s for the framework. After this time, the reaper ends the
+    invocation as expired."""
 
     deleted_function_grace_seconds: PositiveSeconds = 3
     """Time in seconds that the reaper waits after a function was deleted. After this time, the reaper ends the waiting

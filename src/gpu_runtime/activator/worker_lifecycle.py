@@ -23,12 +23,12 @@ import msgspec
 
 from gpu_runtime.activator.function_lister import FunctionLister
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, Serverless
-from gpu_runtime.contract.crd.operation import OPERATIONS, OperationState
-from gpu_runtime.contract.crd.well_known import Annotation, operation_name
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Conflict, NoStock, Rejected, Unavailable
 from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
 from gpu_runtime.contract.messages.subjects import Subjects
+from gpu_runtime.contract.operation_rules import Ownership, is_finished, ownership
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.request_reply import send_request
@@ -55,7 +55,6 @@ class WorkerLifecycle:
     nats: NatsConnection
     subjects: Subjects
     is_leader: Callable[[], bool]
-    system_namespace: str
     drain_request_timeout_seconds: float
     _pending_creates: dict[ObjectKey, tuple[GPUUnit, str]] = field(default_factory=dict)
     """The worker and the operationID of each create request that has not succeeded yet, by key. A retry must use the
@@ -77,7 +76,7 @@ class WorkerLifecycle:
             return decode(response, DrainStatus)
         except (JetStreamError, MessageDecodeError) as error:
             fields = _log_fields(unit) | {"pod_uid": pod_uid, "error": str(error)}
-            logger.info("drain request failed: worker continues to run", extra=fields)
+            logger.info("drain request failed; the worker continues to run", extra=fields)
             return None
 
     async def retire(self, unit: GPUUnit) -> None:
@@ -171,16 +170,12 @@ class WorkerLifecycle:
         operation_id = unit.metadata.annotations.get(Annotation.OPERATION_ID, "")
         if not operation_id:
             return True
-        try:
-            operation = await self.client.get(
-                OPERATIONS, ObjectKey(self.system_namespace, operation_name(operation_id))
-            )
-        except kube.KubeNotFound:
-            return True  # the operation was evicted, so it was finished: only finished operations are evicted
-        if not OperationState(operation.status.state).finished:
+        operation = await self.functions.find_operation(operation_id)
+        if operation is None:
+            return True  # the operation was evicted, so it was finished: a waiting operation has no unit
+        if not is_finished(operation):
             raise Unavailable(f"the handoff of unit {unit.metadata.key} is not finished")
-        same_operation = unit.metadata.annotations.get(Annotation.OPERATION_UID) == operation.metadata.uid
-        return not same_operation or operation.status.has_created(unit.metadata.uid)
+        return ownership(operation, unit) is not Ownership.ORPHANED
 
     def _require_leadership(self) -> None:
         """Raise KubeNotLeader if this process is not the leader. The runtime API does not check leadership itself."""

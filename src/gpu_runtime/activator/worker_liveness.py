@@ -4,10 +4,11 @@ Every replica stores the events, so a new leader knows the state of the workers 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.contract.timing import DELETED_WORKER_TTL_SECONDS
 from gpu_runtime.kube.meta import ObjectKey
 
 
@@ -25,38 +26,32 @@ class WorkerStatus:
     in_flight: int
     idle_since: float | None
     """When the worker became idle. None while the worker runs an invocation."""
+    heartbeat_seconds: float
+    """The heartbeat interval in the last event."""
     draining: bool = False
     """Whether the worker accepts no more invocations."""
 
 
 def apply_event(status: WorkerStatus | None, event: WorkerEvent, now: float) -> WorkerStatus:
     """Return the status after an event. Ignore an event that is older than the status."""
-    draining = event.kind is WorkerEventKind.DRAINING
-    if status is None or status.pod_uid != event.pod_uid:
-        if status is not None and event.sent_at < status.event_time:
-            return status
-        idle_since = now if event.in_flight == 0 else None
-        return WorkerStatus(
-            event.pod_uid, event.sequence, event.sent_at, now, now, event.in_flight, idle_since, draining
-        )
-    if event.sequence < status.sequence:
+    same_pod = status if status is not None and status.pod_uid == event.pod_uid else None
+    if status is not None and (event.sequence < status.sequence if same_pod else event.sent_at < status.event_time):
         return status
-    was_busy = event.in_flight > 0 or event.kind in (WorkerEventKind.STARTED, WorkerEventKind.FINISHED)
-    idle_since = None if event.in_flight else now if was_busy or status.idle_since is None else status.idle_since
-    return replace(
-        status,
+    had_work = event.kind in (WorkerEventKind.STARTED, WorkerEventKind.FINISHED)
+    idle_before = same_pod.idle_since if same_pod and not had_work else None
+    # A restarted sidecar has the same pod UID. It registers when it accepts invocations again.
+    still_draining = same_pod is not None and same_pod.draining and event.kind is not WorkerEventKind.REGISTERED
+    return WorkerStatus(
+        pod_uid=event.pod_uid,
         sequence=event.sequence,
         event_time=event.sent_at,
+        first_seen=same_pod.first_seen if same_pod else now,
         last_seen=now,
         in_flight=event.in_flight,
-        idle_since=idle_since,
-        # A restarted sidecar has the same pod UID. It registers when it accepts invocations again.
-        draining=draining or (status.draining and event.kind is not WorkerEventKind.REGISTERED),
+        idle_since=None if event.in_flight else now if idle_before is None else idle_before,
+        heartbeat_seconds=event.heartbeat_seconds,
+        draining=event.kind is WorkerEventKind.DRAINING or still_draining,
     )
-
-
-DELETED_WORKER_TTL_SECONDS = 60.0
-"""Seconds for which the activator ignores events from the pod of a deleted unit. The pod ends within this time."""
 
 
 class WorkerLiveness:

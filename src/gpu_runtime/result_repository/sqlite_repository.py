@@ -88,7 +88,7 @@ async def open_repository(path: Path) -> AsyncIterator[SQLiteResultRepository]:
 
 def _insert_rows(database: sqlite3.Connection, rows: Sequence[ResultRow], now: datetime) -> list[InsertOutcome]:
     with _transaction(database):
-        return [_insert_row(database, row, _milliseconds(now)) for row in rows]
+        return [_insert_row(database, row, int(now.timestamp() * 1000)) for row in rows]
 
 
 def _insert_row(database: sqlite3.Connection, row: ResultRow, stored_at: int) -> InsertOutcome:
@@ -147,7 +147,3 @@ def _used_bytes(database: sqlite3.Connection) -> int:
 def _scalar(database: sqlite3.Connection, statement: str) -> int:
     number: int = database.execute(statement).fetchone()[0]
     return number
-
-
-def _milliseconds(time: datetime) -> int:
-    return int(time.timestamp() * 1000)

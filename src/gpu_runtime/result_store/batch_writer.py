@@ -8,16 +8,19 @@ more results.
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from gpu_runtime.backoff import Backoff
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.result_repository.errors import RepositoryUnavailable
 from gpu_runtime.result_repository.repository import InsertOutcome, ResultRepository, ResultRow
 from gpu_runtime.result_store.message_clock import now
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
 
 logger = logging.getLogger(__name__)
+
+WRITE_BACKOFF = Backoff(initial_seconds=0.1, max_seconds=2.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,20 +29,16 @@ class _PendingRow:
     outcome: asyncio.Future[InsertOutcome]
 
 
+@dataclass
 class BatchWriter:
-    def __init__(
-        self,
-        results: ResultRepository,
-        max_batch_size: int,
-        metrics: ResultStoreMetrics,
-        backoff: Backoff | None = None,
-    ) -> None:
-        self.problem: str | None = None
-        """Why results cannot be stored, for the readiness check. None if the last write succeeded."""
-        self._results, self._max_batch_size, self._metrics = results, max_batch_size, metrics
-        self._backoff = backoff or Backoff(initial_seconds=0.1, max_seconds=2.0)
-        self._pending: deque[_PendingRow] = deque()
-        self._arrived = asyncio.Event()
+    results: ResultRepository
+    max_batch_size: int
+    metrics: ResultStoreMetrics
+    backoff: Backoff = WRITE_BACKOFF
+    problem: str | None = None
+    """Why results cannot be stored, for the readiness check. None if the last write succeeded."""
+    _pending: deque[_PendingRow] = field(default_factory=deque)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def store(self, row: ResultRow) -> InsertOutcome:
         """Store a result. Return the state of the result that the invocation has now, and whether that result is new.
@@ -56,7 +55,7 @@ class BatchWriter:
             await self._arrived.wait()
             self._arrived.clear()
             while self._pending:
-                batch = [self._pending.popleft() for _ in range(min(self._max_batch_size, len(self._pending)))]
+                batch = [self._pending.popleft() for _ in range(min(self.max_batch_size, len(self._pending)))]
                 await self._commit(batch, stopping)
 
     async def _commit(self, batch: list[_PendingRow], stopping: asyncio.Event) -> None:
@@ -67,38 +66,31 @@ class BatchWriter:
             except RepositoryUnavailable as error:
                 failures += 1
                 self._record_failure(error)
-                if await _is_set_within(stopping, self._backoff.delay(failures)):
+                if await is_set_within(stopping, self.backoff.delay(failures)):
                     return _reject(batch, error)
             else:
                 self.problem = None
                 return _resolve(batch, outcomes)
 
     async def _insert(self, rows: list[ResultRow]) -> list[InsertOutcome]:
-        with self._metrics.batch_duration.time():
-            outcomes = await self._results.insert(rows, now())
-        self._metrics.batch_results.observe(len(rows))
+        with self.metrics.batch_duration.time():
+            outcomes = await self.results.insert(rows, now())
+        self.metrics.batch_results.observe(len(rows))
         for outcome in outcomes:
             if outcome.inserted:
-                self._metrics.stored.labels(outcome.state).inc()
+                self.metrics.stored.labels(outcome.state).inc()
             else:
-                self._metrics.duplicates.inc()
+                self.metrics.duplicates.inc()
         return outcomes
 
     def _record_failure(self, error: RepositoryUnavailable) -> None:
-        self._metrics.batch_failures.inc()
+        self.metrics.batch_failures.inc()
         problem = f"results cannot be stored and stay in the RESULT stream: {error}"
         if problem != self.problem:  # log each problem once, not with every retry
-            logger.error("result batch not written: results stay in the RESULT stream", extra={"error": str(error)})
+            logger.error(
+                "result batch was not written; the results stay in the RESULT stream", extra={"error": str(error)}
+            )
         self.problem = problem
-
-
-async def _is_set_within(stopping: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await stopping.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 def _resolve(batch: list[_PendingRow], outcomes: list[InsertOutcome]) -> None:

@@ -27,7 +27,7 @@ class ResultEvictor:
             try:
                 await self.run_once()
             except RepositoryUnavailable as error:
-                logger.warning("result eviction failed: retrying", extra={"error": str(error)})
+                logger.warning("result eviction failed; the result store will retry", extra={"error": str(error)})
             await asyncio.sleep(EVICTION_INTERVAL_SECONDS)
 
     async def run_once(self) -> None:
@@ -39,7 +39,7 @@ class ResultEvictor:
             evicted_by_size += evicted.by_size
         if evicted_by_size:
             logger.warning(
-                "results evicted before their TTL: the database exceeds retention.maxBytes",
+                "results evicted before their TTL expired because the database exceeded retention.maxBytes",
                 extra={"evicted": evicted_by_size, "max_bytes": self.limits.max_bytes},
             )
         size = await self.results.size()

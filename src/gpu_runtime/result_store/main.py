@@ -6,17 +6,16 @@ accepts writes. On shutdown, the process finishes every message that it has pull
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.result_query import RESULT_QUERY, RESULTS_QUERY
-from gpu_runtime.contract.messages.streams import StreamTopology
-from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
-from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
@@ -24,7 +23,8 @@ from gpu_runtime.jetstream.request_reply import serve_requests
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 from gpu_runtime.process.health_server import HealthCheck, serve_health
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.nats_setup import fault_from_nats_error, nats_options, stream_topology
+from gpu_runtime.process.nats_setup import connect_nats_or_fault, nats_options, stream_topology
+from gpu_runtime.process.runner import run_process, unless_stopped
 from gpu_runtime.result_repository.errors import RepositoryIncompatible, RepositoryUnavailable
 from gpu_runtime.result_repository.repository import ResultRepository
 from gpu_runtime.result_repository.sqlite_repository import open_repository
@@ -32,7 +32,6 @@ from gpu_runtime.result_store.batch_writer import BatchWriter
 from gpu_runtime.result_store.eviction_loop import ResultEvictor
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
 from gpu_runtime.result_store.query_handler import ResultQueryHandler
-from gpu_runtime.result_store.record_finisher import RecordFinisher
 from gpu_runtime.result_store.result_consumer import ResultConsumer
 from gpu_runtime.result_store.settings import ResultStoreSettings
 
@@ -60,7 +59,8 @@ class ResultStore:
         self.batch_writer = BatchWriter(results, settings.batch_size, metrics)
         consumer = ResultConsumer(
             self.batch_writer,
-            RecordFinisher(KeyValueBucket(nats, publisher, self._topology.record_bucket)),
+            InvocationRecordStore(KeyValueBucket(nats, publisher, self._topology.record_bucket)),
+            publisher,
             self._topology.subjects,
             settings.nats.streams.max_payload_bytes,
             metrics,
@@ -68,7 +68,7 @@ class ResultStore:
         # No delivery limit: a result must not be dead-lettered because the disk was full for a long time.
         options = ConsumeOptions(max_in_flight=settings.batch_size, max_deliveries=None)
         self.consumer = PullConsumer(
-            publisher, self._topology.result_consumer, consumer.handle, consumer.on_dead_letter, options
+            nats, self._topology.result_consumer, consumer.handle, consumer.on_dead_letter, options
         )
         self._query_handler = ResultQueryHandler(results, metrics)
         self._evictor = ResultEvictor(results, settings.retention.limits, metrics)
@@ -98,34 +98,27 @@ class ResultStoreReadiness:
         self.store: ResultStore | None = None
         self.checks: Mapping[str, HealthCheck] = {
             "nats": nats.problem,
-            "database": self._database_problem,
-            "consumer": self._consumer_problem,
+            "database": lambda: self.store.batch_writer.problem if self.store else self.open_problem,
+            "consumer": lambda: self.store.consumer.problem() if self.store else "streams not created yet",
         }
 
-    def _database_problem(self) -> str | None:
-        return self.store.batch_writer.problem if self.store else self.open_problem
 
-    def _consumer_problem(self) -> str | None:
-        return self.store.consumer.problem() if self.store else "streams not created yet"
+def main(config: Path) -> int:
+    return run_process(config, ResultStoreSettings, run_result_store)
 
 
 async def run_result_store(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
     """Store results and answer queries until `stopping` is set."""
-    try:
-        await _run(settings, stopping)
-    except JetStreamError as error:  # permanent: the settings are wrong or differ from the streams
-        raise fault_from_nats_error(error) from error
-
-
-async def _run(settings: ResultStoreSettings, stopping: asyncio.Event) -> None:
-    registry = new_registry(PROCESS_NAME)
-    async with connect_nats(nats_options(settings.nats, PROCESS_NAME)) as nats, AsyncExitStack() as stack:
+    registry, topology = new_registry(PROCESS_NAME), stream_topology(settings.nats)
+    async with connect_nats_or_fault(nats_options(settings.nats, PROCESS_NAME)) as nats, AsyncExitStack() as stack:
         readiness = ResultStoreReadiness(nats)
         await stack.enter_async_context(serve_health(settings.health, registry, stopping, readiness.checks))
-        results = await _unless_stopped(stopping, _open_with_retry(stack, Path(settings.database.path), readiness))
-        if results is not None and await _unless_stopped(
-            stopping, _ensure_streams(nats, stream_topology(settings.nats))
-        ):
+        results = await unless_stopped(stopping, _open_with_retry(stack, Path(settings.database.path), readiness))
+        await unless_stopped(
+            stopping,
+            ensure_with_retry(nats, topology.streams, [topology.record_bucket], tuple(topology.shared_consumers())),
+        )
+        if results is not None and not stopping.is_set():
             readiness.store = ResultStore(settings, nats, results, ResultStoreMetrics(registry))
             await readiness.store.run(stopping)
 
@@ -143,26 +136,12 @@ async def _open_with_retry(stack: AsyncExitStack, path: Path, readiness: ResultS
             raise Rejected(str(error)) from error
         except RepositoryUnavailable as error:
             readiness.open_problem = f"the database cannot be opened: {error}"
-            logger.warning("database not opened: retrying", extra={"file": str(path), "error": str(error)})
+            logger.warning(
+                "database could not be opened; the result store will retry",
+                extra={"file": str(path), "error": str(error)},
+            )
         else:
             readiness.open_problem = None
             return results
         failures += 1
         await asyncio.sleep(_OPEN_BACKOFF.delay(failures))
-
-
-async def _ensure_streams(nats: NatsConnection, topology: StreamTopology) -> bool:
-    await ensure_with_retry(nats, topology.streams, [topology.record_bucket], tuple(topology.shared_consumers()))
-    return True
-
-
-async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of the coroutine. Cancel it and return None if `stopping` is set first."""
-    work_task, stop_task = asyncio.create_task(work), asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait({work_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (work_task, stop_task):
-            task.cancel()
-        await asyncio.wait({work_task, stop_task})
-    return None if work_task.cancelled() else work_task.result()

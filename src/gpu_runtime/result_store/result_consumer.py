@@ -4,37 +4,38 @@ If the process crashes between two steps, JetStream redelivers the message. The 
 stored result. It only completes the remaining steps.
 """
 
-from collections.abc import Sequence
+import contextlib
 from dataclasses import dataclass
 
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_record import record_from_headers
-from gpu_runtime.contract.messages.message_codec import MessageDecodeError
+from gpu_runtime.contract.messages.invocation_messages import dead_letter_failure
+from gpu_runtime.contract.messages.invocation_record import ResultStored, record_from_headers
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore, RecordMissing, RecordUnreadable
 from gpu_runtime.jetstream.delivery import (
     AckDelivery,
     DeadLetterDelivery,
     Delivery,
     DeliveryOutcome,
     NakDelivery,
-    OutgoingMessage,
 )
 from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.result_repository.errors import RepositoryUnavailable
 from gpu_runtime.result_store.batch_writer import BatchWriter
 from gpu_runtime.result_store.message_clock import now
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
-from gpu_runtime.result_store.record_finisher import RecordFinisher
-from gpu_runtime.result_store.result_codec import dead_letter_message, read_result, row_from_result
+from gpu_runtime.result_store.result_codec import read_result, row_from_result
 
 
 @dataclass(frozen=True)
 class ResultConsumer:
     batch_writer: BatchWriter
-    record_finisher: RecordFinisher
+    records: InvocationRecordStore
+    publisher: Publisher
     subjects: Subjects
     max_body_bytes: int
     metrics: ResultStoreMetrics
@@ -47,19 +48,20 @@ class ResultConsumer:
             return DeadLetterDelivery(error.message, FailureClass.BAD_MESSAGE)
         try:
             outcome = await self.batch_writer.store(row)
-            await self.record_finisher.finish(
-                row.invocation_id, ResultState(outcome.state), record_from_headers(delivery.headers)
-            )
+            # The record becomes terminal after the result is stored. So a reader of a terminal record always finds the
+            # result. Nothing is left to do if the record has expired.
+            event = ResultStored(now(), ResultState(outcome.state))
+            with contextlib.suppress(RecordMissing):
+                await self.records.apply(row.invocation_id, event, record_from_headers(delivery.headers))
+        except RecordUnreadable as error:
+            return error.to_nak()
         except RepositoryUnavailable as error:
             # No delay: this process is stopping, and another replica can handle the message immediately.
             return NakDelivery(f"result not stored: {error}", delay=0)
         except JetStreamError as error:
             return NakDelivery(f"result stored, but the invocation record was not updated: {error}")
-        except MessageDecodeError as error:
-            # A newer version of the platform wrote the record. Retry until this process is upgraded or the record
-            # expires.
-            return NakDelivery(f"result stored, but the invocation record cannot be decoded: {error}")
         return AckDelivery()
 
-    def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
-        return [dead_letter_message(DeadLetterBuilder(self.subjects, Stream.RESULT), delivery, outcome, now())]
+    async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> None:
+        letters = DeadLetterBuilder(self.subjects, Stream.RESULT)
+        await self.publisher.publish(letters.message(delivery, dead_letter_failure(outcome), now()))

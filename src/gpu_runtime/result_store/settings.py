@@ -22,7 +22,8 @@ class DatabaseSettings(BaseSettings, frozen=True, kw_only=True):
 
 class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):
     max_age_seconds: Annotated[float, Meta(ge=60, le=10 * 365 * 86400)] = 7 * 86400
-    """Time in seconds for which a stored result is retained. The result store evicts older results."""
+    """Time in seconds for which a stored result is retained. The result store evicts older results. It must be at least
+    nats.streams.recordRetentionSeconds."""
 
     max_bytes: Annotated[int, Meta(ge=MIB)] = 8 * 1024**3
     """Maximum size in bytes of the results in the database, including indexes. Above this size, the result store evicts

@@ -12,59 +12,66 @@ function runs again, and the result store keeps the first result.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+import msgspec
+
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import check_subject
-from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, record_from_headers, record_headers
-from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
+from gpu_runtime.contract.messages.invocation_messages import (
+    dead_letter_failure,
+    read_dispatch,
+    result_message,
+)
+from gpu_runtime.contract.messages.invocation_record import (
+    HOLDS_DELIVERY,
+    WORKER_GRACE,
+    RecordAtRevision,
+    Refusal,
+    Termination,
+    record_from_headers,
+    termination_to_publish,
+)
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
+from gpu_runtime.invocation_records.record_store import Applied, RecordUnreadable, Refused
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.delivery import (
     AckDelivery,
     DeadLetterDelivery,
     Delivery,
     DeliveryOutcome,
     NakDelivery,
-    OutgoingMessage,
 )
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, is_transient
-from gpu_runtime.jetstream.kv import KeyValueBucket
-from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.worker_sidecar import framework_response
 from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry, InvocationCancelled
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
 from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest
 from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
-from gpu_runtime.worker_sidecar.mark_running import MarkedRunning, NotRunnable, mark_running
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 from gpu_runtime.worker_sidecar.retry_decision import (
     FinishInvocation,
     InvocationAttempt,
     RetryInvocation,
-    cancelled,
-    dead_letter_failure,
     dead_letter_result,
     disposition_of,
-    expired,
     result_of,
+    terminated,
     without_body,
 )
+from gpu_runtime.worker_sidecar.worker_records import WorkerRecords
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-REPLY_TIMEOUT_SECONDS = 2.0
-"""Time limit for sending the reply to a caller that waits for the result."""
 
 RESULT_PUBLISH_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=5.0)
 
@@ -89,8 +96,8 @@ class DispatchHandlerOptions:
 class DispatchHandler:
     """Handles the dispatches of one function on one worker."""
 
-    publisher: Publisher
-    bucket: KeyValueBucket
+    results: ResultPublisher
+    records: WorkerRecords
     framework: FrameworkClient
     framework_health: FrameworkHealthMonitor
     heartbeat: HeartbeatPublisher
@@ -103,14 +110,15 @@ class DispatchHandler:
         if delivery.delivery_count > 1:
             self.metrics.redeliveries.labels(Stream.DISPATCH.name).inc()
         try:
-            dispatch = decode(delivery.data, Dispatch)
-            check_subject(dispatch.invocation, delivery.subject, self.options.subjects)
+            dispatch = read_dispatch(delivery.data, delivery.subject, self.options.subjects)
         except MessageDecodeError as error:
             return DeadLetterDelivery(str(error), FailureClass.BAD_MESSAGE)
         invocation_id = dispatch.invocation.invocation_id
         self.heartbeat.invocation_started(invocation_id)
         try:
             return await self._process(delivery, dispatch)
+        except RecordUnreadable as error:
+            return error.to_nak()
         except JetStreamError as error:
             return NakDelivery(f"the request to NATS failed: {error}")
         finally:
@@ -118,45 +126,56 @@ class DispatchHandler:
 
     async def _process(self, delivery: Delivery, dispatch: Dispatch) -> DeliveryOutcome:
         now, stored = self.options.clock(), record_from_headers(delivery.headers)
-        if dispatch.deadline <= now:
-            late = expired("the deadline passed before a worker started the invocation")
-            previous = InvocationAttempt(self.options.worker, delivery.delivery_count - 1)
-            return await self._finish(dispatch, late, previous, stored)
         attempt = InvocationAttempt(self.options.worker, delivery.delivery_count, now)
-        invocation_id = dispatch.invocation.invocation_id
+        max_attempts = self.options.max_deliveries
         try:
             async with (
-                self.cancellations.cancellable(invocation_id),
+                self.cancellations.cancellable(dispatch.invocation.invocation_id),
                 scoped_awaitable(
                     self._call_framework(delivery, dispatch), eager=is_fresh_dispatch(delivery, dispatch, now)
                 ) as call,
             ):
-                start = await mark_running(self.bucket, invocation_id, stored, self.options.worker, now)
-                if isinstance(start, MarkedRunning):
-                    stored = start.stored
+                start = await self.records.start(dispatch, stored, now)
+                stored = start.stored
+                attempt = replace(attempt, attempts=stored.record.attempts)
+                is_started = isinstance(start, Applied) and stored.record.termination is None
+                if is_started and attempt.attempts <= max_attempts:
                     outcome = await call
         except InvocationCancelled:
-            return await self._finish(dispatch, cancelled(), attempt, stored)
-        if isinstance(start, NotRunnable):  # an eager call has ended here, so it cannot run after the result
-            return await self._skip(dispatch, start, attempt)
+            return await self._finish(dispatch, terminated(Termination.CANCELLED), attempt, stored)
+        if not is_started:  # an eager call has ended here, so it cannot run after the result
+            return await self._skip(dispatch, start)
+        if attempt.attempts > max_attempts:  # every worker that started the invocation died
+            reason = f"dead-lettered after {max_attempts} deliveries; the last one ended without an outcome"
+            return DeadLetterDelivery(reason, FailureClass.WORKER_LOST)
         if isinstance(outcome, framework_response.FrameworkFailed):
             await self.framework_health.check()
         match disposition_of(outcome):
             case FinishInvocation() as finish:
                 return await self._finish(dispatch, finish, attempt, stored)
-            case RetryInvocation(failure, delay) if delivery.delivery_count < self.options.max_deliveries:
+            case RetryInvocation(failure, delay) if attempt.attempts < max_attempts:
                 return self._retry(delivery, dispatch, failure, delay)
             case RetryInvocation(failure):
-                return await self._dead_letter(delivery, dispatch, failure)
+                reason = f"dead-lettered after {max_attempts} deliveries; last failure: {failure.message}"
+                return DeadLetterDelivery(reason, failure.failure_class)
 
     async def _call_framework(self, delivery: Delivery, dispatch: Dispatch) -> framework_response.FrameworkOutcome:
         with self.metrics.call_duration_seconds.time():
             return await self.framework.invoke(framework_request_of(dispatch, delivery.delivery_count))
 
-    async def _skip(self, dispatch: Dispatch, start: NotRunnable, attempt: InvocationAttempt) -> AckDelivery:
-        """Ack an invocation that must not run. If it is cancelled and has no result yet, publish its result first."""
-        if start.cancelled:
-            return await self._finish(dispatch, cancelled(), replace(attempt, started_at=None), start.stored)
+    async def _skip(self, dispatch: Dispatch, start: Applied | Refused) -> DeliveryOutcome:
+        """Do not run the invocation. If it has a termination, publish the result of the termination.
+
+        The process that recorded the termination may have died before it published the result.
+        """
+        now = self.options.clock()
+        if isinstance(start, Refused) and start.refusal is Refusal.RUNNING:
+            remaining = (start.stored.record.deadline + WORKER_GRACE - now).total_seconds()
+            return NakDelivery("the deadline passed while another worker runs the invocation", max(0.0, remaining))
+        termination = termination_to_publish(start.stored.record, now, HOLDS_DELIVERY)
+        if termination is not None:
+            previous = InvocationAttempt(self.options.worker, start.stored.record.attempts)
+            return await self._finish(dispatch, terminated(termination), previous, start.stored)
         self.metrics.invocations.labels("skipped").inc()
         return AckDelivery()
 
@@ -167,39 +186,14 @@ class DispatchHandler:
         remaining = (dispatch.deadline - self.options.clock()).total_seconds()
         return NakDelivery(failure.message, max(0.0, min(delay_seconds, remaining)))
 
-    async def _dead_letter(self, delivery: Delivery, dispatch: Dispatch, failure: Failure) -> AckDelivery:
-        """Publish the dead letter and the result of an invocation whose last delivery failed, and reply to the caller.
-
-        If this method returned a DeadLetterDelivery, the pull consumer would publish the same messages. But the pull
-        consumer cannot reply to the caller.
-        """
-        reason = f"dead-lettered after {delivery.delivery_count} deliveries; last failure: {failure.message}"
-        letter, result = self.dead_letter_messages(delivery, DeadLetterDelivery(reason, failure.failure_class))
-        await self.publisher.publish(letter)
-        await self.publisher.publish(result)
-        logger.warning(
-            "invocation dead-lettered",
-            extra={
-                "invocation_id": dispatch.invocation.invocation_id,
-                "function": dispatch.invocation.serverless_request_id,
-                "worker": self.options.worker,
-                "delivery_count": delivery.delivery_count,
-                "failure_class": failure.failure_class.value,
-                "reason": reason,
-            },
-        )
-        await self._reply(dispatch.invocation, result.data)
-        return AckDelivery()
-
     async def _finish(
         self, dispatch: Dispatch, finish: FinishInvocation, attempt: InvocationAttempt, stored: RecordAtRevision | None
     ) -> AckDelivery:
         result = result_of(dispatch, finish, attempt, self.options.clock(), self.options.max_body_bytes)
-        message = self._result_message(result, stored)
         # The result and then the reply go over the same connection, so the server has the result before the caller gets
         # the reply. The reply does not wait until the stream has acknowledged the result.
         await asyncio.gather(
-            self._publish_result(message, result, stored), self._reply(dispatch.invocation, message.data)
+            self._publish_result(result, stored), self.results.reply(result, dispatch.invocation.reply_to)
         )
         self.metrics.invocations.labels(finish.state.value).inc()
         self._log_result(result)
@@ -220,7 +214,7 @@ class DispatchHandler:
             }
             logger.log(level, "invocation finished", extra=extra)
 
-    async def _publish_result(self, message: OutgoingMessage, result: Result, stored: RecordAtRevision | None) -> None:
+    async def _publish_result(self, result: Result, stored: RecordAtRevision | None) -> None:
         """Publish the result. Retry without a limit if the error is transient.
 
         Without the retries, the result would be lost and the function would run again. If the server rejects the
@@ -229,55 +223,47 @@ class DispatchHandler:
         failures = 0
         while True:
             try:
-                await self.publisher.publish(message)
+                await self.results.publisher.publish(result_message(self.options.subjects, result, stored))
             except NatsMessageTooLarge:
                 if not result.body:
                     raise
                 result = without_body(result)
-                message = self._result_message(result, stored)
             except JetStreamError as error:
                 if not is_transient(error):
                     raise
                 failures += 1
-                logger.warning("result not published: retrying", extra=_error_fields(result, error))
+                fields = {"invocation_id": result.invocation_id, "function": result.serverless_request_id}
+                logger.warning("result was not published; the sidecar will retry", extra=fields | {"error": str(error)})
                 await asyncio.sleep(RESULT_PUBLISH_BACKOFF.delay(failures))
             else:
                 return
 
-    def _result_message(self, result: Result, stored: RecordAtRevision | None) -> OutgoingMessage:
-        headers = record_headers(stored) if stored else {}
-        subject = self.options.subjects.result(result.serverless_request_id)
-        return OutgoingMessage(subject, encode(result), result.message_id, headers)
+    async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> NakDelivery | None:
+        """Publish the dead letter and the result, and reply to the caller. Return a nak if the record is unreadable.
 
-    async def _reply(self, invocation: Invocation, data: bytes) -> None:
-        """Send the result to the caller if the caller waits for a reply.
-
-        If the reply is lost, the caller queries the stored result.
+        Publish no result if the invocation already has one, or if dead_letter_result() returns None.
         """
-        if not invocation.reply_to:
-            return
+        options, now = self.options, self.options.clock()
+        failure, attempt = dead_letter_failure(outcome), InvocationAttempt(options.worker, delivery.delivery_count)
+        result = dead_letter_result(delivery.data, options.request_id, failure, attempt, now)
         try:
-            await self.publisher.connection.publish(invocation.reply_to, data, timeout_seconds=REPLY_TIMEOUT_SECONDS)
-        except JetStreamError as error:
-            logger.warning(
-                "reply not sent: the runtime API will read the stored result",
-                extra=_error_fields(invocation, error),
-            )
-
-    def dead_letter_messages(self, delivery: Delivery, outcome: DeadLetterDelivery) -> Sequence[OutgoingMessage]:
-        """Build the dead letter. Also build the result, unless dead_letter_result() returns None."""
+            stored = await self.records.read(result.invocation_id) if result else None
+        except RecordUnreadable as error:
+            return error.to_nak()
+        if result and stored:  # the record also counts a start after the last attempt, which found the limit reached
+            attempts = min(stored.record.attempts, options.max_deliveries)
+            result = msgspec.structs.replace(result, attempts=attempts)
+        letters = DeadLetterBuilder(options.subjects, Stream.DISPATCH)
+        letter = letters.message(delivery, failure, now, result.invocation_id if result else "")
+        await self.results.publish_dead_letter(letter, result, stored, stored.record.reply_to if stored else "")
         self.metrics.invocations.labels(ResultState.DEAD_LETTERED.value).inc()
-        letters, now = DeadLetterBuilder(self.options.subjects, Stream.DISPATCH), self.options.clock()
-        failure = dead_letter_failure(delivery, outcome, self.options.max_deliveries)
-        attempt = InvocationAttempt(self.options.worker, min(delivery.delivery_count, self.options.max_deliveries))
-        result = dead_letter_result(delivery.data, self.options.request_id, failure, attempt, now)
-        letter = letters.build(delivery, failure, now, result.invocation_id if result else "")
-        return [letters.to_outgoing(letter), *([self._result_message(result, None)] if result else [])]
+        return None
 
 
 def is_fresh_dispatch(delivery: Delivery, dispatch: Dispatch, now: datetime) -> bool:
     """Return whether this is the first delivery of an invocation that has not waited for a worker."""
-    return delivery.delivery_count == 1 and abs(now - dispatch.dispatched_at) <= FRESH_DISPATCH_MAX_AGE
+    is_recent = abs(now - dispatch.dispatched_at) <= FRESH_DISPATCH_MAX_AGE
+    return delivery.delivery_count == 1 and is_recent and now < dispatch.deadline
 
 
 @asynccontextmanager
@@ -313,8 +299,3 @@ def framework_request_of(dispatch: Dispatch, attempt: int) -> FrameworkRequest:
         deadline=dispatch.deadline,
         attempt=attempt,
     )
-
-
-def _error_fields(about: Invocation | Result, error: JetStreamError) -> dict[str, str]:
-    """Return the log fields of a message of this invocation that was not sent."""
-    return {"invocation_id": about.invocation_id, "function": about.serverless_request_id, "error": str(error)}

@@ -47,7 +47,8 @@ class DrainableConsumer:
         """Stop pulling invocations permanently. Invocations in flight continue."""
         if not self._draining:
             logger.info(
-                "worker drain started: no more invocations pulled", extra={"in_flight": self._pull_consumer.in_flight}
+                "worker drain started; the sidecar pulls no more invocations",
+                extra={"in_flight": self._pull_consumer.in_flight},
             )
             self._draining = True
             self._heartbeat.mark_draining()

@@ -9,12 +9,14 @@ The client could not repeat this call, because the framework may already have re
 import asyncio
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 from urllib.parse import quote
 
+from gpu_runtime.contract.timing import WORKER_DEADLINE_GRACE_SECONDS
 from gpu_runtime.worker_sidecar.framework_connections import FrameworkConnectionPool, FrameworkUnreachable
 from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest, http_headers
 from gpu_runtime.worker_sidecar.framework_response import (
@@ -30,9 +32,6 @@ from gpu_runtime.worker_sidecar.framework_response import (
 from gpu_runtime.worker_sidecar.http_response_parser import IncompleteResponse, MalformedResponse, ParsedResponse
 
 logger = logging.getLogger(__name__)
-
-DEADLINE_GRACE_SECONDS = 0.5
-"""Seconds that the client waits after the deadline, so that the framework can report the timeout itself."""
 
 MIN_KEEP_ALIVE_SECONDS = 15
 """Minimum keep-alive timeout of the framework for which the client reuses connections.
@@ -71,14 +70,14 @@ class FrameworkClient:
     async def invoke(self, request: FrameworkRequest) -> FrameworkOutcome:
         """Send an invocation and return its outcome.
 
-        A failure of the framework is an outcome, not an exception. If the call has not ended DEADLINE_GRACE_SECONDS
-        after the deadline, the client aborts it.
+        A failure of the framework is an outcome, not an exception. If the call has not ended
+        WORKER_DEADLINE_GRACE_SECONDS after the deadline, the client aborts it.
         """
-        remaining = _remaining_seconds(request.deadline)
+        remaining = (request.deadline - datetime.now(UTC)).total_seconds() if request.deadline else None
         if remaining is not None and remaining <= 0:
             return TimedOut("the deadline passed before the framework was called")
         try:
-            async with asyncio.timeout(None if remaining is None else remaining + DEADLINE_GRACE_SECONDS):
+            async with asyncio.timeout(None if remaining is None else remaining + WORKER_DEADLINE_GRACE_SECONDS):
                 return await self._call(request)
         except TimeoutError:
             return TimedOut("the framework did not answer before the deadline")
@@ -94,11 +93,9 @@ class FrameworkClient:
             return f"the framework did not answer the health check within {HEALTH_TIMEOUT_SECONDS:g} s"
         except (FrameworkUnreachable, IncompleteResponse, MalformedResponse) as error:
             return _framework_failed(error).reason
-        return (
-            None
-            if is_success(response.status)
-            else f"the framework answered the health check with status {response.status}"
-        )
+        if is_success(response.status):
+            return None
+        return f"the framework answered the health check with status {response.status}"
 
     async def wait_until_healthy(self) -> None:
         """Repeat the health check with backoff until it succeeds. There is no timeout; the caller may set one."""
@@ -106,7 +103,8 @@ class FrameworkClient:
         while problem := await self.check_health():
             if problem != logged_problem:
                 logger.info(
-                    "framework health check failed: retrying", extra={"reason": problem, "socket": self._socket}
+                    "framework health check failed; the sidecar will retry",
+                    extra={"reason": problem, "socket": self._socket},
                 )
             logged_problem = problem
             await asyncio.sleep(delay)
@@ -117,7 +115,8 @@ class FrameworkClient:
 
         Store the result for later calls. If it is False, close the idle connections.
         """
-        self._keep_alive = _keep_alive_seconds(health.headers.get("keep-alive", "")) >= MIN_KEEP_ALIVE_SECONDS
+        announced = KEEP_ALIVE_TIMEOUT_PATTERN.search(health.headers.get("keep-alive", ""))
+        self._keep_alive = announced is not None and int(announced[1]) >= MIN_KEEP_ALIVE_SECONDS
         if not self._keep_alive:
             self._connection_pool.close_idle()
         return self._keep_alive
@@ -159,32 +158,19 @@ def _request_head(method: str, path: str) -> bytes:
     ).encode("ascii")
 
 
-def _keep_alive_seconds(header: str) -> int:
-    match = KEEP_ALIVE_TIMEOUT_PATTERN.search(header)
-    return int(match[1]) if match else 0
-
-
-def _remaining_seconds(deadline: datetime | None) -> float | None:
-    return None if deadline is None else (deadline - datetime.now(UTC)).total_seconds()
+_FAILURES: Mapping[type[Exception], tuple[FrameworkFailureKind, str]] = MappingProxyType(
+    {
+        FrameworkUnreachable: (FrameworkFailureKind.UNREACHABLE, "the framework is unreachable"),
+        IncompleteResponse: (
+            FrameworkFailureKind.CONNECTION_LOST,
+            "the connection closed before the end of the response",
+        ),
+        MalformedResponse: (FrameworkFailureKind.MALFORMED_RESPONSE, "the response of the framework is malformed"),
+    }
+)
 
 
 def _framework_failed(error: FrameworkUnreachable | IncompleteResponse | MalformedResponse) -> FrameworkFailed:
-    match error:
-        case FrameworkUnreachable():
-            return FrameworkFailed(
-                FrameworkFailureKind.UNREACHABLE, f"the framework is unreachable: {_one_line(error)}"
-            )
-        case IncompleteResponse():
-            return FrameworkFailed(
-                FrameworkFailureKind.CONNECTION_LOST,
-                f"the connection closed before the end of the response: {_one_line(error)}",
-            )
-        case MalformedResponse():
-            return FrameworkFailed(
-                FrameworkFailureKind.MALFORMED_RESPONSE,
-                f"the response of the framework is malformed: {_one_line(error)}",
-            )
-
-
-def _one_line(error: object) -> str:
-    return " ".join(replace_surrogates(str(error)).split())[:256] or type(error).__name__
+    kind, reason = _FAILURES[type(error)]
+    details = " ".join(replace_surrogates(str(error)).split())[:256] or type(error).__name__
+    return FrameworkFailed(kind, f"{reason}: {details}")

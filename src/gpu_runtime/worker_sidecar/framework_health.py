@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class FrameworkHealthMonitor:
             self._unhealthy.clear()
             self.on_healthy()
             while not self._unhealthy.is_set():
-                await self._wait_interval()
+                await is_set_within(self._unhealthy, self.interval_seconds)
                 if not self.is_busy():
                     await self.check()
 
@@ -46,14 +47,10 @@ class FrameworkHealthMonitor:
         """Check the framework now, for example because a call failed."""
         problem = await self.framework.check_health()
         if problem is not None and not self._unhealthy.is_set():
-            logger.warning("framework became unhealthy: no more invocations pulled", extra={"reason": problem})
+            logger.warning(
+                "framework became unhealthy; the sidecar pulls no invocations until the framework is healthy",
+                extra={"reason": problem},
+            )
             self.problem = problem
             self._unhealthy.set()
             self.on_unhealthy()
-
-    async def _wait_interval(self) -> None:
-        try:
-            async with asyncio.timeout(self.interval_seconds):
-                await self._unhealthy.wait()
-        except TimeoutError:
-            return

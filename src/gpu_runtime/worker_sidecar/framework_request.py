@@ -52,14 +52,11 @@ def http_headers(request: FrameworkRequest) -> dict[str, str]:
     if request.attributes:
         headers[ATTRIBUTES_HEADER] = json.dumps(request.attributes, separators=(",", ":"))
     if request.deadline is not None:
-        headers[DEADLINE_HEADER] = _format_time(request.deadline)
+        deadline = request.deadline.astimezone(UTC).replace(tzinfo=None)
+        headers[DEADLINE_HEADER] = f"{deadline.isoformat(timespec='milliseconds')}Z"
     return headers | {
         CALLER_HEADER_PREFIX + _encode_name(name): _encode_value(value) for name, value in request.headers.items()
     }
-
-
-def _format_time(time: datetime) -> str:
-    return f"{time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def _encode_name(name: str) -> str:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
@@ -69,12 +70,8 @@ class HeartbeatPublisher:
 
     async def run(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self._settings.heartbeat_seconds):
-                    await self._wake_up.wait()
+            if await is_set_within(self._wake_up, self._settings.heartbeat_seconds):
                 await asyncio.sleep(EVENT_COALESCE_SECONDS)
-            except TimeoutError:
-                pass
             await self._publish()
 
     def _set_pending_event(self, kind: WorkerEventKind, invocation_id: str = "") -> None:
@@ -88,7 +85,7 @@ class HeartbeatPublisher:
                 await self._connection.publish(self._subject, encode(event), timeout_seconds=PUBLISH_TIMEOUT_SECONDS)
             except JetStreamError as error:
                 fields = {"event": kind.value, "subject": self._subject, "error": str(error)}
-                logger.debug("worker event not published", extra=fields)
+                logger.debug("worker event was not published", extra=fields)
 
     def next_events(self) -> tuple[tuple[WorkerEventKind, str], ...]:
         """Return the events to publish now, and reset the pending events.
@@ -119,5 +116,6 @@ class HeartbeatPublisher:
             sent_at=datetime.now(UTC),
             in_flight=self._in_flight(),
             concurrency=self._settings.concurrency,
+            heartbeat_seconds=self._settings.heartbeat_seconds,
             invocation_id=invocation_id,
         )

@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from aiohttp import web
 from nats.aio.msg import Msg
@@ -16,15 +17,18 @@ from nats.aio.msg import Msg
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.drain_request import DrainRequest
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
-from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
-from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.event_wait import is_set_within
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
 from gpu_runtime.jetstream.request_reply import serve_requests
 from gpu_runtime.process.health_server import health_handlers, serve_app
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.nats_setup import fault_from_nats_error, nats_options, stream_topology
+from gpu_runtime.process.nats_setup import connect_nats_or_fault, nats_options, stream_topology
+from gpu_runtime.process.runner import run_process
 from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
 from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.drain import DrainableConsumer
@@ -33,31 +37,33 @@ from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
 from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
+from gpu_runtime.worker_sidecar.worker_records import DirectWorkerRecords
 
 PROCESS_NAME = "worker-sidecar"
 
 logger = logging.getLogger(__name__)
 
 
-async def serve(settings: WorkerSidecarSettings, stopping: asyncio.Event) -> None:
+def main(config: Path) -> int:
+    return run_process(config, WorkerSidecarSettings, run_worker_sidecar)
+
+
+async def run_worker_sidecar(settings: WorkerSidecarSettings, stopping: asyncio.Event) -> None:
     """Run the sidecar until `stopping` is set and the worker is drained.
 
     NATS and the framework need not be available at the start. Each of them may fail and recover at any time.
     """
     metrics, framework = SidecarMetrics(new_registry(PROCESS_NAME)), settings.framework
-    max_response_bytes = settings.nats.streams.max_payload_bytes
-    try:
-        async with (
-            connect_nats(nats_options(settings.nats, PROCESS_NAME)) as nats,
-            FrameworkClient(
-                framework.socket_path, framework.invoke_path, framework.health_path, max_response_bytes
-            ) as client,
-        ):
-            sidecar = WorkerSidecar(nats, client, settings, metrics, _pod_uid())
-            async with serve_app(sidecar.health_application(stopping), settings.health, shutdown_timeout=1.0):
-                await sidecar.run(stopping)
-    except JetStreamError as error:
-        raise fault_from_nats_error(error) from error
+    # The sidecar has no access to the Kubernetes API, so the environment contains the UID of its pod.
+    pod_uid = os.environ.get("POD_UID") or uuid.uuid4().hex
+    paths = (framework.socket_path, framework.invoke_path, framework.health_path)
+    async with (
+        connect_nats_or_fault(nats_options(settings.nats, PROCESS_NAME)) as nats,
+        FrameworkClient(*paths, settings.nats.streams.max_payload_bytes) as client,
+    ):
+        sidecar = WorkerSidecar(nats, client, settings, metrics, pod_uid)
+        async with serve_app(sidecar.health_application(stopping), settings.health, shutdown_timeout=1.0):
+            await sidecar.run(stopping)
 
 
 class WorkerSidecar:
@@ -83,9 +89,10 @@ class WorkerSidecar:
             on_healthy=self._resume,
             on_unhealthy=self._pause,
         )
+        records = InvocationRecordStore(KeyValueBucket(nats, publisher, topology.record_bucket))
         self._dispatch_handler = DispatchHandler(
-            publisher,
-            KeyValueBucket(nats, publisher, topology.record_bucket),
+            ResultPublisher(topology.subjects, publisher),
+            DirectWorkerRecords(records, settings.worker),
             framework,
             self._framework_health,
             self._heartbeat,
@@ -101,13 +108,12 @@ class WorkerSidecar:
             ),
         )
         self._pull_consumer = PullConsumer(
-            publisher,
+            nats,
             topology.dispatch_consumer(settings.request_id),
             self._dispatch_handler.handle,
-            self._dispatch_handler.dead_letter_messages,
-            ConsumeOptions(
-                max_in_flight=settings.concurrency, max_deliveries=settings.retries.max_deliveries, backoff=backoff
-            ),
+            self._dispatch_handler.on_dead_letter,
+            # The handler limits the attempts. A delivery that starts no attempt does not count.
+            ConsumeOptions(max_in_flight=settings.concurrency, max_deliveries=None, backoff=backoff),
         )
         self._consumer = DrainableConsumer(self._pull_consumer, self._heartbeat)
         metrics.in_flight.set_function(self._in_flight)
@@ -158,12 +164,9 @@ class WorkerSidecar:
         response. The method is GET, because the kubelet uses no other method for preStop hooks.
         """
         self._consumer.drain()
-        try:
-            async with asyncio.timeout(self._settings.drain_timeout_seconds):
-                await self._consumer.drained.wait()
-        except TimeoutError:
-            return web.Response(text=f"not drained: {self._in_flight()} invocations in flight\n")
-        return web.Response(text="drained\n")
+        if await is_set_within(self._consumer.drained, self._settings.drain_timeout_seconds):
+            return web.Response(text="drained\n")
+        return web.Response(text=f"not drained: {self._in_flight()} invocations in flight\n")
 
     async def _drain_on_stop(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
@@ -174,7 +177,9 @@ class WorkerSidecar:
         try:
             request = decode(data, DrainRequest)
         except MessageDecodeError as error:
-            logger.warning("drain request decoding failed: drain request ignored", extra={"error": str(error)})
+            logger.warning(
+                "drain request could not be decoded; the sidecar does not drain", extra={"error": str(error)}
+            )
             return encode(self._consumer.drain_status())
         if request.force or not self._in_flight():
             self._consumer.drain()
@@ -190,8 +195,3 @@ class WorkerSidecar:
             yield
         finally:
             await self._nats.unsubscribe(subscription)
-
-
-def _pod_uid() -> str:
-    """Return the UID of the pod from the environment, because the sidecar has no access to the Kubernetes API."""
-    return os.environ.get("POD_UID") or uuid.uuid4().hex

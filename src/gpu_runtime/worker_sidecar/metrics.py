@@ -2,25 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-CALL_DURATION_BUCKETS_SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-    60,
-    300,
-    1800,
-)
+_CALL_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 class SidecarMetrics:
@@ -49,5 +31,5 @@ class SidecarMetrics:
             "gpu_runtime_framework_call_duration_seconds",
             "Duration of a call to the framework in seconds",
             registry=registry,
-            buckets=CALL_DURATION_BUCKETS_SECONDS,
+            buckets=_CALL_BUCKETS_SECONDS,
         )

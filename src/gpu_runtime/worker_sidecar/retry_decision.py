@@ -20,11 +20,12 @@ import msgspec
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import InvocationID
-from gpu_runtime.contract.messages.invocation_id import invocation_id_errors
+from gpu_runtime.contract.messages.invocation_id import identity_errors, invocation_id_errors
+from gpu_runtime.contract.messages.invocation_messages import termination_failure
+from gpu_runtime.contract.messages.invocation_record import Termination
 from gpu_runtime.contract.messages.limits import truncate_text
 from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS, MessageDecodeError, decode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
-from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
 from gpu_runtime.worker_sidecar.framework_response import (
     FrameworkFailed,
     FrameworkFailureKind,
@@ -71,7 +72,7 @@ def disposition_of(outcome: FrameworkOutcome) -> Disposition:
             failure = _failure(FailureClass.FUNCTION_ERROR, f"{error_type}: {message}")
             return FinishInvocation(ResultState.FAILED, failure, status)
         case TimedOut(message):
-            return expired(message)
+            return FinishInvocation(ResultState.EXPIRED, _failure(FailureClass.TIMED_OUT, message))
         case RetryRequested(error_type, message, retry_after):
             failure = _failure(
                 FailureClass.FUNCTION_UNREACHABLE, f"the function requested a retry: {error_type}: {message}"
@@ -86,14 +87,9 @@ def disposition_of(outcome: FrameworkOutcome) -> Disposition:
             )
 
 
-def expired(message: str) -> FinishInvocation:
-    """Return the disposition of an invocation whose deadline passed."""
-    return FinishInvocation(ResultState.EXPIRED, _failure(FailureClass.TIMED_OUT, message))
-
-
-def cancelled() -> FinishInvocation:
-    """Return the disposition of an invocation that its caller cancelled."""
-    return FinishInvocation(ResultState.CANCELLED, _failure(FailureClass.CANCELLED, "cancelled by the caller"))
+def terminated(termination: Termination) -> FinishInvocation:
+    """Return the disposition of an invocation that ends without an outcome of the function."""
+    return FinishInvocation(*termination_failure(termination))
 
 
 @dataclass(frozen=True)
@@ -129,16 +125,6 @@ def result_of(
     return _with_response_body(result, finish.response, max_body_bytes) if finish.response else result
 
 
-def dead_letter_failure(delivery: Delivery, outcome: DeadLetterDelivery, max_deliveries: int) -> Failure:
-    """Build the failure of a dead-lettered delivery.
-
-    If the delivery count exceeds the maximum, the worker that received the last allowed delivery died before it
-    finished the invocation.
-    """
-    default = FailureClass.WORKER_LOST if delivery.delivery_count > max_deliveries else FailureClass.INTERNAL
-    return _failure(FailureClass(outcome.failure_class or default), outcome.reason)
-
-
 def dead_letter_result(
     data: bytes, request_id: str, failure: Failure, attempt: InvocationAttempt, now: datetime
 ) -> Result | None:
@@ -154,8 +140,7 @@ def dead_letter_result(
     except MessageDecodeError:
         invocation_id = _decode_invocation_id(data)
     else:
-        is_valid = result.serverless_request_id == request_id and not any(invocation_id_errors(result.invocation_id))
-        return result if is_valid else None
+        return None if any(identity_errors(result, request_id)) else result
     if any(invocation_id_errors(invocation_id)):
         return None
     return Result(

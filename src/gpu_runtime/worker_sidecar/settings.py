@@ -6,6 +6,8 @@ from msgspec import Meta, field
 
 from gpu_runtime.contract.crd.gpu_unit import MAX_SOCKET_PATH_BYTES
 from gpu_runtime.contract.crd.well_known import REQUEST_ID_PATTERN
+from gpu_runtime.contract.messages.worker_event import HeartbeatSeconds
+from gpu_runtime.contract.timing import DRAIN_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from gpu_runtime.process.settings import BaseSettings
 from gpu_runtime.process.shared_settings import NatsSettings, PositiveSeconds, ProcessSettings
 
@@ -32,8 +34,8 @@ class FrameworkSettings(BaseSettings, frozen=True, kw_only=True):
 
 class RetrySettings(BaseSettings, frozen=True, kw_only=True):
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
-    """Maximum number of times that JetStream delivers an invocation to workers. If the last delivery also fails, a
-    worker dead-letters the invocation."""
+    """Maximum number of times that workers start an invocation. If the last attempt also fails, a worker dead-letters
+    the invocation."""
 
     initial_backoff_seconds: PositiveSeconds = 1
     """Delay in seconds before the second delivery of an invocation. The delay doubles with each further delivery."""
@@ -64,9 +66,10 @@ class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
     retries: RetrySettings = RetrySettings()
     """Redelivery of invocations. JetStream redelivers an invocation if the framework fails or requests a retry."""
 
-    heartbeat_seconds: PositiveSeconds = 5
-    """Interval in seconds between two heartbeats. A heartbeat contains the number of invocations in flight."""
+    heartbeat_seconds: HeartbeatSeconds = HEARTBEAT_SECONDS
+    """Interval in seconds between two heartbeats. A heartbeat contains the number of invocations in flight.
+    nats.streams.dispatchAckWaitSeconds must be at least three times this interval."""
 
-    drain_timeout_seconds: PositiveSeconds = 300
+    drain_timeout_seconds: PositiveSeconds = DRAIN_TIMEOUT_SECONDS
     """Maximum time in seconds that /drain waits for invocations in flight. Set it lower than
     terminationGracePeriodSeconds of the pod."""
