@@ -5,24 +5,20 @@ Handlers read from these local informers. Only writes, and reads that must not b
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
-from gpu_runtime.contract.crd.operation import UNFINISHED_SELECTOR
+from gpu_runtime.contract.crd.operation import OPERATION_SUMMARIES, UNFINISHED_SELECTOR, OperationSummary
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
-from gpu_runtime.contract.crd.well_known import MANAGED_BY_SELECTOR, Annotation, Label
+from gpu_runtime.contract.crd.well_known import MANAGED_BY_SELECTOR, Label
+from gpu_runtime.contract.operation_rules import is_claimed
 from gpu_runtime.kube.builtin_kinds import PODS, Pod
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions
-from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.kube.informer import Informer
-from gpu_runtime.kube.meta import KubeObject, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.runtime_api.operations.operation_summary import OPERATION_SUMMARIES, OperationSummary
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
-
-T = TypeVar("T", bound=KubeObject)
 
 FLAVOR_INDEX = "flavor"
 """Index of units by namespace and specName."""
@@ -60,7 +56,7 @@ class APIInformers:
 
     def stock_of(self, namespace: str, spec_name: str) -> list[GPUUnit]:
         """The units of this flavor in the namespace."""
-        return self.units.store.by_index(FLAVOR_INDEX, flavor_key(namespace, spec_name))
+        return self.units.store.by_index(FLAVOR_INDEX, _flavor_key(namespace, spec_name))
 
     def node_of(self, unit: GPUUnit) -> str:
         """The node of the stock unit's pod. Empty if the pod is not scheduled."""
@@ -84,25 +80,17 @@ def new_informers(client: KubeClient, namespaces: APINamespaceSettings, metrics:
             metrics=metrics,
         ),
     )
-    informers.units.store.add_index(FLAVOR_INDEX, _flavor_keys)
-    informers.units.store.add_index(CLAIMED_INDEX, _claimed_values)
+    informers.units.store.add_index(
+        FLAVOR_INDEX, lambda unit: (_flavor_key(unit.metadata.namespace, unit.spec.spec_name),)
+    )
+    informers.units.store.add_index(CLAIMED_INDEX, lambda unit: (CLAIMED_INDEX,) if is_claimed(unit) else ())
     informers.units.store.add_index(FUNCTION_INDEX, function_request_ids)
     informers.storages.store.add_index(ATTACHED_INDEX, _attached_values)
     informers.stock_pods.store.add_index(UNIT_UID_INDEX, _unit_uids)
     return informers
 
 
-async def read_live(client: KubeClient, informer: Informer[T], key: ObjectKey) -> T | None:
-    """Read the object from the API server and update the informer's cache. Return None if it does not exist."""
-    try:
-        current = await client.get(informer.resource, key)
-    except KubeNotFound:
-        return None
-    informer.record_write(current)
-    return current
-
-
-def flavor_key(namespace: str, spec_name: str) -> str:
+def _flavor_key(namespace: str, spec_name: str) -> str:
     return f"{namespace}/{spec_name}"
 
 
@@ -112,14 +100,6 @@ def function_request_ids(unit: GPUUnit) -> Iterable[str]:
     if function is None or not unit.spec.is_function or unit.metadata.deletion_timestamp is not None:
         return ()
     return (function.request_id,)
-
-
-def _flavor_keys(unit: GPUUnit) -> Iterable[str]:
-    return (flavor_key(unit.metadata.namespace, unit.spec.spec_name),)
-
-
-def _claimed_values(unit: GPUUnit) -> Iterable[str]:
-    return (CLAIMED_INDEX,) if Annotation.CLAIMED_BY in unit.metadata.annotations else ()
 
 
 def _attached_values(storage: GPUStorage) -> Iterable[str]:

@@ -1,5 +1,6 @@
 """The clock of the runtime API. It is a protocol, so that tests can replace the clock."""
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -14,6 +15,8 @@ class Clock(Protocol):
         """The time in seconds of a clock that never jumps, to measure intervals."""
         ...
 
+    async def sleep(self, seconds: float) -> None: ...
+
 
 class SystemClock:
     def now(self) -> datetime:
@@ -21,6 +24,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 def format_timestamp(time_utc: datetime) -> str:

@@ -1,11 +1,9 @@
 """Maps errors of the Kubernetes API to faults of the contract, which the HTTP edge turns into responses."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from gpu_runtime.contract.errors import (
     AdmissionDenied,
-    Conflict,
     Invalid,
     NotFound,
     QuotaExceeded,
@@ -34,9 +32,8 @@ def _fault_from_api_error(error: kube.KubeApiError) -> RuntimeFault:
                 f"another request created or changed the object at the same time; send the request again ({error})"
             )
         case kube.KubeForbidden() if _is_policy_denial(error):
-            return policy_rejection(
-                error, f"a quota or an admission policy of the cluster rejects the request: {error}"
-            )
+            rejection = QuotaExceeded if "exceeded quota" in str(error) else AdmissionDenied
+            return rejection(f"a quota or an admission policy of the cluster rejects the request: {error}")
         case kube.KubeInvalid(code=413):
             return TooLarge(f"the object is too large for the cluster: {error}")
         case kube.KubeInvalid():
@@ -74,11 +71,6 @@ def is_permanent_rejection(error: kube.KubeError) -> bool:
     return isinstance(error, kube.KubeInvalid) or (isinstance(error, kube.KubeForbidden) and _is_policy_denial(error))
 
 
-def policy_rejection(error: kube.KubeError, message: str) -> Conflict:
-    """Return QuotaExceeded if a ResourceQuota rejected the object, otherwise AdmissionDenied."""
-    return QuotaExceeded(message) if "exceeded quota" in str(error) else AdmissionDenied(message)
-
-
 def _is_policy_denial(error: kube.KubeForbidden) -> bool:
     """Whether a quota or an admission policy rejects the object.
 
@@ -86,12 +78,3 @@ def _is_policy_denial(error: kube.KubeForbidden) -> bool:
     is temporary.
     """
     return not is_rbac_denial(error) and "status unknown for quota" not in str(error)
-
-
-@contextmanager
-def translate_kube_errors() -> Iterator[None]:
-    """Raise the faults of the contract instead of the Kubernetes errors that the block raises."""
-    try:
-        yield
-    except kube.KubeError as error:
-        raise fault_from_kube_error(error) from error

@@ -6,73 +6,68 @@ the informer caches are complete. While NATS is unreachable, it answers requests
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.contract.messages.limits import MAX_TIMEOUT_SECONDS
-from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
-from gpu_runtime.jetstream.errors import NatsMisconfigured
-from gpu_runtime.kube.client import KubeClient, open_kube_client
-from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.contract.timing import kube_attempt_timeout, sync_wait_limit
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.retry import Backoff, RetryPolicy
+from gpu_runtime.kube.retry import RetryPolicy
 from gpu_runtime.process.health_server import health_handlers, serve_app, serve_health
+from gpu_runtime.process.kubernetes import connect_kubernetes
 from gpu_runtime.process.metrics import new_registry
-from gpu_runtime.process.nats_setup import fault_from_nats_error, nats_options, stream_topology
+from gpu_runtime.process.nats_setup import connect_nats_or_fault, nats_options, stream_topology
+from gpu_runtime.process.runner import run_process
 from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
 from gpu_runtime.runtime_api.cache_staleness import stale_reason
 from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.dead_letters import routes as dead_letter_routes
+from gpu_runtime.runtime_api.dead_letters.routes import DEAD_LETTERS
 from gpu_runtime.runtime_api.dead_letters.service import DeadLetterService
-from gpu_runtime.runtime_api.http import health_route
 from gpu_runtime.runtime_api.http.access_log import AccessLog
 from gpu_runtime.runtime_api.http.application import Edge, make_app
 from gpu_runtime.runtime_api.http.authentication import build_authenticator
+from gpu_runtime.runtime_api.http.health_route import HEALTH, HealthService, KubeProbe
 from gpu_runtime.runtime_api.http.openapi import openapi_document, serialize_document
 from gpu_runtime.runtime_api.http.rate_limit import CallerRateLimiter
 from gpu_runtime.runtime_api.http.route import Route
 from gpu_runtime.runtime_api.http.swagger import swagger_handlers
-from gpu_runtime.runtime_api.invocations import routes as invocation_routes
 from gpu_runtime.runtime_api.invocations.enqueue import InvocationEnqueuer
 from gpu_runtime.runtime_api.invocations.function_lookup import FunctionLookup
 from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
-from gpu_runtime.runtime_api.invocations.record_store import InvocationRecordStore
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
+from gpu_runtime.runtime_api.invocations.routes import INVOCATIONS
 from gpu_runtime.runtime_api.invocations.service import InvocationService
+from gpu_runtime.runtime_api.jobs.routes import JOBS, JobService
 from gpu_runtime.runtime_api.nats_client import NatsClient, cap_request_timeout
-from gpu_runtime.runtime_api.operations import jobs
 from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
-from gpu_runtime.runtime_api.operations.jobs import JobService
+from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationExecutor, OperationRunner
 from gpu_runtime.runtime_api.operations.operation_retention import OperationRetention, OperationRetentionMetrics
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.operations.recovery import OperationRecovery
-from gpu_runtime.runtime_api.operations.state_machine import OperationExecutors
+from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
-from gpu_runtime.runtime_api.stock import inventory, pool_routes, stock_units
-from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStockDeleter
-from gpu_runtime.runtime_api.stock.inventory import InventoryService
+from gpu_runtime.runtime_api.stock.inventory import INVENTORY, InventoryService
+from gpu_runtime.runtime_api.stock.pool_routes import POOLS
 from gpu_runtime.runtime_api.stock.pools import PoolCreator, PoolService
 from gpu_runtime.runtime_api.stock.stock_seeder import StockSeeder
-from gpu_runtime.runtime_api.stock.stock_units import StockUnitService
-from gpu_runtime.runtime_api.storages import routes as storage_routes
+from gpu_runtime.runtime_api.stock.stock_units import STOCK_UNITS, StockUnitService
+from gpu_runtime.runtime_api.storages.routes import STORAGES
 from gpu_runtime.runtime_api.storages.service import StorageService
-from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
-from gpu_runtime.runtime_api.units import routes as unit_routes
 from gpu_runtime.runtime_api.units.handoff import Handoff
+from gpu_runtime.runtime_api.units.routes import UNITS
 from gpu_runtime.runtime_api.units.service import UnitService
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector
 
-NAME = "runtime-api"
+PROCESS_NAME = "runtime-api"
 
-KUBE_ATTEMPT_TIMEOUT_FRACTION = 0.1
-"""The share of the HTTP request timeout that one attempt of a Kubernetes request may use.
-
-The share is small, because one HTTP request needs several Kubernetes requests.
-"""
 REQUEST_RETRY_POLICY = RetryPolicy(
     max_attempts=2, backoff=Backoff(initial_seconds=0.05, max_seconds=0.2), max_retry_after_seconds=1.0
 )
@@ -84,7 +79,7 @@ IDLE_CONNECTION_CLOSE_DELAY_SECONDS = 0.5
 The server still answers a request that a client sends on an idle connection during this delay.
 """
 
-BackgroundTask: TypeAlias = Callable[[], Awaitable[object]]
+BackgroundTask: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 """A coroutine function that runs until it is cancelled."""
 
 
@@ -105,8 +100,7 @@ class Services:
     nats_client: NatsClient
     invocations: InvocationService
     dead_letters: DeadLetterService
-    background_queue: BackgroundQueue
-    consumed_deleter: ConsumedStockDeleter
+    background_queues: Sequence[BackgroundQueue]
     recovery: OperationRecovery
     retention: OperationRetention
 
@@ -115,19 +109,19 @@ class Services:
 
 
 def routes(services: Services) -> Sequence[Route]:
-    """Return all routes of the API. Each package adds its routes here."""
+    """Return all routes of the API. `openapi_routes.ROUTE_GROUPS` lists the same groups without services."""
+    probe = KubeProbe(services.client)
+    health = HealthService(probe.check, services.stale_reason, services.nats_client.problem)
     return (
-        *health_route.routes(
-            health_route.KubeProbe(services.client).check, services.stale_reason, services.nats_client.problem
-        ),
-        *unit_routes.routes(services.units),
-        *storage_routes.routes(services.storages),
-        *pool_routes.routes(services.pools),
-        *stock_units.routes(services.stock_units),
-        *inventory.routes(services.inventory),
-        *jobs.routes(services.jobs),
-        *invocation_routes.routes(services.invocations),
-        *dead_letter_routes.routes(services.dead_letters),
+        *HEALTH.bind(health),
+        *UNITS.bind(services.units),
+        *STORAGES.bind(services.storages),
+        *POOLS.bind(services.pools),
+        *STOCK_UNITS.bind(services.stock_units),
+        *INVENTORY.bind(services.inventory),
+        *JOBS.bind(services.jobs),
+        *INVOCATIONS.bind(services.invocations),
+        *DEAD_LETTERS.bind(services.dead_letters),
     )
 
 
@@ -137,76 +131,57 @@ def background_tasks(services: Services) -> Sequence[BackgroundTask]:
     return (*informers, services.recovery.run, services.retention.run, services.nats_client.run)
 
 
-async def serve(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
+def main(config: Path) -> int:
+    return run_process(config, RuntimeAPISettings, run_runtime_api)
+
+
+async def run_runtime_api(settings: RuntimeAPISettings, stopping: asyncio.Event) -> None:
     """Serve until `stopping` is set."""
-    metrics = KubeMetrics(new_registry(NAME))
-    kubeconfig = Path(settings.kubernetes.kubeconfig) if settings.kubernetes.kubeconfig else None
-    config = load_cluster_config(kubeconfig, settings.kubernetes.context or None)
-    try:
-        async with (
-            open_kube_client(config, field_manager=NAME, metrics=metrics) as connected,
-            connect_nats(cap_request_timeout(nats_options(settings.nats, NAME))) as nats,
-        ):
-            await _serve(build_services(connected, nats, settings, metrics), metrics, stopping)
-    except NatsMisconfigured as error:
-        raise fault_from_nats_error(error) from error
-
-
-def kube_attempt_timeout(settings: RuntimeAPISettings) -> float:
-    """Return the timeout in seconds of one attempt of a Kubernetes request."""
-    return min(
-        settings.kubernetes.request_timeout_seconds,
-        KUBE_ATTEMPT_TIMEOUT_FRACTION * settings.limits.request_timeout_seconds,
-    )
+    metrics = KubeMetrics(new_registry(PROCESS_NAME))
+    async with (
+        connect_kubernetes(settings.kubernetes, PROCESS_NAME, metrics) as client,
+        connect_nats_or_fault(cap_request_timeout(nats_options(settings.nats, PROCESS_NAME))) as nats,
+    ):
+        await _serve(build_services(client, nats, settings, metrics), metrics, stopping)
 
 
 def build_services(
     connected: KubeClient, nats: NatsConnection, settings: RuntimeAPISettings, metrics: KubeMetrics
 ) -> Services:
-    client = connected.with_options(kube_attempt_timeout(settings), REQUEST_RETRY_POLICY)
+    timeout = kube_attempt_timeout(settings.kubernetes.request_timeout_seconds, settings.limits.request_timeout_seconds)
+    client = connected.with_options(timeout, REQUEST_RETRY_POLICY)
     namespaces, clock = settings.namespaces, SystemClock()
     informers = new_informers(client, namespaces, metrics)
-    operation_store = OperationStore(client, namespaces.system, clock)
-    attacher = StorageAttacher(client, informers)
-    consumed_deleter = ConsumedStockDeleter(client, informers)
-    handoff = Handoff(
-        client,
-        informers,
-        operation_store,
-        StockSelector(informers, operation_store),
-        attacher,
-        consumed_deleter=consumed_deleter,
-    )
-    pool_creator = PoolCreator(client, informers, operation_store)
-    executors: OperationExecutors = {
+    driver = OperationDriver(OperationStore(client, namespaces.system, clock), clock)
+    attacher, stock_deletions = StorageAttacher(client, informers), BackgroundQueue()
+    selector = StockSelector(informers, driver.store)
+    handoff = Handoff(client, informers, driver, selector, attacher, deletions=stock_deletions)
+    executors: Mapping[OperationType, OperationExecutor] = {
         OperationType.CREATE_UNIT: handoff,
-        OperationType.SEED_STOCK: StockSeeder(client, informers, operation_store),
-        OperationType.CREATE_STOCK_POOL: pool_creator,
+        OperationType.SEED_STOCK: StockSeeder(client, informers, driver),
+        OperationType.CREATE_STOCK_POOL: PoolCreator(client, informers, driver),
     }
-    background_queue = BackgroundQueue(executors)
+    operations = OperationRunner(driver.store, executors, BackgroundQueue())
     nats_client = NatsClient(nats, stream_topology(settings.nats))
     invocations = _build_invocations(nats_client, informers, settings, metrics)
     return Services(
         settings=settings,
         client=client,
         informers=informers,
-        units=UnitService(client, informers, namespaces, handoff, handoff.finish_operation, attacher),
+        units=UnitService(client, informers, namespaces, handoff, operations, attacher),
         storages=StorageService(client, informers, namespaces),
-        pools=PoolService(client, informers, operation_store, namespaces, pool_creator, background_queue.enqueue),
-        stock_units=StockUnitService(informers, operation_store, namespaces.stock, background_queue.enqueue),
+        pools=PoolService(client, informers, operations, namespaces),
+        stock_units=StockUnitService(informers, operations, namespaces.stock),
         inventory=InventoryService(informers, namespaces.stock),
-        jobs=JobService(operation_store),
+        jobs=JobService(driver.store),
         nats_client=nats_client,
         invocations=invocations,
         dead_letters=DeadLetterService(nats_client, invocations.enqueuer),
-        background_queue=background_queue,
-        consumed_deleter=consumed_deleter,
-        recovery=OperationRecovery(
-            client, informers, operation_store, executors, settings=settings.operations, clock=clock
-        ),
+        background_queues=(operations.queue, stock_deletions),
+        recovery=OperationRecovery(client, informers, operations, settings=settings.operations, clock=clock),
         retention=OperationRetention(
-            client,
-            namespaces.system,
+            client=client,
+            namespace=namespaces.system,
             settings=settings.operations,
             clock=clock,
             metrics=OperationRetentionMetrics(metrics.registry),
@@ -228,7 +203,7 @@ def _build_invocations(
         ),
         results=ResultClient(nats_client.connection, subjects, own.result_query_timeout_seconds),
         limits=InvocationLimits(min(own.default_timeout_seconds, max_timeout), max_timeout, streams.max_payload_bytes),
-        max_sync_wait_seconds=min(own.max_sync_wait_seconds, 0.9 * settings.limits.request_timeout_seconds),
+        max_sync_wait_seconds=sync_wait_limit(own.max_sync_wait_seconds, settings.limits.request_timeout_seconds),
         clock=clock,
         metrics=InvocationMetrics(metrics.registry),
     )
@@ -249,12 +224,10 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
         serve_health(settings.health, metrics.registry, stopping, readiness),
         asyncio.TaskGroup() as tasks,
     ):
-        background = [
-            tasks.create_task(_run_forever(task)) for task in (*background_tasks(services), *authenticator_tasks)
-        ]
+        background = [tasks.create_task(task()) for task in (*background_tasks(services), *authenticator_tasks)]
         # These queues stop after the HTTP server, because requests in flight still add work to them.
         server_closed = asyncio.Event()
-        for queue in (services.background_queue, services.consumed_deleter):
+        for queue in services.background_queues:
             tasks.create_task(queue.run(server_closed, _connection_shutdown_timeout(settings)))
         async with serve_app(
             app,
@@ -267,10 +240,6 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
         server_closed.set()
         for task in background:
             task.cancel()
-
-
-async def _run_forever(task: BackgroundTask) -> None:
-    await task()
 
 
 def _connection_shutdown_timeout(settings: RuntimeAPISettings) -> float:

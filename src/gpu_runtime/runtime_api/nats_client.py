@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.errors import JetStreamError
@@ -61,7 +62,7 @@ class NatsClient:
             while True:
                 self._reconnected.clear()
                 await self._ensure_streams()
-                await self._wait_for_reconnect()
+                await is_set_within(self._reconnected, STREAM_SETUP_RETRY_SECONDS if self._setup_error else None)
 
     async def _ensure_streams(self) -> None:
         topology = self.topology
@@ -72,14 +73,8 @@ class NatsClient:
         except JetStreamError as error:
             self._setup_error = f"NATS: {error}"
             logger.error(  # noqa: TRY400 - no traceback needed
-                "stream setup rejected: an operator must resolve the error", extra={"error": str(error)}
+                "NATS rejected the stream setup; the process will retry, but an operator must resolve the error",
+                extra={"error": str(error)},
             )
         else:
             self._setup_error = None
-
-    async def _wait_for_reconnect(self) -> None:
-        try:
-            async with asyncio.timeout(STREAM_SETUP_RETRY_SECONDS if self._setup_error else None):
-                await self._reconnected.wait()
-        except TimeoutError:
-            return

@@ -119,7 +119,7 @@ class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
 
     shutdown_delay_seconds: PositiveSeconds = 5
     """Time in seconds for which the API still accepts requests after SIGTERM. Its readiness check already fails during
-    this time, so that load balancers can remove the replica."""
+    this time, so that load balancers can remove the replica. It must be shorter than gracefulShutdownTimeoutSeconds."""
 
 
 class APIListenerSettings(BindAddressSettings, frozen=True, kw_only=True):

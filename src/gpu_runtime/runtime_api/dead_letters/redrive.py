@@ -15,11 +15,10 @@ from gpu_runtime.contract.errors import NotRedrivable
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_id_errors
+from gpu_runtime.contract.messages.invocation_id import identity_errors
 from gpu_runtime.contract.messages.limits import MAX_INVOCATION_ID_LENGTH
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
 from gpu_runtime.contract.messages.subjects import Stream
-from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 
 
@@ -36,7 +35,8 @@ def redriven_invocation(letter: DeadLetter) -> Invocation:
         )
     except MessageDecodeError as error:
         raise NotRedrivable(f"dead letter {letter.id} cannot be redriven: {error}") from error
-    for field_error in _redrive_errors(original, letter):
+    # Such an error may be the reason why the message was dead-lettered.
+    for field_error in identity_errors(original, letter.serverless_request_id):
         raise NotRedrivable(f"dead letter {letter.id} cannot be redriven: {field_error}")
     return structs.replace(
         original,
@@ -45,17 +45,6 @@ def redriven_invocation(letter: DeadLetter) -> Invocation:
         reply_to="",
         enqueued_at=None,
     )
-
-
-def _redrive_errors(original: Invocation, letter: DeadLetter) -> FieldErrors:
-    """Yield the errors of the fields that become parts of NATS subjects and keys.
-
-    Such an error may be the reason why the message was dead-lettered.
-    """
-    yield from invocation_id_errors(original.invocation_id)
-    if original.serverless_request_id != letter.serverless_request_id:
-        text = f"{original.serverless_request_id!r} does not match the subject {letter.subject}"
-        yield FieldError("serverlessRequestID", text)
 
 
 def redrive_invocation_id(invocation_id: str, letter_id: str) -> str:

@@ -107,7 +107,7 @@ def _decode_dead_letter(message: StoredMessage) -> DeadLetter | None:
         return decode(message.data, DeadLetter)
     except MessageDecodeError as error:
         fields = {"subject": message.subject, "sequence": message.sequence, "error": str(error)}
-        logger.warning("dead letter decoding failed: dead letter skipped", extra=fields)
+        logger.warning("dead letter decoding failed; the runtime API skips the dead letter", extra=fields)
         return None
 
 

@@ -1,6 +1,6 @@
 """Converts dead letters into the JSON views of the API. Pure functions."""
 
-from msgspec import UNSET, Raw, UnsetType, field
+from msgspec import UNSET, Raw, UnsetType, field, structs
 
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.failure_class import FailureClass
@@ -73,17 +73,9 @@ class RedriveView(View, frozen=True, kw_only=True):
 
 def dead_letter_view(letter: DeadLetter, *, include_message: bool) -> DeadLetterView:
     message, encoding = encode_payload(letter.data, JSON_CONTENT_TYPE) if include_message else (UNSET, None)
+    fields = {name: value for name, value in structs.asdict(letter).items() if name not in ("data", "headers")}
     return DeadLetterView(
-        id=letter.id,
-        source=letter.source,
-        serverless_request_id=letter.serverless_request_id,
-        invocation_id=letter.invocation_id or None,
-        failure_class=letter.failure_class,
-        reason=letter.reason,
-        delivery_count=letter.delivery_count,
-        published_at=letter.published_at,
-        dead_lettered_at=letter.dead_lettered_at,
-        subject=letter.subject,
+        **fields | {"invocation_id": letter.invocation_id or None},
         headers=letter.headers if include_message else {},
         message=message,
         message_encoding=encoding,

@@ -15,9 +15,7 @@ audit_logger = logging.getLogger("gpu_runtime.audit")
 access_logger = logging.getLogger("gpu_runtime.access")
 
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_METRIC_METHODS: Mapping[str, str] = MappingProxyType(
-    {name: name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")}
-)
+_METRIC_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _LOGGED_IDS: Mapping[str, str] = MappingProxyType(
     {"operation_id": "operation_id", "invocation_id": "invocation_id", "name": "object_name"}
 )
@@ -42,6 +40,17 @@ class AccessRecord:
             if isinstance(value := getattr(message, attribute, None), str) and value:
                 self.logged_ids[log_field] = value
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        return {
+            "method": self.method,
+            "route": self.route,
+            "path": self.path,
+            "caller": self.caller,
+            "http_request_id": self.http_request_id,
+            **self.logged_ids,
+        }
+
 
 class AccessLog:
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -62,7 +71,7 @@ class AccessLog:
         self._histograms: dict[str, Histogram] = {}
 
     def log(self, entry: AccessRecord, status: int, seconds: float) -> None:
-        self._observe(entry.route, _METRIC_METHODS.get(entry.method, "other"), status, seconds)
+        self._observe(entry.route, entry.method if entry.method in _METRIC_METHODS else "other", status, seconds)
         if entry.method not in READ_METHODS:
             audit_logger.info("HTTP request completed", extra=_log_fields(entry, status, seconds))
         elif access_logger.isEnabledFor(logging.DEBUG):
@@ -80,13 +89,4 @@ class AccessLog:
 
 
 def _log_fields(entry: AccessRecord, status: int, seconds: float) -> dict[str, object]:
-    return {
-        "method": entry.method,
-        "route": entry.route,
-        "path": entry.path,
-        "caller": entry.caller,
-        "status": status,
-        "http_request_id": entry.http_request_id,
-        "duration_seconds": round(seconds, 6),
-        **entry.logged_ids,
-    }
+    return {**entry.log_fields, "status": status, "duration_seconds": round(seconds, 6)}

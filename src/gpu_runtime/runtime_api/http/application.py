@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from aiohttp import HttpVersion11, hdrs, web
 
-from gpu_runtime.contract.errors import Invalid, NotFound, RuntimeFault, TooLarge, Unavailable
+from gpu_runtime.contract.errors import Forbidden, Invalid, NotFound, RuntimeFault, TooLarge, Unavailable
 from gpu_runtime.contract.validation.field_error import FieldError
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.kube.errors import KubeError
@@ -150,15 +150,10 @@ class InstrumentedHandler:
         except Exception as error:
             fault = self._timeout_fault() if limit.expired() else fault_from_exception(error)
             if isinstance(fault, InternalError):
-                extra = {
-                    "http_request_id": entry.http_request_id,
-                    "method": entry.method,
-                    "route": entry.route,
-                    "path": entry.path,
-                    "caller": entry.caller,
-                    **entry.logged_ids,
-                }
-                logger.exception("HTTP request handler raised an unexpected exception: returning 500", extra=extra)
+                logger.exception(
+                    "HTTP request handler raised an unexpected exception; the response has status 500",
+                    extra=entry.log_fields,
+                )
             return error_response(fault, entry.http_request_id)
 
     def _timeout_fault(self) -> Unavailable:
@@ -200,7 +195,9 @@ class RouteAdmission:
             return ANONYMOUS
         caller = await self._edge.authenticator.authenticate(request.headers.get(hdrs.AUTHORIZATION))
         entry.caller = caller.name
-        caller.require_scope(self._route.scope)
+        if self._route.scope not in caller.scopes:
+            granted = f"it has {', '.join(sorted(caller.scopes))}" if caller.scopes else "it has none"
+            raise Forbidden(f"{caller.name} lacks the scope {self._route.scope}; {granted}")
         self._edge.rate_limiter.admit(caller.name, time.monotonic())
         return caller
 

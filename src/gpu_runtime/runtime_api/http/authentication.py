@@ -1,8 +1,9 @@
 """Authenticates callers by bearer token. The token is in the token file, or it belongs to a service account."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from gpu_runtime.contract.errors import Unauthenticated
 from gpu_runtime.kube.client import KubeClient
@@ -49,13 +50,13 @@ def parse_bearer_token(authorization: str | None) -> str:
 
 def build_authenticator(
     settings: AuthenticationSettings, client: KubeClient
-) -> tuple[Authenticator, Sequence[Callable[[], Awaitable[object]]]]:
+) -> tuple[Authenticator, Sequence[Callable[[], Coroutine[Any, Any, object]]]]:
     """Build the authenticator, and return it with the background tasks that it needs.
 
     Raises InvalidSettings if authentication is required and no caller is configured.
     """
     if settings.mode == "off":
-        logger.warning("authentication disabled: every caller has every scope")
+        logger.warning("authentication is disabled; every caller has every scope")
         return AnonymousAuthenticator(), ()
     if not settings.token_file and not settings.service_accounts:
         raise InvalidSettings(

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_runtime.contract.errors import Forbidden
 from gpu_runtime.runtime_api.http.route import Scope
 
 
@@ -11,11 +10,6 @@ from gpu_runtime.runtime_api.http.route import Scope
 class Caller:
     name: str
     scopes: frozenset[Scope] = frozenset()
-
-    def require_scope(self, scope: Scope) -> None:
-        if scope not in self.scopes:
-            granted = f"it has {', '.join(sorted(self.scopes))}" if self.scopes else "it has none"
-            raise Forbidden(f"{self.name} lacks the scope {scope}; {granted}")
 
 
 ANONYMOUS = Caller("anonymous", frozenset(Scope))

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
@@ -22,7 +21,7 @@ from gpu_runtime.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
-from gpu_runtime.runtime_api.http.route import APIResponse
+from gpu_runtime.runtime_api.http.route import APIResponse, View
 
 REQUEST_ID_HEADER = "X-Request-ID"
 DEFAULT_RETRY_AFTER_SECONDS = 2
@@ -43,6 +42,41 @@ class InternalError(RuntimeFault):
     """An unexpected error in the API. The message contains no details. The log contains them with the request ID."""
 
     code = "internal"
+
+
+class ErrorDetail(View, frozen=True, kw_only=True):
+    """The error of one field."""
+
+    field: str
+    """The path of the field, for example template.ports[0].name."""
+
+    value: str = ""
+    """The value of the field, if the API generated it."""
+
+    message: str
+    """What is wrong, or what to do."""
+
+
+class ErrorBody(View, frozen=True, kw_only=True):
+    """The reason for the error."""
+
+    code: str
+    """The reason as a code for programs. Codes do not change."""
+
+    message: str
+    """The reason as a sentence for people. The sentence may change."""
+
+    details: tuple[ErrorDetail, ...] = ()
+    """The errors by field."""
+
+    request_id: str = msgspec.field(name="requestID")
+    """The ID of the request in the logs."""
+
+
+class Error(View, frozen=True, kw_only=True):
+    """The body of every error response."""
+
+    error: ErrorBody
 
 
 FAULT_STATUS: Mapping[type[RuntimeFault], int] = MappingProxyType(
@@ -88,20 +122,15 @@ def success_response(response: APIResponse) -> EncodedEnvelope:
 
 
 def error_response(fault: RuntimeFault, request_id: str) -> EncodedEnvelope:
-    error: dict[str, Any] = {"code": fault.code, "message": fault.message}
-    if details := _error_details(fault):
-        error["details"] = details
-    error["requestID"] = request_id
-    return EncodedEnvelope(http_status(type(fault)), msgspec.json.encode({"error": error}), _error_headers(fault))
-
-
-def _error_details(fault: RuntimeFault) -> list[dict[str, str]]:
+    details: tuple[ErrorDetail, ...] = ()
     match fault:
         case Invalid(errors=problems):
-            return [{"field": problem.path, "message": problem.message} for problem in problems]
+            details = tuple(ErrorDetail(field=each.path, message=each.message) for each in problems)
         case SyncTimeout(invocation_id=invocation_id):
-            return [{"field": "invocationID", "value": invocation_id, "message": "get the result later with this ID"}]
-    return []
+            hint = "get the result later with this ID"
+            details = (ErrorDetail(field="invocationID", value=invocation_id, message=hint),)
+    error = ErrorBody(code=fault.code, message=fault.message, details=details, request_id=request_id)
+    return EncodedEnvelope(http_status(type(fault)), msgspec.json.encode(Error(error=error)), _error_headers(fault))
 
 
 def _error_headers(fault: RuntimeFault) -> dict[str, str]:

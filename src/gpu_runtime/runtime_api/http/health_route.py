@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal
 
@@ -10,7 +11,7 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.retry import NO_RETRY
 from gpu_runtime.process.health_server import HealthCheck
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, View
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, RouteGroup, View
 
 PROBE_TIMEOUT_SECONDS = 1.5
 PROBE_CACHE_TTL_SECONDS = 0.5
@@ -68,25 +69,24 @@ class KubeProbe:
             return "", f"Kubernetes cannot be reached: no answer within {PROBE_TIMEOUT_SECONDS:g} s"
 
 
-def routes(
-    probe_kubernetes: Callable[[], Awaitable[tuple[str, str]]], stale_reason: HealthCheck, nats_problem: HealthCheck
-) -> Sequence[Route]:
-    async def health(_request: APIRequest[None, NoQuery]) -> APIResponse:
-        kubernetes_version, error = await probe_kubernetes()
-        return APIResponse(200, build_health(kubernetes_version, error, stale_reason(), nats_problem()))
+@dataclass(frozen=True)
+class HealthService:
+    probe_kubernetes: Callable[[], Awaitable[tuple[str, str]]]
+    stale_reason: HealthCheck
+    nats_problem: HealthCheck
 
-    return (
-        Route(
-            method="GET",
-            path="/api/v1/health",
-            name="getHealth",
-            summary="Get the health of this replica and its dependencies",
-            description="Needs no token. The status is 200 even if Kubernetes or NATS is unreachable.",
-            handler=health,
-            responses={200: Health},
-            tag="health",
-        ),
-    )
+
+HEALTH = RouteGroup[HealthService]("health", None, common_faults=())
+
+
+@HEALTH.route("GET", "/api/v1/health", {200: Health})
+async def get_health(checks: HealthService, request: APIRequest[None, NoQuery]) -> APIResponse:  # noqa: ARG001
+    """Get the health of this replica and its dependencies.
+
+    Needs no token. The status is 200 even if Kubernetes or NATS is unreachable.
+    """
+    kubernetes_version, error = await checks.probe_kubernetes()
+    return APIResponse(200, build_health(kubernetes_version, error, checks.stale_reason(), checks.nats_problem()))
 
 
 def build_health(

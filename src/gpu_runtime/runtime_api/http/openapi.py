@@ -4,15 +4,15 @@ The document does not depend on the order of the routes, so that the checked-in 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import inspect
 
-from gpu_runtime.runtime_api.http.json_schema import JSONSchema, components, field_schema
+from gpu_runtime.contract.model_schema import JSONSchema, model_fields
+from gpu_runtime.runtime_api.http.envelope import Error
+from gpu_runtime.runtime_api.http.json_schema import components, field_schema
 from gpu_runtime.runtime_api.http.openapi_responses import (
-    ERROR_SCHEMAS,
     HEADER_SCHEMAS,
     common_responses,
     route_responses,
@@ -70,14 +70,10 @@ def serialize_document(openapi: dict[str, Any]) -> bytes:
 def _reject_duplicate_routes(routes: Sequence[Route]) -> None:
     for noun, values in (
         ("name", [each.name for each in routes]),
-        ("method and path", [_method_and_path(each) for each in routes]),
+        ("method and path", [f"{each.method} {each.path}" for each in routes]),
     ):
         if duplicates := sorted({each for each in values if values.count(each) > 1}):
             raise ValueError(f"several routes have the same {noun}: {', '.join(duplicates)}")
-
-
-def _method_and_path(route: Route) -> str:
-    return f"{route.method} {route.path}"
 
 
 def _paths(routes: Iterable[Route]) -> dict[str, JSONSchema]:
@@ -115,16 +111,11 @@ def _path_parameters(path: str) -> list[JSONSchema]:
     ]
 
 
-def _query_parameters(route: Route) -> list[JSONSchema]:
-    info = inspect.type_info(route.query)
-    fields = info.fields if isinstance(info, inspect.StructType) else ()
-    return [_query_parameter(route, field) for field in fields]
-
-
-def _query_parameter(route: Route, field: inspect.Field) -> JSONSchema:
-    schema = field_schema(route.query, field, is_request=False)  # a query string cannot contain null
-    parameter = {"name": field.encode_name, "in": "query", "description": schema.pop("description", "")}
-    return parameter | ({"required": True} if field.required else {}) | {"schema": schema}
+def _query_parameters(route: Route) -> Iterator[JSONSchema]:
+    for field in model_fields(route.query):
+        schema = field_schema(route.query, field, is_request=False)  # a query string cannot contain null
+        parameter = {"name": field.encode_name, "in": "query", "description": schema.pop("description", "")}
+        yield parameter | ({"required": True} if field.required else {}) | {"schema": schema}
 
 
 def _request_body(route: Route) -> JSONSchema:
@@ -139,7 +130,4 @@ def _request_body(route: Route) -> JSONSchema:
 def _schemas(routes: Sequence[Route]) -> dict[str, JSONSchema]:
     request_types = [route.body for route in routes if route.body]
     response_types = [data for route in routes for data in route.responses.values() if data is not None]
-    schemas = components(request_types, response_types)
-    if reserved := ERROR_SCHEMAS.keys() & schemas.keys():
-        raise ValueError(f"{', '.join(sorted(reserved))} is reserved for the error schemas: rename the model")
-    return dict(sorted((schemas | ERROR_SCHEMAS).items()))
+    return components(request_types, [*response_types, Error])

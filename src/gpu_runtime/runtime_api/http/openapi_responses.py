@@ -16,8 +16,9 @@ from gpu_runtime.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
-from gpu_runtime.runtime_api.http.envelope import http_status
-from gpu_runtime.runtime_api.http.json_schema import JSONSchema, schema_of
+from gpu_runtime.contract.model_schema import JSONSchema
+from gpu_runtime.runtime_api.http.envelope import Error, http_status
+from gpu_runtime.runtime_api.http.json_schema import schema_of
 from gpu_runtime.runtime_api.http.route import Route
 
 REPLAY_DESCRIPTION = (
@@ -44,17 +45,7 @@ ERROR_DESCRIPTIONS = {
 COMMON_FAULTS = (Invalid, Unauthenticated, Forbidden, NotFound, TooLarge, Overloaded, Unavailable)
 """The faults that have the same description on every route. Each of them has one response component for all routes."""
 
-COMMON_RESPONSE_NAMES = {
-    400: "Invalid",
-    401: "Unauthenticated",
-    403: "Forbidden",
-    404: "NotFound",
-    413: "TooLarge",
-    429: "Overloaded",
-    503: "Unavailable",
-}
-"""The names of the response components. The phrases of `http.HTTPStatus` are not used, because they differ between
-Python versions."""
+COMMON_FAULTS_BY_STATUS = {http_status(fault): fault for fault in COMMON_FAULTS}
 
 COMMON_HEADERS = {"X-Request-ID"}
 ERROR_HEADERS = {401: {"WWW-Authenticate"}, **{status: {"Retry-After"} for status in (429, 503, 504)}}
@@ -76,43 +67,6 @@ HEADER_SCHEMAS: dict[str, JSONSchema] = {
     },
 }
 
-ERROR_SCHEMAS: dict[str, JSONSchema] = {
-    "Error": {
-        "description": "The body of every error response.",
-        "type": "object",
-        "required": ["error"],
-        "properties": {"error": {"$ref": "#/components/schemas/ErrorBody"}},
-    },
-    "ErrorBody": {
-        "description": "The reason for the error.",
-        "type": "object",
-        "required": ["code", "message", "requestID"],
-        "properties": {
-            "code": {"description": "The reason as a code for programs. Codes do not change.", "type": "string"},
-            "message": {
-                "description": "The reason as a sentence for people. The sentence may change.",
-                "type": "string",
-            },
-            "details": {
-                "description": "The errors by field.",
-                "type": "array",
-                "items": {"$ref": "#/components/schemas/ErrorDetail"},
-            },
-            "requestID": {"description": "The ID of the request in the logs.", "type": "string"},
-        },
-    },
-    "ErrorDetail": {
-        "description": "The error of one field.",
-        "type": "object",
-        "required": ["field", "message"],
-        "properties": {
-            "field": {"description": "The path of the field, for example template.ports[0].name.", "type": "string"},
-            "value": {"description": "The value of the field, if the API generated it.", "type": "string"},
-            "message": {"description": "What is wrong, or what to do.", "type": "string"},
-        },
-    },
-}
-
 
 def route_responses(route: Route) -> dict[str, JSONSchema]:
     """Return all responses of the route, sorted by status."""
@@ -123,19 +77,14 @@ def route_responses(route: Route) -> dict[str, JSONSchema]:
 
 def common_responses() -> dict[str, JSONSchema]:
     """Return the shared error responses by component name. `route_responses` refers to these names."""
-    shared = {http_status(fault): fault for fault in COMMON_FAULTS}
-    return {
-        COMMON_RESPONSE_NAMES[status]: _inline_error_response(status, [shared[status]]) for status in sorted(shared)
-    }
+    shared = sorted(COMMON_FAULTS_BY_STATUS.items())
+    return {fault.__name__: _inline_error_response(status, [fault]) for status, fault in shared}
 
 
 def _error_response(status: int, faults: set[type[RuntimeFault]]) -> JSONSchema:
-    shared = faults <= set(COMMON_FAULTS)
-    return (
-        {"$ref": f"#/components/responses/{COMMON_RESPONSE_NAMES[status]}"}
-        if shared
-        else _inline_error_response(status, faults)
-    )
+    if faults <= set(COMMON_FAULTS):
+        return {"$ref": f"#/components/responses/{COMMON_FAULTS_BY_STATUS[status].__name__}"}
+    return _inline_error_response(status, faults)
 
 
 def _faults_by_status(route: Route) -> dict[int, set[type[RuntimeFault]]]:
@@ -159,7 +108,7 @@ def _inline_error_response(status: int, faults: Iterable[type[RuntimeFault]]) ->
     return {
         "description": f"{ERROR_DESCRIPTIONS[status]} Code: {codes}.",
         "headers": _header_refs(COMMON_HEADERS | ERROR_HEADERS.get(status, set())),
-        "content": _json_content({"$ref": "#/components/schemas/Error"}),
+        "content": _json_content(schema_of(Error)),
     }
 
 

@@ -50,10 +50,5 @@ def decode_cursor(after: str) -> tuple[str, str]:
         padded = after.encode() + b"=" * (-len(after) % 4)
         return msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=tuple[str, str])
     except ValueError as error:  # not base64, not JSON, or not a pair of strings
-        raise Invalid(
-            [
-                FieldError(
-                    "continue", "is not a valid token; send the token of the previous page, or none for the first page"
-                )
-            ]
-        ) from error
+        text = "is not a valid token; send the token of the previous page, or none for the first page"
+        raise Invalid([FieldError("continue", text)]) from error

@@ -1,16 +1,31 @@
 """Routes as data, and the base classes of their requests and responses.
 
-The aiohttp application, the authentication and the OpenAPI document are generated from routes.
+The aiohttp application, the authentication and the OpenAPI document are generated from routes. Each resource has one
+RouteGroup, and one handler function per route:
+
+    UNITS = RouteGroup[UnitService]("GPU units", Scope.RUNTIME)
+
+    @UNITS.route("GET", UNIT_PATH, {200: UnitView}, faults=(Invalid, NotFound))
+    async def get_unit(units: UnitService, request: APIRequest[None, UnitQuery]) -> APIResponse:
+        \"""Get a unit.
+
+        The description in the OpenAPI document.
+        \"""
+
+The annotation of `request` has the types of the body and the query. The docstring has the summary and the description.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from functools import partial
+from inspect import getdoc
+from types import NoneType
+from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
 
 from msgspec import Struct
 
-from gpu_runtime.contract.errors import RuntimeFault
+from gpu_runtime.contract.errors import Invalid, RuntimeFault, Unavailable
 
 
 class Scope(StrEnum):
@@ -64,7 +79,8 @@ class APIResponse:
     continuation: str | None = None
 
 
-RouteHandler = Callable[[APIRequest[Any, Any]], Awaitable[APIResponse]]
+RouteHandler: TypeAlias = Callable[..., Awaitable[APIResponse]]
+"""Takes an APIRequest. In the routes of a RouteGroup, it takes the service of the resource before the request."""
 
 
 @dataclass(frozen=True)
@@ -91,3 +107,62 @@ class Route:
     """Valid request bodies, by a short title."""
     tag: str = ""
     """The heading of the route in the documentation."""
+
+
+S = TypeVar("S")
+ServiceHandler: TypeAlias = Callable[[S, APIRequest[B, Q]], Awaitable[APIResponse]]
+
+
+@dataclass(frozen=True)
+class RouteGroup(Generic[S]):
+    """The routes of one resource. Each of them can raise the common faults."""
+
+    tag: str
+    scope: Scope | None
+    needs_cluster: bool = True
+    common_faults: tuple[type[RuntimeFault], ...] = (Invalid, Unavailable)
+    routes: list[Route] = field(default_factory=list)
+
+    def route(
+        self,
+        method: str,
+        path: str,
+        responses: Mapping[int, Any],
+        *,
+        faults: Sequence[type[RuntimeFault]] = (),
+        examples: Mapping[str, Any] | None = None,
+    ) -> Callable[[ServiceHandler[S, B, Q]], ServiceHandler[S, B, Q]]:
+        """Add a route with the decorated handler."""
+
+        def add(handler: ServiceHandler[S, B, Q]) -> ServiceHandler[S, B, Q]:
+            body, query = get_args(get_type_hints(handler)["request"])
+            summary, _, description = (getdoc(handler) or "").partition("\n")
+            route = Route(
+                method=method,
+                path=path,
+                name=_camel_case(handler.__name__),
+                summary=summary.removesuffix("."),
+                handler=handler,
+                responses=responses,
+                faults=(*self.common_faults, *faults),
+                scope=self.scope,
+                needs_cluster=self.needs_cluster,
+                body=None if body is NoneType else body,
+                query=query,
+                description=" ".join(description.split()),
+                examples=examples or {},
+                tag=self.tag,
+            )
+            self.routes.append(route)
+            return handler
+
+        return add
+
+    def bind(self, service: S) -> Sequence[Route]:
+        """Return the routes with handlers that call this service."""
+        return [replace(route, handler=partial(route.handler, service)) for route in self.routes]
+
+
+def _camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))

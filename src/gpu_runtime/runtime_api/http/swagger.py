@@ -51,11 +51,6 @@ class StaticFile:
         return hashlib.sha256(self.compressed).hexdigest()[:32]
 
 
-def add_swagger(app: web.Application, document: bytes) -> None:
-    for path, handler in swagger_handlers(document).items():
-        app.router.add_get(path, handler)
-
-
 def swagger_handlers(document: bytes) -> dict[str, HealthHandler]:
     """Return the GET handlers by path."""
     pages = {f"/swagger/{name}": _file_handler(load_static_file(name)) for name in FILE_CONTENT_TYPES}

@@ -78,7 +78,7 @@ class TokenFile:
             self._tokens = _load_tokens(self._path)
         except InvalidSettings as error:
             logger.error(  # noqa: TRY400 - the message of the error is enough
-                "token file reload failed: the previous tokens stay valid",
+                "token file reload failed; the previous tokens stay valid",
                 extra={"file": str(self._path), "error": str(error)},
             )
         else:
@@ -98,7 +98,10 @@ def _load_tokens(path: Path) -> tuple[_TokenDigest, ...]:
     entries = load_settings(path, TokenList).tokens
     if problems := list(_problems(entries)):
         raise InvalidSettings(f"{path}: {'; '.join(problems)}")
-    return tuple(_TokenDigest(_digest(each.token), _caller(each)) for each in entries)
+    return tuple(
+        _TokenDigest(_digest(each.token), Caller(f"token:{each.name}", frozenset(map(Scope, each.scopes))))
+        for each in entries
+    )
 
 
 def _problems(entries: tuple[TokenEntry, ...]) -> Iterator[str]:
@@ -115,10 +118,6 @@ def _problems(entries: tuple[TokenEntry, ...]) -> Iterator[str]:
             yield f"{field}: another entry has the same token; use one token per caller"
         names.add(entry.name)
         digests.add(digest)
-
-
-def _caller(entry: TokenEntry) -> Caller:
-    return Caller(f"token:{entry.name}", frozenset(map(Scope, entry.scopes)))
 
 
 def _digest(token: str) -> bytes:

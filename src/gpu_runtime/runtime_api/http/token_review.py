@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -63,22 +63,16 @@ class _CachedReview:
     expires_at: float
 
 
+@dataclass(frozen=True)
 class TokenReviewer:
     """Reviews tokens and caches the results. `now` is the wall clock, because a token expires at a wall-clock time."""
 
-    def __init__(
-        self,
-        client: KubeClient,
-        audiences: Sequence[str],
-        scopes: Mapping[ObjectKey, frozenset[Scope]],
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._client = client
-        self._audiences = tuple(audiences)
-        self._scopes = scopes
-        self._now = now
-        self._reviews: OrderedDict[bytes, _CachedReview] = OrderedDict()
-        self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_TOKEN_REVIEWS)
+    client: KubeClient
+    audiences: Sequence[str]
+    scopes: Mapping[ObjectKey, frozenset[Scope]]
+    now: Callable[[], float] = time.time
+    _reviews: OrderedDict[bytes, _CachedReview] = field(default_factory=OrderedDict)
+    _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_TOKEN_REVIEWS))
 
     async def find_caller(self, token: str) -> Caller | None:
         """Return the service account that has this token, or None.
@@ -99,18 +93,18 @@ class TokenReviewer:
     def _may_be_valid(self, claims: TokenClaims) -> bool:
         audiences = (claims.aud,) if isinstance(claims.aud, str) else claims.aud
         return (
-            claims.exp > self._now()
+            claims.exp > self.now()
             and claims.sub.startswith(_SERVICE_ACCOUNT_PREFIX)
-            and bool({*audiences} & {*self._audiences})
+            and bool({*audiences} & {*self.audiences})
         )
 
     def _cached_review(self, digest: bytes) -> _CachedReview | None:
         review = self._reviews.get(digest)
-        return review if review is not None and review.expires_at > self._now() else None
+        return review if review is not None and review.expires_at > self.now() else None
 
     def _cache_review(self, digest: bytes, claims: TokenClaims, caller: Caller | None) -> _CachedReview:
         seconds = REVIEW_CACHE_TTL_SECONDS if caller else REJECTED_REVIEW_CACHE_TTL_SECONDS
-        review = _CachedReview(caller, min(claims.exp, self._now() + seconds))
+        review = _CachedReview(caller, min(claims.exp, self.now() + seconds))
         self._reviews[digest] = review
         self._reviews.move_to_end(digest)
         if len(self._reviews) > MAX_CACHED_REVIEWS:
@@ -118,9 +112,9 @@ class TokenReviewer:
         return review
 
     async def _review(self, token: str) -> Caller | None:
-        manifest: dict[str, Any] = {"spec": {"token": token, "audiences": list(self._audiences)}}
+        manifest: dict[str, Any] = {"spec": {"token": token, "audiences": list(self.audiences)}}
         try:
-            review = await self._client.create(TOKEN_REVIEWS, manifest)
+            review = await self.client.create(TOKEN_REVIEWS, manifest)
         except KubeError as error:
             raise Unavailable(f"Kubernetes cannot review the bearer token now: {error}") from error
         return self._caller(review.status)
@@ -128,9 +122,9 @@ class TokenReviewer:
     def _caller(self, status: ReviewStatus) -> Caller | None:
         account = service_account_key(status.user.username)
         # If the status has no audiences, the API server did not check them, and the token is rejected.
-        if not status.authenticated or account is None or not {*status.audiences} & {*self._audiences}:
+        if not status.authenticated or account is None or not {*status.audiences} & {*self.audiences}:
             return None
-        return Caller(f"serviceaccount:{account}", self._scopes.get(account, frozenset()))
+        return Caller(f"serviceaccount:{account}", self.scopes.get(account, frozenset()))
 
 
 def service_account_key(username: str) -> ObjectKey | None:

@@ -12,26 +12,19 @@ under an invocationID that is already in use.
 
 import logging
 from dataclasses import dataclass
-from datetime import datetime
 
 from msgspec import structs
 
 from gpu_runtime.contract.errors import InvocationReused
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_record import (
-    InvocationRecord,
-    RecordAtRevision,
-    RecordState,
-    record_headers,
-)
-from gpu_runtime.contract.messages.message_codec import encode
+from gpu_runtime.contract.messages.invocation_messages import invoke_message
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordAtRevision, may_be_unpublished
 from gpu_runtime.contract.messages.subjects import Subjects
-from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, StreamFull
 from gpu_runtime.jetstream.publisher import PubAck, Publisher
 from gpu_runtime.runtime_api.clock import Clock
 from gpu_runtime.runtime_api.invocations.invocation_admission import prepare_enqueue
-from gpu_runtime.runtime_api.invocations.record_store import InvocationRecordStore
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +51,9 @@ class InvocationEnqueuer:
         """
         enqueued, record = prepare_enqueue(invocation, self.clock.now())
         while True:
-            revision = await self.records.create(enqueued.invocation_id, record)
-            if revision is not None:
-                await self._publish_or_purge(enqueued, RecordAtRevision(record, revision))
+            created = await self.records.create(enqueued.invocation_id, record)
+            if created is not None:
+                await self._publish_or_purge(enqueued, created)
                 return EnqueueResult(record, new=True)
             stored = await self.records.read(enqueued.invocation_id)
             if stored is not None:  # None: the record expired or was purged in the meantime, so create it again
@@ -93,7 +86,7 @@ class InvocationEnqueuer:
             await self.records.purge(invocation_id, revision)
         except JetStreamError as error:  # harmless: a retry publishes the message, or the record expires
             logger.warning(
-                "invocation record not purged: the invocationID stays in use",
+                "invocation record was not purged; it stays until a retry reuses it or it expires",
                 extra={"invocation_id": invocation_id, "error": str(error)},
             )
 
@@ -106,12 +99,4 @@ class InvocationEnqueuer:
             await self.records.create(invocation_id, record)
 
     async def _publish(self, invocation: Invocation, stored: RecordAtRevision) -> PubAck:
-        subject = self.subjects.invoke(invocation.serverless_request_id)
-        return await self.publisher.publish(
-            OutgoingMessage(subject, encode(invocation), invocation.message_id, record_headers(stored))
-        )
-
-
-def may_be_unpublished(record: InvocationRecord, now: datetime) -> bool:
-    """Whether the message may be missing after a crash, and the invocation can still run before its deadline."""
-    return record.state is RecordState.QUEUED and not record.cancelled and now < record.deadline
+        return await self.publisher.publish(invoke_message(self.subjects, invocation, stored))

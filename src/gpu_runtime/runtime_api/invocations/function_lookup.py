@@ -6,10 +6,10 @@ cache lacks waits for a short time, because another replica may just have create
 
 import asyncio
 from collections import defaultdict
-from contextlib import suppress
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import DuplicateRequestID, NotFound, Unavailable
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.store import ObjectChange
 from gpu_runtime.runtime_api.api_informers import FUNCTION_INDEX, function_request_ids
@@ -47,9 +47,7 @@ class FunctionLookup:
         event = asyncio.Event()
         self._waiters[request_id].add(event)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FUNCTION_LOOKUP_TIMEOUT_SECONDS):
-                    await event.wait()
+            await is_set_within(event, FUNCTION_LOOKUP_TIMEOUT_SECONDS)
         finally:
             self._waiters[request_id].discard(event)
             if not self._waiters[request_id]:

@@ -12,7 +12,8 @@ from msgspec import UNSET, structs
 
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_errors
+from gpu_runtime.contract.messages.invocation_id import invocation_id_errors
+from gpu_runtime.contract.messages.invocation_messages import new_record
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES, MAX_TIMEOUT_SECONDS, check_body, metadata_errors
 from gpu_runtime.contract.messages.message_codec import to_utc_milliseconds
@@ -61,14 +62,7 @@ def prepare_enqueue(invocation: Invocation, now: datetime) -> tuple[Invocation, 
     """Return the invocation to publish and its initial record."""
     enqueued_at = to_utc_milliseconds(now)
     enqueued = structs.replace(invocation, enqueued_at=enqueued_at)
-    record = InvocationRecord(
-        request_hash=invocation_hash(invocation),
-        serverless_request_id=invocation.serverless_request_id,
-        enqueued_at=enqueued_at,
-        deadline=enqueued.deadline or enqueued_at,
-        updated_at=enqueued_at,
-    )
-    return enqueued, record
+    return enqueued, new_record(enqueued, enqueued_at, enqueued.deadline or enqueued_at)
 
 
 def _invocation_errors(invocation: Invocation, limits: InvocationLimits) -> Iterator[FieldError]:

@@ -23,10 +23,10 @@ from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.contract.validation.field_error import FieldError
 from gpu_runtime.contract.validation.serverless import request_id_errors
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.stream_messages import StoredMessage, next_message
 from gpu_runtime.runtime_api.http.paging import decode_cursor, encode_cursor
-from gpu_runtime.runtime_api.invocations.record_store import InvocationRecordStore
 from gpu_runtime.runtime_api.invocations.requests import InvocationState, ListInvocations
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 from gpu_runtime.runtime_api.invocations.view import InvocationView, message_view, record_view, result_view

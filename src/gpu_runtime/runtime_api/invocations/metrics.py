@@ -35,13 +35,10 @@ class InvocationMetrics:
         """Count requests that the block rejects. SyncTimeout is not a rejection: the invocation was accepted."""
         try:
             yield
-        except SyncTimeout:
-            raise
-        except RuntimeFault as fault:
-            self.invocations.labels(mode, fault.code).inc()
-            raise
-        except JetStreamError as error:
-            self.invocations.labels(mode, fault_from_nats_error(error).code).inc()
+        except (RuntimeFault, JetStreamError) as error:
+            fault = error if isinstance(error, RuntimeFault) else fault_from_nats_error(error)
+            if not isinstance(fault, SyncTimeout):
+                self.invocations.labels(mode, fault.code).inc()
             raise
 
     def count_accepted(self, mode: InvocationMode, *, new: bool) -> None:

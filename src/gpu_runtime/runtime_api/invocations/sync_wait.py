@@ -5,12 +5,11 @@ import contextlib
 from dataclasses import dataclass
 
 from gpu_runtime.contract.errors import Unavailable
-from gpu_runtime.contract.messages.invocation_record import RecordState
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
 from gpu_runtime.contract.messages.result import Result
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.inbox import PendingReply
-from gpu_runtime.runtime_api.invocations.record_store import InvocationRecordStore, record_from_entry
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 
 INITIAL_POLL_INTERVAL_SECONDS, MAX_POLL_INTERVAL_SECONDS = 1.0, 5.0
@@ -26,8 +25,8 @@ class SyncWaiter:
     async def wait_for_reply(self, expected: PendingReply, invocation_id: str, max_wait: float) -> Result | None:
         """Return the result that the worker sends, or None if it does not arrive within `max_wait` seconds.
 
-        The worker sends its reply once. The reply is lost if the NATS connection is down at that time. No reply is sent
-        for an invocation that expires or is cancelled. So this method also polls the record.
+        The process that ends the invocation sends the reply once. The reply is lost if the NATS connection is down at
+        that time. So this method also polls the record.
         """
         loop = asyncio.get_running_loop()
         deadline, interval = loop.time() + max_wait, INITIAL_POLL_INTERVAL_SECONDS
@@ -55,7 +54,7 @@ class SyncWaiter:
                         await asyncio.sleep(INITIAL_POLL_INTERVAL_SECONDS)
                         watch.notify()
                         continue
-                    if entry is not None and record_from_entry(entry).record.state is RecordState.TERMINAL:
+                    if entry is not None and self.records.decode(entry).record.finished:
                         return await self.results.find(invocation_id)
         return None
 
@@ -67,5 +66,5 @@ class SyncWaiter:
 
     async def _find_stored_result(self, invocation_id: str) -> Result | None:
         stored = await self.records.read(invocation_id)
-        finished = stored is not None and stored.record.state is RecordState.TERMINAL
+        finished = stored is not None and stored.record.finished
         return await self.results.find(invocation_id) if finished else None

@@ -4,13 +4,13 @@ import base64
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType, field
+from msgspec import UNSET, Raw, UnsetType, field, structs
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation, is_json
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordState
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord
 from gpu_runtime.contract.messages.message_codec import Instant
-from gpu_runtime.contract.messages.result import Failure, Result, Timings
+from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.runtime_api.http.route import View
 from gpu_runtime.runtime_api.invocations.requests import InvocationState
 
@@ -100,12 +100,12 @@ class InvocationView(View, frozen=True, kw_only=True):
 
 def record_view(invocation_id: str, record: InvocationRecord) -> InvocationView:
     """Build the view from the record: the state, without the result."""
-    finished = record.state is RecordState.TERMINAL
+    finished = record.finished
     return InvocationView(
         invocation_id=invocation_id,
         serverless_request_id=record.serverless_request_id,
         state=state_of(record),
-        cancel_requested=record.cancelled and not finished,
+        cancel_requested=record.cancel_requested,
         deadline=None if finished else record.deadline,
         timings=TimingsView(enqueued_at=record.enqueued_at, finished_at=record.updated_at if finished else None),
         worker=record.worker or None,
@@ -130,21 +130,21 @@ def result_view(result: Result) -> InvocationView:
         invocation_id=result.invocation_id,
         serverless_request_id=result.serverless_request_id,
         state=InvocationState(result.state.value),
-        failure=_failure_view(result.failure),
+        failure=FailureView(**structs.asdict(result.failure)) if result.failure else None,
         status_code=result.status_code,
         content_type=result.content_type or None,
         payload=payload,
         payload_encoding=encoding,
         body_bytes=result.body_bytes if has_output else None,
         body_truncated=result.body_truncated,
-        timings=_timings_view(result.timings),
+        timings=TimingsView(**structs.asdict(result.timings)),
         worker=result.worker or None,
         attempts=result.attempts,
     )
 
 
 def state_of(record: InvocationRecord) -> InvocationState:
-    if record.state is not RecordState.TERMINAL:
+    if not record.finished:
         return InvocationState(record.state.value)
     # Every terminal record that gpu-runtime writes has a result state.
     return InvocationState(record.result_state.value) if record.result_state else InvocationState.FAILED
@@ -167,16 +167,3 @@ def _is_valid_json(body: bytes) -> bool:
     except (ValueError, RecursionError):  # not JSON, not UTF-8, or a number that is too large
         return False
     return True
-
-
-def _failure_view(failure: Failure | None) -> FailureView | None:
-    return FailureView(failure_class=failure.failure_class, message=failure.message) if failure else None
-
-
-def _timings_view(timings: Timings) -> TimingsView:
-    return TimingsView(
-        enqueued_at=timings.enqueued_at,
-        dispatched_at=timings.dispatched_at,
-        started_at=timings.started_at,
-        finished_at=timings.finished_at,
-    )

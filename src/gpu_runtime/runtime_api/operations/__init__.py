@@ -1,4 +1,4 @@
-"""Operations: the durable records behind operationIDs, their state machine, recovery, retention and the job route.
+"""Operations: the durable records behind operationIDs, the loop that drives them, recovery and retention.
 
 The API creates one Operation object per operationID. Any replica can resume the operation, and any replica evicts the
 object after the retention period. The packages `units` and `stock` create the units, stock units and pools of an

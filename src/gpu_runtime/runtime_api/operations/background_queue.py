@@ -1,77 +1,68 @@
-"""Executes operations in the background, after the API has answered their requests with 202.
+"""Executes work in the background, after the API has answered the request.
 
-The queue is in memory only. If the process ends before an operation is finished, the recovery of any replica resumes
-the operation from its Operation object.
+The queue is in memory only. Recovery of any replica finds all work that a process has queued and not done: operations
+that are in progress, and consumed stock that is not deleted.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
-from gpu_runtime.contract.crd.operation import Operation, OperationType
 from gpu_runtime.contract.errors import RuntimeFault
 from gpu_runtime.kube.errors import KubeError
-from gpu_runtime.runtime_api.operations.state_machine import OperationExecutors
 
 logger = logging.getLogger(__name__)
 
 
-class BackgroundQueue:
-    def __init__(
-        self, executors: OperationExecutors, *, max_concurrent_operations: int = 4, max_queued: int = 256
-    ) -> None:
-        self._executors = executors
-        self._max_concurrent_operations = max_concurrent_operations
-        self._max_queued = max_queued
-        self._queue: asyncio.Queue[Operation | None] = asyncio.Queue()
-        self._pending_uids: set[str] = set()
-        """UIDs of operations that are queued or running. A repeated request does not start such an operation again."""
+@dataclass(frozen=True)
+class QueuedWork:
+    key: str
+    run: Callable[[], Awaitable[object]]
+    log_fields: Mapping[str, object]
 
-    def enqueue(self, operation: Operation) -> None:
-        """Queue the operation. If the queue is full, recovery executes the operation later."""
-        if operation.metadata.uid in self._pending_uids:
+
+class BackgroundQueue:
+    def __init__(self, *, max_concurrent: int = 4, max_queued: int = 256) -> None:
+        self._max_concurrent = max_concurrent
+        self._max_queued = max_queued
+        self._queue: asyncio.Queue[QueuedWork | None] = asyncio.Queue()
+        self.pending_keys: set[str] = set()
+        """Keys of queued or running work. A repeated request does not start the same work again."""
+
+    def enqueue(self, key: str, work: Callable[[], Awaitable[object]], log_fields: Mapping[str, object]) -> None:
+        """Queue the work. If the queue is full, recovery does the work later."""
+        if key in self.pending_keys:
             return
         if self._queue.qsize() >= self._max_queued:
-            logger.warning("operation queue full: recovery will resume the operation", extra=_log_fields(operation))
+            logger.warning("background queue is full; recovery will do the work", extra=dict(log_fields))
             return
-        self._pending_uids.add(operation.metadata.uid)
-        self._queue.put_nowait(operation)
+        self.pending_keys.add(key)
+        self._queue.put_nowait(QueuedWork(key, work, log_fields))
 
     async def run(self, stopping: asyncio.Event, grace_seconds: float) -> None:
-        """Execute operations until `stopping` is set. Running operations then have `grace_seconds` to
-        finish."""
+        """Process the queue until `stopping` is set. Then empty the queue within at most `grace_seconds`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None) as shutdown_timeout, asyncio.TaskGroup() as tasks:
-                for _ in range(self._max_concurrent_operations):
-                    tasks.create_task(self._process_queue(stopping))
+            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
+                for _ in range(self._max_concurrent):
+                    tasks.create_task(self._process_queue())
                 await stopping.wait()
-                for _ in range(self._max_concurrent_operations):
-                    self._queue.put_nowait(None)
-                shutdown_timeout.reschedule(asyncio.get_running_loop().time() + grace_seconds)
+                for _ in range(self._max_concurrent):
+                    self._queue.put_nowait(None)  # stops one task after all queued work
+                limit.reschedule(asyncio.get_running_loop().time() + grace_seconds)
 
-    async def _process_queue(self, stopping: asyncio.Event) -> None:
-        while (operation := await self._queue.get()) is not None and not stopping.is_set():
+    async def _process_queue(self) -> None:
+        while (work := await self._queue.get()) is not None:
             try:
-                await self._resume(operation)
+                await work.run()
+            except (KubeError, RuntimeFault) as error:
+                fields = {**work.log_fields, "error": str(error)}
+                logger.warning("background work failed; recovery will repeat the work", extra=fields)
+            except Exception:  # an unexpected error in one work item must not stop the others
+                fields = dict(work.log_fields)
+                logger.exception(
+                    "background work raised an unexpected exception; recovery will repeat the work", extra=fields
+                )
             finally:
-                self._pending_uids.discard(operation.metadata.uid)
-
-    async def _resume(self, operation: Operation) -> None:
-        try:
-            finished = await self._executors[OperationType(operation.spec.type)].resume(operation)
-        except (KubeError, RuntimeFault) as error:
-            logger.warning(
-                "operation step failed: recovery will resume the operation",
-                extra={**_log_fields(operation), "error": str(error)},
-            )
-        except Exception:  # an unexpected error in one operation must not stop the others
-            logger.exception(
-                "operation step raised an unexpected exception: recovery will resume the operation",
-                extra=_log_fields(operation),
-            )
-        else:
-            logger.info("operation finished", extra={**_log_fields(finished), "state": finished.status.state})
-
-
-def _log_fields(operation: Operation) -> dict[str, object]:
-    return {"operation_id": operation.spec.operation_id, "operation_type": operation.spec.type}
+                self.pending_keys.discard(work.key)

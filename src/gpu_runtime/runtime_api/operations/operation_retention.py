@@ -8,22 +8,22 @@ evicts an operation that is in progress.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gpu_runtime.contract.crd.operation import OperationState, OperationType
-from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.contract.crd.operation import OPERATION_SUMMARIES, OperationSummary
+from gpu_runtime.contract.crd.well_known import Label, created_hour
+from gpu_runtime.contract.operation_rules import OperationProgress, progress_of
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions
 from gpu_runtime.kube.meta import parse_timestamp
 from gpu_runtime.runtime_api.clock import Clock
 from gpu_runtime.runtime_api.gather_bounded import gather_bounded
-from gpu_runtime.runtime_api.operations.operation_store import is_finished
-from gpu_runtime.runtime_api.operations.operation_summary import OPERATION_SUMMARIES, OperationSummary
 from gpu_runtime.runtime_api.settings import OperationSettings
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ EVICTION_BATCH_SIZE = 500
 """The maximum number of evictions between two counts of the operations. Because of this limit, replicas that evict at
 the same time evict only slightly more operations than necessary."""
 HOUR = timedelta(hours=1)
-HOUR_FORMAT = "%Y-%m-%dT%H"
 
 
 class OperationRetentionMetrics:
@@ -54,23 +53,18 @@ class OperationRetentionMetrics:
         )
 
 
+@dataclass(frozen=True)
 class OperationRetention:
-    def __init__(
-        self,
-        client: KubeClient,
-        namespace: str,
-        *,
-        settings: OperationSettings,
-        clock: Clock,
-        metrics: OperationRetentionMetrics,
-    ) -> None:
-        self._client = client
-        self._namespace = namespace
-        self._retention = timedelta(seconds=settings.retention_seconds)
-        self._max_retained = settings.max_retained
-        self._clock = clock
-        self._metrics = metrics
-        self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_DELETES)
+    client: KubeClient
+    namespace: str
+    settings: OperationSettings
+    clock: Clock
+    metrics: OperationRetentionMetrics
+    _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_DELETES))
+
+    @property
+    def _retention(self) -> timedelta:
+        return timedelta(seconds=self.settings.retention_seconds)
 
     async def run(self) -> NoReturn:
         while True:
@@ -78,7 +72,7 @@ class OperationRetention:
             try:
                 await self.run_once()
             except kube.KubeError as error:
-                logger.warning("operation eviction failed: retrying", extra={"error": str(error)})
+                logger.warning("operation eviction failed; the runtime API will retry", extra={"error": str(error)})
 
     async def run_once(self) -> None:
         await self._evict_expired()
@@ -86,35 +80,35 @@ class OperationRetention:
             await self._evict_oldest()
 
     async def _evict_expired(self) -> None:
-        now = self._clock.now()
+        now = self.clock.now()
         list_options = ListOptions(
-            self._namespace,
+            self.namespace,
             label_selector=f"{Label.CREATED_HOUR} notin ({','.join(retained_hours(now, self._retention))})",
         )
-        async for page in self._client.pages(OPERATION_SUMMARIES, list_options):
+        async for page in self.client.pages(OPERATION_SUMMARIES, list_options):
             await self._evict([each for each in page.items if is_expired(each, now, self._retention)], "ttl")
 
     async def _evict_oldest(self) -> None:
         """Evict finished operations first, then operations that wait for stock. In both groups, start with the oldest
         hour."""
         logger.warning(
-            "operation limit exceeded: evicting the oldest operations"
+            "operation limit exceeded; the runtime API evicts the oldest operations"
             " (raise operations.maxRetained or lower operations.retentionSeconds)",
-            extra={"max_retained": self._max_retained},
+            extra={"max_retained": self.settings.max_retained},
         )
-        for is_evictable in (_is_finished, is_waiting_for_stock):
-            for selector in selectors_oldest_first(self._clock.now(), self._retention):
-                if await self._evict_excess(selector, is_evictable) <= 0:
+        for evictable in (OperationProgress.FINISHED, OperationProgress.WAITING):
+            for selector in selectors_oldest_first(self.clock.now(), self._retention):
+                if await self._evict_excess(selector, evictable) <= 0:
                     return
         logger.warning(
-            "operation limit still exceeded: unfinished operations cannot be evicted",
-            extra={"max_retained": self._max_retained},
+            "operation limit still exceeded because operations in progress cannot be evicted",
+            extra={"max_retained": self.settings.max_retained},
         )
 
-    async def _evict_excess(self, selector: str, is_evictable: Callable[[OperationSummary], bool]) -> int:
+    async def _evict_excess(self, selector: str, evictable: OperationProgress) -> int:
         """Evict as many of the selected operations as necessary. Return how many operations still exceed the limit."""
-        listed = await self._client.list(OPERATION_SUMMARIES, ListOptions(self._namespace, label_selector=selector))
-        candidates = sort_by_age(each for each in listed.items if is_evictable(each))
+        listed = await self.client.list(OPERATION_SUMMARIES, ListOptions(self.namespace, label_selector=selector))
+        candidates = sort_by_age(each for each in listed.items if progress_of(each) is evictable)
         excess = await self._count_excess()
         while candidates and excess > 0:
             batch_size = min(excess, EVICTION_BATCH_SIZE)
@@ -123,13 +117,13 @@ class OperationRetention:
         return excess
 
     async def _count_excess(self) -> int:
-        count = await self._client.count(OPERATION_SUMMARIES, self._namespace)
-        self._metrics.retained.set(count)
-        return count - self._max_retained
+        count = await self.client.count(OPERATION_SUMMARIES, self.namespace)
+        self.metrics.retained.set(count)
+        return count - self.settings.max_retained
 
     async def _evict(self, operations: Sequence[OperationSummary], reason: str) -> None:
         results = await gather_bounded(self._semaphore, self._delete, operations)
-        self._metrics.evicted.labels(reason).inc(sum(result is True for result in results))
+        self.metrics.evicted.labels(reason).inc(sum(result is True for result in results))
         for failure in results:
             if isinstance(failure, BaseException):
                 raise failure
@@ -137,7 +131,7 @@ class OperationRetention:
     async def _delete(self, operation: OperationSummary) -> bool:
         metadata = operation.metadata
         try:
-            await self._client.delete(
+            await self.client.delete(
                 OPERATION_SUMMARIES, metadata.key, uid=metadata.uid, resource_version=metadata.resource_version
             )
         except (kube.KubeNotFound, kube.KubeConflict):  # another replica evicted or changed it
@@ -152,7 +146,7 @@ def retained_hours(now: datetime, retention: timedelta) -> list[str]:
     """
     first = _truncate_to_hour(now - retention) + HOUR
     count = (_truncate_to_hour(now) + HOUR - first) // HOUR + 1
-    return [(first + number * HOUR).strftime(HOUR_FORMAT) for number in range(count)]
+    return [created_hour(first + number * HOUR) for number in range(count)]
 
 
 def selectors_oldest_first(now: datetime, retention: timedelta) -> list[str]:
@@ -171,29 +165,19 @@ def is_expired(operation: OperationSummary, now: datetime, retention: timedelta)
 
 def retention_start(operation: OperationSummary) -> datetime | None:
     """Return the start of the retention period, or None if the operation is in progress and must not be evicted."""
-    if _is_finished(operation):
-        return parse_timestamp(operation.status.finished_at) or parse_timestamp(operation.metadata.creation_timestamp)
-    return parse_timestamp(operation.metadata.creation_timestamp) if is_waiting_for_stock(operation) else None
-
-
-def is_waiting_for_stock(operation: OperationSummary) -> bool:
-    """Whether the operation waits for stock. Such an operation has claimed nothing, and only a repeated request of its
-    caller resumes it."""
-    return (
-        operation.spec.type == OperationType.CREATE_UNIT.value
-        and operation.progress.state == OperationState.ACCEPTED.value
-        and operation.progress.stock is None
-    )
+    created, status = parse_timestamp(operation.metadata.creation_timestamp), operation.status
+    match progress_of(operation):
+        case OperationProgress.FINISHED:
+            return parse_timestamp(status.finished_at) or created
+        case OperationProgress.WAITING:  # a run of its last attempt may still be in progress shortly after its start
+            return parse_timestamp(status.started_at) or created
+    return None
 
 
 def sort_by_age(operations: Iterable[OperationSummary]) -> list[OperationSummary]:
     """Sort the operations by the start of their retention period, the oldest first. Omit operations in progress."""
     dated = [(start, each) for each in operations if (start := retention_start(each)) is not None]
     return [each for _, each in sorted(dated, key=lambda pair: pair[0])]
-
-
-def _is_finished(operation: OperationSummary) -> bool:
-    return is_finished(operation.status)
 
 
 def _truncate_to_hour(time: datetime) -> datetime:

@@ -11,7 +11,6 @@ several replicas that handle the same object have the same effect as one replica
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,29 +18,31 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.operation import OperationState, OperationType
+from gpu_runtime.contract.crd.operation import OperationSummary
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import RuntimeFault
+from gpu_runtime.contract.operation_rules import (
+    AttachmentState,
+    ClaimState,
+    OperationProgress,
+    Ownership,
+    attachment_state,
+    claim_state,
+    is_finished,
+    ownership,
+    progress_of,
+)
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.meta import KubeObject
 from gpu_runtime.runtime_api.api_informers import ATTACHED_INDEX, CLAIMED_INDEX, APIInformers
 from gpu_runtime.runtime_api.clock import Clock
-from gpu_runtime.runtime_api.operations.operation_store import (
-    OperationStore,
-    created_by,
-    is_attempt_abandoned,
-    is_finished,
-    is_in_progress,
-    is_orphan,
-)
-from gpu_runtime.runtime_api.operations.operation_summary import OperationSummary
+from gpu_runtime.runtime_api.live_objects import delete_this, patch_unchanged
+from gpu_runtime.runtime_api.operations.drive import OperationRunner
 from gpu_runtime.runtime_api.operations.stall_detector import StallDetector
-from gpu_runtime.runtime_api.operations.state_machine import OperationExecutors
+from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.settings import OperationSettings
-from gpu_runtime.runtime_api.stock.stock_claim import ClaimState, claim_state, release_claim
-from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,20 +53,19 @@ MAX_CONCURRENT_RECOVERIES = 8
 
 
 class OperationRecovery:
-    def __init__(  # noqa: PLR0913 - its dependencies
+    def __init__(
         self,
         client: KubeClient,
         informers: APIInformers,
-        operation_store: OperationStore,
-        executors: OperationExecutors,
+        operations: OperationRunner,
         *,
         settings: OperationSettings,
         clock: Clock,
     ) -> None:
         self._client = client
         self._informers = informers
-        self._operation_store = operation_store
-        self._executors = executors
+        self._operations = operations
+        self._operation_store = operations.store
         self._interval = settings.recovery_interval_seconds
         self._operation_stalls = StallDetector(clock, settings.stalled_after_seconds)
         self._claim_stalls = StallDetector(clock, settings.stalled_after_seconds)
@@ -91,7 +91,8 @@ class OperationRecovery:
     def _stalled_operations(self) -> list[OperationSummary]:
         """Return operations without progress. Operations that wait for stock are omitted, because their caller decides
         whether to try again."""
-        unfinished = [each for each in self._informers.unfinished_operations.store.all() if _needs_recovery(each)]
+        cached = self._informers.unfinished_operations.store.all()
+        unfinished = [each for each in cached if progress_of(each) is OperationProgress.IN_PROGRESS]
         stalled = self._operation_stalls.stalled(
             (each.metadata.uid, each.metadata.resource_version) for each in unfinished
         )
@@ -139,15 +140,15 @@ class OperationRecovery:
 
     async def _resume_operation(self, stalled: OperationSummary) -> None:
         operation = await self._operation_store.find(stalled.spec.operation_id)
-        if operation is None or is_finished(operation.status):
+        if operation is None or is_finished(operation):
             return
         extra = {"operation_id": operation.spec.operation_id, "operation_type": operation.spec.type}
-        logger.info("stalled operation found: resuming it", extra=extra)
+        logger.info("stalled operation found; recovery will resume the operation", extra=extra)
         try:
-            await self._executors[OperationType(operation.spec.type)].resume(operation)
+            await self._operations.resume(operation)
         except RuntimeFault as fault:
             logger.info(
-                "operation step failed: recovery will resume the operation", extra={**extra, "error": fault.message}
+                "operation step failed; recovery will resume the operation", extra={**extra, "error": fault.message}
             )
 
     async def _check_claim(self, unit: GPUUnit) -> None:
@@ -157,39 +158,41 @@ class OperationRecovery:
             case ClaimState.CONSUMED:
                 await self._delete(self._informers.units, unit)
             case ClaimState.STALE:
-                logger.info("stale stock claim found: releasing it", extra=_log_fields(unit, operation_id))
+                logger.info(
+                    "stale stock claim found; recovery will release the claim", extra=_log_fields(unit, operation_id)
+                )
                 # If the unit has changed in the meantime, the claim stays, and the next run checks it again.
-                await release_claim(self._client, unit, operation_id)
+                released = {"metadata": {"annotations": {Annotation.CLAIMED_BY: None}}}
+                await patch_unchanged(self._client, self._informers.units, unit, released)
 
     async def _check_attachment(self, storage: GPUStorage) -> None:
         attachment = storage.spec.attached_to
         if attachment is None:
             return
         operation = await self._operation_store.find(attachment.operation_id)
-        if operation is None or operation.status.state == OperationState.SUCCEEDED.value:
-            self._unit_attachments.add(_attachment_id(storage))
-        elif is_attempt_abandoned(operation, attachment.attempt):
-            fields = _log_fields(storage, attachment.operation_id) | {"attempt": attachment.attempt}
-            logger.info("stale storage attachment found: detaching the storage", extra=fields)
-            await self._attacher.detach_if_unchanged(storage)
+        match attachment_state(operation, attachment.attempt):
+            case AttachmentState.UNIT_DECIDES:
+                self._unit_attachments.add(_attachment_id(storage))
+            case AttachmentState.UNNEEDED:
+                fields = _log_fields(storage, attachment.operation_id) | {"attempt": attachment.attempt}
+                logger.info("stale storage attachment found; recovery will detach the storage", extra=fields)
+                # If the storage has changed in the meantime, the next run checks it again.
+                await self._attacher.write(storage, None)
 
     async def _confirm_objects(self, group: tuple[str, list[_CreatedObject]]) -> None:
         operation_id, created = group
         operation = await self._operation_store.find(operation_id)
         for informer, each in created:
-            is_creator = operation is not None and created_by(operation, each)
-            if operation is None or not is_creator or operation.status.has_created(each.metadata.uid):
-                self._confirmed_uids.add(each.metadata.uid)
-            elif is_orphan(operation, each):
-                fields = _log_fields(each, operation_id) | {"kind": informer.resource.kind}
-                logger.warning("orphaned object found: deleting it", extra=fields)
-                await self._delete(informer, each)
+            match ownership(operation, each) if operation is not None else Ownership.FOREIGN:
+                case Ownership.FOREIGN | Ownership.ADOPTABLE | Ownership.COMMITTED:
+                    self._confirmed_uids.add(each.metadata.uid)
+                case Ownership.ORPHANED:
+                    fields = _log_fields(each, operation_id) | {"kind": informer.resource.kind}
+                    logger.warning("orphaned object found; recovery will delete the object", extra=fields)
+                    await self._delete(informer, each)
 
     async def _delete(self, informer: Informer[Any], subject: KubeObject) -> None:
-        metadata = subject.metadata
-        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
-            await self._client.delete(informer.resource, metadata.key, uid=metadata.uid)
-        informer.record_delete(metadata.key, metadata.uid)
+        await delete_this(self._client, informer, subject.metadata.key, subject.metadata.uid)
 
 
 async def _for_each(recover: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
@@ -201,18 +204,14 @@ async def _for_each(recover: Callable[[T], Awaitable[None]], items: Iterable[T])
                 await recover(item)
             except kube.KubeError as error:  # the next run tries again
                 fields = _step_fields(recover.__name__, item) | {"error": str(error)}
-                logger.warning("recovery step failed: retrying", extra=fields)
+                logger.warning("recovery step failed; recovery will retry", extra=fields)
             except Exception:  # an unexpected error in one item must not stop the others, nor the process
                 fields = _step_fields(recover.__name__, item)
-                logger.exception("recovery step raised an unexpected exception: retrying", extra=fields)
+                logger.exception("recovery step raised an unexpected exception; recovery will retry", extra=fields)
 
     async with asyncio.TaskGroup() as tasks:
         for item in items:
             tasks.create_task(run_one(item))
-
-
-def _needs_recovery(operation: OperationSummary) -> bool:
-    return operation.spec.type != OperationType.CREATE_UNIT.value or is_in_progress(operation.progress)
 
 
 def _attachment_id(storage: GPUStorage) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
-from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.operation_rules import is_claimed
 from gpu_runtime.kube.quantity import Quantity
 from gpu_runtime.runtime_api.api_informers import APIInformers
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, Scope, View
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, RouteGroup, Scope, View
 from gpu_runtime.runtime_api.stock.requests import InventoryQuery
 from gpu_runtime.runtime_api.stock.view import phase_of
 
@@ -163,18 +163,14 @@ def count_inventory(snapshot: InventorySnapshot) -> InventoryView:
 def _counts(snapshot: InventorySnapshot) -> dict[str, Any]:
     return {
         "stock": _count_stock(snapshot.stock),
-        "active": _count_active(snapshot.active),
+        "active": ActiveCount(**_by_phase(snapshot.active), reserved=_reserved_by_units(snapshot.active)),
         "pools": _count_pools(snapshot.pools),
     }
 
 
 def _count_stock(units: Sequence[GPUUnit]) -> StockCount:
-    free = [unit for unit in units if Annotation.CLAIMED_BY not in unit.metadata.annotations]
+    free = [unit for unit in units if not is_claimed(unit)]
     return StockCount(**_by_phase(free), claimed=len(units) - len(free), reserved=_reserved_by_units(units))
-
-
-def _count_active(units: Sequence[GPUUnit]) -> ActiveCount:
-    return ActiveCount(**_by_phase(units), reserved=_reserved_by_units(units))
 
 
 def _count_pools(pools: Sequence[StockPool]) -> PoolCount:
@@ -222,20 +218,10 @@ _PHASES = MappingProxyType(
 )
 
 
-def routes(inventory: InventoryService) -> Sequence[Route]:
-    async def get_inventory(request: APIRequest[None, InventoryQuery]) -> APIResponse:
-        return APIResponse(200, inventory.get(request.query.spec_name))
+INVENTORY = RouteGroup[InventoryService]("Stock", Scope.OPERATOR)
 
-    return (
-        Route(
-            "GET",
-            "/api/v1/operator/inventory",
-            "getInventory",
-            "Count stock, units and pools of every flavor",
-            get_inventory,
-            responses={200: InventoryView},
-            scope=Scope.OPERATOR,
-            query=InventoryQuery,
-            tag="Stock",
-        ),
-    )
+
+@INVENTORY.route("GET", "/api/v1/operator/inventory", {200: InventoryView})
+async def get_inventory(inventory: InventoryService, request: APIRequest[None, InventoryQuery]) -> APIResponse:
+    """Count stock, units and pools of every flavor."""
+    return APIResponse(200, inventory.get(request.query.spec_name))

@@ -9,10 +9,8 @@ from typing import Annotated
 from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
-from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.markers import openapi
 from gpu_runtime.contract.crd.operation import MAX_STOCK_PER_OPERATION, OperationID
-from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
 from gpu_runtime.contract.crd.well_known import MAX_POOL_NAME_LENGTH, NAME_PATTERN
 from gpu_runtime.runtime_api.http.paging import PagedQuery
@@ -50,16 +48,6 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
     """Command, arguments, environment variables and ports of the container. Without command and args, a replica only
     sleeps."""
 
-    def spec(self) -> StockPoolSpec:
-        return StockPoolSpec(
-            spec_name=self.spec_name,
-            image=self.image,
-            memory=self.memory,
-            gpu=self.gpu,
-            replicas=self.replicas,
-            template=self.template,
-        )
-
 
 class SeedStock(Body, frozen=True, kw_only=True):
     """Stock units to create. A stock unit reserves GPUs until a unit is created from it. It has no image: the create
@@ -79,9 +67,6 @@ class SeedStock(Body, frozen=True, kw_only=True):
 
     replicas: Annotated[int, openapi(format="int32", minimum=1, maximum=MAX_STOCK_PER_OPERATION)]
     """The number of stock units to create, from 1 to 1000. The operation creates all of them or none."""
-
-    def spec(self) -> GPUUnitSpec:
-        return GPUUnitSpec(spec_name=self.spec_name, memory=self.memory, gpu=self.gpu)
 
 
 class ListPools(PagedQuery, frozen=True, kw_only=True):

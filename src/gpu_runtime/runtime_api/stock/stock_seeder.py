@@ -1,117 +1,100 @@
-"""Creates the stock units of a seed operation: all of them, or none.
+"""Creates the stock units of a seed operation: all of them, or none. `seed_decision` decides every step.
 
-The seeder writes the UIDs of the created stock units into the Operation after every batch, so that a resumed operation
-continues after the last batch. No handoff can claim a stock unit before its seed operation has succeeded. So the seeder
-never creates a consumed stock unit again.
+No handoff can claim a stock unit before its seed operation has succeeded. So the seeder never creates a consumed stock
+unit again.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
-from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import Operation
+from gpu_runtime.contract.crd.well_known import stock_unit_name
 from gpu_runtime.contract.errors import AlreadyExists, Conflict
-from gpu_runtime.kube import errors as kube
+from gpu_runtime.contract.operation_rules import Ownership, owned_manifest, ownership
+from gpu_runtime.contract.operation_transitions import Transition
+from gpu_runtime.contract.recorded_requests import RecordedSeedRequest, recorded_request
 from gpu_runtime.kube.client import KubeClient
-from gpu_runtime.runtime_api import gather_bounded
+from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.api_informers import APIInformers
-from gpu_runtime.runtime_api.kube_error_mapping import is_permanent_rejection
-from gpu_runtime.runtime_api.operations.operation_store import OperationStore
-from gpu_runtime.runtime_api.operations.request_codec import decode_request
-from gpu_runtime.runtime_api.operations.state_machine import OperationStateMachine
-from gpu_runtime.runtime_api.stock.stock_manifests import SEED_REQUEST_DECODER, is_created_by, stock_key, stock_manifest
+from gpu_runtime.runtime_api.gather_bounded import gather_bounded
+from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
+from gpu_runtime.runtime_api.live_objects import create_or_read, delete_this, read_live
+from gpu_runtime.runtime_api.operations.drive import OperationDriver
+from gpu_runtime.runtime_api.stock.seed_decision import CreateStock, DeleteStock, ObservedSeeding, decide_seeding
 
-SEED_BATCH_SIZE = 100
-"""Maximum number of stock units that are created between two status updates of the Operation."""
 MAX_CONCURRENT_SEED_REQUESTS = 8
 """Maximum number of concurrent requests to the API server, over all seed operations of this replica."""
+T = TypeVar("T")
 
 
 class StockSeeder:
-    def __init__(self, client: KubeClient, informers: APIInformers, operation_store: OperationStore) -> None:
+    def __init__(self, client: KubeClient, informers: APIInformers, driver: OperationDriver) -> None:
         self._client = client
-        self._informers = informers
-        self._operation_store = operation_store
+        self._units = informers.units
+        self._driver = driver
         self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_SEED_REQUESTS)
-        self._state_machine = OperationStateMachine(operation_store, self._create_batch, self._undo)
 
     async def resume(self, operation: Operation) -> Operation:
-        return await self._state_machine.resume(operation)
+        request = recorded_request(operation, RecordedSeedRequest)
+        return await self._driver.drive(operation, partial(self._step, request))
 
-    async def _create_batch(self, operation: Operation) -> Operation:
-        desired, recorded = _desired_count(operation), operation.status.stock_uids
-        missing = range(len(recorded), min(len(recorded) + SEED_BATCH_SIZE, desired))
-        results = await gather_bounded.gather_bounded(
-            self._semaphore, lambda index: self._create_unit(operation, index), missing
-        )
-        uids = (*recorded, *(unit.metadata.uid for unit in _created_units(results)))
-        if len(uids) < desired:
-            return await self._operation_store.update_status(operation, stock_uids=uids)
-        return await self._operation_store.mark_succeeded(operation, stock_uids=uids)
+    async def _step(self, request: RecordedSeedRequest, operation: Operation) -> Operation:
+        observed = ObservedSeeding()
+        while not isinstance(action := decide_seeding(operation, request, observed), Transition):
+            match action:
+                case CreateStock(indexes):
+                    observed = await self._create_batch(operation, request, indexes)
+                case DeleteStock(indexes):
+                    await self._for_each(indexes, partial(self._delete_unit, operation))
+                    observed = ObservedSeeding(is_undone=True)
+        return await self._driver.store.write(operation, action)
 
-    async def _create_unit(self, operation: Operation, index: int) -> GPUUnit:
+    async def _create_batch(
+        self, operation: Operation, request: RecordedSeedRequest, indexes: range
+    ) -> ObservedSeeding:
+        try:
+            units = await self._for_each(indexes, partial(self._create_unit, operation, request))
+        except Conflict as conflict:
+            return ObservedSeeding(rejection=conflict)
+        except KubeError as error:
+            if not is_permanent_rejection(error):
+                raise
+            return ObservedSeeding(rejection=fault_from_kube_error(error))
+        return ObservedSeeding(created_uids=tuple(unit.metadata.uid for unit in units))
+
+    async def _create_unit(self, operation: Operation, request: RecordedSeedRequest, index: int) -> GPUUnit:
         """Create the stock unit with this index, or return the one that this operation created before."""
-        while True:
-            try:
-                created = await self._client.create(GPU_UNITS, stock_manifest(operation, index))
-            except kube.KubeAlreadyExists:
-                existing = await self._find_unit(operation, index)
-            else:
-                self._informers.units.record_write(created)
-                return created
-            if existing is not None:  # None: the stock unit was deleted in the meantime, so create it again
-                return _require_created_by(existing, operation)
-
-    async def _undo(self, operation: Operation) -> None:
-        indexes = range(_desired_count(operation))
-        results = await gather_bounded.gather_bounded(
-            self._semaphore, lambda index: self._delete_unit(operation, index), indexes
-        )
-        _raise_most_severe(results)
+        key = stock_key(operation, index)
+        manifest = owned_manifest(operation, key, request.unit_spec())
+        unit, _ = await create_or_read(self._client, self._units, manifest)
+        if ownership(operation, unit) is Ownership.FOREIGN:
+            raise AlreadyExists(f"unit {key} already exists and belongs to another operation; choose a new operationID")
+        return unit
 
     async def _delete_unit(self, operation: Operation, index: int) -> None:
-        unit = await self._find_unit(operation, index)
-        if unit is None or not is_created_by(unit, operation):
-            return
-        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):  # another replica deleted it
-            await self._client.delete(GPU_UNITS, unit.metadata.key, uid=unit.metadata.uid)
-        self._informers.units.record_delete(unit.metadata.key, unit.metadata.uid)
+        unit = await read_live(self._client, self._units, stock_key(operation, index))
+        if unit is not None and ownership(operation, unit) is Ownership.ORPHANED:
+            await delete_this(self._client, self._units, unit.metadata.key, unit.metadata.uid)
 
-    async def _find_unit(self, operation: Operation, index: int) -> GPUUnit | None:
-        try:
-            return await self._client.get(GPU_UNITS, stock_key(operation, index))
-        except kube.KubeNotFound:
-            return None
+    async def _for_each(self, indexes: range, work: Callable[[int], Awaitable[T]]) -> list[T]:
+        """Run the work for every index. Raise a permanent failure if there is one, otherwise the first failure.
 
-
-def _desired_count(operation: Operation) -> int:
-    return decode_request(operation, SEED_REQUEST_DECODER).replicas
+        After a failure that is not permanent, a retry may succeed.
+        """
+        results = await gather_bounded(self._semaphore, work, indexes)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            raise next(filter(_is_permanent, failures), failures[0])
+        return [result for result in results if not isinstance(result, BaseException)]
 
 
-def _require_created_by(existing: GPUUnit, operation: Operation) -> GPUUnit:
-    if not is_created_by(existing, operation):
-        raise AlreadyExists(
-            f"unit {existing.metadata.key} already exists and belongs to another operation; choose a new operationID"
-        )
-    return existing
-
-
-def _created_units(results: Iterable[GPUUnit | BaseException]) -> list[GPUUnit]:
-    results = list(results)
-    _raise_most_severe(results)
-    return [result for result in results if not isinstance(result, BaseException)]
-
-
-def _raise_most_severe(results: Iterable[object]) -> None:
-    """Raise a permanent failure if there is one, otherwise the first failure.
-
-    After a failure that is not permanent, a retry may succeed.
-    """
-    failures = [result for result in results if isinstance(result, BaseException)]
-    if failures:
-        raise next(filter(_is_permanent, failures), failures[0])
+def stock_key(operation: Operation, index: int) -> ObjectKey:
+    return ObjectKey(operation.spec.target.namespace, stock_unit_name(operation.spec.operation_id, index))
 
 
 def _is_permanent(failure: BaseException) -> bool:
-    return isinstance(failure, Conflict) or (isinstance(failure, kube.KubeError) and is_permanent_rejection(failure))
+    return isinstance(failure, Conflict) or (isinstance(failure, KubeError) and is_permanent_rejection(failure))

@@ -1,12 +1,13 @@
 """Converts stock pools and stock units into the JSON views of the API. Pure functions."""
 
-from msgspec import field
+from msgspec import field, structs
 
-from gpu_runtime.contract.crd.conditions import READY_CONDITION, UnitPhase, find_condition
+from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.runtime_api.condition_view import known_phase, ready_condition
 from gpu_runtime.runtime_api.http.route import View
 
 
@@ -113,20 +114,16 @@ class StockUnitView(View, frozen=True, kw_only=True):
 
 
 def pool_view(pool: StockPool) -> PoolView:
-    metadata, spec, status = pool.metadata, pool.spec, pool.status
-    reason, message = _reason_and_message(pool)
+    """Return the view. It has every field of the spec."""
+    metadata, status = pool.metadata, pool.status
+    ready = ready_condition(status.conditions)
     return PoolView(
         name=metadata.name,
         namespace=metadata.namespace,
-        spec_name=spec.spec_name,
-        image=spec.image,
-        memory=spec.memory,
-        gpu=spec.gpu,
-        replicas=spec.replicas,
-        template=spec.template,
+        **structs.asdict(pool.spec),
         phase=phase_of(pool),
-        reason=reason,
-        message=message,
+        reason=ready.reason,
+        message=ready.message,
         available=status.available,
         allocated=status.allocated,
         service_name=status.service_name,
@@ -139,8 +136,7 @@ def pool_view(pool: StockPool) -> PoolView:
 
 
 def stock_unit_view(unit: GPUUnit, node: str = "") -> StockUnitView:
-    metadata, spec = unit.metadata, unit.spec
-    reason, message = _reason_and_message(unit)
+    metadata, spec, ready = unit.metadata, unit.spec, ready_condition(unit.status.conditions)
     return StockUnitView(
         name=metadata.name,
         namespace=metadata.namespace,
@@ -148,8 +144,8 @@ def stock_unit_view(unit: GPUUnit, node: str = "") -> StockUnitView:
         memory=spec.memory,
         gpu=spec.gpu,
         phase=phase_of(unit),
-        reason=reason,
-        message=message,
+        reason=ready.reason,
+        message=ready.message,
         node=node or None,
         claimed_by=metadata.annotations.get(Annotation.CLAIMED_BY),
         operation_id=metadata.annotations.get(Annotation.OPERATION_ID),
@@ -159,9 +155,4 @@ def stock_unit_view(unit: GPUUnit, node: str = "") -> StockUnitView:
 
 def phase_of(resource: GPUUnit | StockPool) -> UnitPhase:
     """Return the phase. It is Progressing before the first reconcile."""
-    return UnitPhase(resource.status.phase or UnitPhase.PROGRESSING)
-
-
-def _reason_and_message(resource: GPUUnit | StockPool) -> tuple[str, str]:
-    ready = find_condition(resource.status.conditions, READY_CONDITION)
-    return (ready.reason, ready.message) if ready else ("", "")
+    return known_phase(resource.status.phase, UnitPhase.PROGRESSING)

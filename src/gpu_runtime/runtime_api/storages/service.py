@@ -4,7 +4,6 @@ Reads use the informer cache. Every write is based on a live read from the API s
 unit may mount a storage. The controller manager creates the volume.
 """
 
-import asyncio
 from dataclasses import dataclass
 
 import msgspec
@@ -12,28 +11,24 @@ from msgspec import UNSET
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, NotFound, StorageInUse, Unavailable, WriteConflict
+from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, NotFound, StorageInUse, Unavailable
 from gpu_runtime.contract.validation import name_errors
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.meta import Manifest, ObjectKey
-from gpu_runtime.kube.retry import Backoff
-from gpu_runtime.runtime_api.api_informers import APIInformers, read_live
+from gpu_runtime.runtime_api.admission_errors import listed_namespaces, resolve_namespace
+from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.http.paging import paginate
+from gpu_runtime.runtime_api.live_objects import create_or_read, patch_this, read_live, retry_conflicts
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, UpdateStorage
 from gpu_runtime.runtime_api.storages.storage_admission import (
     admit_storage,
     apply_resize,
-    resolve_namespace,
     spec_matches_request,
     storage_request_hash,
 )
 from gpu_runtime.runtime_api.storages.view import phase_of
-
-MAX_WRITE_ATTEMPTS = 20
-"""Maximum number of attempts to write a storage while other writers change it."""
-_CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 
 
 @dataclass(frozen=True)
@@ -45,16 +40,8 @@ class StorageService:
     async def create(self, request: CreateStorage) -> tuple[GPUStorage, bool]:
         """Return the storage, and whether this request created it. False if the same request created it before."""
         admitted = admit_storage(request, self.namespaces)
-        while True:
-            try:
-                created = await self.client.create(GPU_STORAGES, _manifest(admitted))
-            except kube.KubeAlreadyExists:
-                existing = await self._find_live(ObjectKey(admitted.namespace, admitted.name))
-            else:
-                self.informers.storages.record_write(created)
-                return created, True
-            if existing is not None:  # None: the storage was deleted in the meantime, so create it again
-                return _require_same_request(existing, admitted), False
+        storage, created = await create_or_read(self.client, self.informers.storages, _manifest(admitted))
+        return (storage if created else _require_same_request(storage, admitted)), created
 
     async def get(self, namespace: str, name: str) -> GPUStorage:
         """Read the storage from the cache, or from the API server if the cache lacks it.
@@ -66,9 +53,7 @@ class StorageService:
 
     def list(self, query: ListStorages) -> tuple[list[GPUStorage], str | None]:
         """Return one page of storages and the continue token of the next page."""
-        namespaces = (
-            (resolve_namespace(query.namespace, self.namespaces),) if query.namespace else self.namespaces.units
-        )
+        namespaces = listed_namespaces(query.namespace, self.namespaces.units, "storages")
         if not self.informers.storages.has_synced:
             raise Unavailable("the list of storages is still loading; try again", retry_after=1)
         cached = self.informers.storages.store.all()
@@ -77,18 +62,16 @@ class StorageService:
 
     async def update(self, namespace: str, name: str, request: UpdateStorage) -> GPUStorage:
         key = self._key(namespace, name)
-        for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
-            storage = await self._get_live(key)
-            desired = apply_resize(storage.spec, request)
-            if desired == storage.spec:
-                return storage
-            if storage.metadata.deletion_timestamp is not None:
-                raise BeingDeleted(f"storage {key.name} is being deleted and cannot be changed")
-            try:
-                return await self._patch_size(storage, desired.size)
-            except kube.KubeConflict:  # a status update also changes the resourceVersion
-                await asyncio.sleep(_CONFLICT_BACKOFF.delay(attempt))
-        raise _write_conflict(key.name)
+        return await retry_conflicts(f"storage {key.name}", lambda: self._resize(key, request))
+
+    async def _resize(self, key: ObjectKey, request: UpdateStorage) -> GPUStorage:
+        storage = await self._get_live(key)
+        desired = apply_resize(storage.spec, request)
+        if desired == storage.spec:
+            return storage
+        if storage.metadata.deletion_timestamp is not None:
+            raise BeingDeleted(f"storage {key.name} is being deleted and cannot be changed")
+        return await patch_this(self.client, self.informers.storages, storage, {"spec": {"size": desired.size}})
 
     async def delete(self, namespace: str, name: str) -> None:
         """Delete the storage and its data if it is not attached to a unit.
@@ -97,51 +80,30 @@ class StorageService:
         storage and the delete request cannot both succeed.
         """
         key = self._key(namespace, name)
-        for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
-            storage = await self._get_live(key)
-            if storage.spec.attached_to is not None:
-                unit = storage.spec.attached_to.unit
-                raise StorageInUse(
-                    f"storage {name} is attached to unit {unit}; delete the unit or remove the mount first"
-                )
-            try:
-                await self._delete(storage)
-            except kube.KubeConflict:
-                await asyncio.sleep(_CONFLICT_BACKOFF.delay(attempt))
-            else:
-                return
-        raise _write_conflict(name)
+        await retry_conflicts(f"storage {name}", lambda: self._delete(key))
 
-    async def _delete(self, storage: GPUStorage) -> None:
-        metadata = storage.metadata
+    async def _delete(self, key: ObjectKey) -> None:
+        storage = await self._get_live(key)
+        metadata, attached = storage.metadata, storage.spec.attached_to
+        if attached is not None:
+            raise StorageInUse(
+                f"storage {key.name} is attached to unit {attached.unit}; delete the unit or remove the mount first"
+            )
         if metadata.deletion_timestamp is not None:
             return
         try:
-            await self.client.delete(
-                GPU_STORAGES, metadata.key, uid=metadata.uid, resource_version=metadata.resource_version
-            )
+            await self.client.delete(GPU_STORAGES, key, uid=metadata.uid, resource_version=metadata.resource_version)
         except kube.KubeNotFound:
-            self.informers.storages.record_delete(metadata.key, metadata.uid)
-
-    async def _patch_size(self, storage: GPUStorage, size: str) -> GPUStorage:
-        metadata = storage.metadata
-        written = await self.client.merge_patch(
-            GPU_STORAGES, metadata.key, {"spec": {"size": size}}, resource_version=metadata.resource_version
-        )
-        self.informers.storages.record_write(written)
-        return written
+            self.informers.storages.record_delete(key, metadata.uid)
 
     async def _get_live(self, key: ObjectKey) -> GPUStorage:
-        storage = await self._find_live(key)
+        storage = await read_live(self.client, self.informers.storages, key)
         if storage is None:
             raise _not_found(key)
         return storage
 
-    async def _find_live(self, key: ObjectKey) -> GPUStorage | None:
-        return await read_live(self.client, self.informers.storages, key)
-
     def _key(self, namespace: str, name: str) -> ObjectKey:
-        key = ObjectKey(resolve_namespace(namespace, self.namespaces), name)
+        key = ObjectKey(resolve_namespace(namespace, self.namespaces.units, "storages"), name)
         if any(name_errors(name)):  # no storage can have this name, and it may be unsafe in a URL path
             raise _not_found(key)
         return key
@@ -178,7 +140,3 @@ def _matches(storage: GPUStorage, query: ListStorages) -> bool:
 
 def _not_found(key: ObjectKey) -> NotFound:
     return NotFound(f"storage {key.name} does not exist in namespace {key.namespace}")
-
-
-def _write_conflict(name: str) -> WriteConflict:
-    return WriteConflict(f"other requests changed storage {name} at the same time; send the request again")

@@ -5,17 +5,16 @@ import hashlib
 from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
-from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.recorded_requests import RecordedStorageRequest
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.validation import (
-    FieldError,
     growth_errors,
     name_errors,
     normalize_storage,
     storage_errors,
 )
-from gpu_runtime.contract.validation.field_error import FieldErrors
 from gpu_runtime.kube.quantity import Quantity, canonical_quantity, same_quantity
+from gpu_runtime.runtime_api.admission_errors import namespace_errors, require_valid
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 
@@ -23,9 +22,9 @@ from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStora
 def admit_storage(request: CreateStorage, namespaces: APINamespaceSettings) -> CreateStorage:
     """Return the normalized request with the configured defaults. Raises Invalid."""
     spec = normalize_storage(request.spec())
-    _raise_if_invalid(
+    require_valid(
         *name_errors(request.name),
-        *_namespace_errors(request.namespace, namespaces),
+        *namespace_errors(request.namespace, namespaces.units, "storages"),
         *storage_errors(spec),
     )
     return structs.replace(
@@ -38,16 +37,10 @@ def admit_storage(request: CreateStorage, namespaces: APINamespaceSettings) -> C
 
 def apply_resize(spec: GPUStorageSpec, request: UpdateStorage) -> GPUStorageSpec:
     """Return the spec with the requested size, or the spec itself if the sizes are equal. Raises Invalid."""
-    _raise_if_invalid(*growth_errors(spec.size, request.size))
+    require_valid(*growth_errors(spec.size, request.size))
     return (
         spec if same_quantity(spec.size, request.size) else structs.replace(spec, size=canonical_quantity(request.size))
     )
-
-
-def resolve_namespace(namespace: str, namespaces: APINamespaceSettings) -> str:
-    """Return the requested namespace, or the first configured namespace if the request has none. Raises Invalid."""
-    _raise_if_invalid(*_namespace_errors(namespace, namespaces))
-    return namespace or namespaces.units[0]
 
 
 def storage_request_hash(request: CreateStorage) -> str:
@@ -55,21 +48,15 @@ def storage_request_hash(request: CreateStorage) -> str:
 
     An annotation of the storage stores the hash, so that the API recognizes a repeated request even after a resize.
     """
-    in_bytes = structs.replace(request, size=str(Quantity(request.size).value))  # 20Gi is 21474836480
-    return hashlib.sha256(canonical_request(in_bytes).encode()).hexdigest()
+    recorded = RecordedStorageRequest(
+        name=request.name,
+        namespace=request.namespace,
+        size=str(Quantity(request.size).value),  # 20Gi is 21474836480
+        storage_class_name=request.storage_class_name,
+    )
+    return hashlib.sha256(canonical_request(recorded).encode()).hexdigest()
 
 
 def spec_matches_request(spec: GPUStorageSpec, request: CreateStorage) -> bool:
     """Whether an admitted request would have created a storage with this spec."""
     return same_quantity(spec.size, request.size) and spec.storage_class_name == request.storage_class_name
-
-
-def _namespace_errors(namespace: str, namespaces: APINamespaceSettings) -> FieldErrors:
-    if namespace and namespace not in namespaces.units:
-        allowed = " or ".join(namespaces.units)
-        yield FieldError("namespace", f"{namespace!r} is not allowed for storages; use {allowed}, or omit it")
-
-
-def _raise_if_invalid(*errors: FieldError) -> None:
-    if errors:
-        raise Invalid(tuple(dict.fromkeys(errors)))

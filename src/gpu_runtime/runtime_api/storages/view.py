@@ -1,8 +1,8 @@
 """Converts a GPUStorage into the JSON view of the API. Pure functions."""
 
-from gpu_runtime.contract.crd.conditions import READY_CONDITION, StoragePhase, find_condition
+from gpu_runtime.contract.crd.conditions import StoragePhase
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
-from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
+from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view, known_phase, ready_condition
 from gpu_runtime.runtime_api.http.route import View
 
 
@@ -65,16 +65,16 @@ class StorageView(View, frozen=True, kw_only=True):
 
 def storage_view(storage: GPUStorage) -> StorageView:
     metadata, spec, status = storage.metadata, storage.spec, storage.status
-    ready = find_condition(status.conditions, READY_CONDITION)
+    ready = ready_condition(status.conditions)
     return StorageView(
         name=metadata.name,
         namespace=metadata.namespace,
         size=spec.size,
         storage_class_name=spec.storage_class_name,
         phase=phase_of(storage),
-        ready=ready is not None and ready.status == "True",
-        reason=ready.reason if ready else "",
-        message=ready.message if ready else "",
+        ready=ready.status == "True",
+        reason=ready.reason,
+        message=ready.message,
         mountable=status.mountable,
         capacity=status.capacity,
         claim_name=status.claim_name,
@@ -90,7 +90,4 @@ def storage_view(storage: GPUStorage) -> StorageView:
 
 def phase_of(storage: GPUStorage) -> StoragePhase:
     """Return the storage's phase. It is Pending before the first reconcile, and for phases of a newer version."""
-    return _PHASES.get(storage.status.phase or "", StoragePhase.PENDING)
-
-
-_PHASES = {phase.value: phase for phase in StoragePhase}
+    return known_phase(storage.status.phase, StoragePhase.PENDING)

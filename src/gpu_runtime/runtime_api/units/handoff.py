@@ -20,52 +20,54 @@ operation. If the Operation exists already, the handoff releases its own choice 
 The handoff deletes the stock unit last. Before the commit it can still undo everything: one write releases the claim.
 The pod of the active unit waits until the pod of the stock unit is deleted. Every replica may repeat every step, and a
 process may crash between two steps. A replay of the request, or the recovery of any replica, continues from the
-Operation.
+Operation. `handoff_decision` decides every step, and this module executes it.
 """
 
 import asyncio
-import contextlib
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-import msgspec
-
-from gpu_runtime.contract.crd.gpu_storage import Attachment
+from gpu_runtime.contract.crd.gpu_storage import Attachment, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
-from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationTarget, OperationType, SourceStock
+from gpu_runtime.contract.crd.operation import Operation, OperationTarget, SourceStock
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import (
-    AlreadyExists,
-    Conflict,
-    Gone,
-    Invalid,
-    NoStock,
-    RuntimeFault,
-    Unavailable,
-    conflict_from,
+from gpu_runtime.contract.errors import Gone, Invalid, RuntimeFault, stored_fault
+from gpu_runtime.contract.operation_rules import (
+    AttachState,
+    Ownership,
+    attach_state,
+    has_succeeded,
+    owned_manifest,
+    ownership,
 )
-from gpu_runtime.kube import errors as kube
+from gpu_runtime.contract.operation_transitions import Committed, StockLost, Transition
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest, recorded_request
 from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.meta import Manifest, ObjectKey
-from gpu_runtime.runtime_api.api_informers import APIInformers, read_live
-from gpu_runtime.runtime_api.kube_error_mapping import is_permanent_rejection, policy_rejection
-from gpu_runtime.runtime_api.operations.operation_store import (
-    OperationStore,
-    StaleAttempt,
-    attempt_of,
-    created_by,
-    is_finished,
-    is_in_progress,
-    is_orphan,
+from gpu_runtime.runtime_api.api_informers import APIInformers
+from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
+from gpu_runtime.runtime_api.live_objects import create_or_read, delete_this, patch_unchanged, read_live
+from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
+from gpu_runtime.runtime_api.operations.drive import OperationDriver, StaleAttempt
+from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
+from gpu_runtime.runtime_api.units.handoff_decision import (
+    STOCK,
+    UNIT,
+    CreateActiveUnit,
+    DeleteUnit,
+    HandoffAction,
+    HoldStock,
+    ObservedHandoff,
+    ReadLive,
+    ReadOperation,
+    RefuseRequest,
+    StepBack,
+    WriteAttachment,
+    WriteClaim,
+    decide,
 )
-from gpu_runtime.runtime_api.operations.request_codec import decode_request
-from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStockDeleter
-from gpu_runtime.runtime_api.stock.stock_claim import release_claim
-from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
-from gpu_runtime.runtime_api.units.requests import CreateUnit
-from gpu_runtime.runtime_api.units.stock_selector import StockSelector, is_claimable
-
-_REQUEST_DECODER = msgspec.json.Decoder(CreateUnit)
+from gpu_runtime.runtime_api.units.stock_selector import StockSelector
 
 MAX_CONCURRENT_HANDOFFS = 8
 """Maximum number of create requests that this replica processes at the same time. Further requests wait in the order
@@ -74,280 +76,206 @@ before its timeout."""
 
 
 @dataclass
-class _HandoffRun:
-    """The state of one run that executes an operation. Other runs may execute the same operation at the same time, also
-    in other processes."""
+class HandoffRun:
+    """One run that executes an operation. Other runs may execute the same operation at the same time, also in other
+    processes."""
 
-    operation: Operation
+    request: RecordedUnitRequest
     held_uid: str = ""
     """UID of the stock unit that this run holds in the stock selector, or empty."""
     unit: GPUUnit | None = None
-    """The unit that this run created, or the existing unit that another run created."""
+    """The unit that this run created, or to which it committed the operation."""
     committed: bool = False
     """Whether this run committed the operation."""
 
-    @property
-    def operation_id(self) -> str:
-        return self.operation.spec.operation_id
 
-
+@dataclass(frozen=True)
 class Handoff:
-    def __init__(  # noqa: PLR0913 - every dependency is a separate object
-        self,
-        client: KubeClient,
-        informers: APIInformers,
-        operation_store: OperationStore,
-        stock_selector: StockSelector,
-        attacher: StorageAttacher,
-        *,
-        consumed_deleter: ConsumedStockDeleter,
-    ) -> None:
-        self._client = client
-        self._informers = informers
-        self._operation_store = operation_store
-        self._stock_selector = stock_selector
-        self._attacher = attacher
-        self._consumed_deleter = consumed_deleter
-        self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_HANDOFFS)
+    client: KubeClient
+    informers: APIInformers
+    driver: OperationDriver
+    stock_selector: StockSelector
+    attacher: StorageAttacher
+    deletions: BackgroundQueue
+    """Deletes consumed stock after the response. Until then, its claim prevents other operations from using it."""
+    _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_HANDOFFS))
 
-    async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
+    async def create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
         """Return the unit, and whether this call created it. An earlier or a concurrent call may have created it."""
         async with self._semaphore:
             return await self._create(request)
 
-    async def _create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
-        missing = await self._attacher.find_missing(request.namespace, request.storage_mounts)
-        if missing and await self._operation_store.find(request.operation_id) is None:
-            raise Invalid(missing)
-        run = await self._record_operation(request)
-        await self._drive(run)
-        if run.operation.status.error is not None:
-            raise conflict_from(run.operation.status.error.code, run.operation.status.error.message)
+    async def _create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
+        if request.storage_mounts:
+            await self._require_storages(request)
+        run = HandoffRun(request)
+        operation = await self._drive(run, await self._record_operation(run))
+        if error := operation.status.error:
+            raise stored_fault(error.code, error.message)
         if run.committed and run.unit:
             return run.unit, True
-        return await self._get_created_unit(run.operation), False
+        return await self._get_created_unit(operation), False
+
+    async def _require_storages(self, request: RecordedUnitRequest) -> None:
+        """Raise Invalid if a storage does not exist, before the operation is recorded."""
+        missing = await self.attacher.find_missing(request.namespace, request.storage_mounts)
+        if missing and await self.driver.store.find(request.operation_id) is None:
+            raise Invalid(missing)
 
     async def resume(self, operation: Operation) -> Operation:
         """Continue an operation from its recorded state until it is finished."""
-        run = _HandoffRun(operation)
-        await self._drive(run)
-        return run.operation
+        return await self._drive(HandoffRun(recorded_request(operation, RecordedUnitRequest)), operation)
 
-    async def finish_operation(self, operation_id: str) -> None:
-        """Finish an operation in progress, so that no replica creates its unit afterwards."""
-        operation = await self._operation_store.find(operation_id)
-        if operation is not None and is_in_progress(operation.effective_status):
-            with contextlib.suppress(Conflict):  # the operation is reset: only a new request can resume it
-                await self.resume(operation)
-
-    async def _record_operation(self, request: CreateUnit) -> _HandoffRun:
+    async def _record_operation(self, run: HandoffRun) -> Operation:
         """Record the operation with its chosen stock, or find the operation that a duplicate request recorded."""
+        request, stock = run.request, None
         target = OperationTarget(kind=GPU_UNITS.kind, namespace=request.namespace, name=request.name)
-        stock = await self._choose_initial_stock(request)
-        held_uid = stock.uid if stock is not None else ""
+        if may_choose_stock(request, self._observe(run, ObjectKey(request.namespace, request.name), None)):
+            stock = await self._hold_stock(run)
         try:
-            kind, id_ = OperationType.CREATE_UNIT, request.operation_id
-            recorded = await self._operation_store.record(kind, id_, request, target, stock)
+            return (await self.driver.store.record(request, target, stock)).operation
         except BaseException:
-            self._stock_selector.release_hold(held_uid)
-            raise
-        run = _HandoffRun(recorded.operation, held_uid)
-        if recorded.operation.effective_status.stock != stock:
             self._release_hold(run)
-        return run
+            raise
 
-    async def _choose_initial_stock(self, request: CreateUnit) -> SourceStock | None:
-        """Choose the stock to record with the operation. Return None if there is none or the cache shows a conflict.
-
-        If the result is None, the operation is recorded without stock, and `_choose_stock` checks again.
-        """
-        holder = Attachment(unit=request.name, operation_id=request.operation_id)
-        if self._informers.units.store.get(ObjectKey(request.namespace, request.name)) is not None:
-            return None
+    async def _drive(self, run: HandoffRun, operation: Operation) -> Operation:
         try:
-            await self._attacher.check_available(request.namespace, _storage_names(request), holder)
-        except Conflict:
-            return None
-        unit = await self._stock_selector.hold(request.stock_namespace, request.spec_name)
-        return self._source_stock(unit) if unit is not None else None
-
-    async def _drive(self, run: _HandoffRun) -> None:
-        try:
-            while not is_finished(run.operation.status):
-                try:
-                    await self._step(run)
-                except (kube.KubeConflict, StaleAttempt):  # another replica wrote the Operation: reload it
-                    self._release_hold(run)
-                    run.operation = await self._reload_operation(run)
-                    await self._delete_orphan(run)
+            operation = await self.driver.drive(operation, partial(self._step, run))
+            await self._delete_orphan(run, operation)
         finally:
             self._release_hold(run)
-        self._enqueue_stock_deletion(run)
+        stock = operation.status.stock
+        if run.unit is not None and stock is not None and has_succeeded(operation):
+            self._enqueue_deletion(stock)
+        return operation
 
-    async def _step(self, run: _HandoffRun) -> None:
+    async def _step(self, run: HandoffRun, operation: Operation) -> Operation:
         """Move the operation from its recorded state to the next one."""
-        status = run.operation.effective_status
-        if status.state == OperationState.ROLLING_BACK.value:
-            await self._undo(run)
-            run.operation = await self._operation_store.mark_failed(run.operation)
-        elif status.stock is None or not await self._attach_and_claim(run, status.stock):
-            await self._choose_stock(run)
-        else:
-            await self._create_and_commit(run)
-
-    async def _choose_stock(self, run: _HandoffRun) -> None:
-        request = decode_request(run.operation, _REQUEST_DECODER)
-        if fault := await self._find_conflict(run, request):
-            await self._reject(run, fault)
-            return
-        unit = await self._stock_selector.hold(request.stock_namespace, request.spec_name)
-        if unit is None:
-            await self._reject(
-                run, NoStock(f"no Ready stock of {request.spec_name} is available; seed stock, or try again later")
-            )
-            return
-        run.held_uid = unit.metadata.uid
-        run.operation = await self._operation_store.select_stock(run.operation, self._source_stock(unit))
-
-    async def _reject(self, run: _HandoffRun, fault: RuntimeFault) -> None:
-        """Reset the operation and raise the fault. Nothing is claimed, so the same request may succeed later.
-
-        Return without an error if a duplicate request has recorded stock in the meantime.
-        """
-        if run.operation.effective_status.stock is not None:
-            run.operation = await self._operation_store.reset_to_accepted(run.operation)
-            await self._detach_storages(run.operation)
-            raise fault
-        latest = await self._reload_operation(run)
-        if latest.metadata.resource_version == run.operation.metadata.resource_version:
-            raise fault
-        run.operation = latest  # a duplicate request has recorded stock in the meantime
-
-    async def _find_conflict(self, run: _HandoffRun, request: CreateUnit) -> RuntimeFault | None:
-        """Return the conflict that can be detected without a write, or None."""
-        if self._is_name_in_use(run):
-            return _name_conflict(run)
-        try:
-            await self._attacher.check_available(request.namespace, _storage_names(request), _attachment(run.operation))
-        except Conflict as fault:
-            return fault
-        return None
-
-    async def _attach_and_claim(self, run: _HandoffRun, stock: SourceStock) -> bool:
-        """Attach the storages, then claim the stock. Return False if other stock must be chosen."""
-        request = decode_request(run.operation, _REQUEST_DECODER)
-        try:
-            await self._attacher.attach(request.namespace, _storage_names(request), _attachment(run.operation))
-        except Conflict as fault:
-            await self._reject(run, fault)
-            return False
-        claimed = await self._claim_stock(stock, run.operation_id)
-        self._release_hold(run)
-        return claimed
-
-    async def _claim_stock(self, stock: SourceStock, operation_id: str) -> bool:
-        unit = self._informers.units.store.get(ObjectKey(stock.namespace, stock.name))
-        if unit is None or unit.metadata.uid != stock.uid or not is_claimable(unit):
-            unit = await self._get_live_stock(stock)
-        while unit is not None:
-            if unit.metadata.annotations.get(Annotation.CLAIMED_BY) == operation_id:
-                return True
-            if not is_claimable(unit):
-                return False
-            patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: operation_id}}}
-            version = unit.metadata.resource_version
-            try:
-                unit = await self._client.merge_patch(GPU_UNITS, unit.metadata.key, patch, resource_version=version)
-                self._informers.units.record_write(unit)
-            except (kube.KubeConflict, kube.KubeNotFound):
-                unit = await self._get_live_stock(stock)
-        return False
-
-    async def _get_live_stock(self, stock: SourceStock) -> GPUUnit | None:
-        """Read the stock unit from the API server. Return None if it was deleted."""
-        unit = await self._get_live_unit(ObjectKey(stock.namespace, stock.name))
-        if unit is None or unit.metadata.uid != stock.uid:
-            self._informers.units.record_delete(ObjectKey(stock.namespace, stock.name), stock.uid)
-            return None
-        return unit
-
-    async def _create_and_commit(self, run: _HandoffRun) -> None:
-        try:
-            run.unit = await self._create_unit(run)
-        except Conflict as fault:
-            run.operation = await self._operation_store.mark_rolling_back(run.operation, fault)
-            return
-        run.operation = await self._operation_store.mark_succeeded(run.operation, target_uid=run.unit.metadata.uid)
-        run.committed = True
-
-    async def _create_unit(self, run: _HandoffRun) -> GPUUnit:
-        """Create the unit, or return the unit that another run of the same attempt created."""
-        manifest = _unit_manifest(run.operation)
+        stock = operation.effective_status.stock
+        if stock is None or stock.uid != run.held_uid:
+            self._release_hold(run)
+        await self._delete_orphan(run, operation)
+        observed = self._observe(run, operation.target_key, stock)
         while True:
-            try:
-                created = await self._client.create(GPU_UNITS, manifest)
-            except kube.KubeAlreadyExists:
-                existing = await self._get_live_unit(_target_key(run.operation))
-            except kube.KubeError as error:
-                if is_permanent_rejection(error):
-                    raise policy_rejection(error, f"the cluster rejected the unit: {error}") from error
-                raise
-            else:
-                self._informers.units.record_write(created)
-                return created
-            if existing is not None and not created_by(run.operation, existing):
-                raise _name_conflict(run)
-            if existing is None:
-                continue
-            if attempt_of(existing) > run.operation.effective_status.attempt:
-                raise StaleAttempt
-            if not is_orphan(run.operation, existing):
-                return existing
-            await self._delete_unit(existing.metadata.key, existing.metadata.uid)
+            action = decide(operation, run.request, observed)
+            match action:
+                case RefuseRequest(fault):
+                    return await self._refuse(operation, fault)
+                case StepBack(fault):
+                    await self._step_back(run, operation)
+                    raise fault
+                case ReadOperation():
+                    raise StaleAttempt
+            if isinstance(action, Transition):
+                return await self._write(run, operation, action, observed)
+            observed = await self._execute(run, operation, action, observed)
 
-    async def _delete_orphan(self, run: _HandoffRun) -> None:
-        if run.unit is not None and is_orphan(run.operation, run.unit):
-            await self._delete_unit(run.unit.metadata.key, run.unit.metadata.uid)
+    def _observe(self, run: HandoffRun, unit: ObjectKey, stock: SourceStock | None) -> ObservedHandoff:
+        """Observe the cached objects. This makes no request."""
+        namespace, units = run.request.namespace, self.informers.units.store
+        cached = units.get(ObjectKey(stock.namespace, stock.name)) if stock is not None else None
+        return ObservedHandoff(
+            unit=units.get(unit),
+            stock=_same_stock(cached, stock),
+            storages={name: self.attacher.cached(namespace, name) for name in run.request.storage_names},
+        )
+
+    async def _execute(
+        self, run: HandoffRun, operation: Operation, action: HandoffAction, observed: ObservedHandoff
+    ) -> ObservedHandoff:
+        """Execute an action that does not change the Operation, and return what is observed after it."""
+        match action:
+            case ReadLive(subject):
+                return await self._read_live(operation, run.request, observed, subject)
+            case HoldStock():
+                self._release_hold(run)
+                offer = await self._hold_stock(run)
+                return replace(observed, offer=offer, is_stock_exhausted=offer is None)
+            case WriteAttachment(name, storage, holder):
+                return _with_storage(observed, name, await self.attacher.write(storage, holder))
+            case WriteClaim(unit, operation_id):
+                return await self._write_claim(run, unit, operation_id, observed)
+            case CreateActiveUnit(stock):
+                return await self._create_unit(run, operation, stock, observed)
+            case DeleteUnit(unit):
+                await self._delete_unit(unit)
+                return replace(observed, unit=None)
+        raise AssertionError(f"{action} is not an action on objects")
+
+    async def _read_live(
+        self, operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff, subject: str
+    ) -> ObservedHandoff:
+        live, stock = observed.live | {subject}, operation.effective_status.stock
+        if subject == UNIT:
+            return replace(observed, live=live, unit=await self._read_live_unit(operation.target_key))
+        if subject == STOCK:
+            key = ObjectKey(stock.namespace, stock.name) if stock is not None else None
+            found = await self._read_live_unit(key) if key is not None else None
+            return replace(observed, live=live, stock=_same_stock(found, stock))
+        return _with_storage(observed, subject, await self.attacher.read_live(request.namespace, subject))
+
+    async def _write_claim(
+        self, run: HandoffRun, unit: GPUUnit, operation_id: str | None, observed: ObservedHandoff
+    ) -> ObservedHandoff:
+        patch = {"metadata": {"annotations": {Annotation.CLAIMED_BY: operation_id}}}
+        current = await patch_unchanged(self.client, self.informers.units, unit, patch)
+        self._release_hold(run)
+        return replace(observed, stock=current, live=observed.live | {STOCK})
+
+    async def _create_unit(
+        self, run: HandoffRun, operation: Operation, stock: SourceStock, observed: ObservedHandoff
+    ) -> ObservedHandoff:
+        manifest = unit_manifest(operation, run.request, stock)
+        try:
+            unit, created = await create_or_read(self.client, self.informers.units, manifest)
+        except KubeError as error:
+            if not is_permanent_rejection(error):
+                raise
+            return replace(observed, rejection=fault_from_kube_error(error))
+        if created:
+            run.unit = unit
+        return replace(observed, unit=unit, live=observed.live | {UNIT})
+
+    async def _write(
+        self, run: HandoffRun, operation: Operation, transition: Transition, observed: ObservedHandoff
+    ) -> Operation:
+        written = await self.driver.store.write(operation, transition)
+        if isinstance(transition, Committed):
+            run.unit, run.committed = observed.unit, True
+        return written
+
+    async def _refuse(self, operation: Operation, fault: RuntimeFault) -> Operation:
+        """Raise the fault, unless a duplicate request has selected stock in the meantime."""
+        latest = await self.driver.store.reload(operation)
+        if latest.metadata.resource_version == operation.metadata.resource_version:
+            raise fault
+        return latest
+
+    async def _step_back(self, run: HandoffRun, operation: Operation) -> None:
+        reset = await self.driver.store.write(operation, StockLost())
+        id_, attempt = reset.spec.operation_id, reset.effective_status.attempt
+        await self.attacher.detach(run.request.namespace, run.request.storage_names, id_, attempt)
+
+    async def _delete_orphan(self, run: HandoffRun, operation: Operation) -> None:
+        """Delete the unit that this run created, if the attempt has ended without it in the meantime."""
+        if run.unit is not None and ownership(operation, run.unit) is Ownership.ORPHANED:
+            await self._delete_unit(run.unit)
             run.unit = None
 
-    def _enqueue_stock_deletion(self, run: _HandoffRun) -> None:
-        """Delete the consumed stock in the background after the commit.
+    async def _delete_unit(self, unit: GPUUnit) -> None:
+        await delete_this(self.client, self.informers.units, unit.metadata.key, unit.metadata.uid)
 
-        Until the deletion, its claim prevents other operations from using it.
-        """
-        status = run.operation.status
-        if run.unit is not None and status.stock is not None and status.state == OperationState.SUCCEEDED.value:
-            self._consumed_deleter.enqueue(status.stock)
-
-    async def _undo(self, run: _HandoffRun) -> None:
-        """Delete the unit, release the claim and detach the storages of an operation that is rolling back."""
-        existing = await self._get_live_unit(_target_key(run.operation))
-        if existing is not None and created_by(run.operation, existing):
-            await self._delete_unit(existing.metadata.key, existing.metadata.uid)
-        stock = run.operation.effective_status.stock
-        while stock is not None and not await release_claim(
-            self._client, await self._get_live_stock(stock), run.operation_id
-        ):
-            pass  # try again: another writer was first, usually the controller with a status update
-        await self._detach_storages(run.operation)
-
-    async def _detach_storages(self, operation: Operation) -> None:
-        request = decode_request(operation, _REQUEST_DECODER)
-        id_, attempt = operation.spec.operation_id, operation.effective_status.attempt
-        await self._attacher.detach(request.namespace, _storage_names(request), id_, attempt)
-
-    async def _delete_unit(self, key: ObjectKey, uid: str) -> None:
-        # NotFound: the unit is already deleted. Conflict: another unit has its name now.
-        with contextlib.suppress(kube.KubeNotFound, kube.KubeConflict):
-            await self._client.delete(GPU_UNITS, key, uid=uid)
-        self._informers.units.record_delete(key, uid)
+    def _enqueue_deletion(self, stock: SourceStock) -> None:
+        key, informer = ObjectKey(stock.namespace, stock.name), self.informers.units
+        fields = {"namespace": stock.namespace, "object_name": stock.name, "uid": stock.uid}
+        self.deletions.enqueue(stock.uid, lambda: delete_this(self.client, informer, key, stock.uid), fields)
 
     async def _get_created_unit(self, operation: Operation) -> GPUUnit:
         """Return the unit that a succeeded operation created. Raises Gone if it was deleted."""
-        key, uid = _target_key(operation), operation.status.target_uid
-        unit = self._informers.units.store.get(key)
+        key, uid = operation.target_key, operation.status.target_uid
+        unit = self.informers.units.store.get(key)
         if unit is None or unit.metadata.uid != uid:
-            unit = await self._get_live_unit(key)
+            unit = await self._read_live_unit(key)
         if unit is None or unit.metadata.uid != uid:
             raise Gone(
                 f"operation {operation.spec.operation_id} created unit {key.name}, which was deleted afterwards; choose"
@@ -355,67 +283,52 @@ class Handoff:
             )
         return unit
 
-    async def _get_live_unit(self, key: ObjectKey) -> GPUUnit | None:
-        return await read_live(self._client, self._informers.units, key)
+    async def _read_live_unit(self, key: ObjectKey) -> GPUUnit | None:
+        return await read_live(self.client, self.informers.units, key)
 
-    async def _reload_operation(self, run: _HandoffRun) -> Operation:
-        latest = await self._operation_store.find(run.operation_id)
-        if latest is None:
-            raise Unavailable(f"operation {run.operation_id} was deleted; send the request again")
-        return latest
-
-    def _release_hold(self, run: _HandoffRun) -> None:
-        """End the hold of this run on its stock unit, after the claim has succeeded or failed."""
-        self._stock_selector.release_hold(run.held_uid)
-        run.held_uid = ""
-
-    def _is_name_in_use(self, run: _HandoffRun) -> bool:
-        cached = self._informers.units.store.get(_target_key(run.operation))
-        return cached is not None and not created_by(run.operation, cached)
-
-    def _source_stock(self, unit: GPUUnit) -> SourceStock:
+    async def _hold_stock(self, run: HandoffRun) -> SourceStock | None:
+        unit = await self.stock_selector.hold(run.request.stock_namespace, run.request.spec_name)
+        if unit is None:
+            return None
+        run.held_uid = unit.metadata.uid
         return SourceStock(
             namespace=unit.metadata.namespace,
             name=unit.metadata.name,
             uid=unit.metadata.uid,
             memory=unit.spec.memory,
             gpu=unit.spec.gpu,
-            node=self._informers.node_of(unit),
+            node=self.informers.node_of(unit),
         )
 
-
-def _target_key(operation: Operation) -> ObjectKey:
-    return ObjectKey(operation.spec.target.namespace, operation.spec.target.name)
-
-
-def _storage_names(request: CreateUnit) -> list[str]:
-    return [mount.name for mount in request.storage_mounts]
+    def _release_hold(self, run: HandoffRun) -> None:
+        self.stock_selector.release_hold(run.held_uid)
+        run.held_uid = ""
 
 
-def _attachment(operation: Operation) -> Attachment:
-    unit, attempt = operation.spec.target.name, operation.effective_status.attempt
-    return Attachment(unit=unit, operation_id=operation.spec.operation_id, attempt=attempt)
+def may_choose_stock(request: RecordedUnitRequest, observed: ObservedHandoff) -> bool:
+    """Whether the first attempt can start with the operation itself: the cache shows no obstacle."""
+    holder = Attachment(unit=request.name, operation_id=request.operation_id)
+    states = {attach_state(observed.storages.get(name), holder) for name in request.storage_names}
+    return observed.unit is None and states.isdisjoint({AttachState.IN_USE, AttachState.DELETED})
 
 
-def _name_conflict(run: _HandoffRun) -> AlreadyExists:
-    return AlreadyExists(f"name: unit {_target_key(run.operation).name} already exists; choose another name")
-
-
-def _unit_manifest(operation: Operation) -> Manifest:
+def unit_manifest(operation: Operation, request: RecordedUnitRequest, stock: SourceStock) -> Manifest:
     """Build the active unit: the caller's image with the reservation of the stock."""
-    request, stock = decode_request(operation, _REQUEST_DECODER), operation.effective_status.stock
-    if stock is None:
-        raise ValueError(f"operation {operation.spec.operation_id} has no stock")
     annotations = {
-        Annotation.OPERATION_ID: operation.spec.operation_id,
-        Annotation.OPERATION_UID: operation.metadata.uid,
         Annotation.OPERATION_ATTEMPT: str(operation.effective_status.attempt),
-        Annotation.REQUEST_HASH: operation.spec.request_hash,
         Annotation.SOURCE_STOCK_NAME: stock.name,
         Annotation.SOURCE_STOCK_NAMESPACE: stock.namespace,
         Annotation.SOURCE_STOCK_UID: stock.uid,
     }
     if stock.node:
         annotations[Annotation.SOURCE_STOCK_NODE] = stock.node
-    metadata: dict[str, Any] = {"name": request.name, "namespace": request.namespace, "annotations": annotations}
-    return {"metadata": metadata, "spec": msgspec.to_builtins(request.spec(stock.memory, stock.gpu))}
+    return owned_manifest(operation, operation.target_key, request.unit_spec(stock), **annotations)
+
+
+def _same_stock(found: GPUUnit | None, stock: SourceStock | None) -> GPUUnit | None:
+    """Return the stock unit, or None if the found unit is a later unit with its name."""
+    return found if found is not None and stock is not None and found.metadata.uid == stock.uid else None
+
+
+def _with_storage(observed: ObservedHandoff, name: str, storage: GPUStorage | None) -> ObservedHandoff:
+    return replace(observed, storages={**observed.storages, name: storage}, live=observed.live | {name})

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import UNSET, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
-from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
+from gpu_runtime.contract.crd.gpu_unit import Access, Serverless, StorageMount
 from gpu_runtime.contract.crd.markers import openapi
 from gpu_runtime.contract.crd.operation import OperationID
 from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
@@ -53,19 +53,6 @@ class CreateUnit(Body, frozen=True, kw_only=True):
 
     serverless: Serverless | None = None
     """The serverless settings. They make the unit a function."""
-
-    def spec(self, memory: str = "", gpu: int = 0) -> GPUUnitSpec:
-        """Return the unit's spec with the reservation of its stock."""
-        return GPUUnitSpec(
-            spec_name=self.spec_name,
-            image=self.image,
-            memory=memory,
-            gpu=gpu,
-            template=self.template,
-            access=self.access,
-            storage_mounts=self.storage_mounts,
-            serverless=self.serverless,
-        )
 
 
 class UpdateUnit(Body, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from msgspec import UNSET, structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.well_known import UnitRole
-from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.contract.validation import (
     FieldError,
     name_errors,
@@ -17,6 +17,7 @@ from gpu_runtime.contract.validation import (
 )
 from gpu_runtime.contract.validation.field_error import FieldErrors
 from gpu_runtime.kube.quantity import canonical_quantity
+from gpu_runtime.runtime_api.admission_errors import namespace_errors, require_valid
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
 
@@ -24,23 +25,30 @@ MUTABLE_FIELDS = ("image", "template", "access", "storage_mounts", "serverless")
 """Fields that an update may change. The other fields belong to the reservation of the stock."""
 
 
-def admit_unit(request: CreateUnit, namespaces: APINamespaceSettings) -> CreateUnit:
-    """Return the normalized request with the configured defaults. Raises Invalid."""
-    spec = normalize_unit(request.spec())
-    request = structs.replace(
-        request,
+def admit_unit(request: CreateUnit, namespaces: APINamespaceSettings) -> RecordedUnitRequest:
+    """Return the normalized request with the configured defaults, as it is recorded. Raises Invalid."""
+    requested = RecordedUnitRequest(
+        operation_id=request.operation_id,
+        name=request.name,
         namespace=request.namespace or namespaces.units[0],
+        spec_name=request.spec_name,
         stock_namespace=request.stock_namespace or namespaces.stock,
-        **{field: getattr(spec, field) for field in MUTABLE_FIELDS},
+        image=request.image,
+        template=request.template,
+        access=request.access,
+        storage_mounts=request.storage_mounts,
+        serverless=request.serverless,
     )
-    _raise_if_invalid(
-        *operation_id_errors(request.operation_id),
-        *name_errors(request.name),
-        *namespace_errors(request.namespace, namespaces),
-        *_stock_namespace_errors(request.stock_namespace, namespaces),
+    spec = normalize_unit(requested.unit_spec())
+    admitted = structs.replace(requested, **{field: getattr(spec, field) for field in MUTABLE_FIELDS})
+    require_valid(
+        *operation_id_errors(admitted.operation_id),
+        *name_errors(admitted.name),
+        *namespace_errors(admitted.namespace, namespaces.units, "units"),
+        *_stock_namespace_errors(admitted.stock_namespace, namespaces),
         *unit_errors(spec, UnitRole.ACTIVE),
     )
-    return request
+    return admitted
 
 
 def apply_update(spec: GPUUnitSpec, request: UpdateUnit) -> GPUUnitSpec:
@@ -48,24 +56,12 @@ def apply_update(spec: GPUUnitSpec, request: UpdateUnit) -> GPUUnitSpec:
     changes = {field: value for field in MUTABLE_FIELDS if (value := getattr(request, field)) is not UNSET}
     normalized = normalize_unit(structs.replace(spec, **changes))
     desired = structs.replace(spec, **{field: getattr(normalized, field) for field in changes})
-    _raise_if_invalid(
+    require_valid(
         *_reservation_errors(spec, request),
         *_request_id_change_errors(spec, desired),
         *unit_errors(desired, UnitRole.ACTIVE),
     )
     return desired
-
-
-def resolve_namespace(namespace: str, namespaces: APINamespaceSettings) -> str:
-    """Return the requested namespace, or the first configured namespace if the request has none. Raises Invalid."""
-    _raise_if_invalid(*namespace_errors(namespace, namespaces))
-    return namespace or namespaces.units[0]
-
-
-def namespace_errors(namespace: str, namespaces: APINamespaceSettings) -> FieldErrors:
-    if namespace and namespace not in namespaces.units:
-        allowed = " or ".join(namespaces.units)
-        yield FieldError("namespace", f"{namespace!r} is not allowed for units; use {allowed}, or omit it")
 
 
 def _stock_namespace_errors(namespace: str, namespaces: APINamespaceSettings) -> FieldErrors:
@@ -92,8 +88,3 @@ def _request_id_change_errors(spec: GPUUnitSpec, desired: GPUUnitSpec) -> FieldE
     if before and after != before:
         text = f"cannot be changed from {before!r}, because its queue may contain invocations; send {before!r}"
         yield FieldError("serverless.requestID", text)
-
-
-def _raise_if_invalid(*errors: FieldError) -> None:
-    if errors:
-        raise Invalid(tuple(dict.fromkeys(errors)))

@@ -1,12 +1,12 @@
 """Converts a GPUUnit into the JSON view of the API: its spec, its status and its source stock. Pure functions."""
 
-from msgspec import field
+from msgspec import field, structs
 
-from gpu_runtime.contract.crd.conditions import READY_CONDITION, UnitPhase, find_condition
+from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, Serverless, StorageMount
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
+from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view, known_phase, ready_condition
 from gpu_runtime.runtime_api.http.route import View
 
 
@@ -104,24 +104,17 @@ class UnitView(View, frozen=True, kw_only=True):
 
 
 def unit_view(unit: GPUUnit) -> UnitView:
-    metadata, spec, status = unit.metadata, unit.spec, unit.status
-    ready = find_condition(status.conditions, READY_CONDITION)
+    """Return the view. It has every field of the spec."""
+    metadata, status = unit.metadata, unit.status
+    ready = ready_condition(status.conditions)
     return UnitView(
         name=metadata.name,
         namespace=metadata.namespace,
-        spec_name=spec.spec_name,
-        image=spec.image,
-        memory=spec.memory,
-        gpu=spec.gpu,
-        template=spec.template,
-        access=spec.access,
-        storage_mounts=spec.storage_mounts,
-        serverless=spec.serverless,
-        running=spec.running,
+        **structs.asdict(unit.spec),
         phase=phase_of(unit),
-        ready=ready is not None and ready.status == "True",
-        reason=ready.reason if ready else "",
-        message=ready.message if ready else "",
+        ready=ready.status == "True",
+        reason=ready.reason,
+        message=ready.message,
         ready_replicas=status.ready_replicas,
         service_name=status.service_name,
         access_url=status.access_url,
@@ -137,10 +130,7 @@ def unit_view(unit: GPUUnit) -> UnitView:
 
 def phase_of(unit: GPUUnit) -> UnitPhase:
     """Return the unit's phase. It is Progressing before the first reconcile, and for phases of a newer version."""
-    return _PHASES.get(unit.status.phase or "", UnitPhase.PROGRESSING)
-
-
-_PHASES = {phase.value: phase for phase in UnitPhase}
+    return known_phase(unit.status.phase, UnitPhase.PROGRESSING)
 
 
 def _source_stock(annotations: dict[str, str]) -> SourceStockView | None:

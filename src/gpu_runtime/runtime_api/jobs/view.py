@@ -1,11 +1,6 @@
-"""The job route: shows an operation to its caller.
+"""The view of an operation as a job. Pure functions."""
 
-A job shows whether the API accepted and persisted the request. It does not show whether the created objects are ready.
-The route reads the operation from the API server, so that every replica gives the same response.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -13,11 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType
-from gpu_runtime.contract.errors import NotFound, Unavailable
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, Route, Scope, View
-from gpu_runtime.runtime_api.kube_error_mapping import translate_kube_errors
-from gpu_runtime.runtime_api.operations.operation_store import OperationStore
-from gpu_runtime.runtime_api.operations.request_codec import decode_request
+from gpu_runtime.runtime_api.http.route import View
 
 JobStatus = Literal["accepted", "running", "succeeded", "failed"]
 _JOB_STATUS: Mapping[OperationState, JobStatus] = MappingProxyType(
@@ -89,18 +80,6 @@ class JobView(View, frozen=True, kw_only=True):
     """When the operation succeeded or failed."""
 
 
-@dataclass(frozen=True)
-class JobService:
-    operation_store: OperationStore
-
-    async def get(self, operation_id: str) -> JobView:
-        with translate_kube_errors():
-            operation = await self.operation_store.find(operation_id)
-        if operation is None:
-            raise NotFound(f"operation {operation_id} does not exist, or it was evicted after its retention period")
-        return job_view(operation)
-
-
 def job_view(operation: Operation) -> JobView:
     spec, status = operation.spec, operation.effective_status
     is_seeding = spec.type == OperationType.SEED_STOCK.value
@@ -118,37 +97,13 @@ def job_view(operation: Operation) -> JobView:
     )
 
 
-def _requested_replicas(operation: Operation) -> int | None:
-    """Return the requested number of stock units, or None if this version cannot decode the recorded request."""
-    try:
-        return decode_request(operation, _REPLICAS_DECODER).replicas
-    except Unavailable:
-        return None
-
-
-def routes(jobs: JobService) -> Sequence[Route]:
-    async def get_job(request: APIRequest[None, NoQuery]) -> APIResponse:
-        return APIResponse(200, await jobs.get(request.path["operationID"]))
-
-    return (
-        Route(
-            "GET",
-            "/api/v1/operator/jobs/{operationID}",
-            "getJob",
-            "Get the state of an operation",
-            get_job,
-            responses={200: JobView},
-            faults=(NotFound,),
-            scope=Scope.OPERATOR,
-            description="Shows whether the request was accepted and persisted. The pool or the unit shows whether it"
-            " is ready.",
-            tag="Operations",
-        ),
-    )
-
-
 class _RequestedReplicas(Struct, frozen=True):
     replicas: int = 0
 
 
-_REPLICAS_DECODER = msgspec.json.Decoder(_RequestedReplicas)
+def _requested_replicas(operation: Operation) -> int | None:
+    """Return the requested number of stock units, or None if this version cannot decode the recorded request."""
+    try:
+        return msgspec.json.decode(operation.spec.request, type=_RequestedReplicas).replicas
+    except (msgspec.DecodeError, RecursionError):
+        return None

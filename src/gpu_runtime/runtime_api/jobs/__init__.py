@@ -1,0 +1,1 @@
+"""The job API: shows the state of an operation to its caller."""

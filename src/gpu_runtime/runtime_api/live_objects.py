@@ -1,0 +1,95 @@
+"""Reads and writes objects at the API server, and keeps the informer caches up to date.
+
+Every write has a precondition: a free name, an unchanged resourceVersion, or a UID. So every process may repeat it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.contract.errors import WriteConflict
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.errors import KubeAlreadyExists, KubeConflict, KubeNotFound
+from gpu_runtime.kube.informer import Informer
+from gpu_runtime.kube.meta import KubeObject, Manifest, ObjectKey
+
+T = TypeVar("T", bound=KubeObject)
+R = TypeVar("R")
+
+MAX_WRITE_ATTEMPTS = 20
+"""Maximum number of attempts to write an object while other writers change it. One of several concurrent writes always
+succeeds."""
+CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
+
+
+async def read_live(client: KubeClient, informer: Informer[T], key: ObjectKey) -> T | None:
+    """Read the object from the API server. Return None if it does not exist."""
+    cached = informer.store.get(key)
+    try:
+        current = await client.get(informer.resource, key)
+    except KubeNotFound:
+        if cached is not None:
+            informer.record_delete(key, cached.metadata.uid)
+        return None
+    informer.record_write(current)
+    return current
+
+
+async def create_or_read(client: KubeClient, informer: Informer[T], manifest: Manifest) -> tuple[T, bool]:
+    """Create the object, or read the existing object with its name. Return it, and whether this call created it."""
+    key = ObjectKey(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+    while True:
+        try:
+            created = await client.create(informer.resource, manifest)
+        except KubeAlreadyExists:
+            existing = await read_live(client, informer, key)
+        else:
+            informer.record_write(created)
+            return created, True
+        if existing is not None:  # None: the object was deleted in the meantime, so create it again
+            return existing, False
+
+
+async def patch_this(client: KubeClient, informer: Informer[T], found: T, patch: Manifest) -> T:
+    """Patch the object if it has not changed since it was read. Raises KubeConflict if it has."""
+    key, version = found.metadata.key, found.metadata.resource_version
+    written = await client.merge_patch(informer.resource, key, patch, resource_version=version)
+    informer.record_write(written)
+    return written
+
+
+async def patch_unchanged(client: KubeClient, informer: Informer[T], found: T, patch: Manifest) -> T | None:
+    """Patch the object if it has not changed since it was read. Return the current object, or None if it is deleted.
+
+    If another writer was first, the result is the object of that writer. Decide again from the result.
+    """
+    try:
+        return await patch_this(client, informer, found, patch)
+    except (KubeConflict, KubeNotFound):
+        current = await read_live(client, informer, found.metadata.key)
+        return current if current is not None and current.metadata.uid == found.metadata.uid else None
+
+
+async def delete_this(client: KubeClient, informer: Informer[T], key: ObjectKey, uid: str) -> None:
+    """Delete the object with this UID, and no later object with its name."""
+    # NotFound: the object is already deleted. Conflict: another object has its name now.
+    with suppress(KubeNotFound, KubeConflict):
+        await client.delete(informer.resource, key, uid=uid)
+    cached = informer.store.get(key)
+    if cached is None or not cached.metadata.finalizers:  # with finalizers, it exists until the last one is removed
+        informer.record_delete(key, uid)
+
+
+async def retry_conflicts(subject: str, read_and_write: Callable[[], Awaitable[R]]) -> R:
+    """Repeat the function, which reads an object and writes it, until no other writer was first.
+
+    Raises WriteConflict after MAX_WRITE_ATTEMPTS attempts.
+    """
+    for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
+        try:
+            return await read_and_write()
+        except KubeConflict:  # a status update also changes the resourceVersion
+            await asyncio.sleep(CONFLICT_BACKOFF.delay(attempt))
+    raise WriteConflict(f"other requests changed {subject} at the same time; send the request again")

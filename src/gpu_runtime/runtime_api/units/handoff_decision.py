@@ -1,0 +1,240 @@
+"""Decides the next step of a handoff from the Operation and the objects that were observed. Pure: nothing awaits here.
+
+`decide` has one case for each row of the table "Operation states" in docs/architecture.md. It trusts cached objects as
+long as the handoff can proceed, because every write has a precondition. It asks for a live read before it refuses the
+request or gives up a stock unit. So a handoff whose cache is right reads nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_runtime.contract.crd.gpu_storage import Attachment, GPUStorage
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.operation import Operation, OperationTarget, SourceStock
+from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.errors import AlreadyExists, NoStock, RuntimeFault
+from gpu_runtime.contract.operation_rules import (
+    AttachState,
+    Ownership,
+    Seeding,
+    StockState,
+    attach_fault,
+    attach_state,
+    is_attached_by,
+    is_rolling_back,
+    ownership,
+    stock_state,
+)
+from gpu_runtime.contract.operation_transitions import Committed, RolledBack, StockSelected, Transition, rollback
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+
+UNIT, STOCK = "unit", "stock"
+"""What a live read can read, besides storages."""
+
+
+@dataclass(frozen=True)
+class ObservedHandoff:
+    """The objects that a handoff depends on. They come from the cache, except those in `live`."""
+
+    unit: GPUUnit | None = None
+    """The unit with the requested name."""
+    stock: GPUUnit | None = None
+    """The stock unit of the current attempt."""
+    storages: Mapping[str, GPUStorage | None] = field(default_factory=dict)
+    """The storages to mount, by name."""
+    offer: SourceStock | None = None
+    """A stock unit that this run holds for the next attempt."""
+    is_stock_exhausted: bool = False
+    """Whether the stock selector found no stock unit to hold."""
+    rejection: RuntimeFault | None = None
+    """Why the cluster rejects the unit permanently."""
+    live: frozenset[str] = frozenset()
+    """The objects that were read from the API server or written in this step: UNIT, STOCK and names of storages."""
+
+
+@dataclass(frozen=True)
+class ReadLive:
+    """Read the unit, the stock unit or this storage from the API server."""
+
+    subject: str
+
+
+@dataclass(frozen=True)
+class HoldStock:
+    """Hold a stock unit for the next attempt."""
+
+
+@dataclass(frozen=True)
+class WriteAttachment:
+    """Attach the storage to the holder, or detach it if the holder is None."""
+
+    name: str
+    storage: GPUStorage
+    holder: Attachment | None
+
+
+@dataclass(frozen=True)
+class WriteClaim:
+    """Set the claim on the stock unit, or release it if the operationID is None."""
+
+    stock: GPUUnit
+    operation_id: str | None
+
+
+@dataclass(frozen=True)
+class CreateActiveUnit:
+    """Create the unit, or read the existing unit with its name."""
+
+    stock: SourceStock
+
+
+@dataclass(frozen=True)
+class DeleteUnit:
+    """Delete the unit that this operation created and will never commit to."""
+
+    unit: GPUUnit
+
+
+@dataclass(frozen=True)
+class ReadOperation:
+    """Read the Operation again, because another replica has started a later attempt."""
+
+
+@dataclass(frozen=True)
+class RefuseRequest:
+    """Report the fault to the caller. The same request may succeed later."""
+
+    fault: RuntimeFault
+
+
+@dataclass(frozen=True)
+class StepBack:
+    """Reset the operation, detach the storages of the attempt and report the fault. The same request may succeed
+    later."""
+
+    fault: RuntimeFault
+
+
+HandoffAction = (
+    Transition
+    | ReadLive
+    | HoldStock
+    | WriteAttachment
+    | WriteClaim
+    | CreateActiveUnit
+    | DeleteUnit
+    | ReadOperation
+    | RefuseRequest
+    | StepBack
+)
+
+
+def decide(operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff) -> HandoffAction:
+    stock = operation.effective_status.stock
+    if is_rolling_back(operation):
+        return _undo(operation, request, observed)
+    if stock is None:
+        return _select_stock(operation, request, observed)
+    return (
+        _attach(operation, request, observed)
+        or _claim(operation, request, observed)
+        or _create_and_commit(operation, stock, observed)
+    )
+
+
+def _select_stock(operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff) -> HandoffAction:
+    if obstacle := _obstacle(operation, request, observed):
+        return obstacle
+    if observed.offer is not None:
+        return StockSelected(observed.offer)
+    if not observed.is_stock_exhausted:
+        return HoldStock()
+    text = f"no Ready stock of {request.spec_name} is available; seed stock, or try again later"
+    return _refuse(operation, NoStock(text))
+
+
+def _obstacle(
+    operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff
+) -> ReadLive | RefuseRequest | StepBack | None:
+    """Return the refusal that can be decided without a write, or the live read that must precede it."""
+    if observed.unit is not None and ownership(operation, observed.unit) is Ownership.FOREIGN:
+        return _refuse(operation, _name_conflict(request)) if UNIT in observed.live else ReadLive(UNIT)
+    for name in request.storage_names:
+        storage, holder = observed.storages.get(name), attachment_of(operation)
+        if attach_state(storage, holder) in (AttachState.IN_USE, AttachState.DELETED):
+            fault = attach_fault(storage, name, holder)
+            return _refuse(operation, fault) if name in observed.live else ReadLive(name)
+    return None
+
+
+def _refuse(operation: Operation, fault: RuntimeFault) -> RefuseRequest | StepBack:
+    return RefuseRequest(fault) if operation.effective_status.stock is None else StepBack(fault)
+
+
+def _attach(operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff) -> HandoffAction | None:
+    holder = attachment_of(operation)
+    for name in request.storage_names:
+        storage = observed.storages.get(name)
+        match attach_state(storage, holder):
+            case AttachState.FREE if storage is not None:
+                return WriteAttachment(name, storage, holder)
+            case AttachState.NEWER:
+                return ReadOperation()
+            case AttachState.IN_USE | AttachState.DELETED if name not in observed.live:
+                return ReadLive(name)
+            case AttachState.IN_USE | AttachState.DELETED:
+                return StepBack(attach_fault(storage, name, holder))
+    return None
+
+
+def _claim(operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff) -> HandoffAction | None:
+    stock, operation_id = observed.stock, operation.spec.operation_id
+    if stock is not None and is_claimed_by(stock, operation_id):
+        return None
+    # The seeding was checked when the stock unit was selected.
+    if stock is not None and stock_state(stock, Seeding()) is StockState.FREE:
+        return WriteClaim(stock, operation_id)
+    return _select_stock(operation, request, observed) if STOCK in observed.live else ReadLive(STOCK)
+
+
+def _create_and_commit(operation: Operation, stock: SourceStock, observed: ObservedHandoff) -> HandoffAction:
+    if observed.rejection is not None:
+        return rollback(observed.rejection)
+    if observed.unit is None or UNIT not in observed.live:
+        return CreateActiveUnit(stock)
+    match ownership(operation, observed.unit):
+        case Ownership.PENDING | Ownership.COMMITTED:
+            return Committed((observed.unit.metadata.uid,))
+        case Ownership.ORPHANED:
+            return DeleteUnit(observed.unit)
+        case Ownership.NEWER:
+            return ReadOperation()
+    return rollback(_name_conflict(operation.spec.target))
+
+
+def _undo(operation: Operation, request: RecordedUnitRequest, observed: ObservedHandoff) -> HandoffAction:
+    for subject in (UNIT, STOCK, *request.storage_names):
+        if subject not in observed.live:
+            return ReadLive(subject)
+    if observed.unit is not None and ownership(operation, observed.unit) is Ownership.ORPHANED:
+        return DeleteUnit(observed.unit)
+    if observed.stock is not None and is_claimed_by(observed.stock, operation.spec.operation_id):
+        return WriteClaim(observed.stock, None)
+    for name in request.storage_names:
+        storage, attempt = observed.storages.get(name), operation.effective_status.attempt
+        if storage is not None and is_attached_by(storage, operation.spec.operation_id, attempt):
+            return WriteAttachment(name, storage, None)
+    return RolledBack()
+
+
+def attachment_of(operation: Operation) -> Attachment:
+    unit, attempt = operation.spec.target.name, operation.effective_status.attempt
+    return Attachment(unit=unit, operation_id=operation.spec.operation_id, attempt=attempt)
+
+
+def is_claimed_by(stock: GPUUnit, operation_id: str) -> bool:
+    return stock.metadata.annotations.get(Annotation.CLAIMED_BY) == operation_id
+
+
+def _name_conflict(named: RecordedUnitRequest | OperationTarget) -> AlreadyExists:
+    return AlreadyExists(f"name: unit {named.name} already exists; choose another name")
