@@ -24,7 +24,7 @@ from gpu_runtime.controller_manager.indexes import (
     storage_index_keys,
     unit_uids,
 )
-from gpu_runtime.controller_manager.workload.unstructured import (
+from gpu_runtime.controller_manager.unstructured import (
     RAW_DEPLOYMENTS,
     RAW_NETWORK_POLICIES,
     RAW_SERVICES,

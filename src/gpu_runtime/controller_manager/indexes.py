@@ -3,7 +3,7 @@
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import Label
-from gpu_runtime.controller_manager.gpu_unit.source_stock_ref import source_stock
+from gpu_runtime.controller_manager.source_stock_ref import source_stock
 from gpu_runtime.controller_manager.volume_refs import pod_pvc_keys, unit_storage_keys
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.meta import ObjectKey

@@ -4,7 +4,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.well_known import Annotation, UnitRole, role_of
+from gpu_runtime.contract.crd.well_known import UnitRole, role_of
+from gpu_runtime.contract.operation_rules import is_claimed
 from gpu_runtime.kube.store import ObjectChange
 
 CLAIMED_PHASE = "Claimed"
@@ -31,5 +32,5 @@ class UnitMetrics:
     def _label_values(self, unit: GPUUnit) -> tuple[str, str, str]:
         """Return role, specName and phase. A claimed stock unit counts as Claimed, because it is not available."""
         role = role_of(unit.metadata.namespace, self._stock_namespace)
-        claimed = role is UnitRole.STOCK and Annotation.CLAIMED_BY in unit.metadata.annotations
+        claimed = role is UnitRole.STOCK and is_claimed(unit)
         return role, unit.spec.spec_name, CLAIMED_PHASE if claimed else unit.status.phase or UnitPhase.EMPTY

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.indexes import pool_uids, unit_uids
-from gpu_runtime.controller_manager.workload.unstructured import RAW_DEPLOYMENTS
+from gpu_runtime.controller_manager.unstructured import RAW_DEPLOYMENTS
+from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.kube.builtin_kinds import REPLICA_SETS, Pod
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeConflict, KubeError, KubeNotFound
@@ -46,9 +47,7 @@ class OrphanCollector:
             await informer.wait_for_sync()
         while not self._stopping.is_set():
             await self.collect()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(COLLECT_INTERVAL_SECONDS):
-                    await self._stopping.wait()
+            await is_set_within(self._stopping, COLLECT_INTERVAL_SECONDS)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -63,7 +62,7 @@ class OrphanCollector:
                     await self._delete_orphaned_replica_set(pod)
                 except KubeError as error:
                     logger.warning(
-                        "orphan collection failed: retrying",
+                        "orphan collection failed; the controller manager will retry",
                         extra={"namespace": pod.metadata.namespace, "pod": pod.metadata.name, "error": str(error)},
                     )
 
@@ -98,7 +97,7 @@ class OrphanCollector:
         ):
             return
         logger.warning(
-            "orphaned ReplicaSet found: deleting it",
+            "orphaned ReplicaSet found; the controller manager will delete it",
             extra={"namespace": namespace, "pod": pod.metadata.name, "replica_set": replica_set.metadata.name},
         )
         with contextlib.suppress(KubeNotFound, KubeConflict):

@@ -5,6 +5,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from gpu_runtime.contract.crd.well_known import STOCK_NAMESPACE, SYSTEM_NAMESPACE
+from gpu_runtime.contract.messages.worker_event import HeartbeatSeconds
+from gpu_runtime.contract.timing import DRAIN_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from gpu_runtime.process.settings import BaseSettings
 from gpu_runtime.process.shared_settings import (
     KubernetesSettings,
@@ -76,12 +78,13 @@ class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
     each invocation in flight, plan a few times the size of the largest body. The field serverless.concurrency of a
     function limits the number of invocations in flight. If the sidecar exceeds the limit, the kernel kills it."""
 
-    drain_timeout_seconds: PositiveSeconds = 300
+    drain_timeout_seconds: PositiveSeconds = DRAIN_TIMEOUT_SECONDS
     """Time in seconds that a terminating worker waits for its invocations in flight. If an invocation takes longer,
     JetStream redelivers it to another worker."""
 
-    heartbeat_seconds: PositiveSeconds = 5
-    """Interval in seconds between two heartbeats of a worker."""
+    heartbeat_seconds: HeartbeatSeconds = HEARTBEAT_SECONDS
+    """Interval in seconds between two heartbeats of a worker. serverless.nats.streams.dispatchAckWaitSeconds must be at
+    least three times this interval."""
 
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
     """Maximum number of times that JetStream delivers an invocation to workers. If the last delivery also fails, a

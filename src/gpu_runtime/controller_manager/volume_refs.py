@@ -4,7 +4,7 @@ A GPUStorage and its PersistentVolumeClaim have the same namespace and name, so 
 """
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment
+from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.meta import ObjectKey
 

@@ -50,6 +50,8 @@ class CheckOperation:
 
     operation_id: str
     unit: str
+    attempt: int = 0
+    """The attempt of the operation that attached the storage."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def next_attachment_step(observed: ObservedStorage) -> AttachmentStep:
     if observed.pod_cache_error:
         return RecheckAttachment(1.0)
     if attachment.operation_id and not _unit_created_by(observed, attachment.operation_id):
-        return CheckOperation(attachment.operation_id, attachment.unit)
+        return CheckOperation(attachment.operation_id, attachment.unit, attachment.attempt)
     if observed.attached_unit is not None and not _grace_period_elapsed(observed):
         return RecheckAttachment(ATTACHMENT_GRACE_PERIOD.total_seconds())
     return DetachStorage(attachment.unit)

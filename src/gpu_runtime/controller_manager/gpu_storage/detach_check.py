@@ -1,8 +1,9 @@
 """Confirms a detach with reads from the API server, because the informer caches may be stale."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.operation import OPERATIONS, OperationState
+from gpu_runtime.contract.crd.operation import OPERATIONS, Operation
 from gpu_runtime.contract.crd.well_known import MANAGED_BY_SELECTOR, Label, operation_name
+from gpu_runtime.contract.operation_rules import AttachmentState, attachment_state
 from gpu_runtime.controller_manager.gpu_storage.attachment import (
     AttachmentStep,
     CheckOperation,
@@ -26,14 +27,15 @@ async def confirm_step(
 ) -> AttachmentStep:
     """Return the step if it is safe. Otherwise return `RecheckAttachment`.
 
-    If the operation of a `CheckOperation` is finished and its unit does not mount the storage, the step becomes
-    `DetachStorage`.
+    If the operation of a `CheckOperation` does not need the storage any more, and its unit does not mount it, the step
+    becomes `DetachStorage`.
     """
     match step:
-        case CheckOperation(operation_id, unit):
-            if not await _operation_finished(client, ObjectKey(operation_namespace, operation_name(operation_id))):
+        case CheckOperation(operation_id, unit, attempt):
+            operation = await _find_operation(client, ObjectKey(operation_namespace, operation_name(operation_id)))
+            if attachment_state(operation, attempt) is AttachmentState.NEEDED:
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
-            # Read the unit only now: an operation creates its unit before it finishes, so this read cannot miss it.
+            # Read the unit only now: an operation creates its unit before it succeeds, so this read cannot miss it.
             if await _unit_mounts_storage(client, storage, unit):
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
             return await confirm_step(client, storage, DetachStorage(unit), operation_namespace)
@@ -42,17 +44,15 @@ async def confirm_step(
     return step
 
 
-async def _operation_finished(client: KubeClient, operation: ObjectKey) -> bool:
-    """Return whether the operation is finished.
+async def _find_operation(client: KubeClient, key: ObjectKey) -> Operation | None:
+    """Return the operation, or None if it was evicted after it finished.
 
-    The Operation object is created before the operation attaches a storage. So if the object does not exist, it was
-    evicted after the operation finished.
+    The Operation object is created before the operation attaches a storage.
     """
     try:
-        record = await client.get(OPERATIONS, operation)
+        return await client.get(OPERATIONS, key)
     except KubeNotFound:
-        return True
-    return record.status.state in (OperationState.SUCCEEDED, OperationState.FAILED)
+        return None
 
 
 async def _unit_mounts_storage(client: KubeClient, storage: ObjectKey, unit: str) -> bool:

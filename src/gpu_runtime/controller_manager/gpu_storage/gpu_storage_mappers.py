@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.controller_manager.indexes import STORAGES_BY_CLASS, STORAGES_BY_UNIT
+from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.controller_manager.volume_refs import pod_pvc_keys, unit_storage_keys
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment
 from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim, Pod, StorageClass
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.store import Store

@@ -13,8 +13,8 @@ from gpu_runtime.contract.crd.well_known import Label, UnitRole, role_of
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.indexes import PODS_BY_PVC, STORAGES_BY_UNIT, UNITS_BY_STORAGE
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.controller_manager.unstructured import RawDeployment, is_generation_observed
 from gpu_runtime.controller_manager.volume_refs import deployment_pvc_keys, unit_storage_keys
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, is_generation_observed
 from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim, StorageClass
 from gpu_runtime.kube.meta import ObjectKey
 

@@ -9,8 +9,8 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.controller_manager.indexes import UNITS_BY_SOURCE_STOCK, UNITS_BY_STORAGE
+from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.controller_manager.volume_refs import pod_pvc_keys
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.store import Store

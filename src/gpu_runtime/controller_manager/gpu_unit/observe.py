@@ -11,11 +11,11 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import UnitRole, role_of
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
-from gpu_runtime.controller_manager.gpu_unit.source_stock_ref import SourceStockRef, source_stock
 from gpu_runtime.controller_manager.indexes import PODS_BY_PVC, PODS_BY_UNIT_UID
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
+from gpu_runtime.controller_manager.source_stock_ref import SourceStockRef, source_stock
+from gpu_runtime.controller_manager.unstructured import RawDeployment, RawNetworkPolicy, RawService
 from gpu_runtime.controller_manager.volume_refs import unit_storage_keys
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, RawNetworkPolicy, RawService
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.meta import KubeObject, ObjectKey
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.gpu_unit.children import desired_children
-from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit, observe
+from gpu_runtime.controller_manager.gpu_unit.observe import observe
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_unit.status import readiness, status_of
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
@@ -13,7 +13,6 @@ from gpu_runtime.controller_manager.storage_locks import StorageLocks
 from gpu_runtime.controller_manager.volume_refs import unit_storage_keys
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
 from gpu_runtime.controller_manager.workload.sync_children import requeue_outcome, sync_children
-from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.controller import Done, ReconcileResult
 
@@ -40,9 +39,6 @@ class GPUUnitReconciler:
             # Observe again, to see the written Deployment. Its status does not describe the new generation yet.
             observed = observe(unit, self.informers, self.settings)
         result = blocked.readiness if blocked else readiness(observed)
-        await self._write_status(observed, result)
+        status = status_of(observed, result, self.status_writer.now())
+        await self.status_writer.write_status(self.informers.units, unit, unit.status, status)
         return requeue_outcome(result)
-
-    async def _write_status(self, observed: ObservedUnit, result: WorkloadReadiness) -> None:
-        after = status_of(observed, result, self.status_writer.now())
-        await self.status_writer.write_status(self.informers.units, observed.unit, observed.unit.status, after)

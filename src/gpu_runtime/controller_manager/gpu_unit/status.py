@@ -5,9 +5,9 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnitStatus
 from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.controller_manager.gpu_unit.children.service import access_url, service
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
+from gpu_runtime.controller_manager.unstructured import RawDeployment, has_pods, is_generation_observed
 from gpu_runtime.controller_manager.workload.pod_failures import startup_failure
 from gpu_runtime.controller_manager.workload.status_writer import with_ready_condition
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, has_pods, is_generation_observed
 from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
 
 

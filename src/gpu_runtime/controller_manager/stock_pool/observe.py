@@ -10,7 +10,7 @@ from gpu_runtime.contract.crd.well_known import pool_child_name
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.indexes import PODS_BY_POOL_UID
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, RawService
+from gpu_runtime.controller_manager.unstructured import RawDeployment, RawService
 from gpu_runtime.kube.builtin_kinds import Pod
 from gpu_runtime.kube.meta import ObjectKey
 

@@ -8,18 +8,13 @@ from gpu_runtime.contract.validation import pool_errors
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings
 from gpu_runtime.controller_manager.stock_pool.children import desired_children
-from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool, observe
+from gpu_runtime.controller_manager.stock_pool.observe import observe
 from gpu_runtime.controller_manager.stock_pool.status import readiness, status_of
 from gpu_runtime.controller_manager.workload.status_writer import StatusWriter
 from gpu_runtime.controller_manager.workload.sync_children import requeue_outcome, sync_children
-from gpu_runtime.controller_manager.workload.workload_readiness import Blocked, WorkloadReadiness
+from gpu_runtime.controller_manager.workload.workload_readiness import Blocked
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.controller import Done, ReconcileResult
-
-
-def invalid_spec(observed: ObservedPool) -> Blocked | None:
-    problems = pool_errors(observed.pool.spec, path="spec")
-    return Blocked(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
 
 
 @dataclass(frozen=True)
@@ -33,15 +28,13 @@ class StockPoolReconciler:
         if pool.metadata.deletion_timestamp:
             return Done()  # the garbage collector deletes the children through their owner references
         observed = observe(pool, self.informers, self.settings)
-        blocked = invalid_spec(observed)
+        problems = pool_errors(pool.spec, path="spec")
+        blocked = Blocked(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
         if blocked is None:
             blocked = await sync_children(self.client, self.informers, pool, desired_children(observed))
             # Observe again, to see the written Deployment. Its status does not describe the new generation yet.
             observed = observe(pool, self.informers, self.settings)
         result = blocked.readiness if blocked else readiness(observed)
-        await self._write_status(observed, result)
+        status = status_of(observed, result, self.status_writer.now())
+        await self.status_writer.write_status(self.informers.pools, pool, pool.status, status)
         return requeue_outcome(result)
-
-    async def _write_status(self, observed: ObservedPool, result: WorkloadReadiness) -> None:
-        after = status_of(observed, result, self.status_writer.now())
-        await self.status_writer.write_status(self.informers.pools, observed.pool, observed.pool.status, after)

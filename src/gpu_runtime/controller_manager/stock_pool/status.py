@@ -4,9 +4,9 @@ from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 from gpu_runtime.contract.crd.stock_pool import StockPoolStatus
 from gpu_runtime.contract.crd.well_known import pool_child_name
 from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
+from gpu_runtime.controller_manager.unstructured import RawDeployment, has_pods, is_generation_observed
 from gpu_runtime.controller_manager.workload.pod_failures import startup_failure
 from gpu_runtime.controller_manager.workload.status_writer import with_ready_condition
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, has_pods, is_generation_observed
 from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
 from gpu_runtime.kube.builtin_kinds import Pod
 

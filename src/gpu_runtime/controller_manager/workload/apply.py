@@ -5,8 +5,8 @@ from typing import Any
 
 from gpu_runtime.contract.crd.conditions import ReadyReason
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
+from gpu_runtime.controller_manager.unstructured import RawObject
 from gpu_runtime.controller_manager.workload.drift import is_orphan, is_owned, matches_desired, update_manifest
-from gpu_runtime.controller_manager.workload.unstructured import RawObject
 from gpu_runtime.controller_manager.workload.workload_readiness import Blocked
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeAlreadyExists, KubeForbidden, KubeInvalid, KubeNotFound

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gpu_runtime.contract.crd.well_known import GROUP, Label
-from gpu_runtime.controller_manager.workload.unstructured import RawObject
+from gpu_runtime.controller_manager.unstructured import RawObject
 from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest
 from gpu_runtime.kube.quantity import same_quantity
 

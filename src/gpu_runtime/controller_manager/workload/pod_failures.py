@@ -5,7 +5,7 @@ The result contains the original messages of the kubelet, the scheduler and the 
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, is_generation_observed
+from gpu_runtime.controller_manager.unstructured import RawDeployment, is_generation_observed
 from gpu_runtime.kube.builtin_kinds import ContainerStateTerminated, ContainerStatus, Pod
 from gpu_runtime.kube.meta import Condition
 
@@ -100,14 +100,10 @@ def _failed_phase(pod: Pod) -> str | None:
 
 def _replica_failure(conditions: Iterable[Condition]) -> str | None:
     """Report that the API server rejects the pods because of a quota or policy of the namespace."""
-    failures = (each for each in conditions if _is_true(each, "ReplicaFailure"))
+    failures = (each for each in conditions if each.type == "ReplicaFailure" and each.status == "True")
     return next((f"the API server rejects the pods: {each.message}" for each in failures), None)
 
 
 def _progress_deadline_exceeded(conditions: Iterable[Condition]) -> str | None:
     exceeded = (each for each in conditions if each.reason == "ProgressDeadlineExceeded")
     return next((each.message for each in exceeded), None)
-
-
-def _is_true(condition: Condition, kind: str) -> bool:
-    return condition.type == kind and condition.status == "True"

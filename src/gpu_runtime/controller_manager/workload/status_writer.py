@@ -39,9 +39,10 @@ class StatusWriter:
 
     async def write_status(self, informer: Informer[T], owner: T, before: KubeStruct, after: KubeStruct) -> None:
         """Patch the status if it differs from the stored status. Do nothing if the object was deleted."""
-        if same_status(before, after):
+        changes = status_patch(before, after)
+        if not changes:
             return
-        patch = {"status": status_patch(before, after) | {"lastSyncTime": self.now()}}
+        patch = {"status": changes | {"lastSyncTime": self.now()}}
         key, version = owner.metadata.key, owner.metadata.resource_version
         try:
             written = await self.client.merge_patch(
@@ -72,21 +73,11 @@ def with_ready_condition(
     return conditions.set_condition(before, new, now)
 
 
-def same_status(before: KubeStruct, after: KubeStruct) -> bool:
-    """Return whether two statuses are equal. Ignore lastSyncTime."""
-    return _comparable_fields(before) == _comparable_fields(after)
-
-
 def status_patch(before: KubeStruct, after: KubeStruct) -> dict[str, Any]:
-    """Return the merge patch that changes `before` to `after`. The patch sets removed fields to null."""
-    old, new = _comparable_fields(before), _comparable_fields(after)
-    return {field: new.get(field) for field in old.keys() | new.keys() if old.get(field) != new.get(field)}
-
-
-def _comparable_fields(status: KubeStruct) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(status)
-    fields.pop("lastSyncTime", None)
-    return fields
+    """Return the merge patch that changes `before` to `after`, without lastSyncTime. Removed fields become null."""
+    old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    names = (old.keys() | new.keys()) - {"lastSyncTime"}
+    return {name: new.get(name) for name in names if old.get(name) != new.get(name)}
 
 
 def _ready_condition(status: KubeStruct) -> Condition | None:

@@ -35,26 +35,15 @@ def deployment(observed: ObservedUnit) -> Manifest:
             "strategy": {"type": "Recreate"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": {Label.UNIT: metadata.name}},
-            "template": _stock_template(observed, labels)
-            if observed.role is UnitRole.STOCK
-            else _active_template(observed, labels),
+            "template": _pod_template(observed, labels | {Label.UNIT_UID: metadata.uid}),
         },
     )
 
 
-def _stock_template(observed: ObservedUnit, labels: dict[str, str]) -> Manifest:
-    return {"metadata": {"labels": labels | _uid_label(observed)}, "spec": _stock_pod_spec(observed)}
-
-
-def _active_template(observed: ObservedUnit, labels: dict[str, str]) -> Manifest:
-    return {
-        "metadata": pod_metadata(labels | _uid_label(observed), observed),
-        "spec": with_sidecar(_active_pod_spec(observed), observed),
-    }
-
-
-def _uid_label(observed: ObservedUnit) -> dict[str, str]:
-    return {Label.UNIT_UID: observed.unit.metadata.uid}
+def _pod_template(observed: ObservedUnit, labels: dict[str, str]) -> Manifest:
+    if observed.role is UnitRole.STOCK:
+        return {"metadata": {"labels": labels}, "spec": _stock_pod_spec(observed)}
+    return {"metadata": pod_metadata(labels, observed), "spec": with_sidecar(_active_pod_spec(observed), observed)}
 
 
 def _stock_pod_spec(observed: ObservedUnit) -> Manifest:

@@ -17,6 +17,7 @@ from gpu_runtime.contract.framework_protocol import (
     INVOKE_PATH_VARIABLE,
     SOCKET_VARIABLE,
 )
+from gpu_runtime.contract.timing import SIDECAR_SHUTDOWN_TIMEOUT_SECONDS, termination_grace
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.workload.pod_template import PLATFORM_UID, RESTRICTED_SECURITY_CONTEXT
 from gpu_runtime.kube.meta import Manifest
@@ -37,11 +38,6 @@ fits too. The sidecar does not use the user's path, because a mount at that path
 
 # Storages are volumes of the same pod. Their names never begin with a digit, so they cannot be equal to these names.
 SOCKET_VOLUME, SETTINGS_VOLUME, CREDENTIALS_VOLUME = "0-socket", "0-sidecar-settings", "0-nats-credentials"
-
-SIDECAR_SHUTDOWN_TIMEOUT_SECONDS = 5
-"""This timeout can be short: the kubelet stops the sidecar after the user's container, when no invocation runs."""
-EXTRA_TERMINATION_GRACE_SECONDS = 15
-"""Additional time after the drain timeout, in which first the user's container and then the sidecar exit."""
 
 SIDECAR_SECURITY_CONTEXT: Manifest = RESTRICTED_SECURITY_CONTEXT | {
     "runAsNonRoot": True,
@@ -81,8 +77,7 @@ def with_sidecar(pod: Manifest, observed: ObservedUnit) -> Manifest:
         "initContainers": [sidecar_container(observed)],
         "containers": [_user_container(main, function, observed)],
         "volumes": [*pod["volumes"], *_volumes(observed)],
-        "terminationGracePeriodSeconds": round(observed.settings.serverless.sidecar.drain_timeout_seconds)
-        + EXTRA_TERMINATION_GRACE_SECONDS,
+        "terminationGracePeriodSeconds": termination_grace(observed.settings.serverless.sidecar.drain_timeout_seconds),
     }
 
 

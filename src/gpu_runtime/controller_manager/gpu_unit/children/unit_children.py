@@ -5,8 +5,8 @@ from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployme
 from gpu_runtime.controller_manager.gpu_unit.children.network_policy import network_policy
 from gpu_runtime.controller_manager.gpu_unit.children.service import service
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
+from gpu_runtime.controller_manager.unstructured import RAW_DEPLOYMENTS, RAW_NETWORK_POLICIES, RAW_SERVICES
 from gpu_runtime.controller_manager.workload.apply import DesiredChild
-from gpu_runtime.controller_manager.workload.unstructured import RAW_DEPLOYMENTS, RAW_NETWORK_POLICIES, RAW_SERVICES
 
 
 def desired_children(observed: ObservedUnit) -> tuple[DesiredChild, ...]:

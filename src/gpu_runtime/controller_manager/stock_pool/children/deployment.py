@@ -3,7 +3,6 @@
 import msgspec
 
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
-from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Label, pool_child_name, pool_labels
 from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
 from gpu_runtime.controller_manager.workload.drift import child_manifest
@@ -41,7 +40,9 @@ def deployment(observed: ObservedPool) -> Manifest:
 
 def _pod_spec(observed: ObservedPool) -> Manifest:
     spec, settings = observed.pool.spec, observed.settings
-    template = spec.template if spec.template.command or spec.template.args else _placeholder_template(spec.template)
+    template = spec.template
+    if not template.command and not template.args:
+        template = msgspec.structs.replace(template, command=PLACEHOLDER_COMMAND)
     main = main_container(spec.image or settings.images.placeholder, template, spec.memory, spec.gpu)
     return {
         "automountServiceAccountToken": False,
@@ -51,7 +52,3 @@ def _pod_spec(observed: ObservedPool) -> Manifest:
         "securityContext": user_pod_security_context(settings.pod_security.require_non_root),
         "containers": [main | {"securityContext": USER_SECURITY_CONTEXT}],
     }
-
-
-def _placeholder_template(template: Template) -> Template:
-    return msgspec.structs.replace(template, command=PLACEHOLDER_COMMAND)

@@ -4,8 +4,8 @@ from gpu_runtime.contract.crd.conditions import ReadyReason
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment
 from gpu_runtime.controller_manager.stock_pool.children.service import service
 from gpu_runtime.controller_manager.stock_pool.observe import ObservedPool
+from gpu_runtime.controller_manager.unstructured import RAW_DEPLOYMENTS, RAW_SERVICES
 from gpu_runtime.controller_manager.workload.apply import DesiredChild
-from gpu_runtime.controller_manager.workload.unstructured import RAW_DEPLOYMENTS, RAW_SERVICES
 
 
 def desired_children(observed: ObservedPool) -> tuple[DesiredChild, ...]:
