@@ -4,8 +4,9 @@ from typing import Any, get_type_hints
 
 from gpu_runtime.contract.crd.markers import CrdDefinition, PrinterColumn
 from gpu_runtime.contract.crd.well_known import GROUP, NAME_PATTERN
+from gpu_runtime.contract.model_schema import JSONSchema
 from gpu_runtime.kube.meta import Manifest
-from gpu_runtime.manifests.crd_schema import CRDSchema, struct_schema
+from gpu_runtime.manifests.crd_schema import struct_schema
 from gpu_runtime.process.field_docs import class_doc
 
 CATEGORY = "gpu-runtime"
@@ -61,7 +62,7 @@ def _column(column: PrinterColumn) -> Manifest:
     return printer_column | {"priority": 1} if column.wide else printer_column
 
 
-def _root(definition: CrdDefinition[Any]) -> CRDSchema:
+def _root(definition: CrdDefinition[Any]) -> JSONSchema:
     model = get_type_hints(definition.resource.model)
     return {
         "description": class_doc(definition.resource.model),
@@ -77,5 +78,5 @@ def _root(definition: CrdDefinition[Any]) -> CRDSchema:
     }
 
 
-def _name(limit: int) -> CRDSchema:
+def _name(limit: int) -> JSONSchema:
     return {"type": "string", "pattern": NAME_PATTERN, "maxLength": limit}

@@ -38,11 +38,10 @@ async def serve_health(
     registry: CollectorRegistry,
     stopping: asyncio.Event,
     readiness_checks: Mapping[str, HealthCheck],
-    liveness_checks: Mapping[str, HealthCheck] | None = None,
 ) -> AsyncIterator[int]:
     """Serve until the block ends, and yield the port. A process that is stopping is healthy but not ready."""
     app = web.Application()
-    for path, handler in health_handlers(registry, stopping, readiness_checks, liveness_checks).items():
+    for path, handler in health_handlers(registry, stopping, readiness_checks).items():
         app.router.add_get(path, handler)
     async with serve_app(app, settings, shutdown_timeout=1.0) as port:
         yield port
@@ -52,12 +51,15 @@ def health_handlers(
     registry: CollectorRegistry,
     stopping: asyncio.Event,
     readiness_checks: Mapping[str, HealthCheck],
-    liveness_checks: Mapping[str, HealthCheck] | None = None,
 ) -> dict[str, HealthHandler]:
-    """Return the handlers that every process has, by path."""
+    """Return the handlers that every process has, by path. A process that answers is healthy."""
+
+    def stopping_reason() -> str | None:
+        return "the process is shutting down" if stopping.is_set() else None
+
     return {
-        "/healthz": _check_handler(liveness_checks or {}),
-        "/readyz": _check_handler({"stopping": lambda: _stopping_reason(stopping), **readiness_checks}),
+        "/healthz": _check_handler({}),
+        "/readyz": _check_handler({"stopping": stopping_reason, **readiness_checks}),
         "/metrics": _metrics_handler(registry),
     }
 
@@ -88,10 +90,6 @@ async def serve_app(
         await asyncio.sleep(connection_close_delay)
     finally:
         await runner.cleanup()
-
-
-def _stopping_reason(stopping: asyncio.Event) -> str | None:
-    return "the process is shutting down" if stopping.is_set() else None
 
 
 def _check_handler(checks: Mapping[str, HealthCheck]) -> HealthHandler:

@@ -1,9 +1,13 @@
 """Converts the NATS settings to connection options and stream limits, and NATS errors to faults for callers."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from gpu_runtime.contract.errors import Overloaded, Rejected, RuntimeFault, TooLarge, Unavailable, WriteConflict
 from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.jetstream import errors
+from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions, TlsOptions
 from gpu_runtime.process.shared_settings import NatsSettings, NatsTLSSettings, StreamSettings
 
@@ -19,6 +23,19 @@ def nats_options(settings: NatsSettings, process: str) -> ConnectionOptions:
         tls=_tls_options(settings.tls),
         request_timeout=settings.request_timeout_seconds,
     )
+
+
+@asynccontextmanager
+async def connect_nats_or_fault(options: ConnectionOptions) -> AsyncIterator[NatsConnection]:
+    """Yield a connection. A NATS error that leaves the block becomes a fault.
+
+    Such an error is permanent: the settings are wrong, or they differ from the existing streams.
+    """
+    try:
+        async with connect_nats(options) as connection:
+            yield connection
+    except errors.JetStreamError as error:
+        raise fault_from_nats_error(error) from error
 
 
 def stream_topology(settings: NatsSettings) -> StreamTopology:

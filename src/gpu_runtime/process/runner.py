@@ -5,9 +5,9 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -23,6 +23,7 @@ EXIT_OK, EXIT_FAILED, EXIT_INVALID_SETTINGS = 0, 1, 2
 """Exit codes of a process."""
 
 P = TypeVar("P", bound=ProcessSettings)
+T = TypeVar("T")
 
 
 def run_process(config: Path, model: type[P], work: Callable[[P, asyncio.Event], Awaitable[None]]) -> int:
@@ -38,6 +39,18 @@ def run_process(config: Path, model: type[P], work: Callable[[P, asyncio.Event],
         return runner.run(
             run_until_signal(lambda stopping: work(settings, stopping), settings.graceful_shutdown_timeout_seconds)
         )
+
+
+async def unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of the coroutine. Cancel it and return None if `stopping` is set first."""
+    work_task, stop_task = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({work_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (work_task, stop_task):
+            task.cancel()
+        await asyncio.wait({work_task, stop_task})
+    return None if work_task.cancelled() else work_task.result()
 
 
 async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[None]], shutdown_timeout: float) -> int:
@@ -59,14 +72,14 @@ async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[None]], shu
                 loop.add_signal_handler(each, stop, each)
             await work(stopping)
     except RuntimeFault as fault:
-        logger.critical("process failed: exiting", extra={"error": str(fault), "code": fault.code})
+        logger.critical("process failed and will exit", extra={"error": str(fault), "code": fault.code})
         return EXIT_FAILED
     except Exception:
         if limit.expired():
             # no traceback: it would only show the timeout
-            logger.error("graceful shutdown aborted: unfinished work cancelled")  # noqa: TRY400
+            logger.error("graceful shutdown took too long; the process has cancelled unfinished work")  # noqa: TRY400
         else:
-            logger.critical("process raised an unexpected exception: exiting", exc_info=True)
+            logger.critical("process raised an unexpected exception and will exit", exc_info=True)
         return EXIT_FAILED
 
     finally:

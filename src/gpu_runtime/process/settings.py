@@ -4,7 +4,7 @@ Settings come only from the file. This module does not read environment variable
 """
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +58,19 @@ def parse_settings(text: str, model: type[S]) -> S:
         return msgspec.convert(document, model)
     except msgspec.ValidationError as error:
         raise InvalidSettings(_format_validation_error(str(error), document, model)) from error
+
+
+def numbers_by_key(settings: BaseSettings) -> dict[str, float]:
+    """Return the numbers in the settings, by the path of their key in the file."""
+    return dict(_numbers(msgspec.to_builtins(settings), ""))
+
+
+def _numbers(section: dict[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}", value
 
 
 def _yaml_error_location(error: yaml.YAMLError) -> str:
@@ -114,6 +127,8 @@ def _format_validation_error(error: str, document: Any, model: type[BaseSettings
     """Rewrite an error of the decoder: the path of the key, then the expected and the actual value."""
     text, _, place = error.partition(" - at `$")
     path = place.rstrip("`").lstrip(".")
+    if not path and not text.startswith(("Expected", "Object")):
+        return text  # the keys of a timing rule are in several sections
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
         return f"{'.'.join(filter(None, (path, missing[1])))} is required"
     if text.startswith("Invalid enum value"):

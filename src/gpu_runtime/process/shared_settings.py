@@ -6,7 +6,13 @@ from msgspec import Meta
 
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.contract.messages.subjects import DEFAULT_SUBJECT_PREFIX, SUBJECT_PREFIX_PATTERN
-from gpu_runtime.process.settings import BaseSettings
+from gpu_runtime.contract.timing import (
+    DISPATCH_ACK_WAIT_SECONDS,
+    INVOKE_ACK_WAIT_SECONDS,
+    RESULT_ACK_WAIT_SECONDS,
+    timing_errors,
+)
+from gpu_runtime.process.settings import BaseSettings, numbers_by_key
 
 PositiveSeconds = Annotated[float, Meta(gt=0, le=86400)]
 
@@ -69,13 +75,6 @@ class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
     retry_period_seconds: PositiveSeconds = 2
     """Time in seconds between two attempts to renew or to acquire the Lease."""
 
-    def __post_init__(self) -> None:
-        if not 2 * self.retry_period_seconds < self.renew_deadline_seconds < self.lease_duration_seconds:
-            raise ValueError(
-                "leaseDurationSeconds must be longer than renewDeadlineSeconds, "
-                "and renewDeadlineSeconds must be longer than twice retryPeriodSeconds"
-            )
-
 
 class NatsTLSSettings(BaseSettings, frozen=True, kw_only=True):
     enabled: bool = False
@@ -130,15 +129,17 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     """Maximum size in bytes of all dead letters together. Above this size, JetStream deletes the oldest dead
     letters."""
 
-    invoke_ack_wait_seconds: PositiveSeconds = 30
+    invoke_ack_wait_seconds: PositiveSeconds = INVOKE_ACK_WAIT_SECONDS
     """Ack wait of the INVOKE stream, in seconds. If an activator does not acknowledge an invocation within this time,
     JetStream redelivers the invocation to any replica."""
 
-    dispatch_ack_wait_seconds: PositiveSeconds = 15
+    dispatch_ack_wait_seconds: PositiveSeconds = DISPATCH_ACK_WAIT_SECONDS
     """Ack wait of the DISPATCH stream, in seconds. If a worker dies, JetStream redelivers its invocations to another
-    worker after this time. A live worker extends the ack wait while it runs an invocation."""
+    worker after this time. A live worker extends the ack wait while it runs an invocation. The value must be at least
+    three times the heartbeat interval of workers. If the activator has received no event of a worker for this time
+    after its start, it considers the worker dead."""
 
-    result_ack_wait_seconds: PositiveSeconds = 30
+    result_ack_wait_seconds: PositiveSeconds = RESULT_ACK_WAIT_SECONDS
     """Ack wait of the RESULT stream, in seconds. If the result store does not acknowledge a result within this time,
     JetStream redelivers the result."""
 
@@ -164,7 +165,7 @@ class NatsSettings(BaseSettings, frozen=True, kw_only=True):
     """Name of the NATS user who logs in with the password in passwordFile."""
 
     password_file: str = ""
-    """Path of a file with the password of the NATS user. If the path is set, user must be set, too."""
+    """Path of a file with the password of the NATS user. If passwordFile is set, nats.user must also be set."""
 
     token_file: str = ""
     """Path of a file with an authentication token for NATS."""
@@ -206,3 +207,7 @@ class ProcessSettings(BaseSettings, frozen=True, kw_only=True):
     graceful_shutdown_timeout_seconds: PositiveSeconds = 20
     """Time in seconds that the process waits after SIGTERM for work in progress. After this time, it cancels the work
     and exits with code 1. Set it lower than terminationGracePeriodSeconds of the pod."""
+
+    def __post_init__(self) -> None:
+        if errors := "; ".join(timing_errors(numbers_by_key(self))):
+            raise ValueError(errors)
