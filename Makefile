@@ -53,9 +53,23 @@ run-activator: $(BIN)/.ready ## Run an activator on this machine, as an addition
 test: $(BIN)/.ready ## Run all tests; the tests start the servers that they need (ARGS="-k name" selects tests)
 	@$(BIN)/pytest --numprocesses=2 --no-loadscope-reorder $(ARGS)
 
+.PHONY: test-repeat
+test-repeat: TIMES ?= 3
+test-repeat: LOAD ?= 0
+test-repeat: $(BIN)/.ready ## Run all tests TIMES times in random order, with LOAD processes that use the CPU
+	@for process in $$(seq $(LOAD)); do $(BIN)/python -c 'while True: pass' & pids="$$pids $$!"; done; \
+	  trap 'test -z "$$pids" || kill $$pids' EXIT; \
+	  for run in $$(seq $(TIMES)); do echo "==== run $$run of $(TIMES)"; $(MAKE) --no-print-directory test || exit 1; done
+
 .PHONY: test-unit
 test-unit: $(BIN)/.ready ## Run the unit tests, which need only Python
 	@$(BIN)/pytest tests/unit $(ARGS)
+
+.PHONY: interleavings
+interleavings: SEEDS ?= 10000
+interleavings: $(BIN)/.ready ## Run the interleaving tests of invocations and handoffs with SEEDS seeds
+	@INTERLEAVING_SEEDS=$(SEEDS) $(BIN)/pytest --numprocesses=2 --quiet --timeout=3600 $(ARGS) \
+	  tests/unit/serverless/test_invocation_interleavings.py tests/unit/runtime_api/test_handoff_interleavings.py
 
 .PHONY: fuzz
 fuzz: CASES ?= 10000
@@ -94,9 +108,14 @@ ci: check test ## Run the checks and all tests
 
 # All benchmarks run, also if one of them misses a target. The command fails at the end if any target was missed.
 .PHONY: bench
-bench: $(BIN)/.ready ## Run all benchmarks in sequence and draw the charts (15 minutes)
+bench: ROUNDS ?= 5
+bench: $(BIN)/.ready ## Run all benchmarks and draw the charts (15 minutes); BASE=<revision> compares HEAD with it
+ifdef BASE
+	@$(BIN)/python -m bench.compare $(BASE) --rounds=$(ROUNDS) $(ARGS)
+else
 	@$(MAKE) --no-print-directory --keep-going --jobs=1 \
 	  bench-controller bench-handoff bench-invoke bench-results bench-plots
+endif
 
 .PHONY: bench-controller
 bench-controller: $(BIN)/.ready ## Measure the controller manager with up to 5,000 units (8 minutes)
