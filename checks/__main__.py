@@ -8,6 +8,7 @@ from checks.finding import Finding
 from checks.log_calls import check_log_calls
 from checks.markdown_links import check_links
 from checks.mermaid_diagrams import check_diagrams
+from checks.protocol_states import check_protocol_states
 from checks.settings_keys import check_settings_keys
 from checks.unique_names import check_unique_names
 
@@ -16,6 +17,7 @@ CHECKS: tuple[Callable[[], Iterable[Finding]], ...] = (
     check_banned_words,
     check_log_calls,
     check_settings_keys,
+    check_protocol_states,
     check_links,
     check_diagrams,
 )

@@ -13,15 +13,18 @@ from docgen.label_pages import labels_page
 from docgen.log_pages import logs_page
 from docgen.metric_pages import metrics_page
 from docgen.port_pages import ports_page
+from docgen.record_pages import record_page
 from docgen.resource_pages import resources_page
 from docgen.setting_pages import settings_page
 from docgen.stream_pages import streams_page
+from docgen.timer_pages import timers_page
 
 PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "alerts.md": alerts_page,
         "conditions.md": conditions_page,
         "errors.md": errors_page,
+        "invocation-record.md": record_page,
         "labels.md": labels_page,
         "logs.md": logs_page,
         "metrics.md": metrics_page,
@@ -29,6 +32,7 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "resources.md": resources_page,
         "settings.md": settings_page,
         "streams.md": streams_page,
+        "timers.md": timers_page,
     }
 )
 

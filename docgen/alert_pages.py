@@ -13,7 +13,8 @@ RULES = "config/prometheus/alerts.yaml"
 def alerts_page() -> str:
     introduction = (
         f"This page lists every alert of `{RULES}`. An alert fires when its expression has been true for the time in the column"
-        " *for*. With 0m, it fires immediately. Prometheus replaces `{{ … }}` with a value. The name of an alert is a link to its runbook."
+        " *for*. If this time is 0m, the alert fires immediately. Prometheus replaces `{{ … }}` with a value. The name of an alert"
+        " is a link to its runbook."
     )
     return page("Alerts", introduction, table(("alert", "severity", "for", "meaning"), _alerts()))
 

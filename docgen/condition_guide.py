@@ -32,32 +32,37 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             " declare the TCP port of the worker sidecar (`serverless.sidecar.port`, 20257), because the containers of a pod share one"
             " network. The function may declare the same number as a UDP port.",
             "Correct the fields that the message names. The controller reconciles the object immediately after the change.",
-            f"The controller changes no child object. {PODS_CONTINUE} Existing workers of a function continue to run invocations.",
+            "The controller changes no child object. Existing pods keep running with the previous spec, and existing workers of a"
+            " function continue to run invocations. For a new object, the controller creates no child objects.",
         ),
         ReadyReason.SCALED_TO_ZERO: ReasonGuide(
             (UNIT, POOL),
             "Empty",
             "The unit has `running: false`, or the pool has `replicas: 0`. All pods are deleted.",
-            "No action is necessary. To get pods, start the unit (`POST …/start` or `running: true`), or raise `replicas` of the pool.",
-            "The Service of the unit stays, and its storages stay attached.",
+            "No action is necessary. To get pods, start the unit (`POST …/start` or `running: true`), or raise `replicas` of the"
+            " pool.",
+            "The Service stays. The storages of a unit stay attached to the unit.",
         ),
         ReadyReason.POD_STARTUP_FAILED: ReasonGuide(
             (UNIT, POOL),
             "Failed",
-            "The Deployment exists, but its pod does not become ready. The message contains the cause: the image cannot be pulled, the"
-            " container exits, no node has enough resources, or a ResourceQuota or a policy of the namespace rejects the pod.",
-            "If the image cannot be pulled, correct `spec.image` or the access to the registry. If the container exits, read its log. If"
-            " no node has enough resources, add nodes or free GPUs. If the quota is exceeded, stop or delete units of the namespace, or"
-            " raise the quota (`config/overlays/production/quotas.yaml`). If a policy rejects the pod, change the policy or the spec.",
+            "The Deployment exists, but its pod does not become ready. The message contains the cause: the image cannot be pulled,"
+            " the container exits, no node has enough resources, or a ResourceQuota or a policy of the namespace rejects the pod.",
+            "If the image cannot be pulled, correct `spec.image` or the access to the registry. If the container exits, read its log."
+            " If no node has enough resources, add nodes or free GPUs. If the quota is exceeded, stop or delete units of the"
+            " namespace, or raise the quota (`config/overlays/production/quotas.yaml`). If a policy rejects the pod, change the policy"
+            " or the spec.",
             "Kubernetes retries. When the cause is removed, the object becomes Ready without another action.",
         ),
         ReadyReason.POD_STATUS_SYNC_FAILED: ReasonGuide(
             (UNIT, POOL),
             "Progressing",
-            "The controller manager cannot list or watch pods, so it cannot report why the pods are not available. The pods themselves"
-            " may be healthy. The message contains the error: a missing RBAC permission, or an API server that cannot be reached.",
+            "The Deployment reports that too few of its pods are available, and the controller manager cannot list or watch pods. So"
+            " the controller manager does not know whether the missing pods are starting or failing. The message contains the error of"
+            " the list or watch request. Possible causes are a missing RBAC permission and an API server that cannot be reached.",
             "If an RBAC permission is missing, apply `config/rbac` again. Otherwise, restore the connection to the API server.",
-            "Pods keep running. New units that consume stock or mount storages do not start. The controller detaches no storage. It"
+            "Pods that run keep running. New units that consume stock or mount storages do not start, because the controller cannot"
+            " check whether another pod still uses the stock or the storage. The controller detaches no storage. The controller"
             " retries the watch with a backoff of at most 5 s, and reconciles the object every 15 s.",
         ),
         ReadyReason.SERVICE_SYNC_FAILED: ReasonGuide(
@@ -74,7 +79,7 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             " contains the error of the API server. If the API server rejects only the pods, the reason is `PodStartupFailed`.",
             "Correct the policy, the quota, the RBAC permission or the spec that the message names.",
             "An existing pod keeps running with the previous spec. A new unit has a NetworkPolicy, but no pod and no Service."
-            f" {RETRIED} After a change of the object, it retries immediately.",
+            f" {RETRIED} After a change of the object, the controller retries immediately.",
         ),
         ReadyReason.NETWORK_POLICY_SYNC_FAILED: ReasonGuide(
             (UNIT,),
@@ -85,15 +90,17 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
         ),
         ReadyReason.NAME_TAKEN: ReasonGuide(
             (UNIT, POOL, STORAGE),
-            "Failed, or Progressing if the child belongs to a deleted object with the same name and is still being deleted",
-            "A child object cannot be created, because a Deployment, Service, NetworkPolicy or PersistentVolumeClaim with the same name"
-            " exists and belongs to another owner. The platform does not overwrite or delete the existing object.",
-            "In phase Failed, delete the existing object, or create the unit, pool or storage with another name. To let a storage adopt"
-            " an existing PersistentVolumeClaim with its data, set the label `runtime.lokiwager.io/storage=<name>` on the claim. In phase"
-            " Progressing, wait. If the phase does not change, look at the finalizers of the old child object.",
-            "The controller creates the child objects in the order NetworkPolicy, Deployment, Service and stops at the name that is in"
-            f" use. If that is the name of the Service, the pod runs. {CHECKED} In phase Progressing, it checks every second. When the name"
-            " is free, the object recovers without another action.",
+            "Failed. The phase is Progressing if the existing child object belongs to a deleted unit or pool with the same name.",
+            "A child object cannot be created, because a Deployment, Service, NetworkPolicy or PersistentVolumeClaim with the same"
+            " name exists and belongs to another owner. The platform does not overwrite or delete the existing object.",
+            "In phase Failed: if the existing object is not needed, delete it. If the existing object is needed, create the unit, pool"
+            " or storage with another name. If the existing object is a PersistentVolumeClaim whose data the storage shall use, set the"
+            " label `runtime.lokiwager.io/storage=<name>` on the PersistentVolumeClaim. In phase Progressing: wait. If the phase stays"
+            " Progressing, look at the finalizers of the existing child object.",
+            "The controller creates the child objects in the order NetworkPolicy, Deployment, Service. It stops at the first name"
+            " that is in use. If only the name of the Service is in use, the pod runs. In phase Failed, the controller checks the name"
+            " every 15 s. In phase Progressing, it checks the name every second. When the name is free, the object recovers without"
+            " another action.",
         ),
         ReadyReason.DEPLOYMENT_PROGRESSING: ReasonGuide(
             (POOL,),
@@ -116,98 +123,108 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
         ReadyReason.STOCK_RELEASING: ReasonGuide(
             (UNIT,),
             "Progressing",
-            "The pod of the consumed stock unit still uses the GPUs. The controller creates the unit's Deployment after the pod of the"
-            " stock unit is deleted.",
-            "Wait. The deletion takes about a second. If it takes longer, check the node and the finalizers of the pod that the message"
-            " names.",
+            "The pod of the consumed stock unit still uses the GPUs. The controller creates the unit's Deployment after the pod of"
+            " the stock unit is deleted.",
+            "Wait. The deletion takes about a second. If it takes longer, check the node and the finalizers of the pod that the"
+            " message names.",
         ),
         ReadyReason.STORAGE_NOT_READY: ReasonGuide(
             (UNIT,),
             "Progressing",
-            "A storage in `spec.storageMounts` is not attached to this unit yet, or is not Ready, or a pod of another unit still mounts"
-            " it. That pod usually belongs to a deleted unit and is terminating. Pods of two units never mount the same storage.",
-            "Wait for the storage. `kubectl describe gpustorage <name>` shows the cause of the delay. With the default settings, the pod of a worker terminates within 315 s."
-            " If a pod still mounts the storage after this time, find out why the pod does not terminate: its node cannot be reached, or it"
-            " has a finalizer. Make sure that its containers have stopped, remove a leftover finalizer, and delete the pod with"
-            " `--force`. For a dead node, see [failure semantics](../failure-semantics.md#when-a-node-dies). The unit starts after the pod"
-            " is deleted.",
-            "A new unit does not start. If the mount was added to a running unit, the unit keeps running without the mount.",
+            "A storage in `spec.storageMounts` is not attached to this unit yet, or the volume of the storage is not ready, or a pod of"
+            " another unit still mounts the storage. Such a pod usually belongs to a deleted unit and is terminating. Pods of two units never mount"
+            " the same storage.",
+            "Wait for the storage. `kubectl describe gpustorage <name>` shows the cause of the delay. If a pod of another unit still"
+            " mounts the storage, wait until this pod has terminated. With the default settings, the pod of a worker terminates within"
+            " 315 s. If the pod needs more time, check whether its node can be reached and whether the pod has a finalizer. Make sure"
+            " that the containers of the pod have stopped. Then remove the finalizer, and delete the pod with `--force`. For a dead"
+            " node, see [failure semantics](../failure-semantics.md#when-a-node-dies). The unit starts after the pod is deleted.",
+            "A new unit does not start. If a user added the mount to a running unit, the unit keeps running without the mount.",
         ),
         ReadyReason.STORAGE_MOUNT_INVALID: ReasonGuide(
             (UNIT,),
             "Failed",
             "A storage in `spec.storageMounts` does not exist in the namespace, is being deleted, or is attached to another unit"
             " (`spec.attachedTo` of the storage).",
-            "Create the storage, or change `spec.storageMounts`. If the storage is attached to another unit, delete the other unit or"
-            " remove the storage from its `spec.storageMounts`. It is not enough to stop the other unit, because storages stay attached to"
-            " a stopped unit. Do not edit `spec.attachedTo`.",
-            "A new unit does not start. A running unit keeps running without the storage. When the other unit no longer lists the storage"
-            " and no pod mounts it, the controller detaches the storage, attaches it to the oldest unit that lists it, and starts this"
-            " unit. This takes seconds.",
+            "If the storage does not exist, create the storage, or remove the storage from `spec.storageMounts` of this unit. If the"
+            " storage is being deleted, remove the storage from `spec.storageMounts` of this unit. If the storage is attached to"
+            " another unit, delete the other unit, or remove the storage from `spec.storageMounts` of the other unit. It is not enough"
+            " to stop the other unit, because storages stay attached to a stopped unit. Do not edit `spec.attachedTo`.",
+            "A new unit does not start. A running unit keeps running without the storage. If the storage is attached to another unit,"
+            " the controller detaches the storage when the other unit no longer lists the storage and no pod mounts the storage. Then"
+            " the controller attaches the storage to the oldest unit that lists the storage, and starts the oldest unit. These steps"
+            " take a few seconds.",
         ),
         ReadyReason.CLAIM_PENDING: ReasonGuide(
             (STORAGE,),
             "Pending",
-            "The PersistentVolumeClaim has no volume yet, or the StorageClass does not exist.",
-            "Wait until the provisioner has created the volume. If the message names a missing StorageClass, create the StorageClass, or"
-            " create the storage with another class. If the message contains an error of the provisioner, correct its cause.",
+            "The PersistentVolumeClaim has no volume yet, or the StorageClass does not exist, or the PersistentVolumeClaim of a"
+            " deleted GPUStorage with the same name still exists.",
+            "Wait until the provisioner has created the volume. If the message names a missing StorageClass, create the StorageClass,"
+            " or create the storage with another class. If the message contains an error of the provisioner, correct the cause of this"
+            " error. If the PersistentVolumeClaim of a deleted GPUStorage still exists, wait until it is deleted.",
             f"Units that mount the storage do not start. {CHECKED}",
         ),
         ReadyReason.WAIT_FOR_FIRST_CONSUMER: ReasonGuide(
             (STORAGE,),
             "Pending",
-            "The StorageClass has the binding mode WaitForFirstConsumer: the provisioner creates the volume when the first pod mounts it.",
+            "The StorageClass has the binding mode WaitForFirstConsumer. With this mode, the provisioner creates the volume for the"
+            " first pod that mounts the storage.",
             "No action is necessary. The volume is created when a unit mounts the storage.",
         ),
         ReadyReason.CLAIM_LOST: ReasonGuide(
             (STORAGE,),
             "Failed",
-            "Another client deleted the PersistentVolumeClaim or its PersistentVolume, or the deletion is in progress. The controller"
-            " does not create a new claim, because users would find an empty volume instead of their data.",
-            "If the claim is still being deleted, copy the data before the last pod that mounts the claim ends. If the claim is deleted,"
-            " restore it from a backup with the same name and namespace, and with the label `runtime.lokiwager.io/storage=<name>`. If you"
-            " do not need the data, delete the GPUStorage and create it again; the new volume is empty.",
-            f"New pods cannot mount the storage. Running pods that mount the claim keep running. {CHECKED}",
+            "Another client deleted the PersistentVolumeClaim (PVC) or its PersistentVolume, or one of these deletions is in"
+            " progress. The controller does not create a new PVC, because users would find an empty volume instead of their data.",
+            "If the deletion of the PVC is in progress, copy the data before the last pod that mounts the PVC terminates. If the PVC"
+            " is deleted, restore the PVC from a backup with the same name and namespace, and with the label"
+            " `runtime.lokiwager.io/storage=<name>`. If you do not need the data, delete the GPUStorage and create it again. The new"
+            " volume is empty.",
+            f"New pods cannot mount the storage. Running pods that mount the PVC keep running. {CHECKED}",
         ),
         ReadyReason.CLAIM_SYNC_FAILED: ReasonGuide(
             (STORAGE,),
             "Failed",
-            "The API server rejected the PersistentVolumeClaim. Or the storage adopted a claim with another storage class or access mode;"
-            " Kubernetes does not allow changes of these fields.",
-            "If the API server rejected the claim, correct the cause that the message contains. If the"
-            " storage adopted a claim, replace the GPUStorage: (1) Remove the storage from the `storageMounts` of all units, or delete the"
-            " units, because the deletion waits for them. (2) Remove the label `runtime.lokiwager.io/storage` and the annotation"
-            " `runtime.lokiwager.io/storage-uid` from the claim, in one patch. **Without this step, the next step deletes the claim and its"
-            " data.** (3) Delete the GPUStorage. (4) Create a GPUStorage with the same name and with the storage class of the claim. (5) Set"
-            " the label `runtime.lokiwager.io/storage=<name>` on the claim again.",
-            f"The claim and the data do not change. Pods that mount the claim keep running. {CHECKED}",
+            "The API server rejected the PersistentVolumeClaim (PVC). Or the storage adopted a PVC with another storage class or"
+            " access mode, and Kubernetes does not allow changes of these fields.",
+            "If the API server rejected the PVC, correct the cause that the message contains. If the storage adopted a PVC, replace"
+            " the GPUStorage: (1) Remove the storage from the `storageMounts` of all units, or delete the units, because the deletion"
+            " of the GPUStorage waits for these units. (2) Remove the label `runtime.lokiwager.io/storage` and the annotation"
+            " `runtime.lokiwager.io/storage-uid` from the PVC, in one patch. **Without this step, the next step deletes the PVC and"
+            " its data.** (3) Delete the GPUStorage. (4) Create a GPUStorage with the same name and with the storage class of the PVC."
+            " (5) Set the label `runtime.lokiwager.io/storage=<name>` on the PVC again.",
+            f"The PVC and the data do not change. Pods that mount the PVC keep running. {CHECKED}",
         ),
         ReadyReason.RESIZE_PENDING: ReasonGuide(
             (STORAGE,),
             "Ready",
-            "The volume is growing.",
+            "The volume is being expanded.",
             "Wait. If the message says that the resize of the file system is pending, start a unit that mounts the storage.",
             "Units can mount the storage, and pods keep running.",
         ),
         ReadyReason.RESIZE_REFUSED: ReasonGuide(
             (STORAGE,),
             "Ready",
-            "`spec.size` was increased, but the volume cannot grow: the StorageClass does not have `allowVolumeExpansion: true`, or the"
-            " API server rejected the expansion.",
-            "Set `allowVolumeExpansion: true` on the StorageClass. If the class cannot expand volumes, create another storage and copy"
-            " the data. You cannot set `spec.size` back, because the CRD rejects a smaller size.",
+            "`spec.size` was increased, but the volume cannot be expanded: the StorageClass does not have `allowVolumeExpansion:"
+            " true`, or the API server rejected the expansion.",
+            "If the StorageClass does not have `allowVolumeExpansion: true`, set it. If the API server rejected the expansion, correct"
+            " the cause that the message contains. If the volume cannot be expanded at all, create another storage"
+            " and copy the data. You cannot set `spec.size` back, because the CRD rejects a smaller size.",
             "The data does not change, units can mount the storage, and pods keep running. The controller reconciles the storage"
             " at most 15 s after a change of the StorageClass.",
         ),
         ReadyReason.STORAGE_READY: ReasonGuide((STORAGE,), "Ready", "The volume is bound.", "No action is necessary."),
         ReadyReason.DELETING: ReasonGuide(
             (STORAGE,),
-            "the phase before the deletion",
+            "the phase that the storage had before the deletion",
             "The storage is being deleted. The finalizer waits until no unit and no pod mounts the storage, and then until the"
-            " PersistentVolumeClaim is deleted. The message names the unit, the pod or the claim.",
-            "Delete the unit that the message names, or remove the storage from its `spec.storageMounts`. Do not remove the finalizer"
-            " yourself, because it protects mounted data.",
-            "Pods that mount the storage keep running. The data exists until these pods end.",
+            " PersistentVolumeClaim is deleted. The message names the unit, the pod or the"
+            " PersistentVolumeClaim that still exists.",
+            "If the message names a unit, delete the unit, or remove the storage from `spec.storageMounts` of the unit. If the message"
+            " names a pod or the PersistentVolumeClaim, wait until it is deleted. Do not remove the finalizer of the storage yourself,"
+            " because the finalizer protects mounted data.",
+            "Pods that mount the storage keep running. The data exists until these pods have terminated.",
         ),
     }
 )
@@ -217,8 +234,8 @@ EVENTS: Mapping[str, tuple[str, str, str, str]] = MappingProxyType(
         "WorkerFailed": (
             "GPUUnit (the function)",
             "Warning",
-            "A worker of the function did not start, stopped sending heartbeats, or failed. The activator replaces the worker.",
-            "Read the message and the log of the worker's pod. Then correct the image or the handler.",
+            "A worker of the function did not start, or stopped sending heartbeats, or failed. The activator replaces the worker.",
+            "Read the message of the Event and the log of the worker's pod. Then correct the image or the handler.",
         ),
     }
 )

@@ -14,8 +14,9 @@ def conditions_page() -> str:
     introduction = (
         f"Every GPUUnit, StockPool and GPUStorage has one condition, `{READY_CONDITION}`. The reason of the condition is for programs,"
         " and the meaning of a reason never changes. The message is for people. `kubectl describe` shows both. When the reason"
-        " changes, the controller also writes an Event with the new reason. If the reason reports a problem, the controller writes"
-        " another Event when the message changes. The controller reconciles an object immediately after a change of the object."
+        " changes, the controller also writes an Event with the new reason. If the reason reports a problem and only the message"
+        " changes, the controller writes another Event with the same reason. The controller reconciles an object immediately after"
+        " a change of the object."
     )
     return page(
         "Conditions and Events",

@@ -19,9 +19,9 @@ from gpu_runtime.runtime_api.operations.operation_retention import OperationRete
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 
 CLIENT_GO_TEXT = (
-    "The runtime API, the controller manager and the activator expose these metrics. Except for the metrics that start with"
-    " `gpu_runtime_`, the names, labels and label values are the same as in client-go and controller-runtime. The runtime API"
-    " has no controllers and no Lease, so it exposes only `rest_client_*`, `reflector_*` and `gpu_runtime_informer_objects`."
+    "The controller manager and the activator expose all of these metrics. The runtime API has no controllers and no Lease, so"
+    " it exposes only `rest_client_*`, `reflector_*` and `gpu_runtime_informer_objects`. The names, labels and label values are"
+    " the same as in client-go and controller-runtime, except for the metrics that start with `gpu_runtime_`."
 )
 LEADER_TEXT = (
     "Only the leader updates the metrics about scaling and workers. A replica that loses the Lease sets its"
@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], .
             (UnitMetrics,),
         ),
         "runtime-api": (
-            "Requests for `/healthz`, `/readyz`, `/metrics`, the OpenAPI document and Swagger UI are not counted.",
+            "These metrics do not count requests for `/healthz`, `/readyz`, `/metrics`, the OpenAPI document and Swagger UI.",
             (AccessLog, InvocationMetrics, OperationRetentionMetrics),
         ),
         "activator": (
@@ -73,7 +73,7 @@ def metrics_page() -> str:
     introduction = (
         "Every process serves `/metrics` in the Prometheus text format on its health port (see [ports](ports.md)). The runtime API"
         " also serves `/metrics` on its API port. A histogram has series with the suffixes `_bucket`, `_sum` and"
-        " `_count`. No metric has a label for a function, a unit or a caller, because a cluster may have thousands of them. To"
+        " `_count`. No metric has a label for a function, a unit or a caller, because a cluster may have thousands of each. To"
         " find the function, the unit or the caller, search the [logs](logs.md)."
     )
     sections = [_section("Every process", "", _process_rows())]

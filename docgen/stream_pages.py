@@ -36,7 +36,7 @@ def _stream(spec: StreamSpec) -> tuple[str, ...]:
     if spec.max_messages_per_subject:
         limits.append(f"{spec.max_messages_per_subject:,} messages per function")
     if spec.max_age_seconds:
-        limits.append(f"{spec.max_age_seconds / 86400:g} days")
+        limits.append(f"maximum age {spec.max_age_seconds / 86400:g} days")
     kind = {"workqueue": "until a consumer acknowledges it", "limits": "until a limit is reached"}[spec.retention]
     return code(spec.name), " ".join(map(code, spec.subjects)), kind, FULL[spec.discard], ", ".join(limits)
 
@@ -93,21 +93,21 @@ def _subjects(subjects: Subjects) -> Iterator[tuple[str, ...]]:
             subjects.dead_letter(Stream.INVOKE, request),
             "JetStream message",
             "activator",
-            "runtime-api, for operators",
+            "runtime-api, when an operator requests dead letters",
             "a dead letter from the INVOKE stream",
         ),
         (
             subjects.dead_letter(Stream.DISPATCH, request),
             "JetStream message",
             "worker-sidecar, activator",
-            "runtime-api, for operators",
+            "runtime-api, when an operator requests dead letters",
             "a dead letter from the DISPATCH stream",
         ),
         (
             subjects.dead_letter(Stream.RESULT, request),
             "JetStream message",
             "result-store",
-            "runtime-api, for operators",
+            "runtime-api, when an operator requests dead letters",
             "a dead letter from the RESULT stream",
         ),
         (
@@ -122,7 +122,7 @@ def _subjects(subjects: Subjects) -> Iterator[tuple[str, ...]]:
             "NATS message",
             "activator",
             "leading activator",
-            "a hint that the activator dispatched an invocation of the function",
+            "a demand hint: an invocation of the function waits for a worker",
         ),
         (
             subjects.cancel(request),

@@ -1,0 +1,138 @@
+"""docs/reference/invocation-record.md: what each event changes in an invocation record, computed from the code."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from docgen.class_constants import documented_constants
+from docgen.markdown import code, page, table
+from gpu_runtime.contract.messages.invocation_record import (
+    NO_TAKEOVER,
+    WORKER_GRACE,
+    CancelRequested,
+    DeadlinePassed,
+    Dispatched,
+    FunctionDeleted,
+    InvocationRecord,
+    RecordEvent,
+    RecordState,
+    Refusal,
+    ResultStored,
+    Started,
+    Termination,
+    step,
+    termination_to_publish,
+)
+from gpu_runtime.contract.messages.result import ResultState
+
+DEADLINE = datetime(2026, 1, 1, tzinfo=UTC)
+BEFORE, AFTER_GRACE = DEADLINE - timedelta(seconds=1), DEADLINE + WORKER_GRACE
+
+EVENTS: tuple[tuple[str, RecordEvent], ...] = (
+    ("The activator dispatches the invocation", Dispatched(BEFORE)),
+    ("A worker starts the invocation before the deadline", Started(BEFORE, "worker")),
+    ("A worker receives the invocation at the deadline", Started(DEADLINE, "worker")),
+    ("A worker receives the invocation after the grace period", Started(AFTER_GRACE, "worker")),
+    ("The caller cancels the invocation", CancelRequested(BEFORE)),
+    ("The function is deleted", FunctionDeleted(BEFORE)),
+    ("A process expires the invocation before the deadline", DeadlinePassed(BEFORE, WORKER_GRACE)),
+    ("A process expires the invocation at the deadline", DeadlinePassed(DEADLINE, WORKER_GRACE)),
+    ("A process expires the invocation after the grace period", DeadlinePassed(AFTER_GRACE, WORKER_GRACE)),
+    ("The result store stores a result", ResultStored(BEFORE, ResultState.SUCCEEDED)),
+)
+
+CASES: tuple[tuple[RecordState, Termination | None], ...] = (
+    (RecordState.QUEUED, None),
+    (RecordState.DISPATCHED, None),
+    (RecordState.RUNNING, None),
+    (RecordState.QUEUED, Termination.CANCELLED),
+    (RecordState.RUNNING, Termination.CANCELLED),
+    (RecordState.TERMINAL, None),
+)
+
+
+def record_page() -> str:
+    introduction = (
+        "Every accepted invocation has a record in the key-value bucket (see [streams](streams.md#record-bucket))."
+        " `step` in `contract/messages/invocation_record.py` decides every change of a record, and this page shows its"
+        " decisions. Every write is conditional: if another process has changed the record, the writer reads it and decides"
+        " again."
+    )
+    states = table(
+        ("state", "meaning"), ((code(state), text) for state, text in documented_constants(RecordState).values())
+    )
+    reasons = documented_constants(Refusal).items()
+    refusals = table(("refusal", "reason"), ((code(name), text) for name, (_, text) in reasons))
+    header = ("event", *(_case(state, termination) for state, termination in CASES))
+    publish = table(("record", "until the grace period has passed", "afterwards"), _publish_rows())
+    return page(
+        "Invocation record",
+        introduction,
+        f"## States\n\n{states}",
+        "## Changes\n\nA cell shows the new state or the new termination, or why the event is refused. The grace period begins at the"
+        f" deadline. A worker waits {WORKER_GRACE.total_seconds():g} s, the reaper of the activator waits"
+        " `reaping.deadlineGraceSeconds`, and a query of the API waits 30 s. The activator never expires a running invocation"
+        f" that it receives from the INVOKE stream.\n\n{table(header, _change_rows())}",
+        f"### Refusals\n\n{refusals}",
+        "## Terminations\n\nA process that ends an invocation without an outcome of the function first writes the termination"
+        f" ({', '.join(map(code, Termination))}) to the record. Then it publishes the result, if the table allows it. Another process"
+        " that finds the termination later publishes the same result again. NATS or the result store ignores the duplicate."
+        f"\n\n{publish}",
+        "## Missing and unreadable records\n\n" + table(("record", "reaction"), MISSING_AND_UNREADABLE),
+    )
+
+
+MISSING_AND_UNREADABLE = (
+    (
+        "missing: it expired, or an operator deleted it",
+        (
+            "A process that has the message of the invocation creates the record again. The result store stores the result and"
+            " creates no record. The API returns the stored result, or 404."
+        ),
+    ),
+    (
+        "unreadable: a newer version or an operator wrote it",
+        (
+            "No process ends the invocation, dead-letters its message or overwrites the record. The API returns 503. Every"
+            " consumer naks the message with a delay of 30 s. Each process logs the record once."
+        ),
+    ),
+)
+
+
+def _change_rows() -> Iterator[tuple[str, ...]]:
+    for text, event in EVENTS:
+        yield text, *(_change(_record(state, termination), event) for state, termination in CASES)
+
+
+def _change(record: InvocationRecord, event: RecordEvent) -> str:
+    after = step(record, event)
+    if isinstance(after, Refusal):
+        return f"refused: {code(after.name)}"
+    if after.state is not record.state:
+        return code(after.state)
+    if after.termination is not record.termination:
+        return f"termination {code(after.termination)}"
+    return "unchanged" if after is record else "new worker"
+
+
+def _publish_rows() -> Iterator[tuple[str, ...]]:
+    for state in RecordState:
+        record = _record(state, Termination.CANCELLED)
+        grace, later = (
+            termination_to_publish(record, BEFORE, NO_TAKEOVER),
+            termination_to_publish(record, AFTER_GRACE, WORKER_GRACE),
+        )
+        yield f"{code(state)} with a termination", *("publish" if each else "do not publish" for each in (grace, later))
+
+
+def _case(state: RecordState, termination: Termination | None) -> str:
+    return f"{code(state)} with a termination" if termination else code(state)
+
+
+def _record(state: RecordState, termination: Termination | None) -> InvocationRecord:
+    record = InvocationRecord(
+        request_hash="", serverless_request_id="f", enqueued_at=BEFORE, deadline=DEADLINE, updated_at=BEFORE
+    )
+    return msgspec.structs.replace(record, state=state, termination=termination)

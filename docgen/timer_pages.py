@@ -1,0 +1,237 @@
+"""docs/reference/timers.md: the times of all processes, how they are derived, and which of them depend on each other."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from checks.settings_keys import PROCESSES
+from docgen.markdown import code, page, table
+from gpu_runtime.contract.crd.gpu_unit import Serverless
+from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.timing import (
+    DELETED_WORKER_TTL_SECONDS,
+    TAKEOVER_GRACE_SECONDS,
+    TIMING_RULES,
+    WORKER_DEADLINE_GRACE_SECONDS,
+    TimingRule,
+    capacity_ttl,
+    heartbeat_timeout,
+    kube_attempt_timeout,
+    queue_expiry_grace,
+    sync_wait_limit,
+    termination_grace,
+)
+from gpu_runtime.process.settings import load_settings, numbers_by_key, parse_settings
+
+CONFIG = Path(__file__).parents[1] / "config"
+REQUIRED_KEYS = MappingProxyType(
+    {
+        "controller-manager": "images: {stock: image, placeholder: image}",
+        "worker-sidecar": "{requestID: function, worker: worker, namespace: namespace}",
+    }
+)
+"""Keys without a default. They are not times."""
+
+SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
+    {
+        (
+            "ack wait of INVOKE",
+            "if an activator dies, JetStream redelivers its unacknowledged invocations after this time",
+        ): ("activator nats.streams.invokeAckWaitSeconds",),
+        (
+            "ack wait of DISPATCH",
+            "if a worker dies, JetStream redelivers its invocations after this time. If the leading activator has received no event of a worker for this time since its start, and the function of the worker was deleted, it retires the worker without a drain",
+        ): ("activator nats.streams.dispatchAckWaitSeconds",),
+        (
+            "ack wait of RESULT",
+            "if the result store dies, JetStream redelivers the unacknowledged results after this time",
+        ): ("result-store nats.streams.resultAckWaitSeconds",),
+        ("heartbeat", "interval at which a sidecar sends a heartbeat. Every event of a worker contains the interval"): (
+            "controller-manager serverless.sidecar.heartbeatSeconds",
+        ),
+        (
+            "worker liveness",
+            "a worker without an event for this time is unhealthy and is replaced",
+        ): ("activator scaling.workerLivenessTimeoutSeconds",),
+        ("failed worker", "the same, if the unit of the worker is in phase Failed"): (
+            "activator scaling.failedWorkerGraceSeconds",
+        ),
+        (
+            "worker backoff",
+            "time for which the activator creates no worker of a function after one failed. It doubles with each failure",
+        ): (
+            "activator scaling.initialBackoffSeconds",
+            "activator scaling.maxBackoffSeconds",
+        ),
+        ("drain request", "time that the leader waits for the response of a worker to a drain request"): (
+            "activator scaling.drainRequestTimeoutSeconds",
+        ),
+        ("drain", "maximum time that a terminating worker pod waits for its invocations in flight"): (
+            "controller-manager serverless.sidecar.drainTimeoutSeconds",
+        ),
+        (
+            "deadline grace",
+            "time after the deadline in which only the worker may end the invocation. Then the reaper ends it as `expired`",
+        ): ("activator reaping.deadlineGraceSeconds",),
+        ("deleted function", "if a function is missing for this time, its waiting invocations fail"): (
+            "activator reaping.deletedFunctionGraceSeconds",
+        ),
+        (
+            "unknown function",
+            "time that an invocation of an unknown function waits. The function may not have reached the cache of the activator yet",
+        ): ("activator dispatching.unknownFunctionGraceSeconds",),
+        ("retry backoff", "delay before the next delivery if a delivery failed. It doubles with each delivery"): (
+            "worker-sidecar retries.initialBackoffSeconds",
+            "worker-sidecar retries.maxBackoffSeconds",
+        ),
+        ("lease", "a standby takes over if the leader has not renewed the Lease for this time"): (
+            "controller-manager leaderElection.leaseDurationSeconds",
+        ),
+        ("renew deadline", "a leader that could not renew the Lease for this time stops writing"): (
+            "controller-manager leaderElection.renewDeadlineSeconds",
+        ),
+        ("retry period", "time between two attempts to renew or to acquire the Lease"): (
+            "controller-manager leaderElection.retryPeriodSeconds",
+        ),
+        ("recovery interval", "interval at which each replica of the runtime API looks for stalled operations"): (
+            "runtime-api operations.recoveryIntervalSeconds",
+        ),
+        ("stalled after", "time without progress after which the recovery resumes an operation"): (
+            "runtime-api operations.stalledAfterSeconds",
+        ),
+        ("request timeout", "a request that takes longer returns 503"): ("runtime-api limits.requestTimeoutSeconds",),
+        (
+            "shutdown delay",
+            "time for which the API accepts requests after SIGTERM, so that load balancers can remove the replica",
+        ): ("runtime-api limits.shutdownDelaySeconds",),
+        (
+            "graceful shutdown of the API",
+            "maximum time from SIGTERM to the end of the process, including the shutdown delay",
+        ): ("runtime-api gracefulShutdownTimeoutSeconds",),
+        ("graceful shutdown", "maximum time from SIGTERM to the end of every other process"): (
+            "activator gracefulShutdownTimeoutSeconds",
+        ),
+    }
+)
+"""Keys of the timer, each with its process, by name and effect of the timer. Two keys are a minimum and a maximum."""
+
+
+def timers_page() -> str:
+    introduction = (
+        "The operator sets a few of these times. The module `contract/timing.py` derives the others. The last column of the first table"
+        " has the values of `config/default`, if they differ from the defaults of the code."
+    )
+    rules = (
+        "A process does not start if its settings violate a rule. It prints both keys with their values, and exits with status 2. Use"
+        " the same `nats.streams` in every process: a process can check only its own settings."
+    )
+    return page(
+        "Timers",
+        introduction,
+        f"## Settings\n\n{table(('timer', 'default', 'setting', 'effect', 'config/default'), _settings())}",
+        f"## Derived times\n\n{table(('timer', 'default', 'derived from', 'effect'), _derived())}",
+        f"## Rules\n\n{rules}\n\n{table(('rule', 'reason', 'processes'), map(_rule, TIMING_RULES))}",
+    )
+
+
+def _settings() -> Iterator[tuple[str, ...]]:
+    for (name, effect), timers in SETTINGS.items():
+        processes, keys = zip(*(each.split() for each in timers), strict=True)
+        default = _range([_defaults(processes[0])[key] for key in keys])
+        installed = _range([_installed(processes[0])[key] for key in keys])
+        yield name, default, ", ".join(map(code, keys)), effect, installed if installed != default else ""
+    idle = f"{Serverless().idle_timeout_seconds:g} s"
+    effect = "the leader removes a surplus worker that was idle for this time"
+    yield "idle timeout", idle, code("spec.serverless.idleTimeoutSeconds"), effect, ""
+
+
+def _derived() -> Iterator[tuple[str, ...]]:
+    streams, api, sidecar = StreamTopology(), _defaults("runtime-api"), _defaults("worker-sidecar")
+    request_timeout = api["limits.requestTimeoutSeconds"]
+    yield (
+        "extension of the ack wait",
+        _range([streams.dispatch_consumer("f").ack_extension_seconds]),
+        "a third of the ack wait of DISPATCH",
+        "interval at which a sidecar extends the ack wait of the invocations that it runs. The consumers of INVOKE and RESULT do the same",
+    )
+    yield (
+        "heartbeat timeout",
+        _range([heartbeat_timeout(sidecar["heartbeatSeconds"])]),
+        "three times the heartbeat interval in the last event of the worker",
+        "the activator considers a worker alive for this time, even if `scaling.failedWorkerGraceSeconds` or `scaling.workerLivenessTimeoutSeconds` is shorter",
+    )
+    yield (
+        "capacity TTL",
+        _range([capacity_ttl(sidecar["heartbeatSeconds"])]),
+        "2.4 times the heartbeat interval in the last event of the worker",
+        "the activator ignores a reported capacity that is older. Without known capacity, it sets the record to `dispatched` and sends a demand hint",
+    )
+    yield (
+        "termination grace period of a worker",
+        _range([termination_grace(sidecar["drainTimeoutSeconds"])]),
+        "the drain timeout, and 15 s for the exit of the containers",
+        "`terminationGracePeriodSeconds` of the pod",
+    )
+    yield (
+        "events of a deleted worker",
+        _range([DELETED_WORKER_TTL_SECONDS]),
+        "the termination grace period with the default drain timeout",
+        "time for which the activator ignores events from the pod of a deleted unit",
+    )
+    yield (
+        "deadline grace of a worker",
+        _range([WORKER_DEADLINE_GRACE_SECONDS]),
+        "constant; `reaping.deadlineGraceSeconds` must be longer",
+        "time after the deadline in which the framework can report the timeout itself",
+    )
+    yield (
+        "takeover by another worker",
+        _range([TAKEOVER_GRACE_SECONDS]),
+        "constant; also the default of `reaping.deadlineGraceSeconds`",
+        "time after the deadline after which a worker with a redelivery may end an invocation that another worker ran",
+    )
+    yield (
+        "expiry in the queue",
+        _range([queue_expiry_grace(api["nats.streams.invokeAckWaitSeconds"]).total_seconds()]),
+        "the ack wait of INVOKE, at least 30 s",
+        "time after its deadline after which the runtime API ends an invocation that was never dispatched",
+    )
+    yield (
+        "sync wait",
+        _range([sync_wait_limit(api["invocations.maxSyncWaitSeconds"], request_timeout)]),
+        "`invocations.maxSyncWaitSeconds`, at most 90 % of `limits.requestTimeoutSeconds`",
+        "a synchronous call without a result returns 504 after this time",
+    )
+    yield (
+        "attempt of a Kubernetes request",
+        _range([kube_attempt_timeout(api["kubernetes.requestTimeoutSeconds"], request_timeout)]),
+        "`kubernetes.requestTimeoutSeconds`, at most 10 % of `limits.requestTimeoutSeconds`",
+        "timeout of one attempt of a Kubernetes request of the runtime API, if a caller waits for it",
+    )
+
+
+def _rule(rule: TimingRule) -> tuple[str, ...]:
+    requirement = rule.requirement.removesuffix(f", because {rule.reason}")
+    for key in (rule.shorter, rule.longer):
+        requirement = " ".join(code(word) if word == key else word for word in requirement.split())
+    processes = [name for name in PROCESSES if {rule.shorter, rule.longer} <= _defaults(name).keys()]
+    return requirement, rule.reason, ", ".join(processes)
+
+
+@cache
+def _defaults(process: str) -> dict[str, float]:
+    return numbers_by_key(parse_settings(REQUIRED_KEYS.get(process, ""), PROCESSES[process]))
+
+
+@cache
+def _installed(process: str) -> dict[str, float]:
+    """Return the values of `config/default`. A sidecar has no file there, because the controller manager writes it."""
+    if process == "worker-sidecar":
+        return _defaults(process)
+    folder = "manager" if process == "controller-manager" else process
+    return numbers_by_key(load_settings(CONFIG / folder / "settings.yaml", PROCESSES[process]))
+
+
+def _range(seconds: list[float]) -> str:
+    return " to ".join(f"{each:g} s" for each in seconds)
