@@ -27,7 +27,7 @@ from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.kv import KeyValueBucket
-from gpu_runtime.jetstream.publisher import PubAck, Publisher
+from gpu_runtime.jetstream.publisher import Publisher
 
 FUNCTION_ID = "bench"
 CREATED_AT = to_utc_milliseconds(datetime.now(UTC))
@@ -80,12 +80,11 @@ class ResultBacklog:
 
         await for_each_concurrently(256, [each.invocation_id for each in results], accept)
         subject = TOPOLOGY.subjects.result(FUNCTION_ID)
-        outcomes = await publisher.publish_many(
+        messages = (
             OutgoingMessage(subject, encode(each), "", record_headers(record_revisions[each.invocation_id]))
             for each in results
         )
-        if not all(isinstance(each, PubAck) for each in outcomes):
-            raise RuntimeError("JetStream did not accept every result")
+        await for_each_concurrently(256, messages, publisher.publish)
 
     async def message_count(self) -> int:
         info = await api_request(self.nats, f"STREAM.INFO.{TOPOLOGY.result_consumer.stream}")
