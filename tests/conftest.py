@@ -22,7 +22,7 @@ from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
 from localcluster.errors import MissingRequirement
 from localcluster.nats_server import NatsAccount, NatsServer, temporary_nats_server
-from tests.xdist_scheduler import SerialGroupScheduling
+from tests.xdist_scheduler import SerialGroupScheduling, is_serial
 
 SKIP_REASON_PREFIX = "SKIPPED: "
 
@@ -78,6 +78,21 @@ def nats() -> Iterator[NatsServer]:
 def nats_account(nats: NatsServer) -> NatsAccount:
     """A NATS account for one test. Its streams and subjects are isolated from other accounts."""
     return nats.create_account()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests that pytest-randomly has shuffled: the serial group, which takes longest, comes first.
+
+    The tests of a folder stay together, and so do all tests of tests/e2e. They share fixtures that take long to set up.
+    """
+    positions: dict[str, int] = {}
+
+    def sort_key(item: pytest.Item) -> tuple[bool, bool, int]:
+        folder = item.nodeid.partition("::")[0].rpartition("/")[0]
+        is_e2e = folder.startswith("tests/e2e")
+        return not is_serial(item.nodeid), not is_e2e, positions.setdefault(folder, len(positions))
+
+    items.sort(key=sort_key)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SerialGroupScheduling:

@@ -17,5 +17,9 @@ SERIAL_TEST_PATHS = (
 
 class SerialGroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        """Return the group of a test. The serial group is collected first, so it also starts first."""
-        return "serial" if nodeid.startswith(SERIAL_TEST_PATHS) else nodeid.partition("::")[0]
+        """Return the group of a test."""
+        return "serial" if is_serial(nodeid) else nodeid.partition("::")[0]
+
+
+def is_serial(nodeid: str) -> bool:
+    return nodeid.startswith(SERIAL_TEST_PATHS)

@@ -65,7 +65,10 @@ RECORD: Document = {
     "enqueuedAt": TIMESTAMP,
     "deadline": FUTURE_TIMESTAMP,
     "updatedAt": TIMESTAMP,
+    "termination": "cancelled",
     "worker": f"{FUNCTION}-w0",
+    "attempts": 1,
+    "replyTo": "_INBOX.caller.1",
 }
 DEAD_LETTER: Document = {
     "version": 1,

@@ -64,7 +64,7 @@ def running_activator(platform: LivePlatform, folder: Path) -> Iterator[WatchedP
         "nats": nats_settings(platform.nats_account),
         "runtimeAPI": {"url": platform.shared_replicas[0].url(""), "tokenFile": str(token)},
         "dispatching": {"unknownFunctionGraceSeconds": 0.2},
-        "reaping": {"pollIntervalSeconds": 0.2, "deadlineGraceSeconds": 0.2, "deletedFunctionGraceSeconds": 0.5},
+        "reaping": {"pollIntervalSeconds": 0.2, "deadlineGraceSeconds": 0.6, "deletedFunctionGraceSeconds": 0.5},
     }
     running = ActivatorProcess(
         folder / "activator", platform.control_plane.kubeconfig_for("activator", ACTIVATOR_USER), settings

@@ -24,6 +24,7 @@ from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import EnvVar, Port, Template
 from gpu_runtime.contract.crd.well_known import Annotation, UnitRole
 from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.operation_rules import attempt_of
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
 from gpu_runtime.contract.validation.mounts import is_within, mount_path_errors, normalize_path
 from gpu_runtime.contract.validation.normalize import normalize_pool, normalize_storage, normalize_unit
@@ -39,7 +40,6 @@ from gpu_runtime.runtime_api.http.paging import encode_cursor
 from gpu_runtime.runtime_api.http.route import Body
 from gpu_runtime.runtime_api.invocations.listing import start_position
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
-from gpu_runtime.runtime_api.operations.operation_store import attempt_of
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit

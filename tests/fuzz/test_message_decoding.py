@@ -6,15 +6,20 @@ from datetime import UTC, datetime
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_runtime.activator.dispatcher import read_invocation
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_id import invocation_hash
-from gpu_runtime.contract.messages.invocation_record import RECORD_HEADER, REVISION_HEADER, record_from_headers
+from gpu_runtime.contract.messages.invocation_messages import dead_lettered_result, read_invocation
+from gpu_runtime.contract.messages.invocation_record import (
+    RECORD_HEADER,
+    REVISION_HEADER,
+    InvocationRecord,
+    record_from_headers,
+)
 from gpu_runtime.contract.messages.message_codec import Message, MessageDecodeError, decode, encode
-from gpu_runtime.contract.messages.result import Failure, Result, ResultState, unsuccessful_result
+from gpu_runtime.contract.messages.result import Failure, Result
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.jetstream.delivery import NO_HEADERS, Delivery
 from gpu_runtime.worker_sidecar.retry_decision import InvocationAttempt, dead_letter_result
@@ -67,7 +72,8 @@ def test_delivery_is_an_invocation_or_becomes_a_dead_letter(data: bytes, request
         dispatch = Dispatch(invocation=accepted.invocation, deadline=accepted.deadline, dispatched_at=NOW)
         assert decode(encode(dispatch), Dispatch) == dispatch
         assert len(invocation_hash(accepted.invocation)) == 64
-        result = unsuccessful_result(accepted.invocation, ResultState.EXPIRED, failure, NOW)
+        assert decode(encode(accepted.initial_record), InvocationRecord) == accepted.initial_record
+        result = dead_lettered_result(accepted.invocation, failure, NOW)
         assert decode(encode(result), Result) == result
 
 

@@ -43,6 +43,7 @@ def ready_stock(node: Node) -> list[str]:
 
 
 def test_function_scales_from_zero_to_a_burst_and_back_twice(doubling: DeployedFunction) -> None:
+    doubling.wait_no_workers()
     for round_name in ("first", "second"):
         assert doubling.workers() == []
         status, response = doubling.invoke_sync({"n": 21})

@@ -28,14 +28,13 @@ from gpu_runtime.activator.settings import (
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_hash
+from gpu_runtime.contract.messages.invocation_messages import new_record
 from gpu_runtime.contract.messages.invocation_record import (
     REVISION_HEADER,
     InvocationRecord,
     RecordAtRevision,
     RecordState,
-    advance_record,
-    cancel_record,
+    Termination,
     record_headers,
 )
 from gpu_runtime.contract.messages.message_codec import decode, encode, to_utc_milliseconds
@@ -159,13 +158,7 @@ class ActivatorHarness:
             timeout_seconds=seconds,
             **fields,
         )
-        record = InvocationRecord(
-            request_hash=invocation_hash(invocation),
-            serverless_request_id=request_id,
-            enqueued_at=now(),
-            deadline=now() + timedelta(seconds=seconds),
-            updated_at=now(),
-        )
+        record = new_record(invocation, now(), now() + timedelta(seconds=seconds))
         revision = await self.records.create(invocation.invocation_id, encode(record))
         await self.publish_invocation(invocation, RecordAtRevision(record, revision) if revision else None)
         return invocation
@@ -179,7 +172,7 @@ class ActivatorHarness:
         """Cancel an invocation like a runtime API that crashes after the hint, before it publishes the result."""
         entry = await self.records.get(invocation.invocation_id)
         assert entry
-        record = cancel_record(decode(entry.value, InvocationRecord), now())
+        record = msgspec.structs.replace(decode(entry.value, InvocationRecord), termination=Termination.CANCELLED)
         assert await self.records.update(invocation.invocation_id, encode(record), entry.revision)
         subject = self.topology.subjects.cancel(invocation.serverless_request_id)
         await self.nats.publish(subject, invocation.invocation_id.encode())
@@ -212,7 +205,7 @@ class ActivatorHarness:
             self.results.setdefault(result.invocation_id, result)
             return AckDelivery()
 
-        consumer = PullConsumer(self.publisher, self.topology.result_consumer, store, lambda *_: (), ConsumeOptions())
+        consumer = PullConsumer(self.nats, self.topology.result_consumer, store, _no_dead_letter, ConsumeOptions())
         running = asyncio.create_task(consumer.run(stopping))
         try:
             yield
@@ -321,7 +314,7 @@ class FakeSidecar:
         topology, harness = self.harness.topology, self.harness
         options = ConsumeOptions(max_in_flight=self.concurrency)
         consumer = PullConsumer(
-            harness.publisher, topology.dispatch_consumer(self.request_id), self._handle, _no_dead_letter, options
+            harness.nats, topology.dispatch_consumer(self.request_id), self._handle, _no_dead_letter, options
         )
         async with serve_requests(harness.nats, topology.subjects.control(self.pod_uid), self._answer_drain):
             await self.publish_event(WorkerEventKind.REGISTERED)
@@ -376,7 +369,9 @@ class FakeSidecar:
         return AckDelivery()
 
     async def _mark_running(self, id_: str, revision: int) -> None:
-        record = advance_record(await self.harness.record(id_), RecordState.RUNNING, now(), self.unit)
+        record = msgspec.structs.replace(
+            await self.harness.record(id_), state=RecordState.RUNNING, worker=self.unit, attempts=1
+        )
         await self.harness.records.update(id_, encode(record), revision)
 
     async def _answer_drain(self, request: bytes) -> bytes:
@@ -458,5 +453,5 @@ class SidecarFleet:
             )
 
 
-def _no_dead_letter(_delivery: Delivery, _outcome: DeadLetterDelivery) -> list[OutgoingMessage]:
-    return []
+async def _no_dead_letter(_delivery: Delivery, _outcome: DeadLetterDelivery) -> None:
+    return None

@@ -20,6 +20,8 @@ from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Re
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import OutgoingMessage
@@ -43,9 +45,18 @@ async def test_acknowledged_messages_that_remain_in_the_stream_are_deleted(nats_
         publisher, stream = Publisher(nats), topology.stream_name(Stream.DISPATCH)
         consumer = topology.dispatch_consumer("f")
         records = KeyValueBucket(nats, publisher, topology.record_bucket)
-        results = TerminalResultPublisher(topology.subjects, publisher, metrics, TerminationStage.DISPATCHED)
+        results = TerminalResultPublisher(
+            ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.DISPATCHED
+        )
         reaper = InvocationReaper(
-            nats, topology, records, ONE_FUNCTION, results, ReaperSettings(), metrics, lambda: now[0]
+            nats,
+            topology,
+            InvocationRecordStore(records),
+            ONE_FUNCTION,
+            results,
+            ReaperSettings(),
+            metrics,
+            lambda: now[0],
         )
         for id_, state in (
             ("done", RecordState.TERMINAL),

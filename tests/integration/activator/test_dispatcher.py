@@ -20,9 +20,9 @@ from gpu_runtime.contract.messages.worker_event import WorkerEventKind
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import OutgoingMessage
-from gpu_runtime.jetstream.stream_admin import consumer_info
 from gpu_runtime.jetstream.stream_messages import next_message
 from gpu_runtime.kube.meta import ObjectKey
+from tests.bulk_publish import consumer_info
 from tests.integration.activator.activator_harness import (
     UNIT_NAMESPACE,
     ActivatorHarness,
@@ -49,7 +49,7 @@ async def test_invocation_is_dispatched_and_its_record_is_updated(harness: Activ
         assert entry
         assert message.headers[REVISION_HEADER] == str(entry.revision)
         assert (await harness.record(sent.invocation_id)).state is RecordState.DISPATCHED
-        assert (await consumer_info(harness.nats, harness.topology.dispatch_consumer("echo"))).num_pending == 1
+        assert (await consumer_info(harness.nats, harness.topology.dispatch_consumer("echo")))["num_pending"] == 1
         await until(lambda: _is_invoke_stream_empty(harness, "echo"), "the INVOKE stream is empty")
 
 

@@ -3,7 +3,7 @@
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.jetstream.errors import NatsNotFound
-from gpu_runtime.jetstream.stream_admin import consumer_info
+from tests.bulk_publish import consumer_info
 from tests.integration.activator.activator_harness import ActivatorHarness, SidecarFleet, terminated, until
 
 

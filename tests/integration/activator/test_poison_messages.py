@@ -19,6 +19,8 @@ from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.streams import StreamTopology
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery, OutgoingMessage
@@ -68,10 +70,14 @@ async def test_reaper_dead_letters_messages_without_a_valid_function(
     publisher, metrics = Publisher(nats), ActivatorMetrics()
     dispatch = Dispatch(invocation=invocation, deadline=utcnow(), dispatched_at=utcnow())
     await publisher.publish(OutgoingMessage(f"{topology.subjects.prefix}.dispatch.{request_id}", encode(dispatch)))
-    results = TerminalResultPublisher(topology.subjects, publisher, metrics, TerminationStage.DISPATCHED)
+    results = TerminalResultPublisher(
+        ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.DISPATCHED
+    )
     records = KeyValueBucket(nats, publisher, topology.record_bucket)
     settings = ReaperSettings(deleted_function_grace_seconds=0.001, deadline_grace_seconds=0.001)
-    reaper = InvocationReaper(nats, topology, records, NO_FUNCTIONS, results, settings, metrics, utcnow)
+    reaper = InvocationReaper(
+        nats, topology, InvocationRecordStore(records), NO_FUNCTIONS, results, settings, metrics, utcnow
+    )
     for _ in range(100):
         await reaper.run_once()
         if not await messages_by_subject(nats, topology.stream_name(Stream.DISPATCH), ">"):
@@ -93,11 +99,11 @@ async def test_dispatcher_dead_letters_messages_on_the_wrong_subject(
     dispatcher = Dispatcher(
         topology,
         publisher,
-        KeyValueBucket(nats, publisher, topology.record_bucket),
+        InvocationRecordStore(KeyValueBucket(nats, publisher, topology.record_bucket)),
         NO_FUNCTIONS,
         FunctionCapacity(float),
         DemandPublisher(nats, topology.subjects, float),
-        TerminalResultPublisher(topology.subjects, publisher, metrics, TerminationStage.QUEUED),
+        TerminalResultPublisher(ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.QUEUED),
         DispatchSettings(unknown_function_grace_seconds=0),
         metrics,
         utcnow,
@@ -106,8 +112,7 @@ async def test_dispatcher_dead_letters_messages_on_the_wrong_subject(
     outcome = await dispatcher.handle(delivery)
     assert isinstance(outcome, DeadLetterDelivery)
     assert outcome.failure_class == FailureClass.BAD_MESSAGE
-    for each in dispatcher.on_dead_letter(delivery, outcome):
-        await publisher.publish(each)
+    assert await dispatcher.on_dead_letter(delivery, outcome) is None
     (letter,) = await dead_letters(nats, topology)
     assert (letter.serverless_request_id, letter.data) == ("f", encode(invocation))
     assert metrics.registry.get_sample_value("gpu_runtime_dead_letters_total", {"stream": "INVOKE"}) == 1

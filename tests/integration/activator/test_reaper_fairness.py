@@ -9,6 +9,8 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import OutgoingMessage
@@ -17,6 +19,7 @@ from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry, messages_by_subject
 from gpu_runtime.process.nats_setup import stream_topology
 from localcluster.nats_server import NatsAccount
+from tests.bulk_publish import publish_many
 from tests.integration.activator.activator_harness import nats_settings
 from tests.integration.activator.function_lister_stubs import NO_FUNCTIONS
 
@@ -33,11 +36,15 @@ async def test_reaping_of_a_large_backlog_does_not_starve_other_functions(nats_a
             return OutgoingMessage(topology.subjects.dispatch(request_id), encode(dispatch))
 
         many = [dispatch_message("many", number) for number in range(2 * REAP_BATCH_SIZE)]
-        await publisher.publish_many([*many, dispatch_message("few", 10_000)])
-        results = TerminalResultPublisher(topology.subjects, publisher, metrics, TerminationStage.DISPATCHED)
+        await publish_many(publisher, [*many, dispatch_message("few", 10_000)])
+        results = TerminalResultPublisher(
+            ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.DISPATCHED
+        )
         records = KeyValueBucket(nats, publisher, topology.record_bucket)
         settings = ReaperSettings(deleted_function_grace_seconds=0.001)
-        reaper = InvocationReaper(nats, topology, records, NO_FUNCTIONS, results, settings, metrics, utcnow)
+        reaper = InvocationReaper(
+            nats, topology, InvocationRecordStore(records), NO_FUNCTIONS, results, settings, metrics, utcnow
+        )
 
         async def backlogs() -> dict[str, int]:
             counts = await messages_by_subject(nats, topology.stream_name(Stream.DISPATCH), ">")

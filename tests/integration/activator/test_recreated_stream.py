@@ -11,6 +11,8 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.api import api_request
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
@@ -31,9 +33,18 @@ async def test_invocations_in_a_recreated_stream_expire_at_their_own_deadline(na
     async with connect_nats(ConnectionOptions((nats_account.url,))) as nats:
         publisher, stream = Publisher(nats), topology.stream_name(Stream.DISPATCH)
         records = KeyValueBucket(nats, publisher, topology.record_bucket)
-        results = TerminalResultPublisher(topology.subjects, publisher, metrics, TerminationStage.DISPATCHED)
+        results = TerminalResultPublisher(
+            ResultPublisher(topology.subjects, publisher), metrics, TerminationStage.DISPATCHED
+        )
         reaper = InvocationReaper(
-            nats, topology, records, ONE_FUNCTION, results, ReaperSettings(), metrics, lambda: now[0]
+            nats,
+            topology,
+            InvocationRecordStore(records),
+            ONE_FUNCTION,
+            results,
+            ReaperSettings(),
+            metrics,
+            lambda: now[0],
         )
 
         async def publish_dispatch(id_: str, deadline: datetime) -> None:

@@ -82,7 +82,6 @@ async def running_lifecycle(harness: ActivatorHarness, budget: WriteBudget) -> A
             nats=harness.nats,
             subjects=harness.topology.subjects,
             is_leader=lambda: True,
-            system_namespace="runtime-system",
             drain_request_timeout_seconds=1,
         )
         watching.cancel()
@@ -139,9 +138,8 @@ async def test_reused_worker_name_has_another_operation_id(harness: ActivatorHar
         function = lifecycle.functions.by_request_id("again")
         assert function
         await lifecycle.create(function, "again-w0")
-        await until(lambda: _is_cached(lifecycle, "again-w0"), "the worker is cached")
-        assert _cached_worker(lifecycle, "again").metadata.uid != first.metadata.uid
-        assert await harness.list_units(STOCK_NAMESPACE, "again") == []
+        await until(lambda: _is_replaced(lifecycle, first), "the new worker with the same name is cached")
+        await until(lambda: _has_stock(harness, "again", 0), "the consumed stock unit is deleted")
 
 
 async def test_no_stock_is_returned_for_a_unit_that_its_operation_did_not_create(harness: ActivatorHarness) -> None:
@@ -164,7 +162,12 @@ def _cached_worker(lifecycle: WorkerLifecycle, name: str) -> GPUUnit:
 
 
 async def _sees_stock(lifecycle: WorkerLifecycle, flavor: str) -> bool:
-    return lifecycle.functions.available_stock(flavor) > 0
+    return await lifecycle.functions.available_stock(flavor, 1) > 0
+
+
+async def _is_replaced(lifecycle: WorkerLifecycle, worker: GPUUnit) -> bool:
+    cached = lifecycle.functions.units.store.get(worker.metadata.key)
+    return cached is not None and cached.metadata.uid != worker.metadata.uid
 
 
 async def _is_cached(lifecycle: WorkerLifecycle, name: str) -> bool:

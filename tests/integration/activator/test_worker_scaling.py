@@ -7,6 +7,7 @@ from pathlib import Path
 from signal import Signals
 
 from lightkube.resources.events_v1 import Event
+from msgspec import structs
 
 from gpu_runtime.activator.main import Activator
 from gpu_runtime.activator.settings import RuntimeAPIClientSettings, ScalingSettings
@@ -21,6 +22,7 @@ from tests.integration.activator.activator_harness import (
     ActivatorHarness,
     ActivatorProcess,
     SidecarFleet,
+    nats_settings,
     until,
 )
 from tests.integration.controller_manager.conftest import UNIT, Object, as_dict
@@ -206,8 +208,10 @@ async def test_failing_workers_are_replaced_with_backoff(harness: ActivatorHarne
         initial_backoff_seconds=1,
         max_backoff_seconds=60,
     )
+    nats = nats_settings(harness.nats_url)
+    nats = structs.replace(nats, streams=structs.replace(nats.streams, dispatch_ack_wait_seconds=0.5))
     function, start = await harness.create_function("failing", maxWorkers=1), time.monotonic()
-    async with harness.activator(scaling=scaling):
+    async with harness.activator(scaling=scaling, nats=nats):
         await harness.accept_invocation("failing", seconds=600)
         async with asyncio.timeout(60):
             await _wait_created(harness, function, 3)

@@ -69,13 +69,13 @@ def record_operation(cluster: ControllerCluster, operation_id: str, namespace: s
     }
     if cluster.get(OPERATION, "runtime-system", name) is None:
         cluster.create(OPERATION, "runtime-system", name, spec)
-    cluster.patch_status(OPERATION, "runtime-system", name, {"state": state})
+    stock = {"namespace": "runtime-stock", "name": "stock-0", "uid": "stock-uid"}
+    cluster.patch_status(OPERATION, "runtime-system", name, {"state": state, "attempt": 1, "stock": stock})
 
 
 def attach_storage(cluster: ControllerCluster, namespace: str, operation_id: str) -> None:
-    cluster.merge_patch(
-        STORAGE, namespace, "data", {"spec": {"attachedTo": {"unit": "web", "operationID": operation_id}}}
-    )
+    attachment = {"unit": "web", "operationID": operation_id, "attempt": 1}
+    cluster.merge_patch(STORAGE, namespace, "data", {"spec": {"attachedTo": attachment}})
 
 
 def operation_annotation(operation_id: str) -> Any:

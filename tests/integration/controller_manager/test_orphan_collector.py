@@ -74,8 +74,12 @@ async def test_only_replica_sets_without_deployment_and_unit_are_deleted(
             replica_sets = cluster_without_gc.kube.list(ReplicaSet, namespace=unmanaged_namespace)
             return {str(each.metadata and each.metadata.name) for each in replica_sets}
 
+        def cached_pods() -> set[str]:
+            pods = collector.informers.pods.store.all()
+            return {each.metadata.name for each in pods if each.metadata.namespace == unmanaged_namespace}
+
         created = {"orphan", "with-deployment", "without-owner", "with-unit"}
-        await eventually(lambda: len(collector.informers.pods.store) == 4, "the cache contains all pods")
+        await eventually(lambda: cached_pods() == created, "the cache contains all pods")
         assert await remaining() == created
         now[0] = collector.grace_seconds - 1
         assert await remaining() == created, "the grace period has not elapsed"

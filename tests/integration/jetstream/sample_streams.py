@@ -10,7 +10,7 @@ from gpu_runtime.backoff import Backoff
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.delivery import AckDelivery, DeadLetterDelivery, Delivery, DeliveryOutcome, OutgoingMessage
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
+from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, OnDeadLetter, PullConsumer
 from gpu_runtime.jetstream.puller import PullOptions
 from gpu_runtime.jetstream.stream_admin import ensure_stream
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec, StreamSpec
@@ -45,8 +45,14 @@ class RecordingHandler:
         return Counter(each.data for each in self.deliveries)
 
 
-def dead_letter(delivery: Delivery, outcome: DeadLetterDelivery) -> list[OutgoingMessage]:
-    return [OutgoingMessage("dead.work", delivery.data, f"dead-{delivery.sequence}", {"Reason": outcome.reason})]
+def dead_letter_with(publisher: Publisher) -> OnDeadLetter:
+    """Return a callback that publishes dead letters with this publisher."""
+
+    async def dead_letter(delivery: Delivery, outcome: DeadLetterDelivery) -> None:
+        headers = {"Reason": outcome.reason}
+        await publisher.publish(OutgoingMessage("dead.work", delivery.data, f"dead-{delivery.sequence}", headers))
+
+    return dead_letter
 
 
 async def create_streams(connection: NatsConnection) -> None:
@@ -63,7 +69,7 @@ async def running_consumer(
 ) -> AsyncIterator[PullConsumer]:
     """Run a consumer during the block, then stop it gracefully."""
     stopping = asyncio.Event()
-    consumer = PullConsumer(publisher, spec, handler, dead_letter, policy)
+    consumer = PullConsumer(publisher.connection, spec, handler, dead_letter_with(publisher), policy)
     running = asyncio.create_task(consumer.run(stopping))
     try:
         yield consumer

@@ -15,6 +15,7 @@ from gpu_runtime.jetstream.request_reply import ReplyInbox, send_request, serve_
 from gpu_runtime.jetstream.stream_admin import ensure_bucket
 from gpu_runtime.jetstream.stream_specs import BucketSpec
 from localcluster.nats_server import NatsServer
+from tests.bulk_publish import publish_many
 from tests.integration.jetstream.conftest import account_options
 from tests.integration.jetstream.sample_streams import (
     QUICK_POLICY,
@@ -76,7 +77,7 @@ async def test_in_flight_publishes_survive_a_restart(
     await create_streams(restartable_connection)
     publisher = Publisher(restartable_connection, timeout_seconds=60)
     messages = [OutgoingMessage("work.a", b"%d" % number * 200, f"m{number}") for number in range(20_000)]
-    publishing = asyncio.create_task(publisher.publish_many(messages))
+    publishing = asyncio.create_task(publish_many(publisher, messages))
     restarting = asyncio.create_task(restart(own_nats_server))
     outcomes = await publishing
     await restarting
@@ -100,7 +101,7 @@ async def test_publish_times_out_while_the_server_is_down(
         await publisher.publish(OutgoingMessage("work.a", b"late", "late"))
     assert not raised.value.sent
     assert all(
-        isinstance(each, JetStreamError) for each in await publisher.publish_many([OutgoingMessage("work.a", b"late")])
+        isinstance(each, JetStreamError) for each in await publish_many(publisher, [OutgoingMessage("work.a", b"late")])
     )
     await asyncio.to_thread(own_nats_server.start)
     assert (

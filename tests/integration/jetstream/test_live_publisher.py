@@ -7,9 +7,10 @@ import pytest
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, NoResponders, StreamFull
-from gpu_runtime.jetstream.publisher import PubAck, Publisher
+from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import ensure_stream, messages_by_subject
 from gpu_runtime.jetstream.stream_specs import StreamSpec
+from tests.bulk_publish import publish_many
 from tests.integration.jetstream.sample_streams import create_streams
 
 
@@ -22,25 +23,18 @@ async def test_message_with_the_same_id_is_stored_once(nats_connection: NatsConn
     assert await messages_by_subject(nats_connection, "WORK", "work.*") == {"work.a": 1}
 
 
-async def test_published_batch_is_stored_in_order(nats_connection: NatsConnection, publisher: Publisher) -> None:
-    await create_streams(nats_connection)
-    outcomes = await publisher.publish_many(
-        (OutgoingMessage("work.a", b"%d" % n, f"n{n}") for n in range(1000)), max_in_flight=64
-    )
-    assert [each.seq for each in outcomes if isinstance(each, PubAck)] == list(range(1, 1001))
-
-
-async def test_each_message_of_a_batch_has_its_own_outcome(nats_connection: NatsConnection) -> None:
+async def test_each_of_several_concurrent_messages_has_its_own_outcome(nats_connection: NatsConnection) -> None:
     await create_streams(nats_connection)
     publisher = Publisher(nats_connection, timeout_seconds=3, attempt_timeout_seconds=3)
     large = b"x" * (max_payload_bytes(nats_connection) + 1)
-    outcomes = await publisher.publish_many(
+    outcomes = await publish_many(
+        publisher,
         [
             OutgoingMessage("work.a", b"1"),
             OutgoingMessage("no.stream", b"2"),
             OutgoingMessage("work.a", large),
             OutgoingMessage("work.a", b"4"),
-        ]
+        ],
     )
     kinds = [type(each) if isinstance(each, JetStreamError) else each.seq for each in outcomes]
     assert kinds == [1, NoResponders, NatsMessageTooLarge, 2]

@@ -21,9 +21,10 @@ from gpu_runtime.jetstream.delivery import (
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.pull_consumer import PullConsumer
 from gpu_runtime.jetstream.puller import PullOptions
-from gpu_runtime.jetstream.stream_admin import consumer_info, delete_consumer, ensure_consumer, messages_by_subject
+from gpu_runtime.jetstream.stream_admin import delete_consumer, ensure_consumer, messages_by_subject
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 from localcluster.nats_server import NatsAccount
+from tests.bulk_publish import consumer_info, publish_many
 from tests.integration.jetstream.conftest import account_options
 from tests.integration.jetstream.sample_streams import (
     CONSUMER,
@@ -31,7 +32,7 @@ from tests.integration.jetstream.sample_streams import (
     SHORT_ACK_WAIT_CONSUMER,
     RecordingHandler,
     create_streams,
-    dead_letter,
+    dead_letter_with,
     running_consumer,
 )
 from tests.integration.kube.polling import eventually
@@ -54,7 +55,7 @@ async def wait_empty(connection: NatsConnection) -> None:
 
 
 async def publish_numbers(publisher: Publisher, count: int, subject: str = "work.a") -> None:
-    await publisher.publish_many(OutgoingMessage(subject, b"%d" % number) for number in range(count))
+    await publish_many(publisher, (OutgoingMessage(subject, b"%d" % number) for number in range(count)))
 
 
 async def test_messages_are_handled_once_and_acknowledged(
@@ -105,7 +106,7 @@ async def test_in_flight_messages_never_exceed_the_limit(nats_connection: NatsCo
     async with running_consumer(publisher, seen, replace(QUICK_POLICY, max_in_flight=3)) as consumer:
         await eventually(lambda: consumer.in_flight == 3, "three messages are in flight")
         info = await consumer_info(nats_connection, CONSUMER)
-        assert (info.num_ack_pending, info.num_pending) == (3, 27)
+        assert (info["num_ack_pending"], info["num_pending"]) == (3, 27)
         gate.set()
         await wait_empty(nats_connection)
     assert peak == 3
@@ -139,7 +140,7 @@ async def test_consumer_resumes_while_a_message_is_in_flight(
 
 async def wait_no_pulls(connection: NatsConnection) -> None:
     async with asyncio.timeout(60):
-        while (await consumer_info(connection, CONSUMER)).num_waiting:  # noqa: ASYNC110 - the server sends no event
+        while (await consumer_info(connection, CONSUMER))["num_waiting"]:  # noqa: ASYNC110 - the server sends no event
             await asyncio.sleep(0.02)
 
 
@@ -174,7 +175,7 @@ async def test_idle_consumer_sends_no_extra_pulls(nats_connection: NatsConnectio
         async with asyncio.timeout(60):
             while True:  # until its one pull request waits on the server
                 try:
-                    if (await consumer_info(nats_connection, CONSUMER)).num_waiting == 1:
+                    if (await consumer_info(nats_connection, CONSUMER))["num_waiting"] == 1:
                         break
                 except Exception:  # noqa: BLE001, S110 - the consumer may not exist yet
                     pass
@@ -276,7 +277,9 @@ async def test_message_that_kills_its_consumer_is_dead_lettered_at_receipt(
 
     seen.respond = never_return
     for _ in range(2):
-        running = asyncio.create_task(PullConsumer(publisher, CONSUMER, seen, dead_letter, policy).run(asyncio.Event()))
+        running = asyncio.create_task(
+            PullConsumer(publisher.connection, CONSUMER, seen, dead_letter_with(publisher), policy).run(asyncio.Event())
+        )
         before = len(seen.deliveries)
         await eventually(lambda: len(seen.deliveries) > before, "the message is delivered")  # noqa: B023
         running.cancel()
@@ -329,7 +332,9 @@ async def test_stop_finishes_in_flight_messages_and_pulls_no_more(
 
     seen, stopping = RecordingHandler(waiting), asyncio.Event()
     await publish_numbers(publisher, 20)
-    consumer = PullConsumer(publisher, SHORT_ACK_WAIT_CONSUMER, seen, dead_letter, QUICK_POLICY)
+    consumer = PullConsumer(
+        publisher.connection, SHORT_ACK_WAIT_CONSUMER, seen, dead_letter_with(publisher), QUICK_POLICY
+    )
     running = asyncio.create_task(consumer.run(stopping))
     await eventually(lambda: consumer.in_flight == 8, "the consumer is full")
     stopping.set()
@@ -359,7 +364,9 @@ async def test_cancelled_consumer_naks_its_messages_immediately(
 
     seen = RecordingHandler(endless)
     await publish_numbers(publisher, 3)
-    running = asyncio.create_task(PullConsumer(publisher, spec, seen, dead_letter, QUICK_POLICY).run(asyncio.Event()))
+    running = asyncio.create_task(
+        PullConsumer(publisher.connection, spec, seen, dead_letter_with(publisher), QUICK_POLICY).run(asyncio.Event())
+    )
     await eventually(lambda: len(seen.deliveries) == 3, "all messages are in flight")
     running.cancel()
     await asyncio.wait({running})
@@ -373,7 +380,6 @@ KILLED_CONSUMER_SOURCE = """
 import asyncio, sys
 from gpu_runtime.jetstream.connection import connect_nats
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
-from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 
@@ -386,7 +392,7 @@ async def main():
         await connection.wait_connected(60)
         spec = ConsumerSpec("WORK", "takers", ack_wait_seconds=float(sys.argv[2]))
         options = ConsumeOptions(max_in_flight=4)
-        await PullConsumer(Publisher(connection), spec, hang, lambda *_: [], options).run(asyncio.Event())
+        await PullConsumer(connection, spec, hang, None, options).run(asyncio.Event())
 
 asyncio.run(main())
 """

@@ -13,7 +13,6 @@ from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.errors import ConfigMismatch, JetStreamApiError, NatsNotFound
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.stream_admin import (
-    consumer_info,
     delete_consumer,
     ensure_bucket,
     ensure_consumer,
@@ -22,6 +21,7 @@ from gpu_runtime.jetstream.stream_admin import (
     messages_by_subject,
 )
 from gpu_runtime.jetstream.stream_specs import BucketSpec, ConsumerSpec, StreamSpec
+from tests.bulk_publish import consumer_info
 
 WORK = StreamSpec(name="WORK", subjects=("work.*",), retention="workqueue", discard="new", max_bytes=10_000_000)
 
@@ -143,7 +143,7 @@ async def test_messages_of_a_deleted_consumer_remain_for_the_next(
     await publisher.publish(OutgoingMessage(subject, b"1"))
     await delete_consumer(nats_connection, topology.dispatch_consumer("doubling"))
     await ensure_consumer(nats_connection, topology.dispatch_consumer("doubling"))
-    assert (await consumer_info(nats_connection, topology.dispatch_consumer("doubling"))).num_pending == 1
+    assert (await consumer_info(nats_connection, topology.dispatch_consumer("doubling")))["num_pending"] == 1
     assert await messages_by_subject(nats_connection, topology.stream_name(Stream.DISPATCH), subject) == {subject: 1}
 
 

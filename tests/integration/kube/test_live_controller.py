@@ -18,6 +18,7 @@ from gpu_runtime.kube.codec import ListOptions
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.controller import Controller, Done, ReconcileResult
 from gpu_runtime.kube.election import LeaderElectionConfig, LeaderElector
+from gpu_runtime.kube.errors import KubeAlreadyExists
 from gpu_runtime.kube.event_recorder import EventLimits, EventRecorder
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.manager import Manager
@@ -58,7 +59,11 @@ async def running_manager(client: KubeClient, namespace: str, metrics: KubeMetri
         desired = lease_for(owner)
         cached = leases.store.get(owner.metadata.key)
         if cached is None or cached.spec.lease_duration_seconds != desired["spec"]["leaseDurationSeconds"]:
-            leases.record_write(await writer.apply(LEASES, desired))
+            try:
+                await writer.create(LEASES, desired)
+            except KubeAlreadyExists:
+                written = await writer.merge_patch(LEASES, owner.metadata.key, {"spec": desired["spec"]})
+                leases.record_write(written)
             recorder.normal(
                 CONFIG_MAPS, owner, "LeaseApplied", f"applied a Lease of {owner.metadata.labels['seconds']}"
             )
@@ -143,7 +148,8 @@ async def test_lost_leadership_stops_controllers_until_reacquired(
         await eventually(lambda: lease_seconds(kube, namespace, "a") == 5, "the leader reconciles")
         kube.patch(LightLease, "lead", {"spec": {"holderIdentity": "other"}}, namespace=namespace)
         await eventually(
-            lambda: "leadership lost: leader tasks cancelled" in caplog.messages, "the leader notices the new holder"
+            lambda: "leadership lost; the process has cancelled its leader tasks" in caplog.messages,
+            "the leader notices the new holder",
         )
         kube.patch(LightLease, "a", {"spec": {"leaseDurationSeconds": 99}}, namespace=namespace)
         assert lease_seconds(kube, namespace, "a") == 99
@@ -166,7 +172,8 @@ async def test_api_server_outage_longer_than_the_lease_causes_no_exit(
         control_plane.processes.signal("kube-apiserver", signal.SIGSTOP)
         try:
             await eventually(
-                lambda: "leadership lost: leader tasks cancelled" in caplog.messages, "the leadership is lost"
+                lambda: "leadership lost; the process has cancelled its leader tasks" in caplog.messages,
+                "the leadership is lost",
             )
         finally:
             control_plane.processes.signal("kube-apiserver", signal.SIGCONT)
@@ -210,4 +217,4 @@ async def test_events_are_aggregated_and_failures_are_ignored(
         failing = EventRecorder(unprivileged_client, "example.org/test", "test-1")
         failing.normal(CONFIG_MAPS, subject, "Fine", "all is well")
         await failing.flush_all(timeout=60)
-    assert "Kubernetes Event not written: no retry" in caplog.messages
+    assert "Kubernetes Event was not written; the process will not retry" in caplog.messages

@@ -193,7 +193,7 @@ async def test_silent_api_server_is_detected(own_control_plane: ControlPlane, ca
                 own_control_plane.processes.signal("kube-apiserver", signal.SIGSTOP)
                 try:
                     await eventually(
-                        lambda: "informer list or watch failed: retrying" in caplog.messages,
+                        lambda: "informer list or watch failed; the informer will retry" in caplog.messages,
                         "the informer notices the silence",
                     )
                 finally:

@@ -1,5 +1,6 @@
 """Credentials that change while the process runs, with real ServiceAccount tokens."""
 
+import asyncio
 import json
 import stat
 import sys
@@ -13,7 +14,6 @@ from lightkube.models.authentication_v1 import BoundObjectReference, TokenReques
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Secret, ServiceAccount, ServiceAccountToken
 
-from gpu_runtime.kube.builtin_kinds import NODES
 from gpu_runtime.kube.client import KubeClient, open_kube_client
 from gpu_runtime.kube.config import (
     ClusterConfig,
@@ -22,11 +22,14 @@ from gpu_runtime.kube.config import (
     in_cluster_config,
     load_cluster_config,
 )
-from gpu_runtime.kube.errors import KubeForbidden, KubeUnauthorized, KubeUnreachable
+from gpu_runtime.kube.errors import KubeConfigError, KubeForbidden, KubeUnauthorized, KubeUnreachable
+from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.kube_credentials import ClientIdentity, StaticCredentials
 from gpu_runtime.kube.metrics import KubeMetrics
 from localcluster.control_plane import ControlPlane
 from localcluster.pki import CertificateAuthority
+from tests.integration.kube.polling import eventually
+from tests.kube_kinds import NODES
 
 
 def service_account_token(kube: LightkubeClient, namespace: str, account: str, bound_to: str) -> str:
@@ -121,6 +124,54 @@ async def test_exec_plugin_is_called_again_after_a_401(
         await client.server_version()
     assert [response_count(metrics, control_plane, code) for code in (401, 200)] == [1, 2]
     assert json.loads((tmp_path / "tokens").read_text()) == [], "the plugin ran twice, not three times"
+
+
+async def test_exec_plugin_is_called_again_when_its_token_expires(
+    control_plane: ControlPlane, kube: LightkubeClient, namespace: str, tmp_path: Path
+) -> None:
+    kube.create(ServiceAccount(metadata=ObjectMeta(name="worker", namespace=namespace)))
+    token = service_account_token(kube, namespace, "worker", "only")
+    program = tmp_path / "plugin"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import datetime, json, pathlib, sys\n"
+        "with pathlib.Path(sys.argv[2]).open('a') as runs: runs.write('run\\n')\n"
+        "expiry = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)).isoformat()\n"
+        "status = {'token': sys.argv[1], 'expirationTimestamp': expiry}\n"
+        "version = 'client.authentication.k8s.io/v1'\n"
+        "print(json.dumps({'apiVersion': version, 'kind': 'ExecCredential', 'status': status}))\n"
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    runs = tmp_path / "runs"
+    spec = {"command": "./plugin", "args": [token, str(runs)], "apiVersion": "client.authentication.k8s.io/v1"}
+    config = from_kubeconfig([write_kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
+    metrics = KubeMetrics()
+    async with asyncio.timeout(60), open_kube_client(config, field_manager="test", metrics=metrics) as client:
+        while not runs.exists() or runs.read_text().count("run") < 2:
+            await client.server_version()
+    assert response_count(metrics, control_plane, 401) == 0, "the client does not wait for a rejection"
+    requests = response_count(metrics, control_plane, 200)
+    assert requests > 2, "the token is used until it expires"
+
+
+async def test_failing_exec_plugin_is_named_in_the_readiness_of_an_informer(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    spec = {
+        "command": "sh",
+        "args": ["-c", "echo 'the login has expired' >&2; exit 3"],
+        "apiVersion": "client.authentication.k8s.io/v1",
+    }
+    config = from_kubeconfig([write_kubeconfig(tmp_path / "config", control_plane, {"exec": spec})])
+    async with open_kube_client(config, field_manager="test") as client:
+        with pytest.raises(KubeConfigError, match="exec plugin sh failed with exit code 3: the login has expired"):
+            await client.server_version()
+        informer = Informer(client, NODES)
+        running = asyncio.create_task(informer.run())
+        await eventually(lambda: bool(informer.last_error), "the informer reports the failure")
+        assert not running.done(), "the informer tries again"
+        assert "exec plugin sh failed with exit code 3: the login has expired" in informer.last_error
+        running.cancel()
 
 
 async def test_exec_plugin_may_return_certificates(control_plane: ControlPlane, tmp_path: Path) -> None:

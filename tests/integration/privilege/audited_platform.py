@@ -106,7 +106,10 @@ def _create_processes(
     cluster: ControllerCluster, recorder: AuthorizationRecorder, nats: NatsAccount
 ) -> AuditedPlatform:
     folder, plane = cluster.folder, cluster.control_plane
-    nats_settings = {"urls": [nats.url], "streams": {"maxStreamBytes": 8 * 1024**2, "maxDeadLetterBytes": 1024**2}}
+    nats_settings: Object = {
+        "urls": [nats.url],
+        "streams": {"maxStreamBytes": 8 * 1024**2, "maxDeadLetterBytes": 1024**2},
+    }
     token_list_file, activator_token_file = folder / "tokens.yaml", folder / "activator.token"
     token_list_file.write_text(
         yaml.safe_dump({"tokens": [{"name": "tests", "token": TOKEN, "scopes": ["operator", "runtime"]}]})
@@ -136,7 +139,12 @@ def _create_processes(
     activator = ActivatorProcess(
         folder / "activator",
         _token_kubeconfig(plane, folder, "activator"),
-        _installed_settings("activator") | {"nats": nats_settings, "runtimeAPI": api_access, "scaling": fast_scaling},
+        _installed_settings("activator")
+        | {
+            "nats": nats_settings | {"streams": nats_settings["streams"] | {"dispatchAckWaitSeconds": 0.1}},
+            "runtimeAPI": api_access,
+            "scaling": fast_scaling,
+        },
     )
     return AuditedPlatform(cluster, recorder, nats, api, manager, activator)
 

@@ -13,4 +13,4 @@ from gpu_runtime.runtime_api.settings import RuntimeAPISettings
 
 if __name__ == "__main__":
     operation_retention.EVICTION_INTERVAL_SECONDS = 1.0
-    sys.exit(run_process(Path(sys.argv[1]), RuntimeAPISettings, main.serve))
+    sys.exit(run_process(Path(sys.argv[1]), RuntimeAPISettings, main.run_runtime_api))

@@ -42,6 +42,7 @@ from gpu_runtime.result_store.main import run_result_store
 from gpu_runtime.result_store.settings import ResultStoreSettings
 from localcluster.control_plane import free_port
 from localcluster.nats_server import NatsAccount
+from tests.bulk_publish import publish_many
 
 GPU_RUNTIME_PROGRAM = Path(sys.executable).with_name("gpu-runtime")
 NOW = to_utc_milliseconds(datetime.now(UTC))
@@ -208,8 +209,8 @@ class ResultStoreHarness:
     async def publish_results(self, results: Iterable[Result], record: RecordAtRevision | None = None) -> None:
         subject = self.topology.subjects.result("thumbs")
         headers = record_headers(record) if record else {}
-        outcomes = await self.publisher.publish_many(
-            OutgoingMessage(subject, encode(each), "", headers) for each in results
+        outcomes = await publish_many(
+            self.publisher, (OutgoingMessage(subject, encode(each), "", headers) for each in results)
         )
         assert all(isinstance(each, PubAck) for each in outcomes)
 

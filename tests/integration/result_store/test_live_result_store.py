@@ -5,12 +5,13 @@ import signal
 import sqlite3
 from collections import Counter
 
+import msgspec
 import pytest
 
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, RecordState, cancel_record
+from gpu_runtime.contract.messages.invocation_record import RecordAtRevision, RecordState, Termination
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import ResultState
@@ -26,7 +27,6 @@ from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 from tests.integration.jetstream.sample_streams import RecordingHandler, running_consumer
 from tests.integration.kube.polling import eventually
 from tests.integration.result_store.conftest import (
-    NOW,
     InProcessResultStore,
     ResultStoreHarness,
     ResultStoreProcess,
@@ -66,17 +66,18 @@ async def test_record_changed_since_the_headers_is_read_and_finished(
 ) -> None:
     """The record was cancelled after the worker read it, or the headers have no record, or the record has expired."""
     changed, no_headers = await harness.create_record("changed"), await harness.create_record("no-headers")
-    revision = await harness.records.update("changed", encode(cancel_record(changed.record, NOW)), changed.revision)
+    cancelled = msgspec.structs.replace(changed.record, termination=Termination.CANCELLED)
+    revision = await harness.records.update("changed", encode(cancelled), changed.revision)
     assert revision is not None
     store.start()
     await harness.publish_results([result("changed")], changed)
     await harness.publish_results([result("no-headers"), result("expired")])
     await harness.publish_results([result("expired-too")], RecordAtRevision(no_headers.record, 4711))
     await harness.wait_empty()
-    for name, cancelled in (("changed", True), ("no-headers", False)):
+    for name, termination in (("changed", Termination.CANCELLED), ("no-headers", None)):
         record = await harness.record(name)
         assert record is not None
-        assert (record.state, record.cancelled) == (RecordState.TERMINAL, cancelled)
+        assert (record.state, record.termination) == (RecordState.TERMINAL, termination)
     assert await harness.record("expired") is None
     assert await harness.record("expired-too") is None
     assert await harness.get_result("expired-too") is not None

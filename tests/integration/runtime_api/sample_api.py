@@ -16,7 +16,7 @@ from gpu_runtime.contract.validation.field_error import FieldError
 from gpu_runtime.runtime_api.http.envelope import http_status
 from gpu_runtime.runtime_api.http.openapi import openapi_document, serialize_document
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route
-from gpu_runtime.runtime_api.http.swagger import add_swagger
+from gpu_runtime.runtime_api.http.swagger import swagger_handlers
 from tests.unit.runtime_api.http.sample_routes import WidgetService, sample_routes
 
 SAMPLE_TOKEN = "widget-token"  # noqa: S105 - used by tests only
@@ -69,7 +69,7 @@ def _app(fault: ResponseFault | None, skip_validation: bool) -> web.Application:
         return fault(request, response) if fault else response
 
     app = web.Application(middlewares=[edge])
-    add_swagger(app, serialize_document(DOCUMENT))
+    app.add_routes([web.get(path, each) for path, each in swagger_handlers(serialize_document(DOCUMENT)).items()])
     for route in sample_routes(WidgetService()):
         app.router.add_route(route.method, route.path, _handler(route, skip_validation))
     return app

@@ -16,9 +16,10 @@ from gpu_runtime.kube.codec import ListOptions
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
-from gpu_runtime.runtime_api.operations.jobs import JobService
+from gpu_runtime.runtime_api.jobs.routes import JobService
+from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
+from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationExecutor, OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
-from gpu_runtime.runtime_api.operations.state_machine import OperationExecutors
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.stock.pools import PoolCreator, PoolService
 from gpu_runtime.runtime_api.stock.stock_seeder import StockSeeder
@@ -36,6 +37,9 @@ class AdjustableClock:
 
     def monotonic(self) -> float:
         return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 class SimulatedKill(Exception):
@@ -59,31 +63,35 @@ class ClientKilledAtWrite(KubeClient):
         raise SimulatedKill
 
 
+@dataclass(frozen=True)
+class RecordingRunner(OperationRunner):
+    """Records the operations that the services enqueue. Tests decide which replica executes them, and when."""
+
+    enqueued: list[Operation] = field(default_factory=list)
+
+    def enqueue(self, operation: Operation) -> None:
+        self.enqueued.append(operation)
+
+
 @dataclass
 class ServiceReplica:
     client: KubeClient
     caches: APIInformers
     namespace: str
     clock: AdjustableClock = field(default_factory=AdjustableClock)
-    enqueued_operations: list[Operation] = field(default_factory=list)
-    """The operations that the services have enqueued. Tests decide which replica executes them, and when."""
 
     def __post_init__(self) -> None:
         namespaces = APINamespaceSettings(system=self.namespace, stock=self.namespace, pools=(self.namespace,))
         self.operation_store = OperationStore(self.client, self.namespace, self.clock)
-        self.seeding = StockSeeder(self.client, self.caches, self.operation_store)
-        self.making = PoolCreator(self.client, self.caches, self.operation_store)
-        self.stock = StockUnitService(
-            self.caches, self.operation_store, self.namespace, self.enqueued_operations.append
-        )
-        self.pools = PoolService(
-            self.client, self.caches, self.operation_store, namespaces, self.making, self.enqueued_operations.append
-        )
-        self.jobs = JobService(self.operation_store)
-        self.drivers: OperationExecutors = {
-            OperationType.SEED_STOCK: self.seeding,
-            OperationType.CREATE_STOCK_POOL: self.making,
+        driver = OperationDriver(self.operation_store, self.clock)
+        executors: dict[OperationType, OperationExecutor] = {
+            OperationType.SEED_STOCK: StockSeeder(self.client, self.caches, driver),
+            OperationType.CREATE_STOCK_POOL: PoolCreator(self.client, self.caches, driver),
         }
+        self.runner = RecordingRunner(self.operation_store, executors, BackgroundQueue())
+        self.stock = StockUnitService(self.caches, self.runner, self.namespace)
+        self.pools = PoolService(self.client, self.caches, self.runner, namespaces)
+        self.jobs = JobService(self.operation_store)
 
     def killed_at_write(self, at_write: int, *, after_write: bool) -> "ServiceReplica":
         """The same replica with a client that is killed at this write."""

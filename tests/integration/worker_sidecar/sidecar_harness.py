@@ -19,17 +19,18 @@ from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.drain_request import DrainRequest, DrainStatus
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_hash
+from gpu_runtime.contract.messages.invocation_messages import new_record
 from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
     RecordAtRevision,
     RecordState,
-    cancel_record,
+    Termination,
     record_headers,
 )
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.streams import StreamTopology
+from gpu_runtime.contract.messages.subjects import EVENTS
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.jetstream.api import api_request
 from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
@@ -40,7 +41,7 @@ from gpu_runtime.jetstream.request_reply import send_request
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 from gpu_runtime.process.nats_setup import nats_options, stream_topology
 from gpu_runtime.process.shared_settings import BindAddressSettings, NatsSettings, StreamSettings
-from gpu_runtime.worker_sidecar.main import serve
+from gpu_runtime.worker_sidecar.main import run_worker_sidecar
 from gpu_runtime.worker_sidecar.settings import FrameworkSettings, RetrySettings, WorkerSidecarSettings
 from localcluster.control_plane import free_port
 from localcluster.nats_server import NatsAccount
@@ -118,14 +119,7 @@ class SidecarHarness:
             **fields,
         )
         deadline = now + timedelta(seconds=timeout_seconds)
-        record = InvocationRecord(
-            request_hash=invocation_hash(invocation),
-            serverless_request_id=FUNCTION_ID,
-            state=RecordState.DISPATCHED,
-            enqueued_at=now,
-            deadline=deadline,
-            updated_at=now,
-        )
+        record = msgspec.structs.replace(new_record(invocation, now, deadline), state=RecordState.DISPATCHED)
         revision = await self.records.create(invocation_id, encode(record))
         assert revision
         if cancelled:
@@ -140,7 +134,7 @@ class SidecarHarness:
         while True:
             entry = await self.records.get(invocation_id)
             assert entry is not None
-            record = cancel_record(decode(entry.value, InvocationRecord), datetime.now(UTC))
+            record = msgspec.structs.replace(decode(entry.value, InvocationRecord), termination=Termination.CANCELLED)
             if await self.records.update(invocation_id, encode(record), entry.revision):
                 break
         if publish_hint:
@@ -191,7 +185,8 @@ async def sidecar_harness(settings: WorkerSidecarSettings) -> AsyncIterator[Side
             lambda message: harness.dead_letters.append(decode(message.data, DeadLetter)),
         )
         await nats.subscribe(
-            topology.subjects.all_events, lambda message: harness.events.append(decode(message.data, WorkerEvent))
+            topology.subjects.all_functions(EVENTS),
+            lambda message: harness.events.append(decode(message.data, WorkerEvent)),
         )
         await nats.subscribe("replies", lambda message: harness.replies.append(decode(message.data, Result)))
         yield harness
@@ -224,7 +219,7 @@ class RunningSidecar:
 async def running_sidecar(settings: WorkerSidecarSettings) -> AsyncIterator[RunningSidecar]:
     """Run a sidecar in this process until the block ends."""
     stopping = asyncio.Event()
-    task = asyncio.create_task(serve(settings, stopping))
+    task = asyncio.create_task(run_worker_sidecar(settings, stopping))
     try:
         yield RunningSidecar(settings, stopping, task)
         stopping.set()

@@ -225,7 +225,7 @@ async def test_cancel_of_a_fresh_dispatch_aborts_the_call(scene: SidecarScene, h
         await harness.wait_empty()
     scene.release_call()
     assert result.state is ResultState.CANCELLED
-    assert (await harness.record()).cancelled
+    assert (await harness.record()).cancel_requested
 
 
 async def test_long_call_extends_the_ack_wait(scene: SidecarScene, harness: SidecarHarness) -> None:

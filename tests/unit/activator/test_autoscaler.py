@@ -157,8 +157,8 @@ def test_stopping_function_is_not_started(phase: str, starts: bool) -> None:
     assert decide(observed(1, mounts=True, phase=phase)) == ([StartFunctionUnit()] if starts else [])
 
 
-def worker_status(*, draining: bool = False) -> WorkerStatus:
-    return WorkerStatus("one", 1, datetime(2026, 1, 1, tzinfo=UTC), 0, 0, 0, 0, draining)
+def worker_status(*, draining: bool = False, heartbeat_seconds: float = 1) -> WorkerStatus:
+    return WorkerStatus("one", 1, datetime(2026, 1, 1, tzinfo=UTC), 0, 0, 0, 0, heartbeat_seconds, draining)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,8 @@ def worker_status(*, draining: bool = False) -> WorkerStatus:
         ({}, worker_status(draining=True), 0, DRAINING),
         ({}, worker_status(draining=True), 101, UNHEALTHY),
         ({"phase": "Failed"}, worker_status(draining=True), 11, UNHEALTHY),
+        ({"phase": "Failed"}, worker_status(heartbeat_seconds=20), 59, SERVING),
+        ({"phase": "Failed"}, worker_status(heartbeat_seconds=20), 61, UNHEALTHY),
         ({"annotations": {Annotation.RETIRING: "true"}}, worker_status(), 0, RETIRING),
         ({"deletion_timestamp": "2026-01-01T00:00:00Z"}, worker_status(), 0, TERMINATING),
     ],

@@ -1,8 +1,9 @@
 """The free concurrency of a function's workers follows their events and expires."""
 
-from gpu_runtime.activator.capacity import CAPACITY_TTL_SECONDS, FunctionCapacity
+from gpu_runtime.activator.capacity import FunctionCapacity
+from gpu_runtime.contract.timing import HEARTBEAT_SECONDS, capacity_ttl
 from gpu_runtime.kube.meta import ObjectKey
-from tests.unit.activator.test_worker_liveness import KEY, Clock, event
+from tests.unit.activator.test_worker_liveness import KEY, Clock, event, slow_event
 
 
 def capacity_after(*events: tuple[str, int]) -> tuple[FunctionCapacity, Clock]:
@@ -33,11 +34,22 @@ def test_busy_or_draining_worker_has_no_capacity() -> None:
 
 def test_capacity_expires_for_removed_and_silent_workers() -> None:
     capacity, clock = capacity_after(("registered", 0))
-    clock.now = CAPACITY_TTL_SECONDS
+    clock.now = capacity_ttl(HEARTBEAT_SECONDS)
     assert not capacity.try_acquire("f")
     capacity.observe(event("heartbeat", 2))
     capacity.remove(ObjectKey("units", "another"))
     assert capacity.try_acquire("f")
     capacity.observe(event("heartbeat", 3))
     capacity.remove(KEY)
+    assert not capacity.try_acquire("f")
+
+
+def test_capacity_of_a_worker_with_a_long_heartbeat_interval_is_valid_until_after_the_next_heartbeat() -> None:
+    clock = Clock()
+    capacity = FunctionCapacity(clock)
+    capacity.observe(slow_event("registered", 1))
+    clock.now = 20.5
+    assert capacity.try_acquire("f")
+    capacity.observe(slow_event("heartbeat", 2))
+    clock.now += capacity_ttl(20)
     assert not capacity.try_acquire("f")

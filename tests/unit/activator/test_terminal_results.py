@@ -1,20 +1,15 @@
 """The activator counts every invocation that it ends exactly once, with its stage."""
 
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
-from gpu_runtime.activator.terminal_results import (
-    TerminalOutcome,
-    TerminalResultPublisher,
-    cancelled_outcome,
-    expired_outcome,
-    function_deleted_outcome,
-)
-from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.activator.terminal_results import TerminalResultPublisher
+from gpu_runtime.contract.messages.invocation_record import NO_TAKEOVER, InvocationRecord, RecordAtRevision, Termination
 from gpu_runtime.contract.messages.subjects import Subjects
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.publisher import PubAck
 
@@ -43,20 +38,28 @@ def terminated(metrics: ActivatorMetrics) -> dict[tuple[str, str, str], float]:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "stage", "labels"),
+    ("termination", "stage", "labels"),
     [
-        (expired_outcome(), TerminationStage.QUEUED, ("expired", "timed_out", "queued")),
-        (expired_outcome(), TerminationStage.DISPATCHED, ("expired", "timed_out", "dispatched")),
-        (cancelled_outcome(), TerminationStage.DISPATCHED, ("cancelled", "cancelled", "dispatched")),
-        (function_deleted_outcome(), TerminationStage.QUEUED, ("failed", "function_gone", "queued")),
+        (Termination.EXPIRED, TerminationStage.QUEUED, ("expired", "timed_out", "queued")),
+        (Termination.EXPIRED, TerminationStage.DISPATCHED, ("expired", "timed_out", "dispatched")),
+        (Termination.CANCELLED, TerminationStage.DISPATCHED, ("cancelled", "cancelled", "dispatched")),
+        (Termination.FUNCTION_GONE, TerminationStage.QUEUED, ("failed", "function_gone", "queued")),
     ],
 )
 async def test_invocation_that_is_terminated_twice_is_counted_once(
-    outcome: TerminalOutcome, stage: TerminationStage, labels: tuple[str, str, str]
+    termination: Termination, stage: TerminationStage, labels: tuple[str, str, str]
 ) -> None:
     metrics = ActivatorMetrics()
-    results = TerminalResultPublisher(Subjects(), cast(Any, DeduplicatingPublisher()), metrics, stage)
-    invocation = Invocation(invocation_id="one", serverless_request_id="f", timeout_seconds=60)
+    publisher: Any = DeduplicatingPublisher()
+    results = TerminalResultPublisher(ResultPublisher(Subjects(), publisher), metrics, stage)
+    record = InvocationRecord(
+        request_hash="h",
+        serverless_request_id="f",
+        enqueued_at=NOW,
+        deadline=NOW,
+        updated_at=NOW,
+        termination=termination,
+    )
     for _delivery in range(2):
-        await results.publish(invocation, outcome, NOW, None)
+        assert await results.publish_termination("one", RecordAtRevision(record, 1), NOW, NO_TAKEOVER)
     assert terminated(metrics) == {labels: 1}

@@ -13,8 +13,9 @@ from gpu_runtime.activator.main import LeaderComponents
 from gpu_runtime.activator.worker_liveness import WorkerLiveness
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
+from gpu_runtime.contract.timing import MAX_HEARTBEAT_SECONDS
 from tests.unit.activator.activator_objects import unit
-from tests.unit.activator.test_worker_liveness import KEY, Clock, event
+from tests.unit.activator.test_worker_liveness import KEY, Clock, event, slow_event
 
 UNUSED: Any = None
 
@@ -44,3 +45,15 @@ def test_events_of_unknown_workers_are_not_recorded(field: str) -> None:
     )
     assert not liveness._statuses
     assert not capacity._capacities
+
+
+@pytest.mark.parametrize("seconds", [-1, 0, MAX_HEARTBEAT_SECONDS + 1, 1e300])
+def test_event_that_claims_a_heartbeat_interval_out_of_bounds_is_not_recorded(seconds: float) -> None:
+    liveness, capacity = observe_events(slow_event("registered", 1, heartbeat_seconds=seconds))
+    assert liveness.status_of(KEY) is None
+    assert not capacity.try_acquire("f")
+
+
+def test_event_that_claims_the_longest_heartbeat_interval_is_recorded() -> None:
+    liveness, _ = observe_events(slow_event("registered", 1, heartbeat_seconds=MAX_HEARTBEAT_SECONDS))
+    assert liveness.status_of(KEY)

@@ -2,11 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 
+from msgspec import structs
+
 from gpu_runtime.activator.autoscaler import WorkerState
 from gpu_runtime.activator.worker_backoff import WorkerBackoff
-from gpu_runtime.activator.worker_liveness import DELETED_WORKER_TTL_SECONDS, WorkerLiveness
+from gpu_runtime.activator.worker_liveness import WorkerLiveness
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.contract.timing import DELETED_WORKER_TTL_SECONDS, DRAIN_TIMEOUT_SECONDS, termination_grace
 from gpu_runtime.kube.meta import ObjectKey
 from tests.unit.activator.activator_objects import worker
 
@@ -35,6 +38,11 @@ def event(kind: str, sequence: int, in_flight: int = 0, pod_uid: str = "one", at
     )
 
 
+def slow_event(kind: str, sequence: int, in_flight: int = 0, heartbeat_seconds: float = 20) -> WorkerEvent:
+    """An event of a worker with a long heartbeat interval."""
+    return structs.replace(event(kind, sequence, in_flight), heartbeat_seconds=heartbeat_seconds)
+
+
 def liveness_after(*events: tuple[float, WorkerEvent]) -> WorkerLiveness:
     clock = Clock()
     liveness = WorkerLiveness(clock)
@@ -51,6 +59,15 @@ def test_worker_is_idle_from_its_first_event_until_an_invocation_starts() -> Non
     busy = liveness_after((1, event("registered", 1)), (5, event("started", 2, in_flight=1))).status_of(KEY)
     assert busy
     assert busy.idle_since is None
+
+
+def test_status_has_the_heartbeat_interval_of_the_last_event() -> None:
+    registered = (1.0, slow_event("registered", 1))
+    first = liveness_after(registered).status_of(KEY)
+    second = liveness_after(registered, (2.0, slow_event("heartbeat", 2, heartbeat_seconds=30))).status_of(KEY)
+    assert first
+    assert second
+    assert (first.heartbeat_seconds, second.heartbeat_seconds) == (20, 30)
 
 
 def test_worker_is_idle_again_after_its_last_invocation() -> None:
@@ -107,6 +124,19 @@ def test_events_of_a_deleted_units_pod_do_not_count_for_the_next_unit() -> None:
     assert not liveness.observe(event("draining", 2, at=5))
     assert liveness.status_of(KEY) is None
     assert liveness.observe(event("registered", 1, pod_uid="two", at=3))  # the clock of its node is behind
+    status = liveness.status_of(KEY)
+    assert status
+    assert (status.pod_uid, status.draining) == ("two", False)
+
+
+def test_events_of_a_deleted_units_pod_do_not_count_while_the_pod_drains() -> None:
+    clock = Clock()
+    liveness = WorkerLiveness(clock)
+    liveness.observe(event("started", 1, in_flight=1))
+    liveness.mark_unit_deleted(KEY)
+    liveness.observe(event("registered", 1, pod_uid="two"))
+    clock.now = termination_grace(DRAIN_TIMEOUT_SECONDS) - 1
+    liveness.observe(event("draining", 2, in_flight=1, at=clock.now))
     status = liveness.status_of(KEY)
     assert status
     assert (status.pod_uid, status.draining) == ("two", False)

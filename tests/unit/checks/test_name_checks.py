@@ -10,6 +10,7 @@ from checks import markdown_links
 from checks.banned_words import banned_in, defined_names, name_parts
 from checks.log_calls import log_findings
 from checks.markdown_links import link_error
+from checks.protocol_states import misplaced_states
 from checks.settings_keys import keys_without_unit
 from checks.unique_names import repeated_classes, repeated_modules
 
@@ -47,6 +48,27 @@ def test_repeated_class_name_is_reported() -> None:
     modules = [("src/a.py", ast.parse("class Store: ...")), ("src/b.py", ast.parse("\nclass Store: ..."))]
 
     assert [(each.path, each.line) for each in repeated_classes(modules)] == [("src/b.py", 2)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from contract.record import RecordState",
+        "from contract.record import RecordState as State",
+        "import contract.record as r\nended = record.state is r.RecordState.TERMINAL",
+    ],
+)
+def test_protocol_state_outside_of_its_module_is_reported(source: str) -> None:
+    modules = [
+        ("src/record.py", ast.parse(source)),
+        ("src/view.py", ast.parse(source)),
+        ("src/x.py", ast.parse(source)),
+    ]
+
+    found = list(misplaced_states(modules, {"RecordState": ("src/record.py", "src/view.py")}))
+
+    assert {each.path for each in found} == {"src/x.py"}
+    assert "move the decision to src/record.py" in found[0].message
 
 
 def test_log_message_must_be_constant_and_fields_listed() -> None:

@@ -13,7 +13,7 @@ from gpu_runtime.controller_manager.gpu_storage import observe as storage_observ
 from gpu_runtime.controller_manager.gpu_unit import observe as unit_observe
 from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings, PodSecuritySettings
 from gpu_runtime.controller_manager.stock_pool import observe as pool_observe
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, RawService
+from gpu_runtime.controller_manager.unstructured import RawDeployment, RawService
 from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim, Pod, StorageClass
 from gpu_runtime.kube.meta import Manifest
 

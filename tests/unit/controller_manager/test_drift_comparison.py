@@ -7,6 +7,7 @@ import pytest
 
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
+from gpu_runtime.controller_manager.unstructured import RawDeployment, RawService
 from gpu_runtime.controller_manager.workload.drift import (
     DESIRED_HASH_ANNOTATION,
     is_orphan,
@@ -14,7 +15,6 @@ from gpu_runtime.controller_manager.workload.drift import (
     matches_desired,
     update_manifest,
 )
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment, RawService
 from tests.unit.controller_manager.controller_objects import PORTS, as_stored, observed_unit, unit
 
 UNIT = unit(

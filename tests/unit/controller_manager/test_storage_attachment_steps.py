@@ -24,8 +24,8 @@ from gpu_runtime.controller_manager.indexes import (
     pvc_index_keys,
     storage_classes,
 )
+from gpu_runtime.controller_manager.unstructured import RawDeployment
 from gpu_runtime.controller_manager.volume_refs import deployment_pvc_keys
-from gpu_runtime.controller_manager.workload.unstructured import RawDeployment
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.store import Store
 from tests.unit.controller_manager.controller_objects import make_storage, metadata, observed_storage, pod, pvc, unit

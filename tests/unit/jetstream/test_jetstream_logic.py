@@ -138,10 +138,10 @@ def test_jetstream_errors_map_to_faults(error: errors.JetStreamError, fault: typ
 
 async def test_lost_connection_fails_every_pending_reply() -> None:
     inbox = Inbox()
-    expected = inbox.open()
-    inbox.fail_pending("connection reset")
-    with pytest.raises(errors.NatsUnreachable, match="connection reset"):
-        await expected.reply
+    with inbox.expect() as expected:
+        inbox.fail_pending("connection reset")
+        with pytest.raises(errors.NatsUnreachable, match="connection reset"):
+            await expected.reply
     with inbox.expect() as cancelled:
         cancelled.reply.cancel()
         inbox.fail_pending("again")

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpu_runtime.kube import codec
-from gpu_runtime.kube.builtin_kinds import DEPLOYMENTS, NODES, PODS, Node
+from gpu_runtime.kube.builtin_kinds import PODS
 from gpu_runtime.kube.codec import Bookmark, ObjectApplied, ObjectDecodeFailed, ObjectDeleted
 from gpu_runtime.kube.errors import KubeDecodeError, KubeResourceExpired
 from gpu_runtime.kube.meta import ObjectKey, ObjectMeta
+from tests.kube_kinds import DEPLOYMENTS, NODES, Node
 
 
 def test_path_depends_on_the_group_and_the_scope_of_the_kind() -> None:
@@ -81,8 +82,8 @@ def test_undecodable_object_is_reported_and_does_not_hide_others(
     assert [node.metadata.name for node in page.items] == ["good"]
     assert [item.metadata.name for item in page.undecodable] == ["bad"]
     assert [(record.message, record.__dict__["object_name"]) for record in caplog.records] == [
-        ("object decoding failed: object skipped", "bad"),
-        ("object decoding failed: object skipped", "bad"),
+        ("object decoding failed; the process ignores this version of the object", "bad"),
+        ("object decoding failed; the process ignores this version of the object", "bad"),
     ]
     with pytest.raises(KubeDecodeError, match="does not match its model"):
         codec.decode_object(NODES, bad)

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from gpu_runtime.backoff import Backoff
 from gpu_runtime.kube.controller import Controller, ControllerOptions, Done, ReconcileResult, RequeueAfter
 from gpu_runtime.kube.errors import ApiStatus, KubeConflict, KubeUnreachable
 from gpu_runtime.kube.meta import ApiResource, KubeObject, ObjectKey, ObjectMeta, OwnerReference
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.retry import Backoff
 from gpu_runtime.kube.store import ObjectChange, Store
 from tests.unit.kube.fake_time import now, on_fake_time
 
@@ -249,9 +249,9 @@ async def test_bug_is_logged_with_traceback_and_expected_error_in_one_line(
         ):
             await asyncio.sleep(100)
     expected, bug = caplog.records
-    assert (expected.message, expected.exc_info) == ("reconcile failed: object requeued", None)
+    assert (expected.message, expected.exc_info) == ("reconcile failed; the object was requeued", None)
     assert expected.__dict__["object_name"] == "a"
-    assert bug.message == "reconcile raised an unexpected exception: object requeued"
+    assert bug.message == "reconcile raised an unexpected exception; the object was requeued"
     assert bug.exc_info is not None
     assert (bug.__dict__["error"], bug.__dict__["error_type"]) == ("a bug", "RuntimeError")
 
@@ -280,7 +280,7 @@ async def test_hanging_reconcile_is_cancelled_at_the_timeout(caplog: pytest.LogC
         reconcile.duration = 0
         await asyncio.sleep(100)
     assert [round(at) for _, at in reconcile.calls] == [0, 31, 63]
-    assert [record.message for record in caplog.records] == ["reconcile timed out: object requeued"] * 2
+    assert [record.message for record in caplog.records] == ["reconcile timed out; the object was requeued"] * 2
     assert caplog.records[0].__dict__["timeout_seconds"] == 30
 
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from gpu_runtime.kube.builtin_kinds import LEASES, NODES, Lease, Node
+from gpu_runtime.kube.builtin_kinds import LEASES, Lease
 from gpu_runtime.kube.codec import ListPage, ObjectApplied, ObjectDeleted, WatchEvent
 from gpu_runtime.kube.election import LeaderElector
 from gpu_runtime.kube.errors import ApiStatus, KubeNotFound, KubeServerError
@@ -20,6 +20,7 @@ from gpu_runtime.kube.event_recorder import EventLimits, EventRecorder
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey, ObjectMeta
 from gpu_runtime.kube.metrics import KubeMetrics
+from tests.kube_kinds import NODES, Node
 from tests.unit.kube.fake_time import on_fake_time
 
 WORKQUEUE = ("name", "controller")
@@ -73,8 +74,8 @@ def test_metrics_have_the_names_types_and_labels_of_client_go() -> None:
 def test_histograms_have_the_buckets_of_client_go_and_controller_runtime() -> None:
     metrics = KubeMetrics()
     powers_of_ten = [10.0**power for power in range(-8, 4)]
-    assert bucket_bounds(metrics.workqueue_queue_duration.labels("a", "a")) == pytest.approx(powers_of_ten)
-    assert bucket_bounds(metrics.workqueue_work_duration.labels("a", "a")) == pytest.approx(powers_of_ten)
+    assert bucket_bounds(metrics.of_workqueue("a").queue_duration) == pytest.approx(powers_of_ten)
+    assert bucket_bounds(metrics.of_workqueue("a").work_duration) == pytest.approx(powers_of_ten)
     reconcile_bounds = bucket_bounds(metrics.reconcile_time.labels("a"))
     assert (reconcile_bounds[0], reconcile_bounds[-1], len(reconcile_bounds)) == (0.005, 60, 40)
 

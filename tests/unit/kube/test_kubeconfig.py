@@ -52,16 +52,14 @@ async def identity(path: Path) -> ClientIdentity:
 async def test_current_context_is_used_unless_another_is_given(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "config")
     assert from_kubeconfig([path]).server == "https://one:6443"
-    assert from_kubeconfig([path]).namespace == "mine"
     assert from_kubeconfig([path], "there").server == "https://two:6443"
     with pytest.raises(KubeConfigError, match="no context 'nowhere'; it has: here, there"):
         from_kubeconfig([path], "nowhere")
 
 
-async def test_tokens_certificates_and_passwords_become_identities(tmp_path: Path) -> None:
+async def test_tokens_and_certificates_become_identities(tmp_path: Path) -> None:
     path = tmp_path / "config"
     assert (await identity(kubeconfig(path, {"token": "secret"}))).authorization == "Bearer secret"
-    assert (await identity(kubeconfig(path, {"username": "a", "password": "b"}))).authorization == "Basic YTpi"
     inline = {"client-certificate-data": encoded("cert"), "client-key-data": encoded("key")}
     assert await identity(kubeconfig(path, inline)) == ClientIdentity(certificate=b"cert", key=b"key")
     assert "secret" not in repr(await identity(kubeconfig(path, {"token": "secret"})))
@@ -77,27 +75,19 @@ async def test_relative_path_is_resolved_from_the_folder_of_the_kubeconfig(tmp_p
     assert from_kubeconfig([path]).tls.ca_certificate == tmp_path / "ca"
 
 
-async def test_tls_proxy_and_impersonation_are_read(tmp_path: Path) -> None:
-    cluster = {"insecure-skip-tls-verify": True, "tls-server-name": "api", "proxy-url": "http://proxy:1"}
-    path = kubeconfig(tmp_path / "config", {"as": "someone", "as-groups": ["a", "b"]}, **cluster)
-    config = from_kubeconfig([path])
-    assert (config.tls.insecure_skip_verify, config.tls.server_name, config.proxy_url) == (
-        True,
-        "api",
-        "http://proxy:1",
-    )
-    assert config.headers == (
-        ("Impersonate-User", "someone"),
-        ("Impersonate-Group", "a"),
-        ("Impersonate-Group", "b"),
-    )
+async def test_tls_settings_are_read(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", None, **{"insecure-skip-tls-verify": True, "tls-server-name": "api"})
+    tls = from_kubeconfig([path]).tls
+    assert (tls.insecure_skip_verify, tls.server_name) == (True, "api")
 
 
 @pytest.mark.parametrize(
     ("user", "message"),
     [
         ({"client-certificate-data": "%%%"}, "client-certificate-data is not base64"),
-        ({"auth-provider": {"name": "gcp"}}, "use an exec plugin"),
+        ({"auth-provider": {"name": "gcp"}}, "auth-provider of user 'u' is not supported: .* use an exec plugin"),
+        ({"username": "a", "password": "b"}, "username of user 'u' is not supported: .* removed basic authentication"),
+        ({"as": "someone", "as-groups": ["a"]}, "the field as of user 'u' is not supported"),
         (
             {"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"}},
             "exec plugin x: apiVersion must be .*, not client.authentication.k8s.io/v1alpha1",
@@ -106,12 +96,19 @@ async def test_tls_proxy_and_impersonation_are_read(tmp_path: Path) -> None:
             {"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Always"}},
             "exec plugin x: interactiveMode Always is not supported",
         ),
-        ({"token": 5}, "is not a kubeconfig"),
+        ({"token": 5}, "is not a kubeconfig: user 'u': Expected"),
     ],
 )
 def test_unsupported_user_setting_is_reported(tmp_path: Path, user: dict[str, Any], message: str) -> None:
     with pytest.raises(KubeConfigError, match=message):
         from_kubeconfig([kubeconfig(tmp_path / "config", user)])
+
+
+def test_proxy_is_reported_instead_of_ignored(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", None, **{"proxy-url": "http://proxy:1"})
+    with pytest.raises(KubeConfigError, match=f"{path}: the field proxy-url of cluster 'c' is not supported"):
+        from_kubeconfig([path])
+    assert from_kubeconfig([path], "there").server == "https://two:6443", "another cluster of the file can be used"
 
 
 def test_first_kubeconfig_file_wins_per_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +141,8 @@ async def test_in_cluster_config_uses_the_service_account_of_the_pod(tmp_path: P
     with pytest.raises(KubeConfigError, match="no service account token"):
         in_cluster_config(environment, tmp_path)
     (tmp_path / "token").write_text("one\n")
-    (tmp_path / "namespace").write_text("home")
     config = in_cluster_config(environment, tmp_path)
-    assert (config.server, config.namespace) == ("https://[fd00::1]:443", "home")
+    assert config.server == "https://[fd00::1]:443"
     assert config.tls.ca_certificate == tmp_path / "ca.crt"
     assert (await config.credentials.current()).authorization == "Bearer one"
 

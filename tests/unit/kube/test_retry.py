@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpu_runtime.backoff import Backoff
 from gpu_runtime.kube.errors import (
     ApiStatus,
     KubeAlreadyExists,
@@ -20,7 +21,7 @@ from gpu_runtime.kube.errors import (
     error_from_response,
     error_from_status,
 )
-from gpu_runtime.kube.retry import Backoff, RetryPolicy
+from gpu_runtime.kube.retry import RetryPolicy
 
 POLICY = RetryPolicy(max_attempts=3, backoff=Backoff(initial_seconds=0.5, jitter=0.0), max_retry_after_seconds=10)
 
@@ -102,10 +103,3 @@ def test_status_causes_are_preserved() -> None:
     body = b'{"code":422,"reason":"Invalid","details":{"causes":[{"field":"spec.size","message":"must grow"}]}}'
     (cause,) = error_from_response(422, body).causes
     assert (cause.field, cause.message) == ("spec.size", "must grow")
-
-
-def test_500_for_an_unknown_apply_field_is_an_invalid_error() -> None:
-    body = b'{"code":500,"message":"failed to create typed patch object (ns/a): .spec.x: field not declared in schema"}'
-    error = error_from_response(500, body)
-    assert type(error) is KubeInvalid
-    assert POLICY.delay(error, 1, idempotent=True) is None

@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gpu_runtime.kube.builtin_kinds import LEASES, NODES
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.kube.builtin_kinds import LEASES
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.config import ClusterConfig
 from gpu_runtime.kube.errors import (
@@ -22,8 +23,9 @@ from gpu_runtime.kube.errors import (
 from gpu_runtime.kube.kube_credentials import ClientIdentity, StaticCredentials
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
-from gpu_runtime.kube.retry import NO_RETRY, Backoff, RetryPolicy
+from gpu_runtime.kube.retry import NO_RETRY, RetryPolicy
 from gpu_runtime.kube.transport import Transport
+from tests.kube_kinds import NODES
 
 KEY = ObjectKey("ns", "lead")
 MANIFEST = {"metadata": {"namespace": "ns", "name": "lead"}}
@@ -152,10 +154,10 @@ async def test_rejected_create_is_retried() -> None:
     assert len(server.requests) == 3
 
 
-async def test_apply_is_retried_because_it_is_idempotent() -> None:
+async def test_delete_of_a_uid_is_retried_because_it_is_idempotent() -> None:
     server = ScriptedServer(status(500), status(502))
     async with client_of(server) as client:
-        await client.apply(LEASES, MANIFEST)
+        await client.delete(LEASES, KEY, uid="u1")
     assert len(server.requests) == 3
 
 
@@ -195,12 +197,9 @@ async def test_write_has_strict_field_validation_and_a_field_manager() -> None:
     server = ScriptedServer()
     async with client_of(server) as client:
         await client.create(LEASES, MANIFEST)
-        await client.apply(LEASES, MANIFEST)
-        await client.apply(LEASES, MANIFEST, force=False)
-    create, forced, unforced = (request.query for request in server.requests)
-    assert dict(create) == {"fieldManager": "test", "fieldValidation": "Strict"}
-    assert forced["force"] == "true"
-    assert "force" not in unforced
+        await client.merge_patch(LEASES, KEY, {})
+    for request in server.requests:
+        assert dict(request.query) == {"fieldManager": "test", "fieldValidation": "Strict"}
 
 
 async def test_request_without_namespace_name_or_version_is_not_sent() -> None:
@@ -234,9 +233,7 @@ async def test_closed_fence_blocks_writes_and_allows_reads() -> None:
         await client.get(LEASES, KEY)
         for write in (
             client.create(LEASES, MANIFEST),
-            client.apply(LEASES, MANIFEST),
             client.merge_patch(LEASES, KEY, {}),
-            client.json_patch(LEASES, KEY, []),
             client.delete(LEASES, KEY),
             client.replace(LEASES, {"metadata": {**MANIFEST["metadata"], "resourceVersion": "1"}}),
         ):

@@ -2,39 +2,46 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 import uvloop
 
-from gpu_runtime.kube.retry import Backoff
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.kube.metrics import WorkQueueMetrics
 from gpu_runtime.kube.workqueue import WorkQueue, WorkQueueShutDown
 from tests.unit.kube.fake_time import now, on_fake_time
 
 STEADY = Backoff(initial_seconds=1.0, max_seconds=8.0, jitter=0.0)
 
 
-class RecordedMetrics:
+class Recorder:
+    """Records what a metric receives."""
+
     def __init__(self) -> None:
-        self.depths: list[int] = []
-        self.adds = 0
-        self.queue_durations: list[float] = []
-        self.work_durations: list[float] = []
-        self.retries = 0
+        self.values: list[float] = []
 
-    def set_depth(self, depth: int) -> None:
-        self.depths.append(depth)
+    def set(self, value: float) -> None:
+        self.values.append(value)
 
-    def count_add(self) -> None:
-        self.adds += 1
+    def observe(self, value: float) -> None:
+        self.values.append(value)
 
-    def observe_queue_duration(self, seconds: float) -> None:
-        self.queue_durations.append(seconds)
+    def inc(self) -> None:
+        self.values.append(1)
 
-    def observe_work_duration(self, seconds: float) -> None:
-        self.work_durations.append(seconds)
+    def set_function(self, function: Callable[[], float]) -> None: ...
 
-    def count_retry(self) -> None:
-        self.retries += 1
+
+class RecordedMetrics(WorkQueueMetrics):
+    def __init__(self) -> None:
+        for each in fields(WorkQueueMetrics):
+            object.__setattr__(self, each.name, Recorder())
+
+    def values(self, name: str) -> list[float]:
+        recorder: Recorder = getattr(self, name)
+        return recorder.values
 
 
 @on_fake_time
@@ -181,9 +188,9 @@ async def test_depth_queue_duration_and_retries_are_measured() -> None:
     await asyncio.sleep(3)
     await queue.get()
     queue.add_rate_limited("a")
-    assert metrics.depths == [1, 2, 1]
-    assert metrics.queue_durations == [3]
-    assert metrics.retries == 1
+    assert metrics.values("depth") == [1, 2, 1]
+    assert metrics.values("queue_duration") == [3]
+    assert len(metrics.values("retries")) == 1
 
 
 @on_fake_time
@@ -193,13 +200,13 @@ async def test_depth_and_queue_duration_include_a_key_that_is_added_during_proce
     queue.add("a")
     await queue.get()
     queue.add("a")
-    assert metrics.depths == [1, 0, 1]
+    assert metrics.values("depth") == [1, 0, 1]
     await asyncio.sleep(5)
     queue.done("a")
     await asyncio.sleep(2)
     await queue.get()
-    assert metrics.queue_durations == [0, 7], "the clock starts at the add, not at the done"
-    assert metrics.depths == [1, 0, 1, 0]
+    assert metrics.values("queue_duration") == [0, 7], "the clock starts at the add, not at the done"
+    assert metrics.values("depth") == [1, 0, 1, 0]
 
 
 @on_fake_time
@@ -208,20 +215,20 @@ async def test_adds_count_only_keys_that_are_not_waiting() -> None:
     queue: WorkQueue[str] = WorkQueue(STEADY, metrics)
     queue.add("a")
     queue.add("a")
-    assert metrics.adds == 1
+    assert len(metrics.values("adds")) == 1
     await queue.get()
     queue.add("a")
     queue.add("a")
-    assert metrics.adds == 2, "one add during the processing counts"
+    assert len(metrics.values("adds")) == 2, "one add during the processing counts"
     queue.done("a")
-    assert metrics.adds == 2, "the requeue after done is not another add"
+    assert len(metrics.values("adds")) == 2, "the requeue after done is not another add"
     queue.add_after("b", 1)
-    assert metrics.adds == 2
+    assert len(metrics.values("adds")) == 2
     await asyncio.sleep(1)
-    assert metrics.adds == 3, "a delayed key counts when it becomes due"
+    assert len(metrics.values("adds")) == 3, "a delayed key counts when it becomes due"
     queue.shut_down()
     queue.add("c")
-    assert metrics.adds == 3
+    assert len(metrics.values("adds")) == 3
 
 
 @on_fake_time
@@ -229,14 +236,14 @@ async def test_every_delayed_add_counts_as_a_retry() -> None:
     metrics = RecordedMetrics()
     queue: WorkQueue[str] = WorkQueue(STEADY, metrics)
     queue.add("a")
-    assert metrics.retries == 0
+    assert len(metrics.values("retries")) == 0
     queue.add_after("a", 0)
     queue.add_after("a", 60)
     queue.add_rate_limited("a")
-    assert metrics.retries == 3
+    assert len(metrics.values("retries")) == 3
     queue.shut_down()
     queue.add_after("a", 1)
-    assert metrics.retries == 3
+    assert len(metrics.values("retries")) == 3
 
 
 @on_fake_time
@@ -247,9 +254,9 @@ async def test_work_duration_is_the_time_from_get_to_done() -> None:
     await asyncio.sleep(3)
     await queue.get()
     await asyncio.sleep(4)
-    assert metrics.work_durations == []
+    assert metrics.values("work_duration") == []
     queue.done("a")
-    assert metrics.work_durations == [4]
+    assert metrics.values("work_duration") == [4]
 
 
 @on_fake_time
@@ -278,7 +285,7 @@ async def test_shut_down_queue_has_no_depth() -> None:
     await queue.get()
     queue.add("a")
     queue.shut_down()
-    assert metrics.depths[-1] == 0
+    assert metrics.values("depth")[-1] == 0
     queue.done("a")
     assert len(queue) == 0
 

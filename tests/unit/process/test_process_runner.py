@@ -31,7 +31,7 @@ async def test_process_is_cancelled_after_the_shutdown_timeout(caplog: pytest.Lo
         await asyncio.Event().wait()
 
     assert await run_until_signal(work, shutdown_timeout=0.01) == EXIT_FAILED
-    assert "graceful shutdown aborted: unfinished work cancelled" in caplog.messages
+    assert "graceful shutdown took too long; the process has cancelled unfinished work" in caplog.messages
 
 
 async def test_second_signal_cancels_immediately() -> None:
@@ -54,9 +54,9 @@ async def test_fault_is_logged_in_one_line_and_a_bug_with_traceback(caplog: pyte
     assert await run_until_signal(faulty, shutdown_timeout=1) == EXIT_FAILED
     assert await run_until_signal(buggy, shutdown_timeout=1) == EXIT_FAILED
     fault, bug = caplog.records
-    assert (fault.getMessage(), fault.exc_info) == ("process failed: exiting", None)
+    assert (fault.getMessage(), fault.exc_info) == ("process failed and will exit", None)
     assert fault.__dict__["error"] == "Kubernetes is away"
-    assert bug.getMessage() == "process raised an unexpected exception: exiting"
+    assert bug.getMessage() == "process raised an unexpected exception and will exit"
     assert bug.exc_info
 
 

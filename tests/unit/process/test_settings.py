@@ -36,7 +36,7 @@ INVALID = {
     "text for a boolean": ("podSecurity: {requireNonRoot: 'no'}", "podSecurity.requireNonRoot: expected bool, got str"),
     "election times that allow two leaders": (
         "leaderElection: {leaseDurationSeconds: 5}",
-        "leaderElection: leaseDurationSeconds must be longer than",
+        "leaderElection.leaseDurationSeconds must be longer than leaderElection.renewDeadlineSeconds",
     ),
     "an address without a host": (
         "health: {bindAddress: '8081'}",

@@ -8,13 +8,13 @@ import pytest
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetter, DeadLetterBuilder
 from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation_messages import dead_letter_failure
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
 from gpu_runtime.result_store.result_codec import (
-    dead_letter_message,
     read_result,
     result_from_row,
     row_from_result,
@@ -75,7 +75,8 @@ def test_undecodable_result_is_rejected_with_a_reason(data: bytes, subject: str,
 @pytest.mark.parametrize("size", [10, 1024 * 1024])
 def test_dead_letter_of_an_oversized_result_fits_into_a_message(size: int) -> None:
     outcome = DeadLetterDelivery("no result", FailureClass.BAD_MESSAGE)
-    outgoing = dead_letter_message(DeadLetterBuilder(Subjects(), Stream.RESULT), delivery(b"\xff" * size), outcome, NOW)
+    failure = dead_letter_failure(outcome)
+    outgoing = DeadLetterBuilder(Subjects(), Stream.RESULT).message(delivery(b"\xff" * size), failure, NOW)
     letter = decode(outgoing.data, DeadLetter)
     assert len(outgoing.data) < 1024 * 1024 - 8192
     assert letter.failure_class is FailureClass.BAD_MESSAGE

@@ -56,6 +56,8 @@ class FakeKubeServer:
         """Version, plural, object, and whether the object still exists."""
         self.changed = asyncio.Event()
         self.writes = 0
+        self.is_rejected: Callable[[Manifest], bool] = lambda _: False
+        """Whether a policy of the cluster rejects the creation of an object."""
 
     def all(self, resource: ApiResource[Any]) -> list[Document]:
         return [found for (plural, _), found in self.objects.items() if plural == resource.plural]
@@ -68,6 +70,8 @@ class FakeKubeServer:
         key = ObjectKey(metadata["namespace"], metadata["name"])
         if self.find(resource, key):
             raise errors.KubeAlreadyExists(ApiStatus(code=409, reason="AlreadyExists", message=f"{key} exists"))
+        if self.is_rejected(manifest):
+            raise errors.KubeForbidden(ApiStatus(code=403, reason="Forbidden", message=f"a policy rejects {key}"))
         document = {name: part for name, part in manifest.items() if name != "status"}
         document["metadata"] = {**metadata, "uid": f"{resource.plural}-{self.version + 1}"}
         return self.put(resource, key, document)

@@ -15,7 +15,6 @@ from gpu_runtime.kube.errors import ApiStatus
 from gpu_runtime.runtime_api.kube_error_mapping import (
     fault_from_kube_error,
     is_permanent_rejection,
-    translate_kube_errors,
 )
 
 RBAC_DENIAL = 'gpuunits.runtime.lokiwager.io is forbidden: User "a" cannot create resource "gpuunits" in API group "x"'
@@ -46,5 +45,3 @@ def test_permanent_kube_errors_are_not_retried(
 ) -> None:
     assert is_permanent_rejection(error) is permanent
     assert type(fault_from_kube_error(error)) is fault
-    with pytest.raises(fault), translate_kube_errors():
-        raise error

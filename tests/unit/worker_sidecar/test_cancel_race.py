@@ -10,19 +10,22 @@ from prometheus_client import CollectorRegistry
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord
+from gpu_runtime.contract.messages.invocation_record import InvocationRecord, Termination
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.subjects import Subjects
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.delivery import NO_HEADERS, AckDelivery, Delivery, OutgoingMessage
 from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
 from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
+from gpu_runtime.worker_sidecar.worker_records import DirectWorkerRecords
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CANCELLED_RECORD = InvocationRecord(
     request_hash="0" * 64,
     serverless_request_id="f",
-    cancelled=True,
+    termination=Termination.CANCELLED,
     enqueued_at=NOW,
     deadline=NOW,
     updated_at=NOW,
@@ -50,7 +53,7 @@ class FakeDependencies:
 
     async def get(self, _id: str) -> Any:
         await self._called.wait()
-        return SimpleNamespace(value=encode(CANCELLED_RECORD), revision=1)
+        return SimpleNamespace(key="i", value=encode(CANCELLED_RECORD), revision=1)
 
     async def publish(self, _message: OutgoingMessage) -> None:
         await asyncio.sleep(0)
@@ -64,8 +67,16 @@ async def test_result_of_a_cancelled_invocation_is_published_after_its_call_ende
         "f", "w", Subjects(), 3, Backoff(initial_seconds=1, max_seconds=1), 1000, clock=lambda: NOW
     )
     delivery = Delivery(Subjects().dispatch("f"), encode(DISPATCH), NO_HEADERS, "DISPATCH", 1, 1, NOW)
+    results, records = ResultPublisher(Subjects(), fakes), DirectWorkerRecords(InvocationRecordStore(fakes), "w")
     consumer = DispatchHandler(
-        fakes, fakes, fakes, heartbeat, heartbeat, CancellationRegistry(), SidecarMetrics(CollectorRegistry()), options
+        results,
+        records,
+        fakes,
+        heartbeat,
+        heartbeat,
+        CancellationRegistry(),
+        SidecarMetrics(CollectorRegistry()),
+        options,
     )
     assert await consumer.handle(delivery) == AckDelivery()
     assert fakes.events == ["call ended", "result published"]

@@ -1,8 +1,12 @@
 """Which events a worker publishes, and which of several pending events it publishes."""
 
-from gpu_runtime.contract.messages.worker_event import WorkerEventKind
+from typing import Any
+
+from gpu_runtime.contract.messages.message_codec import decode
+from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
+from gpu_runtime.process.shared_settings import NatsSettings, StreamSettings
 from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
 
@@ -51,3 +55,27 @@ async def test_draining_worker_sends_only_draining_events() -> None:
     worker.invocation_started("a")
     assert worker.next_events() == ((DRAINING, ""),)
     assert worker.next_events() == ((DRAINING, ""),)
+
+
+class RecordingConnection:
+    def __init__(self) -> None:
+        self.published: list[WorkerEvent] = []
+
+    async def publish(self, _subject: str, data: bytes, **_options: Any) -> None:
+        self.published.append(decode(data, WorkerEvent))
+
+
+async def test_event_has_the_heartbeat_interval_of_the_settings() -> None:
+    streams = StreamSettings(dispatch_ack_wait_seconds=60)
+    settings = WorkerSidecarSettings(
+        request_id="fn-1",
+        worker="worker-1",
+        namespace="runtime-instance",
+        heartbeat_seconds=20,
+        nats=NatsSettings(streams=streams),
+    )
+    connection: Any = RecordingConnection()
+    worker = HeartbeatPublisher(connection, settings, "pod-1", lambda: 0)
+    worker.mark_registered()
+    await worker._publish()
+    assert [each.heartbeat_seconds for each in connection.published] == [20]

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings
 from gpu_runtime.contract.messages.subjects import Subjects
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.errors import (
     ApiErrorBody,
@@ -45,8 +46,9 @@ class RejectingPublisher:
 
 async def publish_result(server: Any) -> None:
     unused: Any = None
-    consumer = DispatchHandler(server, unused, unused, unused, unused, unused, unused, OPTIONS)
-    await consumer._publish_result(consumer._result_message(RESULT, None), RESULT, None)
+    results = ResultPublisher(Subjects(), server)
+    consumer = DispatchHandler(results, unused, unused, unused, unused, unused, unused, OPTIONS)
+    await consumer._publish_result(RESULT, None)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import pytest
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_messages import dead_letter_failure
 from gpu_runtime.contract.messages.message_codec import encode
 from gpu_runtime.contract.messages.result import ResultState
-from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
+from gpu_runtime.jetstream.delivery import DeadLetterDelivery
 from gpu_runtime.worker_sidecar.framework_response import (
     FrameworkFailed,
     FrameworkFailureKind,
@@ -24,7 +25,6 @@ from gpu_runtime.worker_sidecar.retry_decision import (
     FinishInvocation,
     InvocationAttempt,
     RetryInvocation,
-    dead_letter_failure,
     dead_letter_result,
     disposition_of,
     result_of,
@@ -92,19 +92,11 @@ def test_truncated_body_reports_its_full_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delivery_count", "failure_class", "expected"),
-    [
-        (3, FailureClass.BAD_MESSAGE, FailureClass.BAD_MESSAGE),
-        (3, "", FailureClass.INTERNAL),
-        (4, "", FailureClass.WORKER_LOST),
-    ],
+    ("failure_class", "expected"),
+    [(FailureClass.BAD_MESSAGE, FailureClass.BAD_MESSAGE), ("", FailureClass.INTERNAL)],
 )
-def test_dead_lettered_invocation_has_a_failure_class(
-    delivery_count: int, failure_class: str, expected: FailureClass
-) -> None:
-    delivery = Delivery("s", b"", {}, "S", 1, delivery_count, NOW)
-    failure = dead_letter_failure(delivery, DeadLetterDelivery("because", failure_class), max_deliveries=3)
-    assert failure.failure_class is expected
+def test_dead_lettered_invocation_has_a_failure_class(failure_class: str, expected: FailureClass) -> None:
+    assert dead_letter_failure(DeadLetterDelivery("because", failure_class)).failure_class is expected
 
 
 @pytest.mark.parametrize(
@@ -118,9 +110,7 @@ def test_dead_lettered_invocation_has_a_failure_class(
     ],
 )
 def test_dead_letter_with_a_readable_invocation_id_has_a_result(data: bytes, invocation_id: str | None) -> None:
-    failure = dead_letter_failure(
-        Delivery("s", data, {}, "S", 1, 3, NOW), DeadLetterDelivery("because"), max_deliveries=3
-    )
+    failure = dead_letter_failure(DeadLetterDelivery("because"))
     result = dead_letter_result(data, "fn-1", failure, ATTEMPT, NOW)
     assert (result.invocation_id if result else None) == invocation_id
     assert result is None or result.state is ResultState.DEAD_LETTERED
@@ -134,8 +124,6 @@ def test_dead_letter_with_a_readable_invocation_id_has_a_result(data: bytes, inv
     ],
 )
 def test_dead_letter_with_another_function_or_invalid_id_has_no_result(invocation: Invocation) -> None:
-    failure = dead_letter_failure(
-        Delivery("s", b"", {}, "S", 1, 1, NOW), DeadLetterDelivery("because"), max_deliveries=3
-    )
+    failure = dead_letter_failure(DeadLetterDelivery("because"))
     dispatch = Dispatch(invocation=invocation, deadline=NOW, dispatched_at=NOW)
     assert dead_letter_result(encode(dispatch), "fn-1", failure, ATTEMPT, NOW) is None

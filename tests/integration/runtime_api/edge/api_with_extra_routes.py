@@ -66,4 +66,4 @@ def extra_routes(services: main.Services) -> Sequence[Route]:
 if __name__ == "__main__":
     own_routes = main.routes
     main.routes = lambda services: (*own_routes(services), *extra_routes(services))
-    sys.exit(run_process(Path(sys.argv[1]), RuntimeAPISettings, main.serve))
+    sys.exit(run_process(Path(sys.argv[1]), RuntimeAPISettings, main.run_runtime_api))

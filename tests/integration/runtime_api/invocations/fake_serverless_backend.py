@@ -16,8 +16,8 @@ from gpu_runtime.contract.messages.invocation_record import (
     REVISION_HEADER,
     InvocationRecord,
     RecordState,
-    advance_record,
-    finish_record,
+    ResultStored,
+    step,
 )
 from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
@@ -30,7 +30,7 @@ from gpu_runtime.contract.messages.result_query import (
     ListResultsResponse,
 )
 from gpu_runtime.contract.messages.streams import StreamTopology
-from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.contract.messages.subjects import CANCEL, Stream
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
 from gpu_runtime.jetstream.kv import KeyValueBucket
@@ -70,7 +70,8 @@ class FakeServerlessBackend:
         assert await self.records.purge(invocation_id, entry.revision)
 
     async def advance_record(self, invocation_id: str, state: RecordState, worker: str = "") -> None:
-        await self.write_record(invocation_id, advance_record(await self.record(invocation_id), state, now(), worker))
+        record = await self.record(invocation_id)
+        await self.write_record(invocation_id, structs.replace(record, state=state, worker=worker, updated_at=now()))
 
     async def dispatch(self, invocation: Invocation) -> None:
         """Publish the invocation to the dispatch stream."""
@@ -95,8 +96,9 @@ class FakeServerlessBackend:
         stored = self.stored_results.setdefault(result.invocation_id, result)
         entry = await self.records.get(result.invocation_id)
         if entry is not None:
-            record = finish_record(decode(entry.value, InvocationRecord), stored.state, now())
-            await self.records.update(result.invocation_id, encode(record), entry.revision)
+            record = step(decode(entry.value, InvocationRecord), ResultStored(now(), stored.state))
+            if isinstance(record, InvocationRecord):
+                await self.records.update(result.invocation_id, encode(record), entry.revision)
 
     async def _handle_invocation(self, delivery: Delivery) -> DeliveryOutcome:
         invocation = decode(delivery.data, Invocation)
@@ -134,7 +136,7 @@ class FakeServerlessBackend:
     async def running_workers(self) -> AsyncIterator[None]:
         """Consume queued invocations, publish their results and reply."""
         async with self._running_consumer(
-            PullConsumer(self.publisher, self.topology.invoke_consumer, self._handle_invocation, fail_on_dead_letter)
+            PullConsumer(self.connection, self.topology.invoke_consumer, self._handle_invocation, fail_on_dead_letter)
         ):
             yield
 
@@ -146,7 +148,7 @@ class FakeServerlessBackend:
             await stack.enter_async_context(serve_requests(self.connection, query(RESULT_QUERY), self._answer_get))
             await stack.enter_async_context(serve_requests(self.connection, query(RESULTS_QUERY), self._answer_list))
             consumer = PullConsumer(
-                self.publisher, self.topology.result_consumer, self._handle_result, fail_on_dead_letter
+                self.connection, self.topology.result_consumer, self._handle_result, fail_on_dead_letter
             )
             await stack.enter_async_context(self._running_consumer(consumer))
             yield
@@ -154,7 +156,8 @@ class FakeServerlessBackend:
     @asynccontextmanager
     async def recording_cancels(self) -> AsyncIterator[None]:
         subscription = await self.connection.subscribe(
-            self.topology.subjects.all_cancels, lambda message: self.cancelled_ids.append(message.data.decode())
+            self.topology.subjects.all_functions(CANCEL),
+            lambda message: self.cancelled_ids.append(message.data.decode()),
         )
         yield
         await self.connection.unsubscribe(subscription)
@@ -170,7 +173,7 @@ class FakeServerlessBackend:
             await running
 
 
-def fail_on_dead_letter(delivery: Delivery, outcome: object) -> list[OutgoingMessage]:
+async def fail_on_dead_letter(delivery: Delivery, outcome: object) -> None:
     raise AssertionError(f"unexpected dead letter: {delivery} {outcome}")
 
 

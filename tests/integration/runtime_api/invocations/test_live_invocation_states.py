@@ -9,7 +9,7 @@ from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_record import RecordState
 from gpu_runtime.contract.messages.message_codec import encode
-from gpu_runtime.contract.messages.result import Failure, ResultState, unsuccessful_result
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings
 from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.stream_admin import messages_by_subject
@@ -62,7 +62,16 @@ async def test_failure_has_its_class_and_an_expired_result_is_flagged(
 ) -> None:
     await api.invoke(function, invocationID="i")
     failure = Failure(failure_class=FailureClass.FUNCTION_GONE, message="the function was deleted")
-    await backend.store_result(unsuccessful_result(invocation(function, "i"), ResultState.FAILED, failure, now()))
+    timings = Timings(enqueued_at=now(), finished_at=now())
+    await backend.store_result(
+        Result(
+            invocation_id="i",
+            serverless_request_id=function,
+            state=ResultState.FAILED,
+            failure=failure,
+            timings=timings,
+        )
+    )
     async with backend.running_result_store():
         failed = (await api.get("i")).data
         assert (failed["state"], failed["failure"]) == (

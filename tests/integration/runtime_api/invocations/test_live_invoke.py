@@ -41,7 +41,7 @@ async def queued_count(backend: FakeServerlessBackend, function: str) -> int:
     counts = await messages_by_subject(
         backend.connection,
         backend.topology.stream_name(Stream.INVOKE),
-        backend.topology.subjects.all_in_stream(Stream.INVOKE),
+        backend.topology.subjects.all_functions(Stream.INVOKE),
     )
     return counts.get(subject, 0)
 

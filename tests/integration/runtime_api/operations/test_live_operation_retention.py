@@ -11,14 +11,28 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpu_runtime.contract.crd.operation import Operation, OperationTarget, OperationType, SourceStock
+from gpu_runtime.contract.errors import NoStock
+from gpu_runtime.contract.operation_transitions import Committed, CreationStarted, RolledBack, StockSelected, rollback
+from gpu_runtime.contract.recorded_requests import (
+    RecordedPoolRequest,
+    RecordedRequest,
+    RecordedSeedRequest,
+    RecordedUnitRequest,
+)
 from gpu_runtime.runtime_api.operations.operation_retention import OperationRetention, OperationRetentionMetrics
 from gpu_runtime.runtime_api.settings import OperationSettings
-from gpu_runtime.runtime_api.stock.requests import SeedStock
 from localcluster.control_plane import ControlPlane
 from tests.integration.runtime_api.service_replicas import ServiceReplica, service_replica
 
 StartReplica: TypeAlias = Callable[[], AbstractAsyncContextManager[ServiceReplica]]
 DAY = timedelta(days=1)
+REQUESTS: dict[OperationType, Callable[[str], RecordedRequest]] = {
+    OperationType.CREATE_UNIT: lambda id_: RecordedUnitRequest(
+        operation_id=id_, name=id_, spec_name="g1.1", image="python"
+    ),
+    OperationType.SEED_STOCK: lambda id_: RecordedSeedRequest(operation_id=id_, spec_name="g1.1", replicas=1),
+    OperationType.CREATE_STOCK_POOL: lambda id_: RecordedPoolRequest(operation_id=id_, spec_name="g1.1", replicas=1),
+}
 STOCK = SourceStock(namespace="stock", name="stock-1", uid="u1")
 
 
@@ -45,18 +59,25 @@ class MeteredRetention:
 async def create_operation(
     replica: ServiceReplica, name: str, kind: OperationType = OperationType.SEED_STOCK
 ) -> Operation:
-    request = SeedStock(operation_id=name, spec_name="g1.1", replicas=1)
     target = OperationTarget(kind="GPUUnit", namespace=replica.namespace, name=name)
-    return (await replica.operation_store.record(kind, name, request, target)).operation
+    return (await replica.operation_store.record(REQUESTS[kind](name), target)).operation
+
+
+async def finish(replica: ServiceReplica, operation: Operation, *, fails: bool = False) -> None:
+    """Move a seed operation to Succeeded or Failed."""
+    operation = await replica.operation_store.write(operation, CreationStarted())
+    if fails:
+        operation = await replica.operation_store.write(operation, rollback(NoStock("none")))
+    await replica.operation_store.write(operation, RolledBack() if fails else Committed(("u1",)))
 
 
 async def test_finished_operation_is_evicted_after_the_retention(start_replica: StartReplica) -> None:
     async with start_replica() as one:
         metered = MeteredRetention(one)
         early, late = await create_operation(one, "early"), await create_operation(one, "late")
-        await one.operation_store.mark_succeeded(early)
+        await finish(one, early)
         one.clock.offset = timedelta(hours=6)
-        await one.operation_store.mark_failed(late)
+        await finish(one, late, fails=True)
         one.clock.offset = DAY - timedelta(minutes=1)
         await metered.retention.run_once()
         assert sorted(await one.operations()) == ["early", "late"]
@@ -76,7 +97,7 @@ async def test_unfinished_operation_is_retained_at_any_age(start_replica: StartR
         await create_operation(one, "seeding")
         await create_operation(one, "pool", OperationType.CREATE_STOCK_POOL)
         await create_operation(one, "waiting", unit)
-        await one.operation_store.mark_running(await create_operation(one, "chosen", unit), stock=STOCK)
+        await one.operation_store.write(await create_operation(one, "chosen", unit), StockSelected(STOCK))
         one.clock.offset = 30 * DAY
         await metered.retention.run_once()
         assert sorted(await one.operations()) == ["chosen", "pool", "seeding"]
@@ -85,10 +106,10 @@ async def test_unfinished_operation_is_retained_at_any_age(start_replica: StartR
 async def test_two_replicas_evict_each_operation_once(start_replica: StartReplica) -> None:
     async with start_replica() as one, start_replica() as other:
         for number in range(20):
-            await one.operation_store.mark_succeeded(await create_operation(one, f"done-{number}"))
+            await create_finished_operation(one, f"done-{number}")
         one.clock.offset = other.clock.offset = 2 * DAY
         fresh = await create_operation(one, "fresh")
-        await one.operation_store.mark_succeeded(fresh)
+        await finish(one, fresh)
         metered = [MeteredRetention(one), MeteredRetention(other)]
         await asyncio.gather(*(each.retention.run_once() for each in metered))
         assert list(await one.operations()) == ["fresh"]
@@ -114,7 +135,7 @@ async def test_oldest_finished_operations_above_the_limit_are_evicted_and_logged
         assert "seeding" in retained
         assert [number for number in range(60) if f"old-{number}" not in retained] == list(range(10))
         assert metered.evicted_count("count") == 10
-        assert [record.levelno for record in caplog.records if "evicting the oldest operations" in record.message] == [
+        assert [record.levelno for record in caplog.records if "evicts the oldest operations" in record.message] == [
             logging.WARNING
         ]
         await metered.retention.run_once()
@@ -151,4 +172,4 @@ async def test_selector_of_the_longest_retention_is_accepted(start_replica: Star
 
 
 async def create_finished_operation(replica: ServiceReplica, name: str) -> None:
-    await replica.operation_store.mark_succeeded(await create_operation(replica, name))
+    await finish(replica, await create_operation(replica, name))

@@ -8,8 +8,10 @@ import pytest
 
 from gpu_runtime.contract.errors import TooLarge
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Route, Scope
-from gpu_runtime.runtime_api.operations import jobs
-from gpu_runtime.runtime_api.stock import inventory, pool_routes, stock_units
+from gpu_runtime.runtime_api.jobs.routes import JOBS
+from gpu_runtime.runtime_api.stock.inventory import INVENTORY, InventoryService
+from gpu_runtime.runtime_api.stock.pool_routes import POOL_EXAMPLE, POOLS
+from gpu_runtime.runtime_api.stock.stock_units import SEED_EXAMPLE, STOCK_UNITS
 from tests.integration.kube.polling import eventually
 from tests.integration.runtime_api.service_replicas import ServiceReplica
 from tests.integration.runtime_api.stock.conftest import StartReplica
@@ -19,10 +21,10 @@ OPERATOR = "/api/v1/operator"
 
 def routes_of(replica: ServiceReplica) -> Mapping[tuple[str, str], Route]:
     routes = (
-        *pool_routes.routes(replica.pools),
-        *stock_units.routes(replica.stock),
-        *inventory.routes(inventory.InventoryService(replica.caches, replica.namespace)),
-        *jobs.routes(replica.jobs),
+        *POOLS.bind(replica.pools),
+        *STOCK_UNITS.bind(replica.stock),
+        *INVENTORY.bind(InventoryService(replica.caches, replica.namespace)),
+        *JOBS.bind(replica.jobs),
     )
     return {(route.method, route.path): route for route in routes}
 
@@ -43,13 +45,13 @@ async def call(replica: ServiceReplica, line: str, body: Any = None, query: Any 
 
 async def test_seed_request_creates_stock_that_the_inventory_counts(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
-        first = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
-        replay = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
+        first = await call(replica, "POST /stock-units", SEED_EXAMPLE)
+        replay = await call(replica, "POST /stock-units", SEED_EXAMPLE)
         assert (first.status, first.data.status, replay.status) == (202, "accepted", 200)
-        await replica.seeding.resume(replica.enqueued_operations[0])
-        job = await call(replica, "GET /jobs/{operationID}", operationID=stock_units.SEED_EXAMPLE["operationID"])
+        await replica.runner.resume(replica.runner.enqueued[0])
+        job = await call(replica, "GET /jobs/{operationID}", operationID=SEED_EXAMPLE["operationID"])
         assert (job.status, job.data.status, job.data.seeded) == (200, "succeeded", 2)
-        finished = await call(replica, "POST /stock-units", stock_units.SEED_EXAMPLE)
+        finished = await call(replica, "POST /stock-units", SEED_EXAMPLE)
         assert (finished.status, finished.data.status) == (200, "succeeded")
         listed = await call(replica, "GET /stock-units", query={"specName": "g1.1", "claimed": "false", "limit": "1"})
         assert len(listed.data) == 1
@@ -65,10 +67,10 @@ async def test_seed_request_creates_stock_that_the_inventory_counts(start_replic
 
 async def test_pool_is_created_shown_counted_and_deleted(start_replica: StartReplica, namespace: str) -> None:
     async with start_replica() as replica:
-        example: dict[str, Any] = pool_routes.POOL_EXAMPLE | {"namespace": namespace}
+        example: dict[str, Any] = POOL_EXAMPLE | {"namespace": namespace}
         first = await call(replica, "POST /stockpools", example)
         assert (first.status, first.data.target.name) == (202, "pool-g1-demo")
-        await replica.making.resume(replica.enqueued_operations[0])
+        await replica.runner.resume(replica.runner.enqueued[0])
         assert (await call(replica, "POST /stockpools", example)).status == 200
         pool = await call(replica, "GET /stockpools/{name}", name="pool-g1-demo")
         assert (pool.data.phase, pool.data.operation_id) == ("Progressing", example["operationID"])
@@ -84,9 +86,7 @@ async def test_request_too_large_for_an_operation_is_rejected(start_replica: Sta
     async with start_replica() as replica:
         template = {"args": ["x" * 300_000]}
         with pytest.raises(TooLarge, match="send at most 262144"):
-            await call(
-                replica, "POST /stockpools", pool_routes.POOL_EXAMPLE | {"namespace": namespace, "template": template}
-            )
+            await call(replica, "POST /stockpools", POOL_EXAMPLE | {"namespace": namespace, "template": template})
 
 
 async def test_every_stock_route_is_documented_with_operator_scope(start_replica: StartReplica) -> None:

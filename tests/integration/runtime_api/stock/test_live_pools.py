@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpu_runtime.contract.crd.operation import OPERATIONS
-from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
+from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPoolSpec
 from gpu_runtime.contract.crd.template import EnvVar, Port, Template
 from gpu_runtime.contract.crd.well_known import Annotation, generated_pool_name
 from gpu_runtime.contract.errors import AlreadyExists, Gone, Invalid, NotFound, OperationReused
@@ -40,7 +40,7 @@ def request(**changes: Any) -> CreateStockPool:
 async def create(replica: ServiceReplica, pool_request: CreateStockPool) -> str:
     """Execute the whole operation and return its final state."""
     recorded = await replica.pools.create(pool_request)
-    return (await replica.making.resume(recorded.operation)).status.state
+    return (await replica.runner.resume(recorded.operation)).status.state
 
 
 async def test_pool_matches_the_request_and_names_its_operation(start_replica: StartReplica, namespace: str) -> None:
@@ -48,7 +48,15 @@ async def test_pool_matches_the_request_and_names_its_operation(start_replica: S
         assert await create(replica, request()) == "Succeeded"
         pool = (await replica.pools_by_name())["warm"]
         operation = (await replica.operations())["make"]
-        assert pool.spec == request().spec()
+        requested = request()
+        assert pool.spec == StockPoolSpec(
+            spec_name=requested.spec_name,
+            image=requested.image,
+            memory=requested.memory,
+            gpu=requested.gpu,
+            replicas=requested.replicas,
+            template=requested.template,
+        )
         assert pool.metadata.annotations == {
             Annotation.OPERATION_ID: "make",
             Annotation.OPERATION_UID: operation.metadata.uid,
@@ -64,7 +72,7 @@ async def test_concurrent_requests_on_two_replicas_create_one_pool(start_replica
     async with start_replica() as one, start_replica() as other:
         first, second = await asyncio.gather(one.pools.create(request()), other.pools.create(request()))
         assert sorted([first.new, second.new]) == [False, True]
-        finished = await asyncio.gather(one.making.resume(first.operation), other.making.resume(second.operation))
+        finished = await asyncio.gather(one.runner.resume(first.operation), other.runner.resume(second.operation))
         assert [each.status.state for each in finished] == ["Succeeded"] * 2
         assert list(await one.pools_by_name()) == ["warm"]
         with pytest.raises(OperationReused):
@@ -107,7 +115,7 @@ async def test_lost_race_for_a_pool_name_fails_the_operation(start_replica: Star
     async with start_replica() as replica:
         first = await replica.pools.create(request())
         second = await replica.pools.create(request(operation_id="second", gpu=2))
-        await asyncio.gather(replica.making.resume(first.operation), replica.making.resume(second.operation))
+        await asyncio.gather(replica.runner.resume(first.operation), replica.runner.resume(second.operation))
         jobs = [await replica.jobs.get("make"), await replica.jobs.get("second")]
         assert sorted(job.status for job in jobs) == ["failed", "succeeded"]
         [error] = [job.error for job in jobs if job.error]
@@ -136,7 +144,7 @@ async def test_pool_deleted_before_its_operation_finished_stays_deleted(start_re
         await other.pools.delete("", "warm")
         operation = (await other.operations())["make"]
         assert operation.status.state == "Succeeded"
-        await other.making.resume(operation)
+        await other.runner.resume(operation)
         assert await other.pools_by_name() == {}
 
 

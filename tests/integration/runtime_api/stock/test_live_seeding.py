@@ -16,7 +16,8 @@ from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
 from gpu_runtime.contract.crd.well_known import Annotation, stock_unit_name
 from gpu_runtime.contract.errors import NotFound, OperationReused
 from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
-from gpu_runtime.runtime_api.stock import stock_seeder
+from gpu_runtime.runtime_api.operations.drive import OperationRunner
+from gpu_runtime.runtime_api.stock import seed_decision
 from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock
 from localcluster.supervisor_client import ProcessFailed, wait_until
 from tests.integration.kube.polling import eventually
@@ -37,7 +38,7 @@ NAMES = [stock_unit_name("seed", index) for index in range(3)]
 async def seed(replica: ServiceReplica, seed_request: SeedStock) -> str:
     """Execute the whole operation and return its final state."""
     recorded = await replica.stock.seed(seed_request)
-    return (await replica.seeding.resume(recorded.operation)).status.state
+    return (await replica.runner.resume(recorded.operation)).status.state
 
 
 async def test_concurrent_requests_on_two_replicas_seed_once(start_replica: StartReplica) -> None:
@@ -45,7 +46,7 @@ async def test_concurrent_requests_on_two_replicas_seed_once(start_replica: Star
         first, second = await asyncio.gather(one.stock.seed(request()), other.stock.seed(request(memory="1024Mi")))
         assert sorted([first.new, second.new]) == [False, True]
         assert first.operation.metadata.uid == second.operation.metadata.uid
-        finished = await asyncio.gather(one.seeding.resume(first.operation), other.seeding.resume(second.operation))
+        finished = await asyncio.gather(one.runner.resume(first.operation), other.runner.resume(second.operation))
         assert {each.status.state for each in finished} == {"Succeeded"}
         units = await one.units()
         assert sorted(units) == NAMES
@@ -81,8 +82,8 @@ async def test_replay_does_not_recreate_consumed_stock(start_replica: StartRepli
         await one.client.delete(GPU_UNITS, consumed.metadata.key, uid=consumed.metadata.uid)
         replayed = await other.stock.seed(request())
         assert not replayed.new
-        assert other.enqueued_operations == []
-        await other.seeding.resume(replayed.operation)
+        assert other.runner.enqueued == []
+        await other.runner.resume(replayed.operation)
         assert sorted(await other.units()) == NAMES[1:]
 
 
@@ -109,7 +110,7 @@ async def test_resumed_seeding_continues_after_the_recorded_progress(
     start_replica: StartReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writes are: record, mark running, two units, progress. The kill is before the third unit."""
-    monkeypatch.setattr(stock_seeder, "SEED_BATCH_SIZE", 2)
+    monkeypatch.setattr(seed_decision, "SEED_BATCH_SIZE", 2)
     async with start_replica() as one, start_replica() as other:
         with pytest.raises(SimulatedKill):
             await seed(one.killed_at_write(6, after_write=False), request())
@@ -203,10 +204,11 @@ async def test_stock_of_an_evicted_operation_is_not_adopted_by_its_successor(sta
 
 async def test_seeding_runs_in_the_background_of_the_first_replica(start_replica: StartReplica) -> None:
     async with start_replica() as replica:
-        queue, stopping = BackgroundQueue(replica.drivers), asyncio.Event()
+        operations = OperationRunner(replica.operation_store, replica.runner.executors, BackgroundQueue())
+        stopping = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(queue.run(stopping, grace_seconds=5))
-            queue.enqueue((await replica.stock.seed(request(replicas=30))).operation)
+            tasks.create_task(operations.queue.run(stopping, grace_seconds=5))
+            operations.enqueue((await replica.stock.seed(request(replicas=30))).operation)
             key = replica.operation_store.key("seed")
             await eventually(
                 lambda: replica.caches.unfinished_operations.store.get(key) is not None, "the operation is cached"

@@ -17,16 +17,18 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 from lightkube.types import PatchType
 
+from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.kube.client import KubeClient, open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
 from gpu_runtime.runtime_api.clock import SystemClock
+from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
+from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
+from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
-from gpu_runtime.runtime_api.stock.consumed_deleter import ConsumedStockDeleter
 from gpu_runtime.runtime_api.storages.service import StorageService
-from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.service import UnitService
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector
@@ -139,10 +141,10 @@ async def start_replica(control_plane: ControlPlane, cluster: StorageCluster) ->
             config = load_cluster_config(control_plane.kubeconfig)
             client = await stack.enter_async_context(open_kube_client(config, field_manager="test"))
             informers = new_informers(client, cluster.namespaces, KubeMetrics())
-            consumed_deleter = ConsumedStockDeleter(client, informers)
+            deletions = BackgroundQueue()
             if not idle:
-                await stack.enter_async_context(_running(informers, consumed_deleter))
-            return _replica(client, informers, cluster.namespaces, consumed_deleter)
+                await stack.enter_async_context(_running(informers, deletions))
+            return _replica(client, informers, cluster.namespaces, deletions)
 
         yield start
 
@@ -162,21 +164,21 @@ def _replica(
     client: KubeClient,
     informers: APIInformers,
     namespaces: APINamespaceSettings,
-    consumed_deleter: ConsumedStockDeleter,
+    deletions: BackgroundQueue,
 ) -> StorageReplica:
-    operation_store = OperationStore(client, namespaces.system, SystemClock())
-    stock_selector = StockSelector(informers, operation_store)
-    attacher = StorageAttacher(client, informers)
-    handoff = Handoff(client, informers, operation_store, stock_selector, attacher, consumed_deleter=consumed_deleter)
-    units = UnitService(client, informers, namespaces, handoff, handoff.finish_operation, attacher)
+    driver = OperationDriver(OperationStore(client, namespaces.system, SystemClock()), SystemClock())
+    selector, attacher = StockSelector(informers, driver.store), StorageAttacher(client, informers)
+    handoff = Handoff(client, informers, driver, selector, attacher, deletions=deletions)
+    operations = OperationRunner(driver.store, {OperationType.CREATE_UNIT: handoff}, BackgroundQueue())
+    units = UnitService(client, informers, namespaces, handoff, operations, attacher)
     return StorageReplica(StorageService(client, informers, namespaces), units, informers, client)
 
 
 @asynccontextmanager
-async def _running(informers: APIInformers, consumed_deleter: ConsumedStockDeleter) -> AsyncIterator[None]:
+async def _running(informers: APIInformers, deletions: BackgroundQueue) -> AsyncIterator[None]:
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(consumed_deleter.run(stopping, grace_seconds=5))
+        tasks.create_task(deletions.run(stopping, grace_seconds=5))
         running = [tasks.create_task(informer.run()) for informer in informers.all]
         async with asyncio.timeout(60):
             for informer in informers.all:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import pytest
 from lightkube import Client as LightkubeClient
@@ -13,12 +13,16 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.types import PatchType
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.client import KubeClient, open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
+from gpu_runtime.kube.meta import KubeObject
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
+from gpu_runtime.runtime_api.operations.drive import OperationRunner
+from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
-from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
+from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.service import UnitService
 from localcluster.control_plane import ControlPlane
@@ -37,10 +41,11 @@ class UnitReplica:
 
 
 class FinishedOperations(list[str]):
-    """Records the operations that the service finishes."""
+    """Records the operationIDs of the objects whose operations the service finishes."""
 
-    async def finish(self, operation_id: str) -> None:
-        self.append(operation_id)
+    async def finish_creator(self, created: KubeObject) -> None:
+        if operation_id := created.metadata.annotations.get(Annotation.OPERATION_ID):
+            self.append(operation_id)
 
 
 class StartUnitReplica(Protocol):
@@ -112,7 +117,8 @@ async def start_replica(
                 await stack.enter_async_context(_running(informers))
             finished = FinishedOperations()
             attacher = StorageAttacher(client, informers)
-            units = UnitService(client, informers, namespaces, RejectingHandoff(), finished.finish, attacher)
+            handoff, operations = cast(Handoff, RejectingHandoff()), cast(OperationRunner, finished)
+            units = UnitService(client, informers, namespaces, handoff, operations, attacher)
             return UnitReplica(units, informers, client, finished)
 
         yield start

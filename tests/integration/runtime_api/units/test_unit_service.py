@@ -2,8 +2,10 @@
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,17 +13,21 @@ from lightkube import ApiError
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.operation import Operation, OperationTarget, OperationType
+from gpu_runtime.contract.crd.operation import Operation, OperationTarget
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import BeingDeleted, Invalid, NotFound, Unavailable
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.kube.client import open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
-from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.kube.errors import KubeUnreachable
+from gpu_runtime.kube.meta import KubeObject, ObjectKey
 from gpu_runtime.kube.retry import NO_RETRY
 from gpu_runtime.runtime_api.clock import SystemClock
+from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error
+from gpu_runtime.runtime_api.operations.drive import OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
-from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
+from gpu_runtime.runtime_api.units.requests import ListUnits, UpdateUnit
 from localcluster.control_plane import ControlPlane, free_port
 from tests.integration.kube.polling import eventually
 from tests.integration.runtime_api.units.conftest import StartUnitReplica, UnitCluster, UnitReplica
@@ -289,11 +295,12 @@ async def test_unfinished_create_is_finished_before_its_unit_is_deleted(
     await record_create(replica, cluster.namespace)
     finished = []
 
-    async def finish(operation_id: str) -> None:
+    async def finish(created: KubeObject) -> None:
+        operation_id = created.metadata.annotations[Annotation.OPERATION_ID]
         finished.append((operation_id, cluster.get("web")["metadata"]["name"]))
 
     cluster.create("web", {Annotation.OPERATION_ID: "unit-1"})
-    await replace(replica.units, finish_operation=finish).delete("", "web")
+    await replace(replica.units, operations=runner_with(finish)).delete("", "web")
     assert finished == [("unit-1", "web")], "the unit must still exist when the operation is finished"
 
 
@@ -302,12 +309,12 @@ async def test_delete_succeeds_if_finishing_the_create_removed_the_unit(
 ) -> None:
     await record_create(replica, cluster.namespace)
 
-    async def finish(_: str) -> None:
+    async def finish(_: KubeObject) -> None:
         cluster.delete("web")
         cluster.create("web", image="of-another-unit")
 
     cluster.create("web", {Annotation.OPERATION_ID: "unit-1"})
-    await replace(replica.units, finish_operation=finish).delete("", "web")
+    await replace(replica.units, operations=runner_with(finish)).delete("", "web")
     assert cluster.get("web")["spec"]["image"] == "of-another-unit"
 
 
@@ -376,16 +383,22 @@ async def test_unreachable_kubernetes_is_unavailable(control_plane: ControlPlane
     async with open_kube_client(unreachable, field_manager="test") as client:
         units = replace(stale_replica.units, client=client.with_options(timeout=1, retries=NO_RETRY))
         for method in (units.get, units.stop, units.delete):
-            with pytest.raises(Unavailable, match="Kubernetes cannot be reached"):
+            with pytest.raises(KubeUnreachable) as raised:
                 await method("", "web")
+            assert isinstance(fault_from_kube_error(raised.value), Unavailable)
+
+
+def runner_with(finish_creator: Callable[[KubeObject], Awaitable[None]]) -> OperationRunner:
+    """A runner that only finishes the operations of objects, with this function."""
+    return cast(OperationRunner, SimpleNamespace(finish_creator=finish_creator))
 
 
 async def record_create(replica: UnitReplica, namespace: str) -> tuple[OperationStore, Operation]:
     """Record an unfinished create operation and wait until the replica has it in its cache."""
     operation_store = OperationStore(replica.client, namespace, SystemClock())
-    request = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image="python")
+    request = RecordedUnitRequest(operation_id="unit-1", name="web", spec_name="g1.1", image="python")
     target = OperationTarget(kind="GPUUnit", namespace=namespace, name="web")
-    operation = (await operation_store.record(OperationType.CREATE_UNIT, "unit-1", request, target)).operation
+    operation = (await operation_store.record(request, target)).operation
     store = replica.informers.unfinished_operations.store
     await eventually(lambda: store.get(operation.metadata.key) is not None, "the operation is cached")
     return operation_store, operation

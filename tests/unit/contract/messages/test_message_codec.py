@@ -12,12 +12,9 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_errors
+from gpu_runtime.contract.messages.invocation_messages import dead_lettered_result
 from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
-    RecordState,
-    advance_record,
-    cancel_record,
-    finish_record,
 )
 from gpu_runtime.contract.messages.limits import (
     MAX_METADATA_BYTES,
@@ -27,7 +24,7 @@ from gpu_runtime.contract.messages.limits import (
     truncate_text,
 )
 from gpu_runtime.contract.messages.message_codec import Message, MessageDecodeError, decode, encode, to_utc_milliseconds
-from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, unsuccessful_result, with_body
+from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
 from gpu_runtime.jetstream.delivery import Delivery
@@ -66,7 +63,7 @@ MESSAGES: dict[str, Message] = {
         "image/png",
         b"\x89PNG",
     ),
-    "failed result": unsuccessful_result(invocation(), ResultState.EXPIRED, BROKEN, LATER, attempts=3),
+    "failed result": dead_lettered_result(invocation(), BROKEN, LATER),
     "event": WorkerEvent(kind=WorkerEventKind.STARTED, serverless_request_id="doubling", unit="w", sent_at=NOW),
     "dead letter": DeadLetterBuilder(Subjects(), Stream.DISPATCH).build(delivery(bytes(range(256))), BROKEN, LATER),
     "record": InvocationRecord(
@@ -210,7 +207,7 @@ def test_largest_invocation_and_its_dead_letter_fit_into_a_message(meta: dict[st
 
 
 def test_body_above_the_limit_is_truncated_and_flagged() -> None:
-    result = unsuccessful_result(invocation(), ResultState.FAILED, BROKEN, LATER)
+    result = dead_lettered_result(invocation(), BROKEN, LATER)
     cut = with_body(result, "text/plain", b"abcdef", limit=4)
     assert (cut.body, cut.body_truncated, cut.body_bytes) == (b"abcd", True, 6)
     whole = with_body(result, "text/plain", b"abcd", limit=4)
@@ -247,25 +244,3 @@ def record(**changes: Any) -> InvocationRecord:
     default = MESSAGES["record"]
     assert isinstance(default, InvocationRecord)
     return msgspec.structs.replace(default, **changes)
-
-
-def test_record_state_never_goes_backward() -> None:
-    running = advance_record(record(), RecordState.RUNNING, LATER, "w-1")
-    assert (running.state, running.worker, running.updated_at) == (RecordState.RUNNING, "w-1", LATER)
-    assert advance_record(running, RecordState.DISPATCHED, LATER) is running
-    done = finish_record(running, ResultState.SUCCEEDED, LATER)
-    assert (done.state, done.result_state) == (RecordState.TERMINAL, ResultState.SUCCEEDED)
-    assert finish_record(done, ResultState.EXPIRED, LATER) is done
-    assert advance_record(done, RecordState.RUNNING, LATER) is done
-    assert cancel_record(done, LATER) is done
-
-
-def test_record_names_the_worker_of_the_latest_delivery() -> None:
-    running = advance_record(record(), RecordState.RUNNING, NOW, "w-1")
-    assert advance_record(running, RecordState.RUNNING, LATER, "w-2").worker == "w-2"
-
-
-def test_cancelled_record_is_flagged_and_keeps_its_state() -> None:
-    cancelled = cancel_record(record(), LATER)
-    assert (cancelled.cancelled, cancelled.state) == (True, RecordState.QUEUED)
-    assert cancel_record(cancelled, LATER) is cancelled

@@ -120,7 +120,7 @@ def test_invalid_reloaded_token_file_preserves_the_old_tokens(
     assert token_file.find_caller(ALICE)
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.message == "token file reload failed: the previous tokens stay valid"
+    assert record.message == "token file reload failed; the previous tokens stay valid"
     assert str(path) in vars(record)["error"]
 
 
@@ -284,7 +284,7 @@ async def test_disabled_authentication_is_logged_once(caplog: pytest.LogCaptureF
     assert await authenticator.authenticate(None) == ANONYMOUS
     assert background == ()
     [record] = caplog.records
-    assert (record.levelno, "authentication disabled" in record.message) == (logging.WARNING, True)
+    assert (record.levelno, "authentication is disabled" in record.message) == (logging.WARNING, True)
 
 
 def test_authentication_without_any_caller_is_rejected(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_runtime.kube.errors import KubeUnreachable
 from gpu_runtime.runtime_api.http import health_route
-from gpu_runtime.runtime_api.http.health_route import KubeProbe, build_health, routes
+from gpu_runtime.runtime_api.http.health_route import HEALTH, HealthService, KubeProbe, build_health
 from tests.unit.runtime_api.http.http_harness import running_app
 
 UNREACHABLE = "Kubernetes cannot be reached: no answer"
@@ -37,7 +37,7 @@ async def test_health_route_always_returns_200() -> None:
     async def unreachable() -> tuple[str, str]:
         return "", UNREACHABLE
 
-    async with running_app(routes(unreachable, lambda: "stale", lambda: None)) as edge:
+    async with running_app(HEALTH.bind(HealthService(unreachable, lambda: "stale", lambda: None))) as edge:
         reply = await edge.request("GET", "/api/v1/health")
     assert (reply.status, reply.json["data"]["kubernetesConnected"], reply.json["data"]["error"]) == (
         200,

@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from gpu_runtime.runtime_api.http import swagger
-from gpu_runtime.runtime_api.http.swagger import FILE_CONTENT_TYPES, add_swagger, load_static_file
+from gpu_runtime.runtime_api.http.swagger import FILE_CONTENT_TYPES, load_static_file, swagger_handlers
 
 FOLDER = Path(swagger.__file__).with_name("swagger_ui")
 DOCUMENT = b'{"openapi": "3.1.1"}\n'
@@ -20,7 +20,7 @@ DOCUMENT = b'{"openapi": "3.1.1"}\n'
 @pytest.fixture
 async def page() -> AsyncIterator[ClientSession]:
     app = web.Application()
-    add_swagger(app, DOCUMENT)
+    app.add_routes([web.get(path, handler) for path, handler in swagger_handlers(DOCUMENT).items()])
     async with TestServer(app) as server, ClientSession(server.make_url("/")) as session:
         yield session
 

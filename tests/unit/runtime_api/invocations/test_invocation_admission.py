@@ -7,14 +7,12 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.errors import Invalid, TooLarge
-from gpu_runtime.contract.messages.invocation_record import RecordState
+from gpu_runtime.contract.messages.invocation_record import RecordState, Termination, may_be_unpublished
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.runtime_api.http.decoding import decode_body
-from gpu_runtime.runtime_api.invocations.enqueue import may_be_unpublished
 from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation, prepare_enqueue
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.invocations.routes import INVOKE_EXAMPLES
-from gpu_runtime.runtime_api.invocations.service import is_expired_in_queue
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -109,20 +107,18 @@ def test_mode_does_not_change_the_request_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "changes", "unpublished", "expired"),
+    ("seconds", "changes", "unpublished"),
     [
-        (0, {}, True, False),
-        (61, {}, False, False),
-        (91, {}, False, True),
-        (0, {"state": RecordState.DISPATCHED}, False, False),
-        (91, {"state": RecordState.DISPATCHED}, False, False),
-        (0, {"cancelled": True}, False, False),
-        (91, {"state": RecordState.TERMINAL}, False, False),
+        (0, {}, True),
+        (61, {}, False),
+        (0, {"state": RecordState.DISPATCHED}, False),
+        (0, {"termination": Termination.CANCELLED}, False),
+        (0, {"state": RecordState.TERMINAL}, False),
     ],
 )
-def test_unpublished_invocation_is_published_until_its_deadline_and_expires_later(
-    seconds: float, changes: dict[str, Any], unpublished: bool, expired: bool
+def test_unpublished_invocation_is_published_until_its_deadline(
+    seconds: float, changes: dict[str, Any], unpublished: bool
 ) -> None:
     _, record = prepare_enqueue(admit_invocation(invoke_request(timeoutSeconds=60), InvocationLimits()), NOW)
     record, later = msgspec.structs.replace(record, **changes), NOW + timedelta(seconds=seconds)
-    assert (may_be_unpublished(record, later), is_expired_in_queue(record, later)) == (unpublished, expired)
+    assert may_be_unpublished(record, later) is unpublished

@@ -7,15 +7,21 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordState, cancel_record, finish_record
+from gpu_runtime.contract.messages.invocation_record import (
+    CancelRequested,
+    InvocationRecord,
+    RecordState,
+    ResultStored,
+    step,
+)
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings, with_body
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.dead_letters.requests import ListDeadLetters
-from gpu_runtime.runtime_api.dead_letters.routes import routes as dead_letter_routes
+from gpu_runtime.runtime_api.dead_letters.routes import DEAD_LETTERS
 from gpu_runtime.runtime_api.dead_letters.view import DeadLetterView, RedriveView
 from gpu_runtime.runtime_api.http.route import Scope
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
-from gpu_runtime.runtime_api.invocations.routes import routes
+from gpu_runtime.runtime_api.invocations.routes import INVOCATIONS
 from gpu_runtime.runtime_api.invocations.view import (
     FailureView,
     InvocationView,
@@ -48,8 +54,12 @@ def test_record_view_shows_the_state() -> None:
         "timings": {"enqueuedAt": "2026-01-02T03:04:05Z"},
         "worker": "w",
     }
-    assert as_json(record_view("i", cancel_record(RECORD, NOW)))["cancelRequested"]
-    finished = as_json(record_view("i", finish_record(cancel_record(RECORD, NOW), ResultState.CANCELLED, NOW)))
+    cancelled = step(RECORD, CancelRequested(NOW))
+    assert isinstance(cancelled, InvocationRecord)
+    assert as_json(record_view("i", cancelled))["cancelRequested"]
+    terminal = step(cancelled, ResultStored(NOW, ResultState.CANCELLED))
+    assert isinstance(terminal, InvocationRecord)
+    finished = as_json(record_view("i", terminal))
     assert (finished["state"], "cancelRequested" in finished, "deadline" in finished) == ("cancelled", False, False)
     assert record_view("i", msgspec.structs.replace(RECORD, state=RecordState.RUNNING)).state == "running"
 
@@ -105,8 +115,7 @@ def test_every_field_has_a_description(model: type[msgspec.Struct]) -> None:
 
 
 def test_invocation_routes_are_documented_and_need_no_cluster() -> None:
-    service: Any = None
-    for scope, documented in ((Scope.RUNTIME, routes(service)), (Scope.OPERATOR, dead_letter_routes(service))):
+    for scope, documented in ((Scope.RUNTIME, INVOCATIONS.routes), (Scope.OPERATOR, DEAD_LETTERS.routes)):
         for route in documented:
             assert route.summary and route.description and route.tag, route.name  # noqa: PT018
             assert (route.scope, route.needs_cluster) == (scope, False)

@@ -1,20 +1,30 @@
 """Which operations are evicted, and when."""
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
-from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType
+from gpu_runtime.contract.crd.operation import OPERATIONS, Operation, OperationState, OperationSummary, OperationType
 from gpu_runtime.contract.crd.well_known import Label
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.codec import ListOptions, ListPage
+from gpu_runtime.kube.errors import ApiStatus, KubeConflict
+from gpu_runtime.kube.meta import ApiResource, ObjectKey
+from gpu_runtime.runtime_api.clock import SystemClock
 from gpu_runtime.runtime_api.operations.operation_retention import (
+    OperationRetention,
+    OperationRetentionMetrics,
     is_expired,
     retained_hours,
     selectors_oldest_first,
     sort_by_age,
 )
-from gpu_runtime.runtime_api.operations.operation_summary import OperationSummary
+from gpu_runtime.runtime_api.settings import OperationSettings
+from tests.unit.runtime_api.interleaved_kube import FakeKubeServer
 from tests.unit.runtime_api.runtime_api_objects import STOCK, operation
 
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -41,6 +51,8 @@ FINISHED_LATE: dict[str, Any] = {"finished_at": "2026-01-02T09:00:00Z"}
         (operation(UNIT, OperationState.RUNNING, stock=STOCK), 30 * DAY, False),
         (operation(UNIT, OperationState.ACCEPTED, recorded_with=STOCK), 30 * DAY, False),
         (operation(UNIT, OperationState.ACCEPTED, recorded_with=STOCK, attempt=1), DAY, True),
+        (operation(UNIT, OperationState.ACCEPTED, attempt=1, started_at="2026-01-02T09:00:00Z"), DAY, False),
+        (operation(UNIT, OperationState.ACCEPTED, attempt=1, started_at="2026-01-02T09:00:00Z"), 2 * DAY, True),
         (operation(UNIT, OperationState.RUNNING), 30 * DAY, False),
         (operation(UNIT, OperationState.ROLLING_BACK), 30 * DAY, False),
         (operation(SEED, OperationState.ACCEPTED), 30 * DAY, False),
@@ -78,3 +90,42 @@ def test_operations_of_one_hour_are_evicted_in_finish_order() -> None:
     times = ["2026-01-02T09:00:00Z", "2026-01-02T08:00:00Z", "2026-01-02T08:30:00Z"]
     summaries = [summary(operation(state=OperationState.SUCCEEDED, finished_at=time)) for time in times]
     assert [each.status.finished_at for each in sort_by_age(summaries)] == sorted(times)
+
+
+class RacingClient:
+    """A client whose delete arrives after a repeated request has resumed the operation."""
+
+    def __init__(self, server: FakeKubeServer) -> None:
+        self.server = server
+
+    async def pages(self, resource: ApiResource[Any], _options: ListOptions) -> AsyncIterator[ListPage[Any]]:
+        yield ListPage(tuple(msgspec.convert(each, resource.model) for each in self.server.all(OPERATIONS)), "1")
+
+    async def count(self, *_: object) -> int:
+        return 1
+
+    async def delete(self, resource: ApiResource[Any], key: ObjectKey, *, uid: str, resource_version: str = "") -> None:
+        stock = {"namespace": "runtime-stock", "name": "stock-0", "uid": "stock-uid"}
+        resumed = {"status": {"state": "Running", "attempt": 1, "stock": stock}}
+        self.server.patch(OPERATIONS, key, resumed, "status")
+        found = self.server.existing(resource, key)["metadata"]
+        if uid != found["uid"] or resource_version not in ("", found["resourceVersion"]):
+            raise KubeConflict(ApiStatus(code=409, reason="Conflict", message="the object has changed"))
+        self.server.delete(resource, key, uid)
+
+
+class LaterClock(SystemClock):
+    def now(self) -> datetime:
+        return CREATED + 400 * DAY
+
+
+async def test_waiting_operation_that_is_resumed_in_the_meantime_is_not_evicted() -> None:
+    server, key = FakeKubeServer(), ObjectKey("runtime-system", "op")
+    target = {"kind": "GPUUnit", "namespace": "runtime-instance", "name": "web"}
+    spec = {"operationID": "op", "type": "CreateUnit", "requestHash": "0" * 64, "target": target}
+    metadata = {"namespace": key.namespace, "name": key.name, "creationTimestamp": "2026-01-02T03:04:05Z"}
+    server.create(OPERATIONS, {"metadata": metadata, "spec": spec})
+    metrics = OperationRetentionMetrics(CollectorRegistry())
+    client = cast(KubeClient, RacingClient(server))
+    await OperationRetention(client, key.namespace, OperationSettings(), LaterClock(), metrics).run_once()
+    assert server.find(OPERATIONS, key) is not None

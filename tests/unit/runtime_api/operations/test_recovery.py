@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 
 from gpu_runtime.contract.crd.operation import Operation, OperationType
+from gpu_runtime.contract.recorded_requests import RecordedSeedRequest, recorded_request
 from gpu_runtime.runtime_api.clock import SystemClock
+from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
+from gpu_runtime.runtime_api.operations.drive import OperationExecutor, OperationRunner
 from gpu_runtime.runtime_api.operations.recovery import OperationRecovery
-from gpu_runtime.runtime_api.operations.request_codec import decode_request
-from gpu_runtime.runtime_api.operations.state_machine import OperationExecutor
 from gpu_runtime.runtime_api.settings import OperationSettings
-from gpu_runtime.runtime_api.stock.stock_manifests import SEED_REQUEST_DECODER
 from tests.unit.runtime_api.runtime_api_objects import operation as new_operation
 
 
@@ -49,11 +49,11 @@ def recovery_of(operations: list[Operation], executor: OperationExecutor) -> Ope
     async def find(_operation_id: str) -> Operation:
         return operations[0]
 
+    store = cast(Any, SimpleNamespace(find=find, pop_committed_uids=set))
     return OperationRecovery(
         cast(Any, None),
         cast(Any, informers),
-        cast(Any, SimpleNamespace(find=find, pop_committed_uids=set)),
-        {OperationType.SEED_STOCK: executor},
+        OperationRunner(store, {OperationType.SEED_STOCK: executor}, BackgroundQueue()),
         settings=OperationSettings(),
         clock=SteppingClock(),
     )
@@ -71,7 +71,7 @@ class DecodingExecutor:
     """Needs the recorded request."""
 
     async def resume(self, operation: Operation) -> Operation:
-        decode_request(operation, SEED_REQUEST_DECODER)
+        recorded_request(operation, RecordedSeedRequest)
         return operation
 
 

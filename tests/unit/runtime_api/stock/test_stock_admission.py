@@ -2,26 +2,27 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import convert
 
 from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.recorded_requests import RecordedPoolRequest, RecordedSeedRequest
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.stock.pool_routes import POOL_EXAMPLE as POOL
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 from gpu_runtime.runtime_api.stock.stock_admission import admit_pool, admit_seed, pool_key
-from gpu_runtime.runtime_api.stock.stock_manifests import POOL_REQUEST_DECODER, SEED_REQUEST_DECODER
 from gpu_runtime.runtime_api.stock.stock_units import SEED_EXAMPLE as SEED
 
 NAMESPACES = APINamespaceSettings(pools=("default", "pools"))
 
 
-def pool(**changes: Any) -> CreateStockPool:
+def pool(**changes: Any) -> RecordedPoolRequest:
     return admit_pool(convert(POOL | changes, CreateStockPool), NAMESPACES)
 
 
-def seed(**changes: Any) -> SeedStock:
+def seed(**changes: Any) -> RecordedSeedRequest:
     return admit_seed(convert(SEED | changes, SeedStock))
 
 
@@ -100,8 +101,9 @@ def test_default_pool_name_is_derived_from_the_operation_id() -> None:
 
 
 def test_recorded_request_decodes_to_the_whole_request() -> None:
-    assert POOL_REQUEST_DECODER.decode(canonical_request(pool(replicas=0))) == pool(replicas=0)
-    assert SEED_REQUEST_DECODER.decode(canonical_request(seed())) == seed()
+    recorded_pool, recorded_seed = canonical_request(pool(replicas=0)), canonical_request(seed())
+    assert msgspec.json.decode(recorded_pool, type=RecordedPoolRequest) == pool(replicas=0)
+    assert msgspec.json.decode(recorded_seed, type=RecordedSeedRequest) == seed()
 
 
 def test_pool_namespace_must_be_allowed() -> None:

@@ -7,12 +7,12 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.runtime_api.admission_errors import resolve_namespace
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 from gpu_runtime.runtime_api.storages.storage_admission import (
     admit_storage,
     apply_resize,
-    resolve_namespace,
     spec_matches_request,
     storage_request_hash,
 )
@@ -133,8 +133,11 @@ def test_smaller_or_invalid_size_is_rejected(size: str) -> None:
 
 
 def test_storage_namespace_must_be_allowed() -> None:
-    assert (resolve_namespace("", NAMESPACES), resolve_namespace("batch", NAMESPACES)) == ("runtime-instance", "batch")
+    assert (
+        resolve_namespace("", NAMESPACES.units, "storages"),
+        resolve_namespace("batch", NAMESPACES.units, "storages"),
+    ) == ("runtime-instance", "batch")
     with pytest.raises(
         Invalid, match="namespace: 'kube-system' is not allowed for storages; use runtime-instance or batch"
     ):
-        resolve_namespace("kube-system", NAMESPACES)
+        resolve_namespace("kube-system", NAMESPACES.units, "storages")

@@ -8,14 +8,14 @@ import pytest
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, Attachment, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
 from gpu_runtime.contract.errors import BeingDeleted, Conflict, StorageInUse
+from gpu_runtime.contract.operation_rules import AttachState, attach_fault, attach_state
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.runtime_api.api_informers import new_informers
-from gpu_runtime.runtime_api.operations.operation_store import StaleAttempt
+from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
-from gpu_runtime.runtime_api.storages.storage_attacher import StorageAttacher
 
 NAMESPACE = "runtime-instance"
 AttachedTo = dict[str, Any] | None
@@ -88,30 +88,43 @@ def attachment(unit: str = "web", operation: str = "make", attempt: int = 1) -> 
 CREATED = attachment()
 UPDATED = Attachment(unit="web")
 NO_WRITES: list[AttachedTo] = []
-OWN_ATTACHMENT = {"unit": "web", "operationID": "make", "attempt": 1}
+WRITTEN: AttachedTo = {"unit": "web", "operationID": None, "attempt": 0}
 
-ATTACHED: dict[str, tuple[AttachedTo, Attachment, list[AttachedTo]]] = {
-    "free, for a create": (None, CREATED, [OWN_ATTACHMENT]),
-    "free, for an update": (None, UPDATED, [{"unit": "web", "operationID": None, "attempt": 0}]),
-    "attached by this operation": (attachment_fields("web", "make", 1), CREATED, NO_WRITES),
-    "attached by an earlier attempt": (attachment_fields("web", "make", 0), CREATED, [OWN_ATTACHMENT]),
-    "update of the unit that the operation created": (
-        attachment_fields("web", "make", 3),
-        UPDATED,
-        [{"unit": "web", "operationID": None, "attempt": 0}],
-    ),
-    "update of a unit without an operation": (attachment_fields("web"), UPDATED, NO_WRITES),
+STATES: dict[str, tuple[AttachedTo, Attachment, AttachState]] = {
+    "free, for a create": (None, CREATED, AttachState.FREE),
+    "free, for an update": (None, UPDATED, AttachState.FREE),
+    "attached by this attempt": (attachment_fields("web", "make", 1), CREATED, AttachState.ATTACHED),
+    "attached by an earlier attempt": (attachment_fields("web", "make", 0), CREATED, AttachState.FREE),
+    "attached by a later attempt": (attachment_fields("web", "make", 2), CREATED, AttachState.NEWER),
+    "update of the unit that the operation created": (attachment_fields("web", "make", 3), UPDATED, AttachState.FREE),
+    "update of a unit without an operation": (attachment_fields("web"), UPDATED, AttachState.ATTACHED),
+    "another unit": (attachment_fields("other"), CREATED, AttachState.IN_USE),
+    "another unit, for an update": (attachment_fields("other", "make-other", 1), UPDATED, AttachState.IN_USE),
+    "earlier unit with the same name": (attachment_fields("web", "before", 1), CREATED, AttachState.IN_USE),
+    "unit with the same name and without an operation": (attachment_fields("web"), CREATED, AttachState.IN_USE),
 }
 
 
-@pytest.mark.parametrize(("current", "desired", "writes"), ATTACHED.values(), ids=ATTACHED)
-async def test_attach_of_a_free_or_own_storage_succeeds(
-    current: AttachedTo, desired: Attachment, writes: list[AttachedTo]
+@pytest.mark.parametrize(("current", "holder", "state"), STATES.values(), ids=STATES)
+def test_attachment_decides_whether_a_holder_may_attach(
+    current: AttachedTo, holder: Attachment, state: AttachState
 ) -> None:
+    assert attach_state(FakeStorageServer(current).storage, holder) is state
+    assert attach_state(FakeStorageServer(current, deleting=True).storage, holder) is AttachState.DELETED
+    assert attach_state(None, holder) is AttachState.DELETED
+
+
+@pytest.mark.parametrize(
+    ("current", "writes"),
+    [
+        (None, [WRITTEN]),
+        (attachment_fields("web", "make", 3), [WRITTEN]),
+        (attachment_fields("web"), NO_WRITES),
+    ],
+)
+async def test_unit_attaches_a_free_or_own_storage(current: AttachedTo, writes: list[AttachedTo]) -> None:
     server = FakeStorageServer(current)
-    await attacher(server).check_available(NAMESPACE, ["data"], desired)
-    assert server.writes == []
-    await attacher(server).attach(NAMESPACE, ["data"], desired)
+    await attacher(server).attach(NAMESPACE, ["data"], "web")
     assert server.writes == writes
 
 
@@ -134,70 +147,55 @@ REJECTED: dict[str, tuple[FakeStorageServer, Attachment, type[Conflict], str]] =
         StorageInUse,
         "attached to an earlier unit web",
     ),
-    "unit with the same name and without an operation": (
-        FakeStorageServer(attachment_fields("web")),
-        CREATED,
-        StorageInUse,
-        "attached to an earlier unit web",
-    ),
     "being deleted": (
         FakeStorageServer(None, deleting=True),
-        CREATED,
+        UPDATED,
         BeingDeleted,
         "storage data is being deleted",
     ),
     "attached by this operation and being deleted": (
         FakeStorageServer(attachment_fields("web", "make", 1), deleting=True),
-        CREATED,
+        UPDATED,
         BeingDeleted,
         "is being deleted",
     ),
 }
 
 
-@pytest.mark.parametrize(("server", "desired", "fault", "message"), REJECTED.values(), ids=REJECTED)
+@pytest.mark.parametrize(("server", "holder", "fault", "message"), REJECTED.values(), ids=REJECTED)
 async def test_attach_of_an_unavailable_storage_is_rejected(
-    server: FakeStorageServer, desired: Attachment, fault: type[Conflict], message: str
+    server: FakeStorageServer, holder: Attachment, fault: type[Conflict], message: str
 ) -> None:
-    for rejecting_call in (attacher(server).check_available, attacher(server).attach):
+    rejection = attach_fault(server.storage, "data", holder)
+    assert type(rejection) is fault
+    assert message in rejection.message
+    if not holder.operation_id:
         with pytest.raises(fault, match=message):
-            await rejecting_call(NAMESPACE, ["data"], desired)
+            await attacher(server).attach(NAMESPACE, ["data"], holder.unit)
     assert server.writes == []
 
 
 async def test_attach_of_a_deleted_storage_is_rejected() -> None:
-    for rejecting_call in (
-        attacher(FakeStorageServer(None, exists=False)).check_available,
-        attacher(FakeStorageServer(None, exists=False)).attach,
-    ):
-        with pytest.raises(Conflict, match="storage data was deleted") as raised:
-            await rejecting_call(NAMESPACE, ["data"], CREATED)
-        assert raised.type is BeingDeleted
-
-
-async def test_attach_by_an_outdated_attempt_is_rejected() -> None:
-    server = FakeStorageServer(attachment_fields("web", "make", 2))
-    with pytest.raises(StaleAttempt):
-        await attacher(server).attach(NAMESPACE, ["data"], CREATED)
-    assert server.writes == []
+    with pytest.raises(Conflict, match="storage data was deleted") as raised:
+        await attacher(FakeStorageServer(None, exists=False)).attach(NAMESPACE, ["data"], "web")
+    assert raised.type is BeingDeleted
 
 
 async def test_attach_is_retried_after_a_write_conflict() -> None:
     server = FakeStorageServer(None)
     server.conflicts = 2
-    await attacher(server).attach(NAMESPACE, ["data"], CREATED)
-    assert server.writes == [OWN_ATTACHMENT]
+    await attacher(server).attach(NAMESPACE, ["data"], "web")
+    assert server.writes == [WRITTEN]
 
 
 async def test_attach_reads_live_only_when_the_cache_shows_another_holder() -> None:
     server = FakeStorageServer(None)
-    await attacher(server, cached=server.storage).attach(NAMESPACE, ["data"], CREATED)
-    assert (server.reads, server.writes) == (0, [OWN_ATTACHMENT])
+    await attacher(server, cached=server.storage).attach(NAMESPACE, ["data"], "web")
+    assert (server.reads, server.writes) == (0, [WRITTEN])
     free = FakeStorageServer(None)
-    await attacher(free, cached=FakeStorageServer(attachment_fields("other")).storage).attach(
-        NAMESPACE, ["data"], CREATED
-    )
-    assert (free.reads, free.writes) == (1, [OWN_ATTACHMENT])
+    stale = attacher(free, cached=FakeStorageServer(attachment_fields("other")).storage)
+    await stale.attach(NAMESPACE, ["data"], "web")
+    assert (free.reads, free.writes) == (1, [WRITTEN])
 
 
 async def test_attach_with_a_stale_cache_never_takes_the_storage_of_another_unit() -> None:
@@ -205,7 +203,7 @@ async def test_attach_with_a_stale_cache_never_takes_the_storage_of_another_unit
     stale = FakeStorageServer(None).storage
     server.increase_version()
     with pytest.raises(StorageInUse, match="attached to unit other"):
-        await attacher(server, cached=stale).attach(NAMESPACE, ["data"], CREATED)
+        await attacher(server, cached=stale).attach(NAMESPACE, ["data"], "web")
     assert server.writes == []
 
 
@@ -231,7 +229,7 @@ async def test_storage_changed_since_the_read_is_not_detached() -> None:
     server = FakeStorageServer(attachment_fields("web", "make", 1))
     stale = server.storage
     server.increase_version()
-    await attacher(server).detach_if_unchanged(stale)
+    await attacher(server).write(stale, None)
     assert server.writes == []
 
 

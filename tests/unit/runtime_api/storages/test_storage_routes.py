@@ -24,7 +24,7 @@ from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.http.route import APIRequest, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, StorageQuery, UpdateStorage
-from gpu_runtime.runtime_api.storages.routes import routes
+from gpu_runtime.runtime_api.storages.routes import STORAGES
 from gpu_runtime.runtime_api.storages.storage_admission import admit_storage, apply_resize
 from gpu_runtime.runtime_api.storages.view import StorageView
 
@@ -55,7 +55,7 @@ class FakeStorages:
 
 
 def routes_by_name(storages: Any = None) -> dict[str, Route]:
-    return {route.name: route for route in routes(storages)}
+    return {route.name: route for route in STORAGES.bind(storages)}
 
 
 FAULTS: dict[str, tuple[str, str, set[type[RuntimeFault]]]] = {

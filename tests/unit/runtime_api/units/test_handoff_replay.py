@@ -5,13 +5,24 @@ from typing import Any
 import pytest
 
 from gpu_runtime.contract.crd.operation import OperationError, OperationState, OperationType
-from gpu_runtime.contract.errors import AdmissionDenied, AlreadyExists, BeingDeleted, Conflict, QuotaExceeded
+from gpu_runtime.contract.errors import (
+    AdmissionDenied,
+    AlreadyExists,
+    BeingDeleted,
+    Conflict,
+    Invalid,
+    QuotaExceeded,
+    RuntimeFault,
+    TooLarge,
+)
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+from gpu_runtime.runtime_api.clock import SystemClock
+from gpu_runtime.runtime_api.operations.drive import OperationDriver
 from gpu_runtime.runtime_api.operations.operation_store import RecordedOperation
 from gpu_runtime.runtime_api.units.handoff import Handoff
-from gpu_runtime.runtime_api.units.requests import CreateUnit
 from tests.unit.runtime_api.runtime_api_objects import operation
 
-REQUEST = CreateUnit(operation_id="one", name="web", namespace="batch", spec_name="g1.1", image="python")
+REQUEST = RecordedUnitRequest(operation_id="one", name="web", namespace="batch", spec_name="g1.1", image="python")
 
 
 class FailedOperation:
@@ -26,9 +37,6 @@ class FailedOperation:
 
     async def find_missing(self, *_: Any) -> tuple[()]:
         return ()
-
-    async def check_available(self, *_: Any) -> None:
-        """All storages are available."""
 
     async def hold(self, *_: Any) -> None:
         """No stock is available."""
@@ -47,13 +55,16 @@ class FailedOperation:
         ("admission_denied", AdmissionDenied),
         ("already_exists", AlreadyExists),
         ("being_deleted", BeingDeleted),
+        ("invalid", Invalid),
+        ("too_large", TooLarge),
         ("conflict", Conflict),
         ("a_code_of_a_newer_version", Conflict),
     ],
 )
-async def test_replay_of_a_failed_create_keeps_the_stored_code(code: str, fault: type[Conflict]) -> None:
+async def test_replay_of_a_failed_create_keeps_the_stored_code(code: str, fault: type[RuntimeFault]) -> None:
     fakes: Any = FailedOperation(OperationError(code=code, message="the stored message"))
-    handoff = Handoff(fakes, fakes, fakes, fakes, fakes, consumed_deleter=fakes)
-    with pytest.raises(Conflict, match="the stored message") as raised:
+    driver = OperationDriver(fakes, SystemClock())
+    handoff = Handoff(fakes, fakes, driver, fakes, fakes, deletions=fakes)
+    with pytest.raises(RuntimeFault, match="the stored message") as raised:
         await handoff.create(REQUEST)
     assert raised.type is fault

@@ -7,10 +7,12 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.contract.request_hash import canonical_request
+from gpu_runtime.runtime_api.admission_errors import resolve_namespace
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
-from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update, resolve_namespace
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update
 
 NAMESPACES = APINamespaceSettings(units=("runtime-instance", "batch"))
 HTTP = {"ports": [{"name": "http", "port": 8080}]}
@@ -58,7 +60,7 @@ def error_paths(raised: pytest.ExceptionInfo[Invalid]) -> list[str]:
 
 
 def test_valid_unit_request_is_unchanged() -> None:
-    assert admit_unit(create(), NAMESPACES) == create()
+    assert admit_unit(create(), NAMESPACES) == msgspec.convert(VALID_REQUEST, RecordedUnitRequest)
 
 
 def test_omitted_unit_fields_have_configured_defaults() -> None:
@@ -80,7 +82,8 @@ def test_equivalent_unit_requests_are_the_same_request() -> None:
 
 def test_normalized_unit_request_is_stable() -> None:
     once = admit_unit(without("namespace", "stockNamespace", "access"), NAMESPACES)
-    assert admit_unit(once, NAMESPACES) == once
+    again = msgspec.convert(msgspec.to_builtins(once), CreateUnit)
+    assert admit_unit(again, NAMESPACES) == once
 
 
 INVALID_CREATES: dict[str, tuple[dict[str, Any], str]] = {
@@ -216,10 +219,10 @@ def test_update_with_null_is_rejected(field: str) -> None:
 
 
 def test_unit_namespace_must_be_allowed() -> None:
-    assert resolve_namespace("", NAMESPACES) == "runtime-instance"
-    assert resolve_namespace("batch", NAMESPACES) == "batch"
+    assert resolve_namespace("", NAMESPACES.units, "units") == "runtime-instance"
+    assert resolve_namespace("batch", NAMESPACES.units, "units") == "batch"
     with pytest.raises(Invalid, match="'default' is not allowed for units; use runtime-instance or batch"):
-        resolve_namespace("default", NAMESPACES)
+        resolve_namespace("default", NAMESPACES.units, "units")
 
 
 def test_stock_namespace_is_not_allowed_for_units() -> None:

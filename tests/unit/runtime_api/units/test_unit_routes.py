@@ -14,7 +14,7 @@ from gpu_runtime.runtime_api.condition_view import ConditionView
 from gpu_runtime.runtime_api.http.route import APIRequest, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
-from gpu_runtime.runtime_api.units.routes import routes
+from gpu_runtime.runtime_api.units.routes import UNITS
 from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update
 from gpu_runtime.runtime_api.units.view import SourceStockView, UnitView
 
@@ -47,7 +47,7 @@ class FakeUnits:
 
 
 def routes_by_name(units: Any = None) -> dict[str, Route]:
-    return {route.name: route for route in routes(units)}
+    return {route.name: route for route in UNITS.bind(units)}
 
 
 def test_unit_routes_exist() -> None:

@@ -1,19 +1,23 @@
 """The unit service validates requests before the handoff, and retries conflicting writes."""
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from msgspec import structs
 
-from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
 from gpu_runtime.contract.errors import BeingDeleted, Invalid, WriteConflict
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.kube import errors as kube
-from gpu_runtime.kube.retry import Backoff
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.informer import Informer
+from gpu_runtime.runtime_api import live_objects
+from gpu_runtime.runtime_api.live_objects import MAX_WRITE_ATTEMPTS
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
-from gpu_runtime.runtime_api.units import service
 from gpu_runtime.runtime_api.units.requests import CreateUnit
-from gpu_runtime.runtime_api.units.service import MAX_WRITE_ATTEMPTS, UnitService
+from gpu_runtime.runtime_api.units.service import UnitService
 
 UNIT = msgspec.convert(
     {"metadata": {"name": "web", "namespace": "runtime-instance"}, "spec": {"specName": "g1.1"}}, GPUUnit
@@ -26,9 +30,10 @@ class ConflictingClient:
     def __init__(self, unit: GPUUnit = UNIT) -> None:
         self.unit = unit
         self.reads = self.writes = 0
-        self.units = self
+        self.units: Informer[GPUUnit] = Informer(cast(KubeClient, self), GPU_UNITS)
 
-    def record_write(self, _unit: GPUUnit) -> None: ...
+    def with_options(self, **_: Any) -> "ConflictingClient":
+        return self
 
     async def get(self, *_: Any) -> GPUUnit:
         self.reads += 1
@@ -37,18 +42,16 @@ class ConflictingClient:
     async def attach(self, *_: Any) -> None:
         """The unit has no storages."""
 
-    check_available = attach
-
     async def merge_patch(self, *_: Any, **__: Any) -> GPUUnit:
         self.writes += 1
         raise kube.KubeConflict(kube.ApiStatus(code=409, message="the object has been modified"))
 
 
 async def test_write_fails_after_max_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_CONFLICT_BACKOFF", Backoff(initial_seconds=0))
+    monkeypatch.setattr(live_objects, "CONFLICT_BACKOFF", Backoff(initial_seconds=0))
     client: Any = ConflictingClient()
     units = UnitService(client, client, APINamespaceSettings(), client, client, client)
-    with pytest.raises(WriteConflict, match="changed the object at the same time; send the request again"):
+    with pytest.raises(WriteConflict, match="other requests changed unit web at the same time; send the request again"):
         await units.stop("", "web")
     assert (client.reads, client.writes) == (MAX_WRITE_ATTEMPTS, MAX_WRITE_ATTEMPTS)
 
@@ -63,19 +66,14 @@ async def test_write_of_a_unit_that_is_being_deleted_is_rejected() -> None:
 
 
 class RecordingHandoff:
-    """A handoff that records create requests, and an informer that records writes."""
+    """A handoff that records create requests."""
 
     def __init__(self) -> None:
-        self.requests: list[CreateUnit] = []
-        self.recorded_writes: list[GPUUnit] = []
-        self.units = self
+        self.requests: list[RecordedUnitRequest] = []
 
-    async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
+    async def create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
         self.requests.append(request)
         return UNIT, True
-
-    def record_write(self, unit: GPUUnit) -> None:
-        self.recorded_writes.append(unit)
 
 
 async def test_create_is_validated_and_normalized_before_the_handoff() -> None:
@@ -86,6 +84,12 @@ async def test_create_is_validated_and_normalized_before_the_handoff() -> None:
         await units.create(structs.replace(request, name=""))
     assert handoff.requests == []
     assert await units.create(request) == (UNIT, True)
-    normalized = structs.replace(request, image="python", namespace="runtime-instance", stock_namespace="runtime-stock")
+    normalized = RecordedUnitRequest(
+        operation_id="unit-1",
+        name="web",
+        spec_name="g1.1",
+        image="python",
+        namespace="runtime-instance",
+        stock_namespace="runtime-stock",
+    )
     assert handoff.requests == [normalized]
-    assert handoff.recorded_writes == [UNIT]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.operation import OperationState, OperationType
-from gpu_runtime.runtime_api.operations.jobs import job_view
+from gpu_runtime.runtime_api.jobs.view import job_view
 from tests.unit.runtime_api.runtime_api_objects import FAILURE, STOCK, operation
 
 

@@ -1,0 +1,474 @@
+"""Several replicas that execute operations against an in-memory API server, in the order that a seed decides.
+
+The simulation sends requests to several replicas at the same time, and it does what happens to a cluster meanwhile: the
+controller updates the status of stock, users delete units and pools, processes are killed, and retention evicts
+operations. The checks at the end of this file are the promises of the operation protocol.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
+from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
+from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
+from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.errors import NotFound, OperationReused, RuntimeFault
+from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.meta import ApiResource, ObjectKey
+from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.runtime_api.api_informers import new_informers
+from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
+from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationExecutor, OperationRunner
+from gpu_runtime.runtime_api.operations.operation_store import OperationStore
+from gpu_runtime.runtime_api.operations.recovery import OperationRecovery
+from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
+from gpu_runtime.runtime_api.settings import APINamespaceSettings, OperationSettings
+from gpu_runtime.runtime_api.stock.pools import PoolCreator, PoolService
+from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
+from gpu_runtime.runtime_api.stock.stock_seeder import StockSeeder
+from gpu_runtime.runtime_api.stock.stock_units import StockUnitService
+from gpu_runtime.runtime_api.units.handoff import Handoff
+from gpu_runtime.runtime_api.units.requests import CreateUnit
+from gpu_runtime.runtime_api.units.service import UnitService
+from gpu_runtime.runtime_api.units.stock_selector import StockSelector
+from tests.unit.runtime_api.interleaved_kube import (
+    Document,
+    FakeClient,
+    FakeKubeServer,
+    InterleavingScheduler,
+    run_interleaved,
+)
+
+REPLICAS = 3
+STORAGES = ("data-0", "data-1", "data-2")
+STOCK_NAMESPACE, UNIT_NAMESPACE, POOL_NAMESPACE = "runtime-stock", "runtime-instance", "default"
+NAMESPACES = APINamespaceSettings(
+    system="runtime-system", stock=STOCK_NAMESPACE, units=(UNIT_NAMESPACE,), pools=(POOL_NAMESPACE,)
+)
+MAX_CALLER_ATTEMPTS = 12
+"""How often a caller repeats a request whose operationID another caller uses."""
+
+_UID = Annotation.OPERATION_UID
+
+AnyRequest = CreateUnit | SeedStock | CreateStockPool
+Delete = Callable[[str, str], Awaitable[None]]
+"""Deletes the object with this namespace and name."""
+
+
+class ManualClock:
+    """A clock that changes only when a test advances it. A sleeping task waits until the scheduler continues it."""
+
+    def __init__(self, scheduler: InterleavingScheduler) -> None:
+        self._scheduler = scheduler
+        self.elapsed_seconds = 0.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def monotonic(self) -> float:
+        return self.elapsed_seconds
+
+    async def sleep(self, _seconds: float) -> None:
+        await self._scheduler.wait_scheduled("sleep")
+
+
+@dataclass
+class OperationReplica:
+    """The parts of a runtime API that execute operations, with their own client."""
+
+    server: FakeKubeServer
+    scheduler: InterleavingScheduler
+    name: str
+    clock: ManualClock
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+    client: FakeClient = field(init=False)
+    deleter_task: asyncio.Task[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = FakeClient(self.server, self.scheduler, self.name)
+        client = cast(KubeClient, self.client)
+        informers = new_informers(client, NAMESPACES, KubeMetrics())
+        driver = OperationDriver(OperationStore(client, NAMESPACES.system, self.clock), self.clock)
+        attacher, deletions = StorageAttacher(client, informers), BackgroundQueue()
+        selector = StockSelector(informers, driver.store)
+        self.handoff = Handoff(client, informers, driver, selector, attacher, deletions=deletions)
+        executors: dict[OperationType, OperationExecutor] = {
+            OperationType.CREATE_UNIT: self.handoff,
+            OperationType.SEED_STOCK: StockSeeder(client, informers, driver),
+            OperationType.CREATE_STOCK_POOL: PoolCreator(client, informers, driver),
+        }
+        self.operations = OperationRunner(driver.store, executors, BackgroundQueue())
+        self.recovery = OperationRecovery(
+            client, informers, self.operations, settings=OperationSettings(), clock=self.clock
+        )
+        self.units = UnitService(client, informers, NAMESPACES, self.handoff, self.operations, attacher)
+        self.stock = StockUnitService(informers, self.operations, STOCK_NAMESPACE)
+        self.pools = PoolService(client, informers, self.operations, NAMESPACES)
+        self.informer_tasks = {informer: asyncio.create_task(informer.run()) for informer in informers.all}
+        self.operations_informer = informers.unfinished_operations
+        self.tasks += self.informer_tasks.values()
+        self.deleter_task = asyncio.create_task(deletions.run(asyncio.Event(), grace_seconds=0))
+        self.tasks += [self.deleter_task, asyncio.create_task(self.operations.queue.run(asyncio.Event(), 0))]
+
+    def stop_deleting(self) -> None:
+        """Behave, as far as consumed stock is concerned, like a replica that is killed right after its response."""
+        self.deleter_task.cancel()
+
+    def stop_watching_operations(self) -> None:
+        """Behave like a replica whose watch of operations hangs: its cache becomes stale."""
+        self.informer_tasks[self.operations_informer].cancel()
+
+    def kill(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """How many faults of each kind happen during a run."""
+
+    kills: int = 0
+    deletions: int = 0
+    """Units that users delete."""
+    unit_requests: int = 0
+    """Requests that delete a unit."""
+    pool_requests: int = 0
+    """Requests that delete a pool."""
+    evictions: int = 0
+    fault_chance: float = 0.02
+    """The probability of a fault before each step of a task."""
+    phases: Sequence[str] = ("Ready",)
+    """Phases that the controller reports for stock."""
+
+
+@dataclass
+class OperationSimulation:
+    seed: int
+    stock: int
+    requests: Sequence[AnyRequest]
+    initial_phase: str = "Ready"
+    """The phase of the initial stock."""
+    server: FakeKubeServer = field(default_factory=FakeKubeServer)
+    outcomes: list[tuple[str, object]] = field(default_factory=list)
+    """For each response: its operationID, and whether it created the unit (201) or the type of the fault."""
+    mistaken: list[tuple[CreateUnit, str]] = field(default_factory=list)
+    """Requests whose response contained another unit than the requested one, with the name of that unit."""
+    deleted: set[str] = field(default_factory=set)
+    """UIDs of units that a user has deleted."""
+    deleted_names: set[str] = field(default_factory=set)
+    """Names for which a delete request was sent. It deletes the unit or pool that has the name when it is executed."""
+    removed: dict[str, Document] = field(default_factory=dict)
+    """Units and pools whose delete request succeeded, by UID."""
+    evicted: list[Document] = field(default_factory=list)
+    """Operations that retention has evicted."""
+
+    sending: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    """The operationID and the object name of every request without a response."""
+
+    def __post_init__(self) -> None:
+        self.scheduler = InterleavingScheduler(self.seed)
+        self.clock = ManualClock(self.scheduler)
+        for index in range(self.stock):
+            self.add_stock(f"stock-{index}")
+        self.initial_stock = {each["metadata"]["uid"] for each in self.server.all(GPU_UNITS)}
+        for name in STORAGES:
+            metadata = {"name": name, "namespace": UNIT_NAMESPACE}
+            self.server.create(GPU_STORAGES, {"metadata": metadata, "spec": {"size": "1Gi"}})
+        self.replicas = [self._replica(f"replica-{index}") for index in range(REPLICAS)]
+
+    def add_stock(self, name: str) -> None:
+        manifest: Document = {"metadata": {"name": name, "namespace": STOCK_NAMESPACE}, "spec": {"specName": "g1.1"}}
+        self.server.create(GPU_UNITS, manifest)
+        self.server.patch(
+            GPU_UNITS, ObjectKey(STOCK_NAMESPACE, name), {"status": {"phase": self.initial_phase}}, "status"
+        )
+
+    def _replica(self, name: str) -> OperationReplica:
+        return OperationReplica(self.server, self.scheduler, name, self.clock)
+
+    async def send(self, replica: OperationReplica, request: AnyRequest) -> None:
+        """Send the request. If another caller uses its operationID, send it again later, a limited number of times."""
+        for _ in range(MAX_CALLER_ATTEMPTS):
+            outcome: object
+            try:
+                outcome = await self._send_once(replica, request)
+            except OperationReused:
+                await self.scheduler.wait_scheduled("caller")
+                continue
+            except (RuntimeFault, KubeError) as fault:
+                outcome = type(fault)
+            self.outcomes.append((request.operation_id, outcome))
+            return
+
+    async def _send_once(self, replica: OperationReplica, request: AnyRequest) -> bool:
+        call = request.operation_id, getattr(request, "name", None)
+        self.sending[call] += 1
+        try:
+            return await self._execute(replica, request)
+        finally:
+            self.sending -= Counter([call])
+
+    async def _execute(self, replica: OperationReplica, request: AnyRequest) -> bool:
+        match request:
+            case CreateUnit():
+                unit, created = await replica.units.create(request)
+                if (unit.metadata.name, unit.spec.image) != (request.name, request.image):
+                    self.mistaken.append((request, unit.metadata.name))
+                return created
+            case SeedStock():
+                return (await replica.stock.seed(request)).new
+            case CreateStockPool():
+                return (await replica.pools.create(request)).new
+
+    def report_on_stock(self, phases: Sequence[str]) -> None:
+        """Update the status of a stock unit, as the controller does. That changes the resourceVersion that claims
+        depend on."""
+        names = [unit["metadata"]["name"] for unit in self.list_units(STOCK_NAMESPACE)]
+        if names:
+            self.report_phase(self.scheduler.rng.choice(names), self.scheduler.rng.choice(phases))
+
+    def report_phase(self, name: str, phase: str) -> None:
+        status = {"status": {"phase": phase, "lastSyncTime": str(self.server.version)}}
+        self.server.patch(GPU_UNITS, ObjectKey(STOCK_NAMESPACE, name), status, "status")
+
+    def delete_a_unit(self) -> None:
+        """Delete a unit, as a user does. That may happen before the response to the create is sent."""
+        units = self.list_units(UNIT_NAMESPACE)
+        if units:
+            metadata = self.scheduler.rng.choice(units)["metadata"]
+            self.server.delete(GPU_UNITS, ObjectKey(UNIT_NAMESPACE, metadata["name"]), metadata["uid"])
+            self.deleted.add(metadata["uid"])
+
+    def request_unit_deletion(self) -> None:
+        self._request_deletion(self.list_units(UNIT_NAMESPACE), lambda replica: replica.units.delete)
+
+    def request_pool_deletion(self) -> None:
+        self._request_deletion(self.server.all(STOCK_POOLS), lambda replica: replica.pools.delete)
+
+    def _request_deletion(self, objects: list[Document], delete_of: Callable[[OperationReplica], Delete]) -> None:
+        """Send a delete request for one of the objects. It finishes the operation of the object first."""
+        if objects:
+            found, replica = self.scheduler.rng.choice(objects), self.scheduler.rng.choice(self.replicas)
+            self.deleted_names.add(found["metadata"]["name"])
+            replica.tasks.append(asyncio.create_task(self._delete(found, delete_of(replica))))
+
+    async def _delete(self, found: Document, delete: Delete) -> None:
+        metadata = found["metadata"]
+        try:
+            await delete(metadata["namespace"], metadata["name"])
+        except NotFound:
+            return
+        except (RuntimeFault, KubeError) as fault:
+            self.outcomes.append((f"delete {metadata['name']}", type(fault)))
+        else:
+            self.removed[metadata["uid"]] = found
+
+    def evict_an_operation(self) -> None:
+        """Evict a finished operation or one that waits for stock, as retention does. Its operationID becomes free.
+
+        An operation is evicted long after it finished, and long after its last attempt started: longer than any request
+        or process is suspended, and after recovery has cleaned up. So no run of an attempt is still in progress.
+        """
+        evictable = [each for each in self.server.all(OPERATIONS) if self._is_evictable(each)]
+        if evictable:
+            operation = self.scheduler.rng.choice(evictable)
+            self.evicted.append(operation)
+            metadata = operation["metadata"]
+            self.server.delete(OPERATIONS, ObjectKey(metadata["namespace"], metadata["name"]), metadata["uid"])
+
+    def _is_evictable(self, operation: Document) -> bool:
+        status, uid = operation.get("status", {}), operation["metadata"]["uid"]
+        if status.get("state") not in ("Succeeded", "Failed"):
+            has_attempt = status.get("attempt") or operation["spec"].get("stock")
+            return operation["spec"]["type"] == "CreateUnit" and not has_attempt
+        created = {each["metadata"]["uid"] for each in self._all_units() if _annotations(each).get(_UID) == uid}
+        committed = {status.get("targetUID"), *status.get("stockUIDs", ())}
+        has_leftovers = not created <= committed or status.get("stock", {}).get("uid") in _uids(self._all_units())
+        return not has_leftovers and not self._is_running(operation)
+
+    def _is_running(self, operation: Document) -> bool:
+        in_queue = any(operation["metadata"]["uid"] in each.operations.queue.pending_keys for each in self.replicas)
+        return in_queue or (operation["spec"]["operationID"], operation["spec"]["target"].get("name")) in self.sending
+
+    def _all_units(self) -> list[Document]:
+        return self.server.all(GPU_UNITS)
+
+    def list_units(self, namespace: str = STOCK_NAMESPACE) -> list[Document]:
+        return [each for each in self.server.all(GPU_UNITS) if each["metadata"]["namespace"] == namespace]
+
+    async def run(self, chaos: Chaos) -> None:
+        """Send every request to several replicas at the same time, and inject the faults at random moments."""
+        for request in self.requests:
+            for replica in self.scheduler.rng.sample(self.replicas, self.scheduler.rng.randint(1, REPLICAS)):
+                replica.tasks.append(asyncio.create_task(self.send(replica, request)))
+        faults: list[Callable[[], None]] = [
+            *[self._kill_one] * chaos.kills,
+            *[self.delete_a_unit] * chaos.deletions,
+            *[self.request_unit_deletion] * chaos.unit_requests,
+            *[self.request_pool_deletion] * chaos.pool_requests,
+            *[self.evict_an_operation] * chaos.evictions,
+        ]
+        self.scheduler.rng.shuffle(faults)
+        for _ in range(4000):
+            chance = self.scheduler.rng.random()
+            if faults and chance < chaos.fault_chance:
+                faults.pop()()
+            elif chance > 0.9:
+                self.report_on_stock(chaos.phases)
+            if await self.scheduler.run_next() is None:
+                break
+
+    def _kill_one(self) -> None:
+        index = self.scheduler.rng.randrange(REPLICAS)
+        self.replicas[index].kill()
+        self.replicas[index] = self._replica(f"replica-{index}-{self.server.version}")
+
+    async def run_recovery(self) -> None:
+        """Let all requests finish, make all stock Ready, advance the clock and run recovery on all replicas."""
+        await self.run_until_idle()
+        for unit in self.list_units():
+            self.report_phase(unit["metadata"]["name"], "Ready")
+        for _ in range(4):
+            self.clock.elapsed_seconds += 10
+            for replica in self.replicas:
+                await run_interleaved(replica.recovery.run_once(), self.scheduler)
+        await self.run_until_idle()
+
+    async def run_until_idle(self) -> None:
+        """Run until all caches are up to date and consumed stock is deleted."""
+        while await self.scheduler.run_next():
+            pass
+
+    async def replay(self) -> None:
+        await self.run_until_idle()
+        for request in self.requests:
+            await self.complete(self.send(self.scheduler.rng.choice(self.replicas), request))
+
+    async def complete(self, work: Awaitable[None]) -> None:
+        await run_interleaved(work, self.scheduler)
+
+    def operations(self, kind: OperationType, state: str) -> list[Document]:
+        """All operations of this type and state, also those that were evicted."""
+        recorded = [*self.server.all(OPERATIONS), *self.evicted]
+        of_kind = [each for each in recorded if each["spec"]["type"] == kind.value]
+        return [each for each in of_kind if each.get("status", {}).get("state") == state]
+
+    def end(self) -> None:
+        for replica in self.replicas:
+            replica.kill()
+
+
+@contextmanager
+def operation_simulation(
+    seed: int, stock: int, requests: Sequence[AnyRequest], initial_phase: str = "Ready"
+) -> Iterator[OperationSimulation]:
+    random.seed(seed)
+    simulation = OperationSimulation(seed, stock, requests, initial_phase)
+    try:
+        yield simulation
+    finally:
+        simulation.end()
+
+
+def check_conservation(simulation: OperationSimulation) -> None:
+    """Every stock unit exists or became exactly one unit, and every unit belongs to one operation."""
+    succeeded = simulation.operations(OperationType.CREATE_UNIT, "Succeeded")
+    consumed = Counter(each["status"]["stock"]["uid"] for each in succeeded)
+    remaining = _uids(simulation.list_units())
+    assert all(count == 1 for count in consumed.values()), "two operations consumed the same stock unit"
+    assert remaining.isdisjoint(consumed), "a consumed stock unit still exists"
+    assert remaining | consumed.keys() == simulation.initial_stock | _check_seedings(simulation), (
+        "a stock unit was lost, or one exists that no seeding committed to"
+    )
+    claimed = [each for each in simulation.list_units() if Annotation.CLAIMED_BY in _annotations(each)]
+    assert not claimed, "a stock unit is claimed although no handoff is in progress"
+    _check_committed(simulation, UNIT_NAMESPACE, GPU_UNITS, succeeded)
+    _check_storages(simulation, {each["spec"]["operationID"] for each in succeeded})
+    _check_responses(simulation)
+
+
+def check_pools(simulation: OperationSimulation) -> None:
+    """Every pool belongs to one succeeded operation, and a failed operation left no pool."""
+    succeeded = simulation.operations(OperationType.CREATE_STOCK_POOL, "Succeeded")
+    _check_committed(simulation, POOL_NAMESPACE, STOCK_POOLS, succeeded)
+
+
+def check_finished(simulation: OperationSimulation) -> None:
+    """Recovery finishes every operation except those that wait for stock."""
+    unfinished = [each for each in simulation.server.all(OPERATIONS) if each["spec"]["type"] != "CreateUnit"]
+    states = {each.get("status", {}).get("state") for each in unfinished}
+    assert states <= {"Succeeded", "Failed"}, f"operations are still in state {states}"
+
+
+def _check_seedings(simulation: OperationSimulation) -> set[str]:
+    """Return the UIDs of all seeded stock. Every seeding created all of its stock units, or none."""
+    seeded: set[str] = set()
+    for operation in simulation.operations(OperationType.SEED_STOCK, "Succeeded"):
+        uids = operation["status"]["stockUIDs"]
+        request = next(
+            each
+            for each in simulation.requests
+            if isinstance(each, SeedStock) and each.operation_id == operation["spec"]["operationID"]
+        )
+        assert len(set(uids)) == request.replicas, "a succeeded seeding has another number of stock units"
+        assert seeded.isdisjoint(uids), "two seedings committed to the same stock unit"
+        seeded.update(uids)
+    for operation in simulation.operations(OperationType.SEED_STOCK, "Failed"):
+        assert not operation["status"].get("stockUIDs"), "a failed seeding lists stock units"
+    return seeded
+
+
+def _check_committed(
+    simulation: OperationSimulation, namespace: str, resource: ApiResource[Any], succeeded: list[Document]
+) -> None:
+    committed = {each["status"]["targetUID"]: each["spec"]["target"]["name"] for each in succeeded}
+    existing = _uids(each for each in simulation.server.all(resource) if each["metadata"]["namespace"] == namespace)
+    assert existing <= committed.keys(), f"a {resource.kind} exists that no operation committed to"
+    missing = {uid for uid, name in committed.items() if uid not in existing and name not in simulation.deleted_names}
+    assert missing <= simulation.deleted, f"a {resource.kind} is missing that no user deleted"
+    removed = set(map(_attempt, simulation.removed.values()))
+    again = [each for each in simulation.server.all(resource) if _attempt(each) in removed - {(None, None)}]
+    assert not again, f"an attempt created a {resource.kind} again after a request had deleted it"
+
+
+def _check_storages(simulation: OperationSimulation, succeeded: set[str]) -> None:
+    storages = simulation.server.all(GPU_STORAGES)
+    attachments = {each["metadata"]["name"]: each["spec"].get("attachedTo") for each in storages}
+    for unit in simulation.list_units(UNIT_NAMESPACE):
+        for mount in unit["spec"].get("storageMounts", ()):
+            attachment = attachments[mount["name"]]
+            assert attachment, "a unit mounts a storage that is not attached to it"
+            assert attachment["unit"] == unit["metadata"]["name"], "a unit mounts a storage of another unit"
+    orphans = [name for name, each in attachments.items() if each and each["operationID"] not in succeeded]
+    assert not orphans, "a storage is attached for an operation that created no unit"
+
+
+def _check_responses(simulation: OperationSimulation) -> None:
+    assert not simulation.mistaken, "a caller received the unit of another caller"
+    recorded = Counter(
+        each["spec"]["operationID"] for each in [*simulation.server.all(OPERATIONS), *simulation.evicted]
+    )
+    creations = Counter(operation for operation, outcome in simulation.outcomes if outcome is True)
+    assert creations <= recorded, "two responses reported the creation of one object"
+
+
+def _uids(documents: Any) -> set[str]:
+    return {each["metadata"]["uid"] for each in documents}
+
+
+def _attempt(document: Document) -> tuple[str | None, str | None]:
+    """The UID of the operation that created the object, and the number of its attempt."""
+    annotations = _annotations(document)
+    return annotations.get(_UID), annotations.get(Annotation.OPERATION_ATTEMPT)
+
+
+def _annotations(document: Document) -> Document:
+    return cast(Document, document["metadata"].get("annotations", {}))

@@ -1,0 +1,338 @@
+"""The processes of the serverless plane on an in-memory NATS server: real code, with a fake framework and database."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+from nats.aio.msg import Msg
+from prometheus_client import CollectorRegistry
+
+from gpu_runtime.activator.capacity import FunctionCapacity
+from gpu_runtime.activator.demand_publisher import DemandPublisher
+from gpu_runtime.activator.dispatcher import Dispatcher
+from gpu_runtime.activator.function_lister import FunctionLister
+from gpu_runtime.activator.invocation_reaper import InvocationReaper
+from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
+from gpu_runtime.activator.settings import DispatchSettings, ReaperSettings
+from gpu_runtime.activator.terminal_results import TerminalResultPublisher
+from gpu_runtime.backoff import Backoff
+from gpu_runtime.contract.messages.result import Result
+from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
+from gpu_runtime.contract.messages.subjects import CANCEL
+from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.jetstream.kv import KeyValueBucket
+from gpu_runtime.jetstream.publisher import Publisher
+from gpu_runtime.jetstream.pull_consumer import ConsumeOptions, PullConsumer
+from gpu_runtime.jetstream.stream_admin import ensure_with_retry
+from gpu_runtime.result_repository.repository import InsertOutcome, ResultRow
+from gpu_runtime.result_store.batch_writer import BatchWriter
+from gpu_runtime.result_store.metrics import ResultStoreMetrics
+from gpu_runtime.result_store.result_codec import result_from_row
+from gpu_runtime.result_store.result_consumer import ResultConsumer
+from gpu_runtime.runtime_api.invocations.enqueue import InvocationEnqueuer
+from gpu_runtime.runtime_api.invocations.function_lookup import FunctionLookup
+from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits
+from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
+from gpu_runtime.runtime_api.invocations.result_client import ResultClient
+from gpu_runtime.runtime_api.invocations.service import InvocationService
+from gpu_runtime.runtime_api.nats_client import NatsClient
+from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
+from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
+from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
+from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
+from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest
+from gpu_runtime.worker_sidecar.framework_response import (
+    FrameworkFailed,
+    FrameworkFailureKind,
+    FrameworkOutcome,
+    HandlerFailed,
+    HandlerSucceeded,
+    TimedOut,
+)
+from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
+from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
+from gpu_runtime.worker_sidecar.worker_records import DirectWorkerRecords
+from tests.unit.serverless.in_memory_nats import InMemoryConnection, InMemoryNats, NoFaults
+
+TOPOLOGY = StreamTopology(
+    limits=StreamLimits(invoke_ack_wait_seconds=3, dispatch_ack_wait_seconds=3, result_ack_wait_seconds=3)
+)
+REAPER_SETTINGS = ReaperSettings()
+MAX_DELIVERIES = 5
+RETRY_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=5.0)
+
+
+class InMemoryResults:
+    """The database of the result store. The first result of an invocation is final."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, ResultRow] = {}
+
+    async def insert(self, rows: Sequence[ResultRow], _now: datetime) -> list[InsertOutcome]:
+        await asyncio.sleep(0)
+        return [self._insert(each) for each in rows]
+
+    def _insert(self, row: ResultRow) -> InsertOutcome:
+        stored = self.rows.setdefault(row.invocation_id, row)
+        return InsertOutcome(stored.state, inserted=stored is row)
+
+    def result(self, invocation_id: str) -> Result | None:
+        row = self.rows.get(invocation_id)
+        return result_from_row(row) if row else None
+
+
+class SimulatedFunctions:
+    """The functions that exist, as the API and the activators look them up."""
+
+    def __init__(self, request_ids: set[str]) -> None:
+        self.existing = request_ids
+        self.units = SimpleNamespace(wait_for_sync=self._synced)
+
+    async def _synced(self) -> None:
+        return None
+
+    def by_request_id(self, request_id: str) -> object | None:
+        return object() if request_id in self.existing else None
+
+    def request_ids(self) -> set[str]:
+        return set(self.existing)
+
+    def cache_is_fresh(self) -> bool:
+        return True
+
+    async def confirm_not_found(self, request_id: str) -> bool:
+        await asyncio.sleep(0.001)
+        return request_id not in self.existing
+
+    async def must_exist(self, request_id: str) -> None:
+        if request_id not in self.existing:
+            raise LookupError(request_id)
+
+
+@dataclass
+class SimulatedFramework:
+    """Runs functions for a random time. Some calls fail, or lose their connection."""
+
+    rng: random.Random
+    durations: Sequence[float] = (0.0, 0.05, 0.5, 3.0, 8.0)
+    failure_rate: float = 0.1
+    crash_rate: float = 0.5
+    """The part of the failed calls that lose their connection. The others return an error."""
+    now: Callable[[], datetime] = field(init=False)
+    """The clock of the plane that the framework belongs to."""
+
+    async def invoke(self, request: FrameworkRequest) -> FrameworkOutcome:
+        loop = asyncio.get_running_loop()
+        until_deadline = (request.deadline - self.now()).total_seconds() if request.deadline else 3600.0
+        duration = self.rng.choice(self.durations)
+        if duration >= until_deadline:
+            await asyncio.sleep(max(0.0, until_deadline) + self.rng.choice((0.0, 0.4)))
+            return TimedOut("the function did not return before the deadline")
+        await asyncio.sleep(duration)
+        if self.rng.random() > self.failure_rate:
+            return HandlerSucceeded(200, "application/json", str(loop.time()).encode())
+        if self.rng.random() >= self.crash_rate:
+            return HandlerFailed("ValueError", "bad input", 500)
+        return FrameworkFailed(FrameworkFailureKind.CONNECTION_LOST, "connection lost")
+
+
+@dataclass
+class SimulatedProcess:
+    """A process: a connection and tasks. A killed process executes nothing more."""
+
+    connection: InMemoryConnection
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    @property
+    def nats(self) -> NatsConnection:
+        return cast(NatsConnection, self.connection)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self.tasks.append(task)
+        return task
+
+    def kill(self) -> None:
+        if not self.connection.dead:
+            self.connection.kill()
+        for task in self.tasks:
+            task.cancel()
+
+
+@dataclass
+class ServerlessPlane:
+    """Builds processes that share a NATS server, a set of functions, a framework and a result database."""
+
+    server: InMemoryNats
+    network: NoFaults
+    functions: SimulatedFunctions
+    framework: SimulatedFramework
+    results: InMemoryResults = field(default_factory=InMemoryResults)
+
+    def __post_init__(self) -> None:
+        self.framework.now = self.now
+
+    async def create_streams(self) -> None:
+        admin = cast(NatsConnection, InMemoryConnection(self.server, "admin"))
+        await ensure_with_retry(admin, TOPOLOGY.streams, [TOPOLOGY.record_bucket], tuple(TOPOLOGY.shared_consumers()))
+
+    def now(self) -> datetime:
+        return self.server.now()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _process(self, name: str) -> SimulatedProcess:
+        return SimulatedProcess(InMemoryConnection(self.server, name, self.network))
+
+    def _records(self, process: SimulatedProcess, publisher: Publisher) -> InvocationRecordStore:
+        return InvocationRecordStore(KeyValueBucket(process.nats, publisher, TOPOLOGY.record_bucket))
+
+    def start_api(self, name: str) -> tuple[SimulatedProcess, InvocationService]:
+        process = self._process(name)
+        nats_client = NatsClient(process.nats, TOPOLOGY)
+        process.spawn(nats_client.run())
+        enqueuer = InvocationEnqueuer(
+            InvocationRecordStore(nats_client.record_bucket), nats_client.publisher, TOPOLOGY.subjects, self
+        )
+        service = InvocationService(
+            nats_client=nats_client,
+            functions=cast(FunctionLookup, self.functions),
+            enqueuer=enqueuer,
+            results=cast(ResultClient, SimulatedResultClient(self.results, process.connection)),
+            limits=InvocationLimits(),
+            max_sync_wait_seconds=30,
+            clock=self,
+            metrics=InvocationMetrics(CollectorRegistry()),
+        )
+        return process, service
+
+    def start_activator(self, name: str, *, leads: bool, max_deliveries: int = 50) -> SimulatedProcess:
+        process = self._process(name)
+        publisher, metrics = Publisher(process.nats), ActivatorMetrics(CollectorRegistry())
+        records, functions = self._records(process, publisher), cast(FunctionLister, self.functions)
+        queued, dispatched = (
+            TerminalResultPublisher(ResultPublisher(TOPOLOGY.subjects, publisher), metrics, stage)
+            for stage in (TerminationStage.QUEUED, TerminationStage.DISPATCHED)
+        )
+        capacity = FunctionCapacity(self.monotonic)
+        dispatcher = Dispatcher(
+            topology=TOPOLOGY,
+            publisher=publisher,
+            records=records,
+            functions=functions,
+            capacity=capacity,
+            demand=DemandPublisher(process.nats, TOPOLOGY.subjects, self.monotonic),
+            terminal_results=queued,
+            settings=DispatchSettings(),
+            metrics=metrics,
+            clock=self.now,
+        )
+        consumer = PullConsumer(
+            process.nats,
+            TOPOLOGY.invoke_consumer,
+            dispatcher.handle,
+            dispatcher.on_dead_letter,
+            ConsumeOptions(max_in_flight=8, max_deliveries=max_deliveries, backoff=RETRY_BACKOFF),
+        )
+        process.spawn(consumer.run(asyncio.Event()))
+        process.spawn(self._report_capacity(capacity))
+        if leads:
+            reaper = InvocationReaper(
+                process.nats, TOPOLOGY, records, functions, dispatched, REAPER_SETTINGS, metrics, self.now
+            )
+            process.spawn(reaper.run())
+            process.spawn(_subscribe(process, TOPOLOGY.subjects.all_functions(CANCEL), reaper.cancel))
+        return process
+
+    async def _report_capacity(self, capacity: FunctionCapacity) -> None:
+        """Report free workers from time to time, so that the dispatcher uses its fast path for some invocations."""
+        while True:
+            await asyncio.sleep(self.framework.rng.uniform(0.1, 2))
+            for request_id in sorted(self.functions.existing):
+                capacity.observe(
+                    WorkerEvent(
+                        kind=WorkerEventKind.HEARTBEAT,
+                        serverless_request_id=request_id,
+                        unit="worker",
+                        namespace="n",
+                        sent_at=self.now(),
+                        in_flight=self.framework.rng.randint(0, 1),
+                    )
+                )
+
+    def start_worker(self, name: str, request_id: str) -> SimulatedProcess:
+        process, cancellations = self._process(name), CancellationRegistry()
+        publisher = Publisher(process.nats)
+        health: Any = SimpleNamespace(check=_healthy)
+        heartbeat: Any = SimpleNamespace(invocation_started=lambda _: None, invocation_finished=lambda _: None)
+        handler = DispatchHandler(
+            ResultPublisher(TOPOLOGY.subjects, publisher),
+            DirectWorkerRecords(self._records(process, publisher), name),
+            cast(FrameworkClient, self.framework),
+            cast(FrameworkHealthMonitor, health),
+            cast(HeartbeatPublisher, heartbeat),
+            cancellations,
+            SidecarMetrics(CollectorRegistry()),
+            DispatchHandlerOptions(
+                request_id, name, TOPOLOGY.subjects, MAX_DELIVERIES, RETRY_BACKOFF, 1000, clock=self.now
+            ),
+        )
+        consumer = PullConsumer(
+            process.nats,
+            TOPOLOGY.dispatch_consumer(request_id),
+            handler.handle,
+            handler.on_dead_letter,
+            ConsumeOptions(max_in_flight=2, max_deliveries=None, backoff=RETRY_BACKOFF),
+        )
+        process.spawn(consumer.run(asyncio.Event()))
+        process.spawn(_subscribe(process, TOPOLOGY.subjects.cancel(request_id), cancellations.cancel))
+        return process
+
+    def start_result_store(self, name: str) -> SimulatedProcess:
+        process, metrics = self._process(name), ResultStoreMetrics(CollectorRegistry())
+        publisher, writer = Publisher(process.nats), BatchWriter(cast(Any, self.results), 16, metrics)
+        handler = ResultConsumer(writer, self._records(process, publisher), publisher, TOPOLOGY.subjects, 1000, metrics)
+        consumer = PullConsumer(
+            process.nats,
+            TOPOLOGY.result_consumer,
+            handler.handle,
+            handler.on_dead_letter,
+            ConsumeOptions(max_in_flight=4, max_deliveries=None, backoff=RETRY_BACKOFF),
+        )
+        process.spawn(writer.run(asyncio.Event()))
+        process.spawn(consumer.run(asyncio.Event()))
+        return process
+
+
+@dataclass
+class SimulatedResultClient:
+    """Reads results from the database, after the latency of a query."""
+
+    results: InMemoryResults
+    connection: InMemoryConnection
+
+    async def find(self, invocation_id: str) -> Result | None:
+        await asyncio.sleep(self.connection.network.latency(self.connection))
+        return self.results.result(invocation_id)
+
+
+async def _subscribe(process: SimulatedProcess, subject: str, cancel: Any) -> None:
+    def on_cancel(message: Msg) -> None:
+        cancel(message.data.decode())
+
+    await process.connection.subscribe(subject, on_cancel)
+
+
+async def _healthy() -> None:
+    return None

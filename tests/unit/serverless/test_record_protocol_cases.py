@@ -1,0 +1,122 @@
+"""Crashes and refusals that random interleavings of the invocation record reach too rarely."""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gpu_runtime.contract.messages.invocation_record import Dispatched
+from gpu_runtime.jetstream.delivery import OutgoingMessage
+from gpu_runtime.jetstream.errors import StreamFull
+from gpu_runtime.runtime_api.invocations.requests import Invoke
+from gpu_runtime.runtime_api.invocations.service import InvocationService
+from tests.unit.kube.fake_time import on_fake_time
+from tests.unit.serverless.in_memory_nats import InMemoryConnection, InMemoryNats, NoFaults
+from tests.unit.serverless.simulated_processes import (
+    TOPOLOGY,
+    ServerlessPlane,
+    SimulatedFramework,
+    SimulatedFunctions,
+    SimulatedProcess,
+)
+
+
+class KillBeforeWrite(NoFaults):
+    """Calls `kill` before the server executes the n-th request of a process that changes a stream."""
+
+    def __init__(self, process: str, number: int) -> None:
+        self.process, self.remaining = process, number
+        self.kill: Callable[[], None] = lambda: None
+
+    def before_request(self, connection: InMemoryConnection, subject: str) -> None:
+        is_write = not subject.startswith("$JS.API.") or ".MSG.DELETE." in subject
+        if connection.name == self.process and is_write:
+            self.remaining -= 1
+            if self.remaining == 0:
+                self.kill()
+
+
+async def new_plane(network: NoFaults) -> ServerlessPlane:
+    framework = SimulatedFramework(random.Random(1))  # noqa: S311
+    plane = ServerlessPlane(InMemoryNats(), network, SimulatedFunctions({"f"}), framework)
+    await plane.create_streams()
+    return plane
+
+
+def invoke(seconds: float) -> Invoke:
+    return Invoke(
+        invocation_id="i", serverless_request_id="f", mode="async", payload=Raw(b"1"), timeout_seconds=seconds
+    )
+
+
+async def kill_all(*processes: SimulatedProcess) -> None:
+    for process in processes:
+        process.kill()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+@on_fake_time
+async def test_leader_killed_before_any_write_loses_no_result(number: int) -> None:
+    """No worker exists and no caller asks for the result. So only the reaper can end the invocation."""
+    network = KillBeforeWrite("activator-0", number)
+    plane = await new_plane(network)
+    (api, service), store = plane.start_api("api-0"), plane.start_result_store("store-0")
+    leaders = [plane.start_activator("activator-0", leads=True)]
+
+    def replace_leader() -> None:
+        leaders.pop().kill()
+        asyncio.get_running_loop().call_later(
+            1, lambda: leaders.append(plane.start_activator("activator-1", leads=True))
+        )
+
+    network.kill = replace_leader
+    await api.spawn(service.invoke(invoke(1.5)))
+    await asyncio.sleep(120)
+    stored = set(plane.results.rows)
+    await kill_all(api, store, *leaders)
+    assert stored == {"i"}
+
+
+@on_fake_time
+async def test_rejected_publish_does_not_purge_a_record_that_has_changed() -> None:
+    """While INVOKE rejects the message, a replay on another replica publishes it, and the activator dispatches it."""
+    plane = await new_plane(NoFaults())
+    api, service = plane.start_api("api-0")
+    await asyncio.sleep(1)
+    records = service.enqueuer.records
+
+    class RejectingPublisher:
+        async def publish(self, _message: OutgoingMessage) -> None:
+            await records.apply("i", Dispatched(plane.now()), await records.read("i"))
+            raise StreamFull("full")
+
+    with pytest.raises(StreamFull):
+        await with_publisher(service, RejectingPublisher()).invoke(invoke(5))
+    stored = await records.read("i")
+    await kill_all(api)
+    assert stored is not None
+
+
+def with_publisher(service: InvocationService, publisher: Any) -> InvocationService:
+    return dataclasses.replace(service, enqueuer=dataclasses.replace(service.enqueuer, publisher=publisher))
+
+
+@on_fake_time
+async def test_unreadable_record_is_not_dead_lettered_after_the_last_delivery() -> None:
+    plane = await new_plane(NoFaults())
+    subjects: list[str] = []
+    plane.server.stored_listeners.append(lambda _stream, message, _publisher: subjects.append(message.subject))
+    (api, service), store = plane.start_api("api-0"), plane.start_result_store("store-0")
+    await api.spawn(service.invoke(invoke(5)))
+    operator = InMemoryConnection(plane.server, "operator")
+    plane.server.execute(operator, TOPOLOGY.record_bucket.subject("i"), b"not json", {})
+    await asyncio.sleep(6)  # past the deadline, so that the activator must read the record
+    activator = plane.start_activator("activator-0", leads=False, max_deliveries=2)
+    await asyncio.sleep(200)
+    await kill_all(api, store, activator)
+    assert [each for each in subjects if ".dlq." in each] == []
