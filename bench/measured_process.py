@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from localcluster.supervisor_client import tail_log, wait_until
 
 GPU_RUNTIME_EXECUTABLE = Path(sys.executable).with_name("gpu-runtime")

@@ -10,7 +10,8 @@ import yaml
 
 from bench.kube_api import service_account_access
 from bench.measured_process import MeasuredProcess, start_process
-from localcluster.control_plane import ControlPlane, free_port
+from localcluster.control_plane import ControlPlane
+from localcluster.free_ports import free_port
 
 RUNTIME_API_USER = "system:serviceaccount:runtime-system:runtime-api"
 API_TOKEN = "bench-bench-bench-bench"  # noqa: S105 - only valid for the process of this benchmark

@@ -5,15 +5,13 @@ Both cluster types use it. A control plane without a node listens on a free port
 plane of a node runs in the node's namespaces and listens on the node's address.
 """
 
-import secrets
-import socket
 import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +20,7 @@ import yaml
 from lightkube import Client, KubeConfig
 
 from localcluster import binaries, simulated_nodes
+from localcluster.free_ports import free_port
 from localcluster.paths import LOCAL_STATE_DIR, require_free_disk, scratch_dir
 from localcluster.pki import CertificateAuthority
 from localcluster.supervisor_client import ProcessFailed, SupervisorClient
@@ -245,21 +244,6 @@ def temporary_control_plane(
             yield plane
         finally:
             plane.processes.shutdown()
-
-
-def free_port() -> int:
-    """Return a TCP port that has no listener and is outside the range of ephemeral ports.
-
-    The kernel gives ephemeral ports to outgoing connections. A server that starts later, or restarts, would sometimes
-    find such a port in use by a connection of another process.
-    """
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = range(10_000, min(30_000, first_ephemeral)) or range(10_000, 65_536)
-    while True:
-        port = secrets.choice(candidates)
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _first_host_ip(cidr: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from localcluster.paths import scratch_dir
 from localcluster.supervisor_client import SupervisorClient, wait_until
 

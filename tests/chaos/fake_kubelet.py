@@ -16,7 +16,7 @@ import aiohttp
 from gpu_runtime.contract.crd.well_known import Label
 from gpu_runtime.contract.framework_protocol import SOCKET_VARIABLE
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import SETTINGS_ANNOTATION
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from localcluster.supervisor_client import ProcessFailed
 from tests.chaos.system_under_test import GPU_RUNTIME_PROGRAM, SystemUnderTest
 from tests.chaos.tcp_proxy import TcpProxy, running_proxy

@@ -19,7 +19,8 @@ import aiohttp
 import nats
 import yaml
 
-from localcluster.control_plane import ControlPlane, free_port, temporary_control_plane
+from localcluster.control_plane import ControlPlane, temporary_control_plane
+from localcluster.free_ports import free_port
 from localcluster.nats_server import NatsServer, temporary_nats_server
 from localcluster.paths import PROJECT_ROOT, scratch_dir
 from localcluster.supervisor_client import ProcessFailed, SupervisorClient, tail_log

@@ -1,4 +1,7 @@
-"""A real node that all e2e tests share. It does not conflict with a running development platform."""
+"""A real node that all e2e tests share. It does not conflict with a running development platform.
+
+The tests run in random order, and some of them need every GPU of the node. So no test file may leave a pod with a GPU.
+"""
 
 import uuid
 from collections.abc import Iterator
@@ -6,11 +9,14 @@ from collections.abc import Iterator
 import pytest
 from lightkube import Client
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace
+from lightkube.resources.core_v1 import Namespace, Pod
 
 from localcluster.node import Node
 from localcluster.node import temporary_node as start_node
+from localcluster.supervisor_client import wait_until
 from tests.conftest import enter_or_skip
+
+ACTIVE_PHASES = ("Pending", "Running")
 
 
 @pytest.fixture(scope="package")
@@ -32,3 +38,25 @@ def namespace(kube: Client) -> Iterator[str]:
     kube.create(Namespace(metadata=ObjectMeta(name=name)))
     yield name
     kube.delete(Namespace, name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_gpus_are_released(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After the tests of a file, wait until no pod holds a GPU. Fail if one remains, because it belongs to the file."""
+    yield
+    tests_of_file = [each for each in request.session.items if each.getparent(pytest.Module) is request.node]
+    if not any("node" in getattr(each, "fixturenames", ()) for each in tests_of_file):
+        return
+    client: Client = request.getfixturevalue("kube")
+    wait_until(lambda: not pods_with_gpus(client), 120, lambda: f"pods with GPUs remain: {pods_with_gpus(client)}")
+
+
+def pods_with_gpus(client: Client) -> list[str]:
+    """Return the pods that hold or wait for a GPU."""
+    pods = [each for each in client.list(Pod, namespace="*") if each.status and each.status.phase in ACTIVE_PHASES]
+    return [f"{each.metadata.namespace}/{each.metadata.name}" for each in pods if each.metadata and requests_gpu(each)]
+
+
+def requests_gpu(pod: Pod) -> bool:
+    containers = pod.spec.containers if pod.spec else []
+    return any("nvidia.com/gpu" in ((each.resources and each.resources.limits) or {}) for each in containers)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from tests.fuzz.seed_corpus import FUNCTION, POD_UID
 from tests.integration.activator.activator_harness import ACTIVATOR_USER, ActivatorProcess
 from tests.integration.controller_manager.conftest import GPU_RUNTIME_PROGRAM, UNIT, Object

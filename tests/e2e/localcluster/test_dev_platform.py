@@ -19,7 +19,7 @@ import pytest
 from nats.aio.client import Client as Nats
 
 from localcluster import node
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from localcluster.linux_namespaces import NodeNamespaces, NodeNetwork
 from localcluster.supervisor_client import SupervisorClient, process_exists, wait_until
 from tests.conftest import enter_or_skip

@@ -9,7 +9,7 @@ import pytest
 
 from checks.documented_commands import CommandBlock, command_blocks, pages_with_commands
 from checks.source_files import ROOT
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from tests.conftest import enter_or_skip
 from tests.e2e.localcluster.test_dev_platform import DevPlatform, prepared
 

@@ -84,3 +84,6 @@ def test_unit_reads_a_file_that_an_earlier_unit_wrote(platform_node: Node) -> No
         60,
         lambda: "the storage still exists",
     )
+    remaining = platform_node.kubectl("get", "gpuunits", "--namespace=runtime-stock", "--output=name").split()
+    if remaining:
+        platform_node.kubectl("delete", *remaining, "--namespace=runtime-stock")

@@ -35,7 +35,8 @@ from lightkube.types import PatchType
 
 from localcluster import control_plane as control_planes
 from localcluster import simulated_nodes
-from localcluster.control_plane import ControlPlane, free_port
+from localcluster.control_plane import ControlPlane
+from localcluster.free_ports import free_port
 from localcluster.supervisor_client import tail_log, wait_until
 from tests.conftest import enter_or_skip
 from tests.integration.conftest import CONFIG_DIR

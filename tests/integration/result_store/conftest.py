@@ -40,7 +40,7 @@ from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 from gpu_runtime.process.settings import parse_settings
 from gpu_runtime.result_store.main import run_result_store
 from gpu_runtime.result_store.settings import ResultStoreSettings
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from localcluster.nats_server import NatsAccount
 from tests.bulk_publish import publish_many
 

@@ -24,6 +24,7 @@ from lightkube.generic_resource import create_namespaced_resource
 from localcluster import control_plane as control_planes
 from localcluster.control_plane import ControlPlane
 from localcluster.nats_server import NatsAccount
+from localcluster.supervisor_client import tail_log
 from tests.conftest import enter_or_skip
 from tests.integration.controller_manager.conftest import CONTROLLER_MANAGER_USER as MANAGER
 from tests.integration.controller_manager.conftest import (
@@ -207,6 +208,8 @@ class ApiCaller(ClusterReader):
 
     async def wait_ready(self, replica: ApiProcess) -> None:
         async def is_ready() -> bool:
+            assert replica.process
+            assert replica.process.poll() is None, f"{replica.folder} has exited:\n{tail_log(replica.log, 20)}"
             return (await self.request(replica, "GET", "/readyz")).status == 200
 
         await until(is_ready, f"{replica.folder} is ready", 180)

@@ -43,7 +43,7 @@ from gpu_runtime.process.nats_setup import nats_options, stream_topology
 from gpu_runtime.process.shared_settings import BindAddressSettings, NatsSettings, StreamSettings
 from gpu_runtime.worker_sidecar.main import run_worker_sidecar
 from gpu_runtime.worker_sidecar.settings import FrameworkSettings, RetrySettings, WorkerSidecarSettings
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from localcluster.nats_server import NatsAccount
 from tests.integration.framework.framework_process import FrameworkProcess
 from tests.integration.kube.polling import eventually

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from localcluster.paths import PROJECT_ROOT
 
 

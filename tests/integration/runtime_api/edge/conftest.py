@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from localcluster import control_plane as control_planes
-from localcluster.control_plane import ControlPlane, free_port
+from localcluster.control_plane import ControlPlane
+from localcluster.free_ports import free_port
 from localcluster.nats_server import NatsAccount
 from localcluster.supervisor_client import tail_log, wait_until
 from tests.conftest import enter_or_skip
@@ -99,6 +100,8 @@ class ApiProcess:
 
         def has_status() -> bool:
             nonlocal last
+            assert self.process
+            assert self.process.poll() is None, f"{self.folder} has exited:\n{tail_log(self.log, 20)}"
             last = self.request(path, **options)
             return last.status == status
 

@@ -20,7 +20,7 @@ from gpu_runtime.jetstream.stream_admin import messages_by_subject
 from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation, prepare_enqueue
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.settings import InvocationSettings
-from localcluster.control_plane import free_port
+from localcluster.free_ports import free_port
 from localcluster.nats_server import NatsServer, temporary_nats_server
 from tests.conftest import enter_or_skip
 from tests.integration.jetstream.conftest import account_options

@@ -28,7 +28,8 @@ from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error
 from gpu_runtime.runtime_api.operations.drive import OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.units.requests import ListUnits, UpdateUnit
-from localcluster.control_plane import ControlPlane, free_port
+from localcluster.control_plane import ControlPlane
+from localcluster.free_ports import free_port
 from tests.integration.kube.polling import eventually
 from tests.integration.runtime_api.units.conftest import StartUnitReplica, UnitCluster, UnitReplica
 
