@@ -1,4 +1,5 @@
 """The shared parts of the processes: settings, logs, graceful shutdown, health checks, metrics, NATS options, stock.
 
-Code that only one process needs is not in this package.
+The package also has parts that any process can use: a clock, a background queue and a rate limit. Code that knows the
+work of only one process is not in this package.
 """

@@ -20,14 +20,16 @@ from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
+from gpu_runtime.process.background_queue import BackgroundQueue
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.process.health_server import health_handlers, serve_app, serve_health
 from gpu_runtime.process.kubernetes import connect_kubernetes
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.nats_setup import connect_nats_or_fault, nats_options, stream_topology
+from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.process.runner import run_process
 from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
 from gpu_runtime.runtime_api.cache_staleness import stale_reason
-from gpu_runtime.runtime_api.clock import SystemClock
 from gpu_runtime.runtime_api.dead_letters.routes import DEAD_LETTERS
 from gpu_runtime.runtime_api.dead_letters.service import DeadLetterService
 from gpu_runtime.runtime_api.http.access_log import AccessLog
@@ -35,7 +37,6 @@ from gpu_runtime.runtime_api.http.application import Edge, make_app
 from gpu_runtime.runtime_api.http.authentication import build_authenticator
 from gpu_runtime.runtime_api.http.health_route import HEALTH, HealthService, KubeProbe
 from gpu_runtime.runtime_api.http.openapi import openapi_document, serialize_document
-from gpu_runtime.runtime_api.http.rate_limit import CallerRateLimiter
 from gpu_runtime.runtime_api.http.route import Route
 from gpu_runtime.runtime_api.http.swagger import swagger_handlers
 from gpu_runtime.runtime_api.invocations.enqueue import InvocationEnqueuer
@@ -47,7 +48,6 @@ from gpu_runtime.runtime_api.invocations.routes import INVOCATIONS
 from gpu_runtime.runtime_api.invocations.service import InvocationService
 from gpu_runtime.runtime_api.jobs.routes import JOBS, JobService
 from gpu_runtime.runtime_api.nats_client import NatsClient, cap_request_timeout
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationExecutor, OperationRunner
 from gpu_runtime.runtime_api.operations.operation_retention import OperationRetention, OperationRetentionMetrics
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore

@@ -20,8 +20,8 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import ApiStatus, KubeNotFound
 from gpu_runtime.kube.meta import ObjectKey, ObjectMeta
 from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.api_informers import new_informers
-from gpu_runtime.runtime_api.clock import SystemClock
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector

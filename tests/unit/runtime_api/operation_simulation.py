@@ -24,8 +24,8 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.meta import ApiResource, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.api_informers import new_informers
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationExecutor, OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.operations.recovery import OperationRecovery

@@ -23,7 +23,7 @@ from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, StreamFull
 from gpu_runtime.jetstream.publisher import PubAck, Publisher
-from gpu_runtime.runtime_api.clock import Clock
+from gpu_runtime.process.clock import Clock
 from gpu_runtime.runtime_api.invocations.invocation_admission import prepare_enqueue
 
 logger = logging.getLogger(__name__)

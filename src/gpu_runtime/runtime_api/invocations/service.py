@@ -22,7 +22,7 @@ from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.timing import queue_expiry_grace
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore, RecordMissing
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
-from gpu_runtime.runtime_api.clock import Clock
+from gpu_runtime.process.clock import Clock
 from gpu_runtime.runtime_api.invocations.enqueue import EnqueueResult, InvocationEnqueuer
 from gpu_runtime.runtime_api.invocations.function_lookup import FunctionLookup
 from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation

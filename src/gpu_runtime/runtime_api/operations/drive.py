@@ -16,9 +16,9 @@ from gpu_runtime.contract.errors import Conflict, Unavailable
 from gpu_runtime.contract.operation_rules import OperationProgress, Ownership, is_finished, ownership, progress_of
 from gpu_runtime.kube.errors import KubeConflict
 from gpu_runtime.kube.meta import KubeObject
-from gpu_runtime.runtime_api.clock import Clock
+from gpu_runtime.process.background_queue import BackgroundQueue
+from gpu_runtime.process.clock import Clock
 from gpu_runtime.runtime_api.live_objects import CONFLICT_BACKOFF
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions
 from gpu_runtime.kube.meta import parse_timestamp
-from gpu_runtime.runtime_api.clock import Clock
-from gpu_runtime.runtime_api.gather_bounded import gather_bounded
+from gpu_runtime.process.clock import Clock
+from gpu_runtime.process.gather_bounded import gather_bounded
 from gpu_runtime.runtime_api.settings import OperationSettings
 
 logger = logging.getLogger(__name__)

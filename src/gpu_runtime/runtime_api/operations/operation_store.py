@@ -27,7 +27,7 @@ from gpu_runtime.contract.request_hash import canonical_request, request_hash
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeAlreadyExists, KubeNotFound
 from gpu_runtime.kube.meta import Manifest, ObjectKey
-from gpu_runtime.runtime_api.clock import Clock, format_timestamp
+from gpu_runtime.process.clock import Clock, format_timestamp
 
 _STATUS_FIELDS = tuple(each.encode_name for each in msgspec.structs.fields(OperationStatus))
 

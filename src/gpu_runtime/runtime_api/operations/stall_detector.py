@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gpu_runtime.runtime_api.clock import Clock
+from gpu_runtime.process.clock import Clock
 
 
 class StallDetector:

@@ -45,10 +45,10 @@ from gpu_runtime.contract.recorded_requests import RecordedUnitRequest, recorded
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.meta import Manifest, ObjectKey
+from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
 from gpu_runtime.runtime_api.live_objects import create_or_read, delete_this, patch_unchanged, read_live
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, StaleAttempt
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.units.handoff_decision import (

@@ -15,7 +15,7 @@ from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
 from gpu_runtime.contract.crd.well_known import Annotation, stock_unit_name
 from gpu_runtime.contract.errors import NotFound, OperationReused
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
+from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.operations.drive import OperationRunner
 from gpu_runtime.runtime_api.stock import seed_decision
 from gpu_runtime.runtime_api.stock.requests import ListStock, SeedStock

@@ -21,9 +21,9 @@ from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.kube.client import KubeClient, open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.metrics import KubeMetrics
+from gpu_runtime.process.background_queue import BackgroundQueue
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
-from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher

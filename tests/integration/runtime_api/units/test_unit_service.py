@@ -23,7 +23,7 @@ from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.errors import KubeUnreachable
 from gpu_runtime.kube.meta import KubeObject, ObjectKey
 from gpu_runtime.kube.retry import NO_RETRY
-from gpu_runtime.runtime_api.clock import SystemClock
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error
 from gpu_runtime.runtime_api.operations.drive import OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from gpu_runtime.contract.errors import Unauthenticated
 from gpu_runtime.process.health_server import health_handlers, serve_app
+from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.process.shared_settings import BindAddressSettings
 from gpu_runtime.runtime_api.http.access_log import AccessLog
 from gpu_runtime.runtime_api.http.application import Edge, make_app
 from gpu_runtime.runtime_api.http.caller import AnonymousAuthenticator, Authenticator, Caller
-from gpu_runtime.runtime_api.http.rate_limit import CallerRateLimiter
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Body, Query, Route, RouteHandler, Scope
 from gpu_runtime.runtime_api.settings import RequestLimitSettings
 

@@ -11,8 +11,8 @@ from gpu_runtime.contract.errors import NoStock, Unavailable
 from gpu_runtime.contract.operation_transitions import CreationStarted
 from gpu_runtime.kube.errors import ApiStatus, KubeConflict, KubeNotFound
 from gpu_runtime.kube.meta import KubeObject, ObjectMeta
-from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
+from gpu_runtime.process.background_queue import BackgroundQueue
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.operations.drive import MAX_CONFLICTS, OperationDriver, OperationRunner, StaleAttempt
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from tests.unit.runtime_api.runtime_api_objects import STOCK, operation

@@ -14,7 +14,7 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions, ListPage
 from gpu_runtime.kube.errors import ApiStatus, KubeConflict
 from gpu_runtime.kube.meta import ApiResource, ObjectKey
-from gpu_runtime.runtime_api.clock import SystemClock
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.operations.operation_retention import (
     OperationRetention,
     OperationRetentionMetrics,

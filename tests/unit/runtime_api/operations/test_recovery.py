@@ -8,8 +8,8 @@ import pytest
 
 from gpu_runtime.contract.crd.operation import Operation, OperationType
 from gpu_runtime.contract.recorded_requests import RecordedSeedRequest, recorded_request
-from gpu_runtime.runtime_api.clock import SystemClock
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
+from gpu_runtime.process.background_queue import BackgroundQueue
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.operations.drive import OperationExecutor, OperationRunner
 from gpu_runtime.runtime_api.operations.recovery import OperationRecovery
 from gpu_runtime.runtime_api.settings import OperationSettings

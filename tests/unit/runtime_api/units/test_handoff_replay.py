@@ -16,7 +16,7 @@ from gpu_runtime.contract.errors import (
     TooLarge,
 )
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
-from gpu_runtime.runtime_api.clock import SystemClock
+from gpu_runtime.process.clock import SystemClock
 from gpu_runtime.runtime_api.operations.drive import OperationDriver
 from gpu_runtime.runtime_api.operations.operation_store import RecordedOperation
 from gpu_runtime.runtime_api.units.handoff import Handoff

@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_runtime.contract.errors import Overloaded
-from gpu_runtime.runtime_api.http.rate_limit import CallerRateLimiter
+from gpu_runtime.process.rate_limit import CallerRateLimiter
 
 
 def retry_after(limiter: CallerRateLimiter, caller: str, now: float) -> float | None:

@@ -13,8 +13,8 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import ApiStatus, KubeConflict, KubeNotFound, KubeUnreachable
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.live_objects import delete_this
-from gpu_runtime.runtime_api.operations.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.operations.drive import OperationExecutor, OperationRunner
 from tests.unit.kube.fake_time import now, on_fake_time
 from tests.unit.runtime_api.runtime_api_objects import operation, unit

@@ -1,4 +1,4 @@
-"""The clock of the runtime API. It is a protocol, so that tests can replace the clock."""
+"""The clock of a process. It is a protocol, so that tests can replace the clock."""
 
 import asyncio
 import time

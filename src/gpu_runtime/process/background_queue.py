@@ -1,7 +1,7 @@
-"""Executes work in the background, after the API has answered the request.
+"""Executes work in the background, after the process has answered a request.
 
-The queue is in memory only. Recovery of any replica finds all work that a process has queued and not done: operations
-that are in progress, and consumed stock that is not deleted.
+The queue is in memory only. Use it only for work that the recovery of any replica finds and does, if the process has
+queued the work and not done it.
 """
 
 import asyncio
