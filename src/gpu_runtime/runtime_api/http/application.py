@@ -28,7 +28,7 @@ from gpu_runtime.process.health_server import HealthCheck, HealthHandler
 from gpu_runtime.process.nats_setup import fault_from_nats_error
 from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.runtime_api.http.access_log import AccessLog, AccessRecord
-from gpu_runtime.runtime_api.http.caller import ANONYMOUS, Authenticator, Caller
+from gpu_runtime.runtime_api.http.authentication import Authenticator
 from gpu_runtime.runtime_api.http.decoding import NoBody, decode_body, decode_query, validate_path_params
 from gpu_runtime.runtime_api.http.envelope import (
     REQUEST_ID_HEADER,
@@ -38,7 +38,7 @@ from gpu_runtime.runtime_api.http.envelope import (
     error_response,
     success_response,
 )
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Body, Route
+from gpu_runtime.runtime_api.http.route import ANONYMOUS, APIRequest, APIResponse, Body, Caller, Route
 from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error
 from gpu_runtime.runtime_api.settings import RequestLimitSettings
 

@@ -1,30 +1,57 @@
-"""Authenticates callers by bearer token. The token is in the token file, or it belongs to a service account."""
+"""Authenticates callers by bearer token. The token is in the token file, or it belongs to a service account.
 
+The API reloads the token file when the file changes. Kubernetes updates a mounted Secret by swapping a symbolic link,
+so that the same path leads to another file. If the new file is invalid, the previous tokens stay valid and the error is
+logged.
+"""
+
+import asyncio
+import hashlib
+import hmac
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NoReturn, Protocol
+
+from msgspec import Meta
 
 from gpu_runtime.contract.errors import Unauthenticated
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.meta import ObjectKey
-from gpu_runtime.process.settings import InvalidSettings
-from gpu_runtime.runtime_api.http.caller import AnonymousAuthenticator, Authenticator, Caller
-from gpu_runtime.runtime_api.http.route import Scope
-from gpu_runtime.runtime_api.http.token_file import TokenFile
+from gpu_runtime.process.settings import BaseSettings, InvalidSettings, load_settings
+from gpu_runtime.runtime_api.http.route import ANONYMOUS, Caller, Scope
 from gpu_runtime.runtime_api.http.token_review import TokenReviewer
 from gpu_runtime.runtime_api.settings import AuthenticationSettings
 
 logger = logging.getLogger(__name__)
 
 MAX_TOKEN_LENGTH = 16 * 1024
+MIN_TOKEN_LENGTH = 16
+TOKEN_FILE_POLL_INTERVAL_SECONDS = 1.0
 _BEARER_HINT = "send 'Authorization: Bearer TOKEN'"
+
+
+class Authenticator(Protocol):
+    async def authenticate(self, authorization: str | None) -> Caller:
+        """Return the caller that sent this Authorization header.
+
+        Raises Unauthenticated if the header identifies no caller, and Unavailable if the token cannot be verified now.
+        """
+        ...
+
+
+class AnonymousAuthenticator:
+    """Grants every scope to every caller."""
+
+    async def authenticate(self, authorization: str | None) -> Caller:  # noqa: ARG002 - the header is not checked
+        return ANONYMOUS
 
 
 class BearerAuthenticator:
     """Looks up the token in the token file first, because this needs no request. Then asks Kubernetes."""
 
-    def __init__(self, tokens: TokenFile | None, reviewer: TokenReviewer | None) -> None:
+    def __init__(self, tokens: "TokenFile | None", reviewer: TokenReviewer | None) -> None:
         self._token_file = tokens
         self._reviewer = reviewer
 
@@ -46,6 +73,105 @@ def parse_bearer_token(authorization: str | None) -> str:
     if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_LENGTH:
         raise Unauthenticated(f"the Authorization header has no bearer token; {_BEARER_HINT}")
     return token
+
+
+class TokenEntry(BaseSettings, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    """The name of the caller that has the token. Logs, the audit log and the rate limit use this name."""
+
+    token: str
+    """The secret token. The model has no constraint for it, because an error message would contain the token."""
+
+    scopes: Annotated[tuple[Literal["operator", "runtime"], ...], Meta(min_length=1)]
+    """The scopes of the caller: operator, runtime or both."""
+
+
+class TokenList(BaseSettings, frozen=True, kw_only=True):
+    tokens: tuple[TokenEntry, ...]
+    """All valid tokens."""
+
+
+@dataclass(frozen=True)
+class _TokenDigest:
+    digest: bytes
+    caller: Caller
+
+
+class TokenFile:
+    def __init__(self, path: Path) -> None:
+        """Load the file. Raises InvalidSettings if the file cannot be read or is invalid."""
+        self._path = path
+        self._loaded_version = _file_version(path)
+        self._tokens = _load_tokens(path)
+
+    def find_caller(self, token: str) -> Caller | None:
+        """Return the caller that has this token, or None.
+
+        The search takes the same time for every token, to prevent timing attacks.
+        """
+        digest = _digest(token)
+        matches = [each.caller for each in self._tokens if hmac.compare_digest(each.digest, digest)]
+        return matches[0] if matches else None
+
+    async def watch(self) -> NoReturn:
+        """Reload the file whenever it changes, until cancelled."""
+        while True:
+            await asyncio.sleep(TOKEN_FILE_POLL_INTERVAL_SECONDS)
+            await asyncio.to_thread(self.reload_if_changed)
+
+    def reload_if_changed(self) -> None:
+        version = _file_version(self._path)
+        if version == self._loaded_version:
+            return
+        self._loaded_version = version
+        try:
+            self._tokens = _load_tokens(self._path)
+        except InvalidSettings as error:
+            logger.error(  # noqa: TRY400 - the message of the error is enough
+                "token file reload failed; the previous tokens stay valid",
+                extra={"file": str(self._path), "error": str(error)},
+            )
+        else:
+            logger.info("token file reloaded", extra={"file": str(self._path), "count": len(self._tokens)})
+
+
+def _file_version(path: Path) -> tuple[int, ...]:
+    """Return a value that changes if the path leads to another file or the file changes. Empty if there is no file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def _load_tokens(path: Path) -> tuple[_TokenDigest, ...]:
+    entries = load_settings(path, TokenList).tokens
+    if problems := list(_problems(entries)):
+        raise InvalidSettings(f"{path}: {'; '.join(problems)}")
+    return tuple(
+        _TokenDigest(_digest(each.token), Caller(f"token:{each.name}", frozenset(map(Scope, each.scopes))))
+        for each in entries
+    )
+
+
+def _problems(entries: tuple[TokenEntry, ...]) -> Iterator[str]:
+    names, digests = set[str](), set[bytes]()
+    for index, entry in enumerate(entries):
+        field, digest = f"tokens[{index}] ({entry.name})", _digest(entry.token)
+        if len(entry.token) < MIN_TOKEN_LENGTH:
+            yield f"{field}: token has {len(entry.token)} characters; use at least {MIN_TOKEN_LENGTH}"
+        if not entry.token.isascii() or not entry.token.isprintable() or " " in entry.token:
+            yield f"{field}: token has characters that are not allowed in a header; use letters, digits and punctuation"
+        if entry.name in names:
+            yield f"{field}: another token has the same name; use one name per token"
+        if digest in digests:
+            yield f"{field}: another entry has the same token; use one token per caller"
+        names.add(entry.name)
+        digests.add(digest)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def build_authenticator(

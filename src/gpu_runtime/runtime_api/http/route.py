@@ -37,6 +37,18 @@ class Scope(StrEnum):
     """Allows requests for units, storages and invocations."""
 
 
+@dataclass(frozen=True)
+class Caller:
+    """The authenticated caller of a request."""
+
+    name: str
+    scopes: frozenset[Scope] = frozenset()
+
+
+ANONYMOUS = Caller("anonymous", frozenset(Scope))
+"""The caller of every request if authentication is off, and of every request to a route without a scope."""
+
+
 class Body(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """A request body. The API rejects unknown fields at every depth."""
 

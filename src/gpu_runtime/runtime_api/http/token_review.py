@@ -19,8 +19,7 @@ from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct, ObjectKey
-from gpu_runtime.runtime_api.http.caller import Caller
-from gpu_runtime.runtime_api.http.route import Scope
+from gpu_runtime.runtime_api.http.route import Caller, Scope
 
 REVIEW_CACHE_TTL_SECONDS = 60.0
 REJECTED_REVIEW_CACHE_TTL_SECONDS = 5.0

@@ -13,8 +13,7 @@ from lightkube.resources.core_v1 import ServiceAccount, ServiceAccountToken
 from gpu_runtime.kube.client import open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
 from gpu_runtime.kube.meta import ObjectKey
-from gpu_runtime.runtime_api.http.caller import Caller
-from gpu_runtime.runtime_api.http.route import Scope
+from gpu_runtime.runtime_api.http.route import Caller, Scope
 from gpu_runtime.runtime_api.http.token_review import TokenReviewer
 from localcluster.control_plane import ControlPlane
 from localcluster.supervisor_client import wait_until

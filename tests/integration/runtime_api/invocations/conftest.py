@@ -24,7 +24,7 @@ from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.process.shared_settings import BindAddressSettings, NatsSettings, StreamSettings
 from gpu_runtime.runtime_api.http.access_log import AccessLog
 from gpu_runtime.runtime_api.http.application import Edge, make_app
-from gpu_runtime.runtime_api.http.caller import AnonymousAuthenticator
+from gpu_runtime.runtime_api.http.authentication import AnonymousAuthenticator
 from gpu_runtime.runtime_api.main import Services, background_tasks, build_services, routes
 from gpu_runtime.runtime_api.nats_client import cap_request_timeout
 from gpu_runtime.runtime_api.settings import APINamespaceSettings, InvocationSettings, RuntimeAPISettings

@@ -16,8 +16,8 @@ from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.process.shared_settings import BindAddressSettings
 from gpu_runtime.runtime_api.http.access_log import AccessLog
 from gpu_runtime.runtime_api.http.application import Edge, make_app
-from gpu_runtime.runtime_api.http.caller import AnonymousAuthenticator, Authenticator, Caller
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Body, Query, Route, RouteHandler, Scope
+from gpu_runtime.runtime_api.http.authentication import AnonymousAuthenticator, Authenticator
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Body, Caller, Query, Route, RouteHandler, Scope
 from gpu_runtime.runtime_api.settings import RequestLimitSettings
 
 

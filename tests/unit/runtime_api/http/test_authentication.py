@@ -16,10 +16,13 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeUnreachable
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.process.settings import InvalidSettings
-from gpu_runtime.runtime_api.http.authentication import BearerAuthenticator, build_authenticator, parse_bearer_token
-from gpu_runtime.runtime_api.http.caller import ANONYMOUS, Caller
-from gpu_runtime.runtime_api.http.route import Scope
-from gpu_runtime.runtime_api.http.token_file import TokenFile
+from gpu_runtime.runtime_api.http.authentication import (
+    BearerAuthenticator,
+    TokenFile,
+    build_authenticator,
+    parse_bearer_token,
+)
+from gpu_runtime.runtime_api.http.route import ANONYMOUS, Caller, Scope
 from gpu_runtime.runtime_api.http.token_review import (
     TOKEN_REVIEWS,
     ReviewedUser,

@@ -30,8 +30,7 @@ from gpu_runtime.contract.validation.field_error import FieldError
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.runtime_api.http.access_log import AccessRecord
-from gpu_runtime.runtime_api.http.caller import Caller
-from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Scope
+from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, Caller, Scope
 from gpu_runtime.runtime_api.settings import RequestLimitSettings
 from tests.unit.runtime_api.http.http_harness import (
     AppOptions,
