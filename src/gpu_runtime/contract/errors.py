@@ -57,6 +57,12 @@ class Invalid(Rejected):
         self.errors = tuple(errors)
 
 
+def require_valid(*errors: FieldError) -> None:
+    """Raise Invalid with all errors, if there are any."""
+    if errors:
+        raise Invalid(tuple(dict.fromkeys(errors)))
+
+
 class Unauthenticated(Rejected):
     code = "unauthenticated"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
-from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
+from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit, function_request_ids
 from gpu_runtime.contract.crd.operation import OPERATION_SUMMARIES, UNFINISHED_SELECTOR, OperationSummary
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
 from gpu_runtime.contract.crd.well_known import MANAGED_BY_SELECTOR, Label
@@ -30,6 +30,8 @@ CLAIMED_INDEX = "claimed"
 """Index with a single key, which selects all stock units that an operation has claimed. Their number stays small."""
 FUNCTION_INDEX = "function"
 """Index of functions by requestID."""
+OPERATION_UID_INDEX = "operation-uid"
+"""Index of unfinished operations by UID."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,6 @@ class APIInformers:
     @property
     def has_synced(self) -> bool:
         return all(informer.has_synced for informer in self.all)
-
-    @property
-    def last_error(self) -> str:
-        """Why the caches may be stale. Empty while every watch is open."""
-        return next((informer.last_error for informer in self.all if informer.last_error), "")
 
     def stock_of(self, namespace: str, spec_name: str) -> list[GPUUnit]:
         """The units of this flavor in the namespace."""
@@ -87,19 +84,12 @@ def new_informers(client: KubeClient, namespaces: APINamespaceSettings, metrics:
     informers.units.store.add_index(FUNCTION_INDEX, function_request_ids)
     informers.storages.store.add_index(ATTACHED_INDEX, _attached_values)
     informers.stock_pods.store.add_index(UNIT_UID_INDEX, _unit_uids)
+    informers.unfinished_operations.store.add_index(OPERATION_UID_INDEX, lambda operation: (operation.metadata.uid,))
     return informers
 
 
 def _flavor_key(namespace: str, spec_name: str) -> str:
     return f"{namespace}/{spec_name}"
-
-
-def function_request_ids(unit: GPUUnit) -> Iterable[str]:
-    """Return the requestID if the unit is a function that is not being deleted, otherwise nothing."""
-    function = unit.spec.serverless
-    if function is None or not unit.spec.is_function or unit.metadata.deletion_timestamp is not None:
-        return ()
-    return (function.request_id,)
 
 
 def _attached_values(storage: GPUStorage) -> Iterable[str]:

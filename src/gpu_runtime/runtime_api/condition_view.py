@@ -1,15 +1,11 @@
-"""The views of phases and conditions in API responses. Pure functions."""
+"""The view of a condition in API responses. Pure functions."""
 
-from enum import StrEnum
-from typing import Literal, TypeVar
+from typing import Literal
 
 from msgspec import structs
 
-from gpu_runtime.contract.crd.conditions import READY_CONDITION, find_condition
 from gpu_runtime.kube.meta import Condition
 from gpu_runtime.runtime_api.http.route import View
-
-P = TypeVar("P", bound=StrEnum)
 
 
 class ConditionView(View, frozen=True, kw_only=True):
@@ -37,16 +33,3 @@ class ConditionView(View, frozen=True, kw_only=True):
 def condition_view(condition: Condition) -> ConditionView:
     status = condition.status if condition.status in ("True", "False") else "Unknown"
     return ConditionView(**structs.asdict(condition) | {"status": status})
-
-
-def ready_condition(conditions: tuple[Condition, ...]) -> Condition:
-    """Return the Ready condition. Before the first reconcile, it is unknown and has no reason."""
-    return find_condition(conditions, READY_CONDITION) or Condition(type=READY_CONDITION, status="Unknown")
-
-
-def known_phase(phase: str | None, default: P) -> P:
-    """Return the phase of a status, or the default if the phase is missing or this version does not know it."""
-    try:
-        return type(default)(phase or default)
-    except ValueError:
-        return default

@@ -17,6 +17,7 @@ from gpu_runtime.contract.messages.limits import MAX_TIMEOUT_SECONDS
 from gpu_runtime.contract.timing import kube_attempt_timeout, sync_wait_limit
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.connection import NatsConnection
+from gpu_runtime.kube.cache_staleness import CacheStaleness
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
@@ -29,7 +30,6 @@ from gpu_runtime.process.nats_setup import connect_nats_or_fault, nats_options, 
 from gpu_runtime.process.rate_limit import CallerRateLimiter
 from gpu_runtime.process.runner import run_process
 from gpu_runtime.runtime_api.api_informers import APIInformers, new_informers
-from gpu_runtime.runtime_api.cache_staleness import stale_reason
 from gpu_runtime.runtime_api.dead_letters.routes import DEAD_LETTERS
 from gpu_runtime.runtime_api.dead_letters.service import DeadLetterService
 from gpu_runtime.runtime_api.http.access_log import AccessLog
@@ -104,14 +104,15 @@ class Services:
     recovery: OperationRecovery
     retention: OperationRetention
 
-    def stale_reason(self) -> str | None:
-        return stale_reason(self.informers, asyncio.get_running_loop().time())
+    @property
+    def staleness(self) -> CacheStaleness:
+        return CacheStaleness(self.informers.all)
 
 
 def routes(services: Services) -> Sequence[Route]:
     """Return all routes of the API. `openapi_routes.ROUTE_GROUPS` lists the same groups without services."""
     probe = KubeProbe(services.client)
-    health = HealthService(probe.check, services.stale_reason, services.nats_client.problem)
+    health = HealthService(probe.check, services.staleness.reason, services.nats_client.problem)
     return (
         *HEALTH.bind(health),
         *UNITS.bind(services.units),
@@ -213,7 +214,7 @@ async def _serve(services: Services, metrics: KubeMetrics, stopping: asyncio.Eve
     settings, limits = services.settings, services.settings.limits
     authenticator, authenticator_tasks = build_authenticator(settings.authentication, services.client)
     rate_limiter = CallerRateLimiter(limits.requests_per_second, limits.burst)
-    edge = Edge(authenticator, rate_limiter, AccessLog(metrics.registry), limits, services.stale_reason, stopping)
+    edge = Edge(authenticator, rate_limiter, AccessLog(metrics.registry), limits, services.staleness.reason, stopping)
     readiness = {"caches": lambda: None if services.informers.has_synced else "the caches are not complete yet"}
     api_routes = routes(services)
     plain_handlers = health_handlers(metrics.registry, stopping, readiness) | swagger_handlers(

@@ -39,6 +39,7 @@ from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.service import UnitService
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit
 from tests.unit.runtime_api.interleaved_kube import (
     Document,
     FakeClient,
@@ -219,7 +220,7 @@ class OperationSimulation:
     async def _execute(self, replica: OperationReplica, request: AnyRequest) -> bool:
         match request:
             case CreateUnit():
-                unit, created = await replica.units.create(request)
+                unit, created = await replica.handoff.create(admit_unit(request, NAMESPACES))
                 if (unit.metadata.name, unit.spec.image) != (request.name, request.image):
                     self.mistaken.append((request, unit.metadata.name))
                 return created

@@ -1,12 +1,14 @@
 """Phases, reasons of the Ready condition, and the update of conditions in a status."""
 
 from enum import StrEnum
+from typing import TypeVar
 
 from msgspec import structs
 
 from gpu_runtime.kube.meta import Condition
 
 READY_CONDITION = "Ready"
+P = TypeVar("P", bound=StrEnum)
 
 
 class UnitPhase(StrEnum):
@@ -91,3 +93,16 @@ def set_condition(conditions: tuple[Condition, ...], new: Condition, now: str) -
 
 def find_condition(conditions: tuple[Condition, ...], condition_type: str) -> Condition | None:
     return next((each for each in conditions if each.type == condition_type), None)
+
+
+def current_ready_condition(conditions: tuple[Condition, ...]) -> Condition:
+    """Return the Ready condition. Before the first reconcile, it is unknown and has no reason."""
+    return find_condition(conditions, READY_CONDITION) or Condition(type=READY_CONDITION, status="Unknown")
+
+
+def known_phase(phase: str | None, default: P) -> P:
+    """Return the phase of a status, or the default if the phase is missing or this version does not know it."""
+    try:
+        return type(default)(phase or default)
+    except ValueError:
+        return default

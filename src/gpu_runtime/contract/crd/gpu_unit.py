@@ -234,6 +234,14 @@ class GPUUnit(KubeObject, frozen=True, kw_only=True):
     status: GPUUnitStatus = GPUUnitStatus()
 
 
+def function_request_ids(unit: GPUUnit) -> tuple[str, ...]:
+    """Return the requestID if the unit is a function that is not being deleted, otherwise nothing."""
+    function = unit.spec.serverless
+    if function is None or not unit.spec.is_function or unit.metadata.deletion_timestamp is not None:
+        return ()
+    return (function.request_id,)
+
+
 GPU_UNITS = ApiResource(GROUP, VERSION, "GPUUnit", "gpuunits", GPUUnit)
 
 DEFINITION = CrdDefinition(

@@ -1,6 +1,7 @@
 """Validation of single values: names, IDs, images, quantities, counts."""
 
 import re
+from collections.abc import Sequence
 
 from gpu_runtime.contract.crd.operation import MAX_OPERATION_ID_LENGTH
 from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH, NAME_PATTERN, SPEC_NAME_PATTERN
@@ -27,6 +28,13 @@ def name_errors(name: str, at: str = "name", max_length: int = MAX_NAME_LENGTH) 
             f"{name!r} is not a name; use lower-case letters, digits and '-', begin with a letter and end with a letter"
             " or digit",
         )
+
+
+def namespace_errors(namespace: str, allowed: Sequence[str], resources: str) -> FieldErrors:
+    """Yield an error if a request names a namespace that is not allowed for these resources."""
+    if namespace and namespace not in allowed:
+        text = f"{namespace!r} is not allowed for {resources}; use {' or '.join(allowed)}, or omit it"
+        yield FieldError("namespace", text)
 
 
 def spec_name_errors(name: str, at: str) -> FieldErrors:

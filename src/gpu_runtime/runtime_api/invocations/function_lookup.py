@@ -7,12 +7,12 @@ cache lacks waits for a short time, because another replica may just have create
 import asyncio
 from collections import defaultdict
 
-from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit, function_request_ids
 from gpu_runtime.contract.errors import DuplicateRequestID, NotFound, Unavailable
 from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.store import ObjectChange
-from gpu_runtime.runtime_api.api_informers import FUNCTION_INDEX, function_request_ids
+from gpu_runtime.runtime_api.api_informers import FUNCTION_INDEX
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 
 FUNCTION_LOOKUP_TIMEOUT_SECONDS = 0.25

@@ -15,10 +15,10 @@ from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import Conflict, Unavailable
 from gpu_runtime.contract.operation_rules import OperationProgress, Ownership, is_finished, ownership, progress_of
 from gpu_runtime.kube.errors import KubeConflict
+from gpu_runtime.kube.live_objects import CONFLICT_BACKOFF
 from gpu_runtime.kube.meta import KubeObject
 from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.process.clock import Clock
-from gpu_runtime.runtime_api.live_objects import CONFLICT_BACKOFF
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 
 logger = logging.getLogger(__name__)

@@ -35,10 +35,10 @@ from gpu_runtime.contract.operation_rules import (
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.informer import Informer
+from gpu_runtime.kube.live_objects import delete_this, patch_unchanged
 from gpu_runtime.kube.meta import KubeObject
 from gpu_runtime.process.clock import Clock
 from gpu_runtime.runtime_api.api_informers import ATTACHED_INDEX, CLAIMED_INDEX, APIInformers
-from gpu_runtime.runtime_api.live_objects import delete_this, patch_unchanged
 from gpu_runtime.runtime_api.operations.drive import OperationRunner
 from gpu_runtime.runtime_api.operations.stall_detector import StallDetector
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher

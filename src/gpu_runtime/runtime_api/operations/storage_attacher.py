@@ -12,9 +12,9 @@ from gpu_runtime.contract.crd.gpu_unit import StorageMount
 from gpu_runtime.contract.operation_rules import AttachState, attach_fault, attach_state, is_attached_by
 from gpu_runtime.contract.validation import FieldError
 from gpu_runtime.kube.client import KubeClient
+from gpu_runtime.kube.live_objects import patch_unchanged, read_live
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.api_informers import APIInformers
-from gpu_runtime.runtime_api.live_objects import patch_unchanged, read_live
 
 _REFUSED = (AttachState.IN_USE, AttachState.DELETED)
 

@@ -8,17 +8,18 @@ from msgspec import UNSET
 from gpu_runtime.contract.crd.operation import Operation, OperationTarget
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS, StockPool
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import Gone, NotFound
+from gpu_runtime.contract.errors import Gone
 from gpu_runtime.contract.operation_rules import has_succeeded, is_finished, owned_manifest
 from gpu_runtime.contract.operation_transitions import Transition
 from gpu_runtime.contract.recorded_requests import RecordedPoolRequest, recorded_request
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.live_objects import create_or_read, delete_this, read_live
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.http.paging import paginate
 from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
-from gpu_runtime.runtime_api.live_objects import create_or_read, delete_this, read_live
+from gpu_runtime.runtime_api.object_access import ObjectAccess
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import RecordedOperation
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
@@ -80,6 +81,11 @@ class PoolService:
     operations: OperationRunner
     namespaces: APINamespaceSettings
 
+    @property
+    def _access(self) -> ObjectAccess[StockPool]:
+        missing = "pool {namespace}/{name} does not exist"
+        return ObjectAccess(self.client, self.informers.pools, "pool", missing, self.namespaces.pools)
+
     async def create(self, request: CreateStockPool) -> RecordedOperation:
         admitted = admit_pool(request, self.namespaces)
         target = OperationTarget(kind=STOCK_POOLS.kind, namespace=admitted.namespace, name=admitted.name)
@@ -98,11 +104,10 @@ class PoolService:
 
     async def get(self, namespace: str, name: str) -> PoolView:
         key = pool_key(namespace, name, self.namespaces)
-        # If the cache lacks the pool, another replica may just have created it.
-        return pool_view(self.informers.pools.store.get(key) or await self._get_live(key))
+        return pool_view(await self._access.get(key))
 
     async def delete(self, namespace: str, name: str) -> None:
-        pool = await self._get_live(pool_key(namespace, name, self.namespaces))
+        pool = await self._access.get_live(pool_key(namespace, name, self.namespaces))
         await self.operations.finish_creator(pool)
         await delete_this(self.client, self.informers.pools, pool.metadata.key, pool.metadata.uid)
 
@@ -115,28 +120,19 @@ class PoolService:
         cached = self.informers.pools.store.get(key)
         if cached is None or _operation_id(cached) == request.operation_id:
             return
-        pool = await self._find_live(key)
+        pool = await read_live(self.client, self.informers.pools, key)
         in_use = pool is not None and _operation_id(pool) != request.operation_id
         if in_use and await self.operations.store.find(request.operation_id) is None:
             raise pool_name_conflict(key)
 
     async def _check_not_deleted(self, operation: Operation) -> None:
         key = operation.target_key
-        pool = await self._find_live(key)
+        pool = await read_live(self.client, self.informers.pools, key)
         if pool is None or pool.metadata.uid != operation.status.target_uid or pool.metadata.deletion_timestamp:
             raise Gone(
                 f"operation {operation.spec.operation_id} created pool {key}, which was deleted afterwards; choose a"
                 " new operationID to create it again"
             )
-
-    async def _get_live(self, key: ObjectKey) -> StockPool:
-        pool = await self._find_live(key)
-        if pool is None:
-            raise NotFound(f"pool {key} does not exist")
-        return pool
-
-    async def _find_live(self, key: ObjectKey) -> StockPool | None:
-        return await read_live(self.client, self.informers.pools, key)
 
 
 def _matches(pool: StockPool, query: ListPools) -> bool:

@@ -7,9 +7,11 @@ from msgspec.structs import replace
 
 from gpu_runtime.contract.crd.operation import MAX_STOCK_PER_OPERATION
 from gpu_runtime.contract.crd.well_known import MAX_POOL_NAME_LENGTH, UnitRole, generated_pool_name
+from gpu_runtime.contract.errors import require_valid
 from gpu_runtime.contract.recorded_requests import RecordedPoolRequest, RecordedSeedRequest
 from gpu_runtime.contract.validation import (
     name_errors,
+    namespace_errors,
     normalize_pool,
     normalize_unit,
     operation_id_errors,
@@ -18,7 +20,6 @@ from gpu_runtime.contract.validation import (
 )
 from gpu_runtime.contract.validation.values import count_errors
 from gpu_runtime.kube.meta import ObjectKey
-from gpu_runtime.runtime_api.admission_errors import namespace_errors, require_valid
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 

@@ -18,11 +18,11 @@ from gpu_runtime.contract.operation_transitions import Transition
 from gpu_runtime.contract.recorded_requests import RecordedSeedRequest, recorded_request
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.live_objects import create_or_read, delete_this, read_live
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.process.gather_bounded import gather_bounded
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
-from gpu_runtime.runtime_api.live_objects import create_or_read, delete_this, read_live
 from gpu_runtime.runtime_api.operations.drive import OperationDriver
 from gpu_runtime.runtime_api.stock.seed_decision import CreateStock, DeleteStock, ObservedSeeding, decide_seeding
 

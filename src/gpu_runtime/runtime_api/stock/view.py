@@ -2,12 +2,11 @@
 
 from msgspec import field, structs
 
-from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.conditions import UnitPhase, current_ready_condition, known_phase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.runtime_api.condition_view import known_phase, ready_condition
 from gpu_runtime.runtime_api.http.route import View
 
 
@@ -116,7 +115,7 @@ class StockUnitView(View, frozen=True, kw_only=True):
 def pool_view(pool: StockPool) -> PoolView:
     """Return the view. It has every field of the spec."""
     metadata, status = pool.metadata, pool.status
-    ready = ready_condition(status.conditions)
+    ready = current_ready_condition(status.conditions)
     return PoolView(
         name=metadata.name,
         namespace=metadata.namespace,
@@ -136,7 +135,7 @@ def pool_view(pool: StockPool) -> PoolView:
 
 
 def stock_unit_view(unit: GPUUnit, node: str = "") -> StockUnitView:
-    metadata, spec, ready = unit.metadata, unit.spec, ready_condition(unit.status.conditions)
+    metadata, spec, ready = unit.metadata, unit.spec, current_ready_condition(unit.status.conditions)
     return StockUnitView(
         name=metadata.name,
         namespace=metadata.namespace,

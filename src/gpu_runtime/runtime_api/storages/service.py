@@ -11,15 +11,14 @@ from msgspec import UNSET
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, NotFound, StorageInUse, Unavailable
-from gpu_runtime.contract.validation import name_errors
+from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, StorageInUse, Unavailable
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
-from gpu_runtime.kube.meta import Manifest, ObjectKey
-from gpu_runtime.runtime_api.admission_errors import listed_namespaces, resolve_namespace
+from gpu_runtime.kube.live_objects import create_or_read, patch_this
+from gpu_runtime.kube.meta import Manifest
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.http.paging import paginate
-from gpu_runtime.runtime_api.live_objects import create_or_read, patch_this, read_live, retry_conflicts
+from gpu_runtime.runtime_api.object_access import ObjectAccess
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, UpdateStorage
 from gpu_runtime.runtime_api.storages.storage_admission import (
@@ -37,6 +36,11 @@ class StorageService:
     informers: APIInformers
     namespaces: APINamespaceSettings
 
+    @property
+    def _access(self) -> ObjectAccess[GPUStorage]:
+        missing = "storage {name} does not exist in namespace {namespace}"
+        return ObjectAccess(self.client, self.informers.storages, "storage", missing, self.namespaces.units)
+
     async def create(self, request: CreateStorage) -> tuple[GPUStorage, bool]:
         """Return the storage, and whether this request created it. False if the same request created it before."""
         admitted = admit_storage(request, self.namespaces)
@@ -44,16 +48,11 @@ class StorageService:
         return (storage if created else _require_same_request(storage, admitted)), created
 
     async def get(self, namespace: str, name: str) -> GPUStorage:
-        """Read the storage from the cache, or from the API server if the cache lacks it.
-
-        Another replica may just have created the storage.
-        """
-        key = self._key(namespace, name)
-        return self.informers.storages.store.get(key) or await self._get_live(key)
+        return await self._access.get(self._access.key(namespace, name))
 
     def list(self, query: ListStorages) -> tuple[list[GPUStorage], str | None]:
         """Return one page of storages and the continue token of the next page."""
-        namespaces = listed_namespaces(query.namespace, self.namespaces.units, "storages")
+        namespaces = self._access.listed_namespaces(query.namespace)
         if not self.informers.storages.has_synced:
             raise Unavailable("the list of storages is still loading; try again", retry_after=1)
         cached = self.informers.storages.store.all()
@@ -61,16 +60,15 @@ class StorageService:
         return paginate(matching, lambda each: each.metadata.key, query.limit, query.after)
 
     async def update(self, namespace: str, name: str, request: UpdateStorage) -> GPUStorage:
-        key = self._key(namespace, name)
-        return await retry_conflicts(f"storage {key.name}", lambda: self._resize(key, request))
+        key = self._access.key(namespace, name)
+        return await self._access.read_and_write(key, lambda storage: self._resize(storage, request))
 
-    async def _resize(self, key: ObjectKey, request: UpdateStorage) -> GPUStorage:
-        storage = await self._get_live(key)
+    async def _resize(self, storage: GPUStorage, request: UpdateStorage) -> GPUStorage:
         desired = apply_resize(storage.spec, request)
         if desired == storage.spec:
             return storage
         if storage.metadata.deletion_timestamp is not None:
-            raise BeingDeleted(f"storage {key.name} is being deleted and cannot be changed")
+            raise BeingDeleted(f"storage {storage.metadata.name} is being deleted and cannot be changed")
         return await patch_this(self.client, self.informers.storages, storage, {"spec": {"size": desired.size}})
 
     async def delete(self, namespace: str, name: str) -> None:
@@ -79,34 +77,23 @@ class StorageService:
         The delete request has the resourceVersion as a precondition, so that a concurrent write that attaches the
         storage and the delete request cannot both succeed.
         """
-        key = self._key(namespace, name)
-        await retry_conflicts(f"storage {name}", lambda: self._delete(key))
+        await self._access.read_and_write(self._access.key(namespace, name), self._delete)
 
-    async def _delete(self, key: ObjectKey) -> None:
-        storage = await self._get_live(key)
+    async def _delete(self, storage: GPUStorage) -> None:
         metadata, attached = storage.metadata, storage.spec.attached_to
         if attached is not None:
             raise StorageInUse(
-                f"storage {key.name} is attached to unit {attached.unit}; delete the unit or remove the mount first"
+                f"storage {metadata.name} is attached to unit {attached.unit}; delete the unit or remove the mount"
+                " first"
             )
         if metadata.deletion_timestamp is not None:
             return
         try:
-            await self.client.delete(GPU_STORAGES, key, uid=metadata.uid, resource_version=metadata.resource_version)
+            await self.client.delete(
+                GPU_STORAGES, metadata.key, uid=metadata.uid, resource_version=metadata.resource_version
+            )
         except kube.KubeNotFound:
-            self.informers.storages.record_delete(key, metadata.uid)
-
-    async def _get_live(self, key: ObjectKey) -> GPUStorage:
-        storage = await read_live(self.client, self.informers.storages, key)
-        if storage is None:
-            raise _not_found(key)
-        return storage
-
-    def _key(self, namespace: str, name: str) -> ObjectKey:
-        key = ObjectKey(resolve_namespace(namespace, self.namespaces.units, "storages"), name)
-        if any(name_errors(name)):  # no storage can have this name, and it may be unsafe in a URL path
-            raise _not_found(key)
-        return key
+            self.informers.storages.record_delete(metadata.key, metadata.uid)
 
 
 def _manifest(request: CreateStorage) -> Manifest:
@@ -136,7 +123,3 @@ def _require_same_request(existing: GPUStorage, request: CreateStorage) -> GPUSt
 def _matches(storage: GPUStorage, query: ListStorages) -> bool:
     attached = storage.spec.attached_to is not None
     return query.phase in (UNSET, phase_of(storage)) and query.mounted in (UNSET, attached)
-
-
-def _not_found(key: ObjectKey) -> NotFound:
-    return NotFound(f"storage {key.name} does not exist in namespace {key.namespace}")

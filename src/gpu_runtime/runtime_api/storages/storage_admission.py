@@ -5,16 +5,17 @@ import hashlib
 from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
+from gpu_runtime.contract.errors import require_valid
 from gpu_runtime.contract.recorded_requests import RecordedStorageRequest
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.validation import (
     growth_errors,
     name_errors,
+    namespace_errors,
     normalize_storage,
     storage_errors,
 )
 from gpu_runtime.kube.quantity import Quantity, canonical_quantity, same_quantity
-from gpu_runtime.runtime_api.admission_errors import namespace_errors, require_valid
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 

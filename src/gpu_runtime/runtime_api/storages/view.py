@@ -1,8 +1,8 @@
 """Converts a GPUStorage into the JSON view of the API. Pure functions."""
 
-from gpu_runtime.contract.crd.conditions import StoragePhase
+from gpu_runtime.contract.crd.conditions import StoragePhase, current_ready_condition, known_phase
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
-from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view, known_phase, ready_condition
+from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
 from gpu_runtime.runtime_api.http.route import View
 
 
@@ -65,7 +65,7 @@ class StorageView(View, frozen=True, kw_only=True):
 
 def storage_view(storage: GPUStorage) -> StorageView:
     metadata, spec, status = storage.metadata, storage.spec, storage.status
-    ready = ready_condition(status.conditions)
+    ready = current_ready_condition(status.conditions)
     return StorageView(
         name=metadata.name,
         namespace=metadata.namespace,

@@ -44,11 +44,11 @@ from gpu_runtime.contract.operation_transitions import Committed, StockLost, Tra
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest, recorded_request
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.live_objects import create_or_read, delete_this, patch_unchanged, read_live
 from gpu_runtime.kube.meta import Manifest, ObjectKey
 from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
-from gpu_runtime.runtime_api.live_objects import create_or_read, delete_this, patch_unchanged, read_live
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, StaleAttempt
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.units.handoff_decision import (
@@ -287,18 +287,9 @@ class Handoff:
         return await read_live(self.client, self.informers.units, key)
 
     async def _hold_stock(self, run: HandoffRun) -> SourceStock | None:
-        unit = await self.stock_selector.hold(run.request.stock_namespace, run.request.spec_name)
-        if unit is None:
-            return None
-        run.held_uid = unit.metadata.uid
-        return SourceStock(
-            namespace=unit.metadata.namespace,
-            name=unit.metadata.name,
-            uid=unit.metadata.uid,
-            memory=unit.spec.memory,
-            gpu=unit.spec.gpu,
-            node=self.informers.node_of(unit),
-        )
+        stock = await self.stock_selector.hold(run.request.stock_namespace, run.request.spec_name)
+        run.held_uid = stock.uid if stock is not None else ""
+        return stock
 
     def _release_hold(self, run: HandoffRun) -> None:
         self.stock_selector.release_hold(run.held_uid)

@@ -15,6 +15,7 @@ from gpu_runtime.contract.errors import (
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, RouteGroup, Scope
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
 from gpu_runtime.runtime_api.units.service import UnitService
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit
 from gpu_runtime.runtime_api.units.view import UnitView, unit_view
 
 UNITS = RouteGroup[UnitService]("GPU units", Scope.RUNTIME)
@@ -96,7 +97,7 @@ async def create_unit(units: UnitService, request: APIRequest[CreateUnit, NoQuer
     created the unit, which the response contains. 409 no_stock: nothing was created, and the same request may
     succeed later. After a timeout or a 503, send the same request again.
     """
-    unit, first = await units.create(request.body)
+    unit, first = await units.handoff.create(admit_unit(request.body, units.namespaces))
     return APIResponse(201 if first else 200, unit_view(unit))
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
-from gpu_runtime.contract.crd.operation import AnyOperation
+from gpu_runtime.contract.crd.operation import AnyOperation, SourceStock
 from gpu_runtime.contract.operation_rules import Seeding, StockState, stock_state
 from gpu_runtime.process.seeding_lookup import SeedingLookup
-from gpu_runtime.runtime_api.api_informers import APIInformers
+from gpu_runtime.runtime_api.api_informers import OPERATION_UID_INDEX, APIInformers
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 
 
@@ -27,7 +27,7 @@ class StockSelector:
         """UIDs of stock units that requests of this replica hold."""
         self._hold_released = asyncio.Event()
 
-    async def hold(self, namespace: str, spec_name: str) -> GPUUnit | None:
+    async def hold(self, namespace: str, spec_name: str) -> SourceStock | None:
         """Hold a random claimable stock unit and return it. Return None if no stock unit is claimable."""
         while True:
             held: set[str] = set()
@@ -37,7 +37,7 @@ class StockSelector:
                 if unit.metadata.uid in self._held_uids:
                     held.add(unit.metadata.uid)
                 elif await self._try_hold(unit):
-                    return unit
+                    return self._source_stock(unit)
             if not held:
                 return None
             # Report "no stock" only if no other request holds stock, because another request may release its hold.
@@ -62,10 +62,19 @@ class StockSelector:
             self.release_hold(unit.metadata.uid)
         return selectable
 
+    def _source_stock(self, unit: GPUUnit) -> SourceStock:
+        return SourceStock(
+            namespace=unit.metadata.namespace,
+            name=unit.metadata.name,
+            uid=unit.metadata.uid,
+            memory=unit.spec.memory,
+            gpu=unit.spec.gpu,
+            node=self._informers.node_of(unit),
+        )
+
     async def _find_seeding(self, operation_id: str, uid: str) -> AnyOperation | None:
         """Return the operation from the cache of unfinished operations, otherwise from the API server."""
-        unfinished = self._informers.unfinished_operations.store.get(self._operation_store.key(operation_id))
-        if unfinished is not None and unfinished.metadata.uid == uid:
+        for unfinished in self._informers.unfinished_operations.store.by_index(OPERATION_UID_INDEX, uid):
             return unfinished
         return await self._operation_store.find(operation_id)
 

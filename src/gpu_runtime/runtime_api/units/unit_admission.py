@@ -7,17 +7,18 @@ from msgspec import UNSET, structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.well_known import UnitRole
+from gpu_runtime.contract.errors import require_valid
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.contract.validation import (
     FieldError,
     name_errors,
+    namespace_errors,
     normalize_unit,
     operation_id_errors,
     unit_errors,
 )
 from gpu_runtime.contract.validation.field_error import FieldErrors
 from gpu_runtime.kube.quantity import canonical_quantity
-from gpu_runtime.runtime_api.admission_errors import namespace_errors, require_valid
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
 

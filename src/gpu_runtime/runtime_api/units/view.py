@@ -2,11 +2,11 @@
 
 from msgspec import field, structs
 
-from gpu_runtime.contract.crd.conditions import UnitPhase
+from gpu_runtime.contract.crd.conditions import UnitPhase, current_ready_condition, known_phase
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, Serverless, StorageMount
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view, known_phase, ready_condition
+from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
 from gpu_runtime.runtime_api.http.route import View
 
 
@@ -106,7 +106,7 @@ class UnitView(View, frozen=True, kw_only=True):
 def unit_view(unit: GPUUnit) -> UnitView:
     """Return the view. It has every field of the spec."""
     metadata, status = unit.metadata, unit.status
-    ready = ready_condition(status.conditions)
+    ready = current_ready_condition(status.conditions)
     return UnitView(
         name=metadata.name,
         namespace=metadata.namespace,

@@ -135,7 +135,7 @@ async def running_replica(plane: ControlPlane, settings: RuntimeAPISettings) -> 
         running = [tasks.create_task(_run(task)) for task in background_tasks(services)]
         edge = Edge(
             *(AnonymousAuthenticator(), CallerRateLimiter(0, 1), AccessLog(metrics.registry), settings.limits),
-            services.stale_reason,
+            services.staleness.reason,
             asyncio.Event(),
         )
         async with serve_app(

@@ -17,6 +17,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 from lightkube.types import PatchType
 
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import OperationType
 from gpu_runtime.kube.client import KubeClient, open_kube_client
 from gpu_runtime.kube.config import load_cluster_config
@@ -30,8 +31,10 @@ from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.service import StorageService
 from gpu_runtime.runtime_api.units.handoff import Handoff
+from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.service import UnitService
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit
 from localcluster.control_plane import ControlPlane
 
 GROUP = "runtime.lokiwager.io"
@@ -47,6 +50,9 @@ class StorageReplica:
     units: UnitService
     informers: APIInformers
     client: KubeClient
+
+    async def create_unit(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
+        return await self.units.handoff.create(admit_unit(request, self.units.namespaces))
 
 
 class StartStorageReplica(Protocol):

@@ -52,11 +52,11 @@ async def test_created_unit_attaches_its_storages(replica: StorageReplica, clust
     await create_stock(cluster, replica, "s")
     for name in ("b", "a", "spare"):
         cluster.create_storage(name)
-    unit, first = await replica.units.create(create_request("b", "a"))
+    unit, first = await replica.create_unit(create_request("b", "a"))
     assert first
     assert [mount.name for mount in unit.spec.storage_mounts] == ["b", "a"]
     assert [cluster.attached_unit(name) for name in ("a", "b", "spare")] == ["web", "web", None]
-    assert (await replica.units.create(create_request("b", "a")))[1] is False
+    assert (await replica.create_unit(create_request("b", "a")))[1] is False
 
 
 async def test_missing_storage_is_reported_without_an_operation(
@@ -65,12 +65,12 @@ async def test_missing_storage_is_reported_without_an_operation(
     await create_stock(cluster, replica, "s")
     cluster.create_storage("a")
     with pytest.raises(Invalid) as raised:
-        await replica.units.create(create_request("a", "none"))
+        await replica.create_unit(create_request("a", "none"))
     assert [error.path for error in raised.value.errors] == ["storageMounts[1].name"]
     assert "storage none does not exist" in raised.value.message
     assert (cluster.list_objects(OPERATION), cluster.list_objects(UNIT), cluster.attached_unit("a")) == ([], [], None)
     cluster.create_storage("none")
-    assert (await replica.units.create(create_request("a", "none")))[1], (
+    assert (await replica.create_unit(create_request("a", "none")))[1], (
         "the same request must succeed after the storage exists"
     )
 
@@ -82,7 +82,7 @@ async def test_storage_missing_in_the_cache_can_be_mounted(
     await create_stock(cluster, other, "s")
     other.informers.storages.store.replace([], [])
     cluster.create_storage("a")
-    assert (await other.units.create(create_request("a")))[1]
+    assert (await other.create_unit(create_request("a")))[1]
     assert (await one.units.get("", "web")).spec.storage_mounts
 
 
@@ -91,14 +91,14 @@ async def test_replay_of_a_create_whose_storage_was_deleted_returns_the_unit(
 ) -> None:
     await create_stock(cluster, replica, "s")
     cluster.create_storage("a")
-    await replica.units.create(create_request("a"))
+    await replica.create_unit(create_request("a"))
     cluster.delete(STORAGE, "a")
     store = replica.informers.storages.store
     await eventually(lambda: store.get(ObjectKey(cluster.namespace, "a")) is None, "the storage is deleted")
-    assert (await replica.units.create(create_request("a")))[1] is False
+    assert (await replica.create_unit(create_request("a")))[1] is False
     await replica.units.delete("", "web")
     with pytest.raises(Gone):
-        await replica.units.create(create_request("a"))
+        await replica.create_unit(create_request("a"))
     assert cluster.is_deleted(STORAGE, "a")
 
 
@@ -109,7 +109,7 @@ async def test_storage_that_is_being_deleted_is_not_attached(replica: StorageRep
     cluster.delete(STORAGE, "a")
     cluster.create(UNIT, "manual", {"specName": "g1.1", "image": "python"})
     with pytest.raises(BeingDeleted, match="storage a is being deleted"):
-        await replica.units.create(create_request("a"))
+        await replica.create_unit(create_request("a"))
     with pytest.raises(BeingDeleted, match="storage a is being deleted"):
         await replica.units.update("", "manual", update("a"))
     assert (cluster.attached_unit("a"), cluster.remaining_stock()) == (None, ["s"])
@@ -121,17 +121,17 @@ async def test_second_unit_is_rejected_until_the_storage_is_detached(
 ) -> None:
     await create_stock(cluster, replica, "s", "t")
     cluster.create_storage("a")
-    await replica.units.create(create_request("a"))
+    await replica.create_unit(create_request("a"))
     with pytest.raises(StorageInUse, match="storage a is attached to unit web; only one unit at a time can mount it"):
-        await replica.units.create(create_request("a", name="other"))
+        await replica.create_unit(create_request("a", name="other"))
     await eventually(lambda: len(cluster.remaining_stock()) == 1, "the consumed stock is deleted")
     await replica.units.delete("", "web")
     with pytest.raises(StorageInUse):  # its pod may still exist
-        await replica.units.create(create_request("a", name="other"))
+        await replica.create_unit(create_request("a", name="other"))
     cluster.patch(
         STORAGE, "a", {"spec": {"attachedTo": None}}
     )  # as the controller manager does after the pod is deleted
-    assert (await replica.units.create(create_request("a", name="other")))[1], "the same request must succeed later"
+    assert (await replica.create_unit(create_request("a", name="other")))[1], "the same request must succeed later"
     assert cluster.attached_unit("a") == "other"
 
 
@@ -140,7 +140,7 @@ async def test_create_without_all_storages_attaches_none(replica: StorageReplica
     cluster.create_storage("a")
     cluster.create_storage("b", attachedTo={"unit": "other"})
     with pytest.raises(StorageInUse):
-        await replica.units.create(create_request("a", "b"))
+        await replica.create_unit(create_request("a", "b"))
     assert (cluster.attached_unit("a"), cluster.remaining_stock()) == (None, ["s"])
 
 
@@ -161,7 +161,7 @@ async def test_create_that_loses_its_second_storage_releases_the_first(
     store.remove(free.metadata.key, free.metadata.uid)
     store.put(free)
     with pytest.raises(StorageInUse, match="storage b is attached to unit other"):
-        await replica.units.create(create_request("a", "b"))
+        await replica.create_unit(create_request("a", "b"))
     assert [cluster.attached_unit(name) for name in ("a", "b")] == [None, "other"]
     assert cluster.remaining_stock() == ["s"]
     assert not cluster.list_objects(UNIT)
@@ -170,10 +170,10 @@ async def test_create_that_loses_its_second_storage_releases_the_first(
 async def test_create_that_waits_for_stock_attaches_nothing(replica: StorageReplica, cluster: StorageCluster) -> None:
     cluster.create_storage("a")
     with pytest.raises(NoStock):
-        await replica.units.create(create_request("a"))
+        await replica.create_unit(create_request("a"))
     assert cluster.attached_unit("a") is None
     await create_stock(cluster, replica, "s")
-    assert (await replica.units.create(create_request("a")))[1]
+    assert (await replica.create_unit(create_request("a")))[1]
     assert cluster.attached_unit("a") == "web"
 
 

@@ -1,5 +1,6 @@
 """The drive loop continues after conflicts with the same operation, and never with another one."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,8 +14,15 @@ from gpu_runtime.kube.errors import ApiStatus, KubeConflict, KubeNotFound
 from gpu_runtime.kube.meta import KubeObject, ObjectMeta
 from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.process.clock import SystemClock
-from gpu_runtime.runtime_api.operations.drive import MAX_CONFLICTS, OperationDriver, OperationRunner, StaleAttempt
+from gpu_runtime.runtime_api.operations.drive import (
+    MAX_CONFLICTS,
+    OperationDriver,
+    OperationExecutor,
+    OperationRunner,
+    StaleAttempt,
+)
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
+from tests.unit.kube.fake_time import on_fake_time
 from tests.unit.runtime_api.runtime_api_objects import STOCK, operation
 
 ACCEPTED, RUNNING, ROLLING_BACK, SUCCEEDED, FAILED = OperationState
@@ -123,3 +131,30 @@ async def test_only_the_own_operation_in_progress_is_finished_before_a_deletion(
     runner = OperationRunner(driver(current).store, dict.fromkeys(OperationType, executor), BackgroundQueue())
     await runner.finish_creator(object_)
     assert bool(executor.resumed) is resumed
+
+
+class RecordingExecutor:
+    def __init__(self) -> None:
+        self.resumed: list[Operation] = []
+
+    async def resume(self, operation: Operation) -> Operation:
+        self.resumed.append(operation)
+        return operation
+
+
+@on_fake_time
+async def test_enqueued_operation_is_resumed_by_the_executor_of_its_type() -> None:
+    seeds, pools = RecordingExecutor(), RecordingExecutor()
+    executors: dict[OperationType, OperationExecutor] = {
+        OperationType.SEED_STOCK: seeds,
+        OperationType.CREATE_STOCK_POOL: pools,
+    }
+    runner = OperationRunner(cast(Any, None), executors, BackgroundQueue())
+    seed, pool = operation(), operation(OperationType.CREATE_STOCK_POOL, uid="another")
+    runner.enqueue(seed)
+    runner.enqueue(seed)
+    runner.enqueue(pool)
+    stopped = asyncio.Event()
+    stopped.set()
+    await runner.queue.run(stopped, grace_seconds=1)
+    assert (seeds.resumed, pools.resumed) == ([seed], [pool])

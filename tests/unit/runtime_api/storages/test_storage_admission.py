@@ -7,7 +7,6 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.runtime_api.admission_errors import resolve_namespace
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
 from gpu_runtime.runtime_api.storages.storage_admission import (
@@ -130,14 +129,3 @@ def test_storage_grows_and_an_equal_size_is_no_change(current: str, requested: s
 def test_smaller_or_invalid_size_is_rejected(size: str) -> None:
     with pytest.raises(Invalid, match=r"^size: "):
         apply_resize(GPUStorageSpec(size="20Gi"), UpdateStorage(size=size))
-
-
-def test_storage_namespace_must_be_allowed() -> None:
-    assert (
-        resolve_namespace("", NAMESPACES.units, "storages"),
-        resolve_namespace("batch", NAMESPACES.units, "storages"),
-    ) == ("runtime-instance", "batch")
-    with pytest.raises(
-        Invalid, match="namespace: 'kube-system' is not allowed for storages; use runtime-instance or batch"
-    ):
-        resolve_namespace("kube-system", NAMESPACES.units, "storages")

@@ -10,7 +10,7 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.store import Store
-from gpu_runtime.runtime_api.api_informers import APIInformers
+from gpu_runtime.runtime_api.api_informers import OPERATION_UID_INDEX, APIInformers
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.units.stock_selector import StockSelector
 
@@ -24,6 +24,9 @@ class FakeStock:
     lookup_may_finish: asyncio.Event = field(default_factory=asyncio.Event)
     store: Store[Any] = field(default_factory=Store)
 
+    def __post_init__(self) -> None:
+        self.store.add_index(OPERATION_UID_INDEX, lambda operation: (operation.metadata.uid,))
+
     @property
     def unfinished_operations(self) -> "FakeStock":
         return self
@@ -31,8 +34,8 @@ class FakeStock:
     def stock_of(self, _namespace: str, spec_name: str) -> list[GPUUnit]:
         return [unit for unit in self.stock if unit.spec.spec_name == spec_name]
 
-    def key(self, operation_id: str) -> str:
-        return operation_id
+    def node_of(self, _unit: GPUUnit) -> str:
+        return "node-1"
 
     async def find(self, operation_id: str) -> Operation:
         self.lookup_started.set()
@@ -62,7 +65,7 @@ def running_operation(operation_id: str) -> Operation:
 async def test_every_stock_unit_is_held_once() -> None:
     selector = FakeStock([ready_stock(f"unit-{number}") for number in range(20)]).selector()
     held = [await selector.hold("stock", "g1") for _ in range(20)]
-    assert len({unit.metadata.uid for unit in held if unit}) == 20
+    assert len({stock.uid for stock in held if stock}) == 20
 
 
 async def test_empty_stock_without_holds_returns_none() -> None:
@@ -77,12 +80,12 @@ async def test_stock_released_during_a_candidate_check_is_selected() -> None:
     fake.stock.append(stock_being_seeded("unfinished"))
     second = asyncio.create_task(selector.hold("stock", "g1"))
     await fake.lookup_started.wait()
-    selector.release_hold(first.metadata.uid)
+    selector.release_hold(first.uid)
     fake.lookup_may_finish.set()
     async with asyncio.timeout(60):
         held = await second
     assert held is not None
-    assert held.metadata.name == "free"
+    assert held.name == "free"
 
 
 async def test_selector_waits_for_held_stock() -> None:
@@ -92,6 +95,6 @@ async def test_selector_waits_for_held_stock() -> None:
     second = asyncio.create_task(selector.hold("stock", "g1"))
     await asyncio.sleep(0)
     assert not second.done()
-    selector.release_hold(first.metadata.uid)
+    selector.release_hold(first.uid)
     async with asyncio.timeout(60):
         assert await second

@@ -9,7 +9,6 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.contract.request_hash import canonical_request
-from gpu_runtime.runtime_api.admission_errors import resolve_namespace
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
 from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update
@@ -216,13 +215,6 @@ def test_update_with_null_is_rejected(field: str) -> None:
     name = next(each.encode_name for each in msgspec.structs.fields(UpdateUnit) if each.name == field)
     with pytest.raises(msgspec.ValidationError, match=rf"got `null` - at `\$.{name}`"):
         update(**{name: None})
-
-
-def test_unit_namespace_must_be_allowed() -> None:
-    assert resolve_namespace("", NAMESPACES.units, "units") == "runtime-instance"
-    assert resolve_namespace("batch", NAMESPACES.units, "units") == "batch"
-    with pytest.raises(Invalid, match="'default' is not allowed for units; use runtime-instance or batch"):
-        resolve_namespace("default", NAMESPACES.units, "units")
 
 
 def test_stock_namespace_is_not_allowed_for_units() -> None:

@@ -1,4 +1,4 @@
-"""The unit routes are fully documented, their examples are valid, and they call the unit service."""
+"""The unit routes are fully documented, their examples are valid, and they call the handoff or the unit service."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,9 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.condition_view import ConditionView
 from gpu_runtime.runtime_api.http.route import APIRequest, NoQuery, Route, Scope
@@ -25,16 +27,21 @@ UNIT = msgspec.convert(
 
 @dataclass
 class FakeUnits:
-    """A unit service that records its calls."""
+    """A unit service and a handoff that record their calls."""
 
     first: bool = True
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    namespaces: APINamespaceSettings = field(default_factory=APINamespaceSettings)
+
+    @property
+    def handoff(self) -> "FakeUnits":
+        return self
 
     def list(self, query: ListUnits) -> tuple[Sequence[GPUUnit], str | None]:
         self.calls.append(("list", query))
         return [UNIT], "more"
 
-    async def create(self, request: CreateUnit) -> tuple[GPUUnit, bool]:
+    async def create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
         self.calls.append(("create", request))
         return UNIT, self.first
 
@@ -96,7 +103,26 @@ async def test_first_create_returns_201_and_replay_returns_200() -> None:
         units = FakeUnits(first)
         response = await routes_by_name(units)["createUnit"].handler(APIRequest(body, NoQuery()))
         assert (response.status, response.data.name) == (status, "web")
-        assert units.calls == [("create", body)]
+        assert units.calls == [("create", admit_unit(body, APINamespaceSettings()))]
+
+
+async def test_create_is_validated_and_normalized_before_the_handoff() -> None:
+    units = FakeUnits()
+    create = routes_by_name(units)["createUnit"].handler
+    request = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image=" python ")
+    with pytest.raises(Invalid, match="name: is required"):
+        await create(APIRequest(structs.replace(request, name=""), NoQuery()))
+    assert units.calls == []
+    await create(APIRequest(request, NoQuery()))
+    normalized = RecordedUnitRequest(
+        operation_id="unit-1",
+        name="web",
+        spec_name="g1.1",
+        image="python",
+        namespace="runtime-instance",
+        stock_namespace="runtime-stock",
+    )
+    assert units.calls == [("create", normalized)]
 
 
 async def test_list_units_passes_the_continue_token() -> None:

@@ -1,4 +1,4 @@
-"""The unit service validates requests before the handoff, and retries conflicting writes."""
+"""The unit service retries conflicting writes, and does not change a unit that is being deleted."""
 
 from typing import Any, cast
 
@@ -8,15 +8,13 @@ from msgspec import structs
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS, GPUUnit
-from gpu_runtime.contract.errors import BeingDeleted, Invalid, WriteConflict
-from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+from gpu_runtime.contract.errors import BeingDeleted, WriteConflict
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.informer import Informer
-from gpu_runtime.runtime_api import live_objects
-from gpu_runtime.runtime_api.live_objects import MAX_WRITE_ATTEMPTS
+from gpu_runtime.runtime_api import object_access
+from gpu_runtime.runtime_api.object_access import MAX_WRITE_ATTEMPTS
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
-from gpu_runtime.runtime_api.units.requests import CreateUnit
 from gpu_runtime.runtime_api.units.service import UnitService
 
 UNIT = msgspec.convert(
@@ -48,7 +46,7 @@ class ConflictingClient:
 
 
 async def test_write_fails_after_max_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_objects, "CONFLICT_BACKOFF", Backoff(initial_seconds=0))
+    monkeypatch.setattr(object_access, "CONFLICT_BACKOFF", Backoff(initial_seconds=0))
     client: Any = ConflictingClient()
     units = UnitService(client, client, APINamespaceSettings(), client, client, client)
     with pytest.raises(WriteConflict, match="other requests changed unit web at the same time; send the request again"):
@@ -63,33 +61,3 @@ async def test_write_of_a_unit_that_is_being_deleted_is_rejected() -> None:
     with pytest.raises(BeingDeleted, match="unit runtime-instance/web is being deleted"):
         await units.stop("", "web")
     assert client.writes == 0
-
-
-class RecordingHandoff:
-    """A handoff that records create requests."""
-
-    def __init__(self) -> None:
-        self.requests: list[RecordedUnitRequest] = []
-
-    async def create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
-        self.requests.append(request)
-        return UNIT, True
-
-
-async def test_create_is_validated_and_normalized_before_the_handoff() -> None:
-    handoff: Any = RecordingHandoff()
-    units = UnitService(handoff, handoff, APINamespaceSettings(), handoff, handoff, handoff)
-    request = CreateUnit(operation_id="unit-1", name="web", spec_name="g1.1", image=" python ")
-    with pytest.raises(Invalid, match="name: is required"):
-        await units.create(structs.replace(request, name=""))
-    assert handoff.requests == []
-    assert await units.create(request) == (UNIT, True)
-    normalized = RecordedUnitRequest(
-        operation_id="unit-1",
-        name="web",
-        spec_name="g1.1",
-        image="python",
-        namespace="runtime-instance",
-        stock_namespace="runtime-stock",
-    )
-    assert handoff.requests == [normalized]

@@ -2,11 +2,8 @@
 
 import pytest
 
-from gpu_runtime.contract.crd.conditions import StoragePhase, UnitPhase
+from gpu_runtime.contract.crd.conditions import StoragePhase, UnitPhase, current_ready_condition, known_phase
 from gpu_runtime.kube.meta import Condition
-from gpu_runtime.runtime_api.condition_view import known_phase, ready_condition
-from gpu_runtime.runtime_api.stock.view import phase_of
-from tests.unit.runtime_api.runtime_api_objects import unit
 
 
 @pytest.mark.parametrize(
@@ -19,12 +16,11 @@ def test_phase_of_the_status_is_shown(phase: str | None, expected: UnitPhase) ->
 
 def test_unknown_phase_is_shown_as_the_default() -> None:
     assert known_phase("Hibernating", StoragePhase.PENDING) is StoragePhase.PENDING
-    assert phase_of(unit(phase="Hibernating")) is UnitPhase.PROGRESSING
 
 
 def test_ready_condition_is_unknown_before_the_first_reconcile() -> None:
     other = Condition(type="Synced", status="True", reason="Done")
     ready = Condition(type="Ready", status="False", reason="NameTaken", message="the name is taken")
-    assert ready_condition((other, ready)) == ready
-    unknown = ready_condition((other,))
+    assert current_ready_condition((other, ready)) == ready
+    unknown = current_ready_condition((other,))
     assert (unknown.status, unknown.reason, unknown.message) == ("Unknown", "", "")

@@ -3,25 +3,19 @@
 Every write has a precondition: a free name, an unchanged resourceVersion, or a UID. So every process may repeat it.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
 from gpu_runtime.backoff import Backoff
-from gpu_runtime.contract.errors import WriteConflict
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeAlreadyExists, KubeConflict, KubeNotFound
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.meta import KubeObject, Manifest, ObjectKey
 
 T = TypeVar("T", bound=KubeObject)
-R = TypeVar("R")
 
-MAX_WRITE_ATTEMPTS = 20
-"""Maximum number of attempts to write an object while other writers change it. One of several concurrent writes always
-succeeds."""
 CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
+"""The delay before a process repeats a write after a conflict with another writer."""
 
 
 async def read_live(client: KubeClient, informer: Informer[T], key: ObjectKey) -> T | None:
@@ -80,16 +74,3 @@ async def delete_this(client: KubeClient, informer: Informer[T], key: ObjectKey,
     cached = informer.store.get(key)
     if cached is None or not cached.metadata.finalizers:  # with finalizers, it exists until the last one is removed
         informer.record_delete(key, uid)
-
-
-async def retry_conflicts(subject: str, read_and_write: Callable[[], Awaitable[R]]) -> R:
-    """Repeat the function, which reads an object and writes it, until no other writer was first.
-
-    Raises WriteConflict after MAX_WRITE_ATTEMPTS attempts.
-    """
-    for attempt in range(1, MAX_WRITE_ATTEMPTS + 1):
-        try:
-            return await read_and_write()
-        except KubeConflict:  # a status update also changes the resourceVersion
-            await asyncio.sleep(CONFLICT_BACKOFF.delay(attempt))
-    raise WriteConflict(f"other requests changed {subject} at the same time; send the request again")
