@@ -15,27 +15,21 @@ def rbac_manifests(process: ProcessPermissions) -> list[Manifest]:
         "kind": "ServiceAccount",
         "metadata": {"name": process.name, "namespace": process.namespace},
     }
+    own, stock = ({"name": process.name, "namespace": each} for each in (process.namespace, STOCK_NAMESPACE))
     return [
         account,
-        *_cluster_role(process),
-        *_namespaced_role(process, process.namespace, process.namespace_rules),
-        *_namespaced_role(process, STOCK_NAMESPACE, process.stock_namespace_rules),
+        *_role_and_binding(process, "Cluster", {"name": f"gpu-runtime-{process.name}"}, process.cluster_rules),
+        *_role_and_binding(process, "", own, process.namespace_rules),
+        *_role_and_binding(process, "", stock, process.stock_namespace_rules),
     ]
-
-
-def _cluster_role(process: ProcessPermissions) -> list[Manifest]:
-    metadata = {"name": f"gpu-runtime-{process.name}"}
-    return _role_and_binding(process, "Cluster", metadata, process.cluster_rules) if process.cluster_rules else []
-
-
-def _namespaced_role(process: ProcessPermissions, namespace: str, rules: Sequence[PolicyRule]) -> list[Manifest]:
-    metadata = {"name": process.name, "namespace": namespace}
-    return _role_and_binding(process, "", metadata, rules) if rules else []
 
 
 def _role_and_binding(
     process: ProcessPermissions, scope: str, metadata: Manifest, rules: Sequence[PolicyRule]
 ) -> list[Manifest]:
+    """Return the role and its binding. Return nothing if the process has no rules of this scope."""
+    if not rules:
+        return []
     return [
         {
             "apiVersion": f"{RBAC_GROUP}/v1",

@@ -31,12 +31,5 @@ def to_yaml_documents(values: Iterable[Any]) -> str:
 
 
 def kustomization(resources: Iterable[str]) -> str:
-    return to_yaml_documents(
-        [
-            {
-                "apiVersion": "kustomize.config.k8s.io/v1beta1",
-                "kind": "Kustomization",
-                "resources": list(resources),
-            }
-        ]
-    )
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    return to_yaml_documents([kind | {"resources": list(resources)}])

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from gpu_runtime.contract.crd import conditions
+from gpu_runtime.controller_manager.workload.workload_readiness import Readiness
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeNotFound
 from gpu_runtime.kube.event_recorder import EventRecorder
@@ -18,17 +19,6 @@ T = TypeVar("T", bound=KubeObject)
 
 MAX_MESSAGE_LENGTH = 4096
 """Maximum length of a condition message in characters. Longer messages are truncated."""
-
-
-class HasReadiness(Protocol):
-    """The fields of a readiness result that become the Ready condition."""
-
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def reason(self) -> conditions.ReadyReason: ...
-    @property
-    def message(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ class StatusWriter:
 
 
 def with_ready_condition(
-    before: tuple[Condition, ...], readiness: HasReadiness, generation: int, now: str
+    before: tuple[Condition, ...], readiness: Readiness[Any], generation: int, now: str
 ) -> tuple[Condition, ...]:
     """Return the conditions with the new Ready condition. Its transition time changes only if its status changes."""
     new = conditions.ready_condition(readiness.ready, readiness.reason, _truncated(readiness.message), generation)

@@ -1,21 +1,29 @@
-"""The readiness of a unit or pool."""
+"""The readiness of an object, and the readiness of a unit or pool."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 
+P = TypeVar("P", bound=StrEnum)
+
 
 @dataclass(frozen=True)
-class WorkloadReadiness:
+class Readiness(Generic[P]):
     """The phase, and the reason and message of the Ready condition."""
 
-    phase: UnitPhase
+    phase: P
     reason: ReadyReason
     message: str
 
     @property
     def ready(self) -> bool:
-        return self.phase is UnitPhase.READY
+        return self.phase == UnitPhase.READY
+
+
+class WorkloadReadiness(Readiness[UnitPhase]):
+    """The readiness of a unit or pool. It is ready if and only if its phase is Ready."""
 
 
 @dataclass(frozen=True)

@@ -24,20 +24,15 @@ STOCK_TEMPLATE = Template(command=("python3", "-m", "gpu_runtime.stock_process")
 def deployment(observed: ObservedUnit) -> Manifest:
     metadata, spec = observed.unit.metadata, observed.unit.spec
     labels = unit_labels(metadata.name, spec.spec_name, observed.role)
-    return child_manifest(
-        observed.unit,
-        GPU_UNITS,
-        metadata.name,
-        labels,
-        {
-            "replicas": 1 if spec.running else 0,
-            # With a rolling update, the second pod would wait forever for the GPUs of the first pod.
-            "strategy": {"type": "Recreate"},
-            "revisionHistoryLimit": 1,
-            "selector": {"matchLabels": {Label.UNIT: metadata.name}},
-            "template": _pod_template(observed, labels | {Label.UNIT_UID: metadata.uid}),
-        },
-    )
+    child_spec: Manifest = {
+        "replicas": 1 if spec.running else 0,
+        # With a rolling update, the second pod would wait forever for the GPUs of the first pod.
+        "strategy": {"type": "Recreate"},
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": {Label.UNIT: metadata.name}},
+        "template": _pod_template(observed, labels | {Label.UNIT_UID: metadata.uid}),
+    }
+    return child_manifest(observed.unit, GPU_UNITS, metadata.name, labels, child_spec)
 
 
 def _pod_template(observed: ObservedUnit, labels: dict[str, str]) -> Manifest:

@@ -23,18 +23,14 @@ def network_policy(observed: ObservedUnit) -> Manifest | None:
         return None
     egress = observed.settings.serverless.egress
     restricted = spec.serves_function and egress.restrict
-    return child_manifest(
-        observed.unit,
-        GPU_UNITS,
-        metadata.name,
-        unit_labels(metadata.name, spec.spec_name, observed.role),
-        {
-            "podSelector": {"matchLabels": {Label.UNIT: metadata.name}, "matchExpressions": []},
-            "policyTypes": ["Ingress", "Egress"] if restricted else ["Ingress"],
-            "ingress": _ingress_rules(observed),
-            "egress": _nats_egress_rules(egress) if restricted else [],
-        },
-    )
+    labels = unit_labels(metadata.name, spec.spec_name, observed.role)
+    child_spec: Manifest = {
+        "podSelector": {"matchLabels": {Label.UNIT: metadata.name}, "matchExpressions": []},
+        "policyTypes": ["Ingress", "Egress"] if restricted else ["Ingress"],
+        "ingress": _ingress_rules(observed),
+        "egress": _nats_egress_rules(egress) if restricted else [],
+    }
+    return child_manifest(observed.unit, GPU_UNITS, metadata.name, labels, child_spec)
 
 
 def _ingress_rules(observed: ObservedUnit) -> list[Manifest]:

@@ -13,17 +13,13 @@ def service(observed: ObservedUnit) -> Manifest | None:
     metadata, spec = observed.unit.metadata, observed.unit.spec
     if observed.role is UnitRole.STOCK or not spec.template.ports:
         return None
-    return child_manifest(
-        observed.unit,
-        GPU_UNITS,
-        metadata.name,
-        unit_labels(metadata.name, spec.spec_name, observed.role),
-        {
-            "type": "ClusterIP",
-            "selector": {Label.UNIT: metadata.name},
-            "ports": service_ports(spec.template),
-        },
-    )
+    labels = unit_labels(metadata.name, spec.spec_name, observed.role)
+    child_spec: Manifest = {
+        "type": "ClusterIP",
+        "selector": {Label.UNIT: metadata.name},
+        "ports": service_ports(spec.template),
+    }
+    return child_manifest(observed.unit, GPU_UNITS, metadata.name, labels, child_spec)
 
 
 def access_url(observed: ObservedUnit) -> str | None:

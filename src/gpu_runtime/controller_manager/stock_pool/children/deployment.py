@@ -22,20 +22,15 @@ PLACEHOLDER_COMMAND = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 36
 def deployment(observed: ObservedPool) -> Manifest:
     metadata, spec = observed.pool.metadata, observed.pool.spec
     labels = pool_labels(metadata.name, spec.spec_name)
-    return child_manifest(
-        observed.pool,
-        STOCK_POOLS,
-        pool_child_name(metadata.name),
-        labels,
-        {
-            "replicas": spec.replicas,
-            # No surge pod: it would wait for GPUs, which become free only when another pod of the pool terminates.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-            "revisionHistoryLimit": 1,
-            "selector": {"matchLabels": {Label.POOL: metadata.name}},
-            "template": {"metadata": {"labels": labels | {Label.POOL_UID: metadata.uid}}, "spec": _pod_spec(observed)},
-        },
-    )
+    child_spec: Manifest = {
+        "replicas": spec.replicas,
+        # No surge pod: it would wait for GPUs, which become free only when another pod of the pool terminates.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": {Label.POOL: metadata.name}},
+        "template": {"metadata": {"labels": labels | {Label.POOL_UID: metadata.uid}}, "spec": _pod_spec(observed)},
+    }
+    return child_manifest(observed.pool, STOCK_POOLS, pool_child_name(metadata.name), labels, child_spec)
 
 
 def _pod_spec(observed: ObservedPool) -> Manifest:

@@ -13,14 +13,10 @@ def service(observed: ObservedPool) -> Manifest | None:
     metadata, spec = observed.pool.metadata, observed.pool.spec
     if not spec.template.ports:
         return None
-    return child_manifest(
-        observed.pool,
-        STOCK_POOLS,
-        pool_child_name(metadata.name),
-        pool_labels(metadata.name, spec.spec_name),
-        {
-            "type": "ClusterIP",
-            "selector": {Label.POOL: metadata.name},
-            "ports": service_ports(spec.template),
-        },
-    )
+    labels = pool_labels(metadata.name, spec.spec_name)
+    child_spec: Manifest = {
+        "type": "ClusterIP",
+        "selector": {Label.POOL: metadata.name},
+        "ports": service_ports(spec.template),
+    }
+    return child_manifest(observed.pool, STOCK_POOLS, pool_child_name(metadata.name), labels, child_spec)
