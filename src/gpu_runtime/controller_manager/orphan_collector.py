@@ -20,6 +20,7 @@ from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.kube.builtin_kinds import REPLICA_SETS, Pod
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeConflict, KubeError, KubeNotFound
+from gpu_runtime.kube.live_objects import find_live
 from gpu_runtime.kube.meta import ApiResource, KubeObject, ObjectKey, OwnerReference
 
 logger = logging.getLogger(__name__)
@@ -109,8 +110,5 @@ class OrphanCollector:
         """Read the referenced object. Return None if it is deleted or if the object with its name has another UID."""
         if reference is None or reference.kind != resource.kind:
             return None
-        try:
-            live = await self.client.get(resource, ObjectKey(namespace, reference.name))
-        except KubeNotFound:
-            return None
-        return live if live.metadata.uid == reference.uid else None
+        live = await find_live(self.client, resource, ObjectKey(namespace, reference.name))
+        return live if live is not None and live.metadata.uid == reference.uid else None

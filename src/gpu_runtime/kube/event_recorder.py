@@ -179,14 +179,12 @@ class EventRecorder:
                 logger.warning("Kubernetes Event was not written; the process will not retry", extra=fields)
 
     async def _write(self, identity: EventIdentity, record: EventRecord, count: int) -> None:
-        if not record.created:
-            await self._client.create(EVENTS, self._manifest(identity, record, count))
-            record.created = True
-            return
-        try:
-            await self._client.merge_patch(EVENTS, record.key, {"series": _series_manifest(record, count)})
-        except KubeNotFound:  # the API server deletes Events after an hour
-            await self._client.create(EVENTS, self._manifest(identity, record, count))
+        if record.created:
+            with contextlib.suppress(KubeNotFound):  # the API server deletes Events after an hour
+                await self._client.merge_patch(EVENTS, record.key, {"series": _series_manifest(record, count)})
+                return
+        await self._client.create(EVENTS, self._manifest(identity, record, count))
+        record.created = True
 
     def _manifest(self, identity: EventIdentity, record: EventRecord, count: int) -> Manifest:
         manifest: Manifest = {

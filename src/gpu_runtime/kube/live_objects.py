@@ -10,7 +10,7 @@ from gpu_runtime.backoff import Backoff
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeAlreadyExists, KubeConflict, KubeNotFound
 from gpu_runtime.kube.informer import Informer
-from gpu_runtime.kube.meta import KubeObject, Manifest, ObjectKey
+from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey
 
 T = TypeVar("T", bound=KubeObject)
 
@@ -18,16 +18,22 @@ CONFLICT_BACKOFF = Backoff(initial_seconds=0.01, max_seconds=0.5, jitter=0.5)
 """The delay before a process repeats a write after a conflict with another writer."""
 
 
-async def read_live(client: KubeClient, informer: Informer[T], key: ObjectKey) -> T | None:
-    """Read the object from the API server. Return None if it does not exist."""
-    cached = informer.store.get(key)
+async def find_live(client: KubeClient, resource: ApiResource[T], key: ObjectKey) -> T | None:
+    """Read the object from the API server, without a cache. Return None if it does not exist."""
     try:
-        current = await client.get(informer.resource, key)
+        return await client.get(resource, key)
     except KubeNotFound:
-        if cached is not None:
-            informer.record_delete(key, cached.metadata.uid)
         return None
-    informer.record_write(current)
+
+
+async def read_live(client: KubeClient, informer: Informer[T], key: ObjectKey) -> T | None:
+    """Read the object from the API server, and update the cache. Return None if the object does not exist."""
+    cached = informer.store.get(key)
+    current = await find_live(client, informer.resource, key)
+    if current is not None:
+        informer.record_write(current)
+    elif cached is not None:
+        informer.record_delete(key, cached.metadata.uid)
     return current
 
 

@@ -1,7 +1,7 @@
 """Confirms a detach with reads from the API server, because the informer caches may be stale."""
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
-from gpu_runtime.contract.crd.operation import OPERATIONS, Operation
+from gpu_runtime.contract.crd.operation import OPERATIONS
 from gpu_runtime.contract.crd.well_known import MANAGED_BY_SELECTOR, Label, operation_name
 from gpu_runtime.contract.operation_rules import AttachmentState, attachment_state
 from gpu_runtime.controller_manager.gpu_storage.attachment import (
@@ -15,7 +15,7 @@ from gpu_runtime.controller_manager.indexes import pvc_index_keys
 from gpu_runtime.kube.builtin_kinds import PODS
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions
-from gpu_runtime.kube.errors import KubeNotFound
+from gpu_runtime.kube.live_objects import find_live
 from gpu_runtime.kube.meta import ObjectKey
 
 DETACH_RECHECK_SECONDS = 2.0
@@ -32,7 +32,9 @@ async def confirm_step(
     """
     match step:
         case CheckOperation(operation_id, unit, attempt):
-            operation = await _find_operation(client, ObjectKey(operation_namespace, operation_name(operation_id)))
+            # The operation exists before it attaches a storage. None: it was evicted after it finished.
+            key = ObjectKey(operation_namespace, operation_name(operation_id))
+            operation = await find_live(client, OPERATIONS, key)
             if attachment_state(operation, attempt) is AttachmentState.NEEDED:
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
             # Read the unit only now: an operation creates its unit before it succeeds, so this read cannot miss it.
@@ -44,23 +46,9 @@ async def confirm_step(
     return step
 
 
-async def _find_operation(client: KubeClient, key: ObjectKey) -> Operation | None:
-    """Return the operation, or None if it was evicted after it finished.
-
-    The Operation object is created before the operation attaches a storage.
-    """
-    try:
-        return await client.get(OPERATIONS, key)
-    except KubeNotFound:
-        return None
-
-
 async def _unit_mounts_storage(client: KubeClient, storage: ObjectKey, unit: str) -> bool:
-    try:
-        live = await client.get(GPU_UNITS, ObjectKey(storage.namespace, unit))
-    except KubeNotFound:
-        return False
-    return mounts_storage(live, storage.name)
+    live = await find_live(client, GPU_UNITS, ObjectKey(storage.namespace, unit))
+    return live is not None and mounts_storage(live, storage.name)
 
 
 async def _has_mounting_pods(client: KubeClient, storage: ObjectKey, unit: str) -> bool:

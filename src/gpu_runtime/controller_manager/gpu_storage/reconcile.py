@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpu_runtime.contract.crd.conditions import ReadyReason, StoragePhase
-from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
+from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.well_known import Finalizer
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.gpu_storage.attachment import (
@@ -30,6 +30,7 @@ from gpu_runtime.kube.builtin_kinds import PVCS
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.controller import Done, ReconcileResult, RequeueAfter
 from gpu_runtime.kube.errors import KubeForbidden, KubeInvalid, KubeNotFound
+from gpu_runtime.kube.live_objects import find_live, patch_this
 from gpu_runtime.kube.meta import Manifest
 
 STORAGE_POLLED_REASONS = (
@@ -82,10 +83,7 @@ class GPUStorageReconciler:
         """
         if observed.pvc is not None:
             return observed
-        try:
-            return replace(observed, pvc=await self.client.get(PVCS, observed.storage.metadata.key))
-        except KubeNotFound:
-            return observed
+        return replace(observed, pvc=await find_live(self.client, PVCS, observed.storage.metadata.key))
 
     async def _sync_pvc(self, observed: ObservedStorage) -> tuple[ObservedStorage, StorageReadiness | None]:
         """Create or correct the PVC. If the API server rejects a write, return the readiness that reports the error."""
@@ -111,19 +109,14 @@ class GPUStorageReconciler:
     async def _patch_pvc(self, observed: ObservedStorage, patch: Manifest | None) -> ObservedStorage:
         if observed.pvc is None or patch is None:
             return observed
-        version = observed.pvc.metadata.resource_version
-        written = await self.client.merge_patch(PVCS, observed.pvc.metadata.key, patch, resource_version=version)
-        self.informers.pvcs.record_write(written)
-        return replace(observed, pvc=written)
+        return replace(observed, pvc=await patch_this(self.client, self.informers.pvcs, observed.pvc, patch))
 
     async def _patch_storage(self, observed: ObservedStorage, patch: Manifest) -> ObservedStorage:
-        """Patch the storage with optimistic concurrency: the write fails if the storage has changed since the read."""
         if not patch:
             return observed
-        key, version = observed.storage.metadata.key, observed.storage.metadata.resource_version
-        written = await self.client.merge_patch(GPU_STORAGES, key, patch, resource_version=version)
-        self.informers.storages.record_write(written)
-        return replace(observed, storage=written)
+        return replace(
+            observed, storage=await patch_this(self.client, self.informers.storages, observed.storage, patch)
+        )
 
     async def _finalize(self, observed: ObservedStorage) -> ReconcileResult:
         """Delete the PVC when no unit and no pod mounts it. Then remove the finalizer of the storage."""

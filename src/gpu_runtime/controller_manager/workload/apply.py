@@ -1,5 +1,6 @@
 """Applies one child object: creates, updates or deletes it. If the child matches the desired state, writes nothing."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from gpu_runtime.controller_manager.workload.drift import is_orphan, is_owned, m
 from gpu_runtime.controller_manager.workload.workload_readiness import Blocked
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeAlreadyExists, KubeForbidden, KubeInvalid, KubeNotFound
+from gpu_runtime.kube.live_objects import find_live
 from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey
 
 
@@ -93,18 +95,13 @@ async def _is_stale_child(client: KubeClient, live: KubeObject, owner: KubeObjec
     reference = live.metadata.controller_ref
     if reference is None or (reference.kind, reference.name) != (GPU_UNITS.kind, owner.metadata.name):
         return False
-    try:
-        current = await client.get(GPU_UNITS, owner.metadata.key)
-    except KubeNotFound:
-        return False
-    return current.metadata.uid != reference.uid
+    current = await find_live(client, GPU_UNITS, owner.metadata.key)
+    return current is not None and current.metadata.uid != reference.uid
 
 
 async def _delete(client: KubeClient, resource: ApiResource[Any], live: KubeObject) -> None:
-    try:
+    with suppress(KubeNotFound):
         await client.delete(resource, live.metadata.key, uid=live.metadata.uid)
-    except KubeNotFound:
-        return
 
 
 def _name_conflict(resource: ApiResource[Any], live: KubeObject, owner: KubeObject) -> Blocked:

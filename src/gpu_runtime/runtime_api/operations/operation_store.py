@@ -26,6 +26,7 @@ from gpu_runtime.contract.recorded_requests import OPERATION_TYPES, RecordedRequ
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeAlreadyExists, KubeNotFound
+from gpu_runtime.kube.live_objects import find_live
 from gpu_runtime.kube.meta import Manifest, ObjectKey
 from gpu_runtime.process.clock import Clock, format_timestamp
 
@@ -75,10 +76,7 @@ class OperationStore:
                 return RecordedOperation(_require_same_request(existing, spec), new=False)
 
     async def find(self, operation_id: str) -> Operation | None:
-        try:
-            return await self._client.get(OPERATIONS, self.key(operation_id))
-        except KubeNotFound:
-            return None
+        return await find_live(self._client, OPERATIONS, self.key(operation_id))
 
     async def reload(self, operation: Operation) -> Operation:
         """Read the same operation again. Another operation with its operationID is not the same.
