@@ -66,6 +66,13 @@ def is_rbac_denial(error: kube.KubeForbidden) -> bool:
     return " cannot " in str(error) and "in API group" in str(error)
 
 
+def permanent_fault(error: kube.KubeError) -> RuntimeFault:
+    """Return the fault of a permanent rejection. Raise the error itself if a retry may succeed."""
+    if not is_permanent_rejection(error):
+        raise error
+    return fault_from_kube_error(error)
+
+
 def is_permanent_rejection(error: kube.KubeError) -> bool:
     """Whether Kubernetes rejects the object itself. If so, a retry cannot succeed, and nothing was written."""
     return isinstance(error, kube.KubeInvalid) or (isinstance(error, kube.KubeForbidden) and _is_policy_denial(error))

@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gpu_runtime.contract.errors import NotFound, WriteConflict, require_valid
+from gpu_runtime.contract.errors import NotFound, Unavailable, WriteConflict, require_valid
 from gpu_runtime.contract.validation import name_errors, namespace_errors
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeConflict
 from gpu_runtime.kube.informer import Informer
 from gpu_runtime.kube.live_objects import CONFLICT_BACKOFF, read_live
 from gpu_runtime.kube.meta import KubeObject, ObjectKey
+from gpu_runtime.runtime_api.http.paging import PagedQuery, paginate
 
 T = TypeVar("T", bound=KubeObject)
 R = TypeVar("R")
@@ -43,10 +44,20 @@ class ObjectAccess(Generic[T]):
             raise self._not_found(key)
         return key
 
-    def listed_namespaces(self, namespace: str) -> Sequence[str]:
-        """Return the requested namespace, or all allowed namespaces if the request has none. Raises Invalid."""
+    def list(
+        self, namespace: str, query: PagedQuery, is_selected: Callable[[T], bool]
+    ) -> tuple[Sequence[T], str | None]:
+        """Return one page of the selected objects, and the continue token of the next page.
+
+        The page has objects of the requested namespace, or of all allowed namespaces if the request has none.
+        """
         require_valid(*namespace_errors(namespace, self.namespaces, f"{self.noun}s"))
-        return (namespace,) if namespace else self.namespaces
+        namespaces = (namespace,) if namespace else self.namespaces
+        if not self.informer.has_synced:  # a list from an incomplete cache would be wrong
+            raise Unavailable(f"the list of {self.noun}s is still loading; try again", retry_after=1)
+        cached = self.informer.store.all()
+        matching = [each for each in cached if each.metadata.namespace in namespaces and is_selected(each)]
+        return paginate(matching, lambda each: each.metadata.key, query.limit, query.after)
 
     async def get(self, key: ObjectKey) -> T:
         """Read the object from the cache, or from the API server if the cache lacks it.

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -74,29 +74,26 @@ def make_app(
     """
     app = web.Application(client_max_size=edge.limits.max_request_bytes + 1)
     for path, handler in plain.items():
-        resource = app.router.add_resource(path)
-        for method in (hdrs.METH_GET, hdrs.METH_HEAD):
-            resource.add_route(method, handler, expect_handler=_send_100_continue)
-        fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _method_not_allowed("GET, HEAD"))
-        resource.add_route("*", fallback.handle, expect_handler=_send_100_continue)
+        _add_path(app, path, dict.fromkeys((hdrs.METH_GET, hdrs.METH_HEAD), handler), edge)
     for path, path_routes in groupby(sorted(routes, key=lambda route: route.path), key=lambda route: route.path):
-        _add_path(app, path, list(path_routes), edge)
+        handlers = {
+            method: InstrumentedHandler(edge, route.name, RouteAdmission(edge, route).handle).handle
+            for method, route in _routes_by_method(path_routes)
+        }
+        _add_path(app, path, handlers, edge)
     fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _path_not_found)
     app.router.add_route("*", "/{tail:.*}", fallback.handle, expect_handler=_send_100_continue)
     return app
 
 
-def _add_path(app: web.Application, path: str, routes: Sequence[Route], edge: Edge) -> None:
+def _add_path(app: web.Application, path: str, handlers: Mapping[str, HealthHandler], edge: Edge) -> None:
     resource = app.router.add_resource(path)
-    methods = dict(_routes_by_method(routes))
-    for method, route in methods.items():
-        handler = InstrumentedHandler(edge, route.name, RouteAdmission(edge, route).handle)
-        resource.add_route(method, handler.handle, expect_handler=_send_100_continue)
-    fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _method_not_allowed(", ".join(sorted(methods))))
-    resource.add_route("*", fallback.handle, expect_handler=_send_100_continue)
+    fallback = InstrumentedHandler(edge, _UNMATCHED_ROUTE, _method_not_allowed(", ".join(sorted(handlers))))
+    for method, handler in (*handlers.items(), ("*", fallback.handle)):
+        resource.add_route(method, handler, expect_handler=_send_100_continue)
 
 
-def _routes_by_method(routes: Sequence[Route]) -> Iterator[tuple[str, Route]]:
+def _routes_by_method(routes: Iterable[Route]) -> Iterator[tuple[str, Route]]:
     for route in routes:
         yield route.method, route
         if route.method == hdrs.METH_GET:

@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Protocol
 
@@ -91,18 +90,12 @@ class TokenList(BaseSettings, frozen=True, kw_only=True):
     """All valid tokens."""
 
 
-@dataclass(frozen=True)
-class _TokenDigest:
-    digest: bytes
-    caller: Caller
-
-
 class TokenFile:
     def __init__(self, path: Path) -> None:
         """Load the file. Raises InvalidSettings if the file cannot be read or is invalid."""
         self._path = path
         self._loaded_version = _file_version(path)
-        self._tokens = _load_tokens(path)
+        self._callers = _load_callers(path)
 
     def find_caller(self, token: str) -> Caller | None:
         """Return the caller that has this token, or None.
@@ -110,7 +103,7 @@ class TokenFile:
         The search takes the same time for every token, to prevent timing attacks.
         """
         digest = _digest(token)
-        matches = [each.caller for each in self._tokens if hmac.compare_digest(each.digest, digest)]
+        matches = [caller for known, caller in self._callers.items() if hmac.compare_digest(known, digest)]
         return matches[0] if matches else None
 
     async def watch(self) -> NoReturn:
@@ -125,14 +118,14 @@ class TokenFile:
             return
         self._loaded_version = version
         try:
-            self._tokens = _load_tokens(self._path)
+            self._callers = _load_callers(self._path)
         except InvalidSettings as error:
             logger.error(  # noqa: TRY400 - the message of the error is enough
                 "token file reload failed; the previous tokens stay valid",
                 extra={"file": str(self._path), "error": str(error)},
             )
         else:
-            logger.info("token file reloaded", extra={"file": str(self._path), "count": len(self._tokens)})
+            logger.info("token file reloaded", extra={"file": str(self._path), "count": len(self._callers)})
 
 
 def _file_version(path: Path) -> tuple[int, ...]:
@@ -144,14 +137,12 @@ def _file_version(path: Path) -> tuple[int, ...]:
     return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
-def _load_tokens(path: Path) -> tuple[_TokenDigest, ...]:
+def _load_callers(path: Path) -> dict[bytes, Caller]:
+    """Return the callers by the digest of their token. Raises InvalidSettings."""
     entries = load_settings(path, TokenList).tokens
     if problems := list(_problems(entries)):
         raise InvalidSettings(f"{path}: {'; '.join(problems)}")
-    return tuple(
-        _TokenDigest(_digest(each.token), Caller(f"token:{each.name}", frozenset(map(Scope, each.scopes))))
-        for each in entries
-    )
+    return {_digest(each.token): Caller(f"token:{each.name}", frozenset(map(Scope, each.scopes))) for each in entries}
 
 
 def _problems(entries: tuple[TokenEntry, ...]) -> Iterator[str]:

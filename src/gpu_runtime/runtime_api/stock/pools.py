@@ -18,7 +18,7 @@ from gpu_runtime.kube.live_objects import create_or_read, delete_this, read_live
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.api_informers import APIInformers
 from gpu_runtime.runtime_api.http.paging import paginate
-from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
+from gpu_runtime.runtime_api.kube_error_mapping import permanent_fault
 from gpu_runtime.runtime_api.object_access import ObjectAccess
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationRunner
 from gpu_runtime.runtime_api.operations.operation_store import RecordedOperation
@@ -68,9 +68,7 @@ class PoolCreator:
         try:
             pool, _ = await create_or_read(self._client, self._pools, manifest)
         except KubeError as error:
-            if not is_permanent_rejection(error):
-                raise
-            return ObservedPoolCreation(rejection=fault_from_kube_error(error))
+            return ObservedPoolCreation(rejection=permanent_fault(error))
         return ObservedPoolCreation(pool, is_live=True)
 
 

@@ -3,7 +3,7 @@
 `Invalid` reports all errors of a request together.
 """
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpu_runtime.contract.crd.operation import MAX_STOCK_PER_OPERATION
 from gpu_runtime.contract.crd.well_known import MAX_POOL_NAME_LENGTH, UnitRole, generated_pool_name
@@ -29,17 +29,11 @@ def admit_pool(request: CreateStockPool, namespaces: APINamespaceSettings) -> Re
 
     Raises Invalid.
     """
-    requested = RecordedPoolRequest(
-        operation_id=request.operation_id,
-        name=request.name or generated_pool_name(request.operation_id),
-        namespace=request.namespace or namespaces.pools[0],
-        spec_name=request.spec_name,
-        image=request.image,
-        memory=request.memory,
-        gpu=request.gpu,
-        replicas=request.replicas,
-        template=request.template,
-    )
+    defaults = {
+        "name": request.name or generated_pool_name(request.operation_id),
+        "namespace": request.namespace or namespaces.pools[0],
+    }
+    requested = RecordedPoolRequest(**asdict(request) | defaults)
     spec = normalize_pool(requested.pool_spec())
     normalized = replace(requested, image=spec.image, memory=spec.memory, template=spec.template)
     require_valid(
@@ -53,13 +47,7 @@ def admit_pool(request: CreateStockPool, namespaces: APINamespaceSettings) -> Re
 
 def admit_seed(request: SeedStock) -> RecordedSeedRequest:
     """Return the normalized request, as it is recorded. Raises Invalid."""
-    requested = RecordedSeedRequest(
-        operation_id=request.operation_id,
-        spec_name=request.spec_name,
-        memory=request.memory,
-        gpu=request.gpu,
-        replicas=request.replicas,
-    )
+    requested = RecordedSeedRequest(**asdict(request))
     spec = normalize_unit(requested.unit_spec())
     normalized = replace(requested, memory=spec.memory)
     require_valid(

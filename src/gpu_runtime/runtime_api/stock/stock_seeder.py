@@ -22,7 +22,7 @@ from gpu_runtime.kube.live_objects import create_or_read, delete_this, read_live
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.process.gather_bounded import gather_bounded
 from gpu_runtime.runtime_api.api_informers import APIInformers
-from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
+from gpu_runtime.runtime_api.kube_error_mapping import is_permanent_rejection, permanent_fault
 from gpu_runtime.runtime_api.operations.drive import OperationDriver
 from gpu_runtime.runtime_api.stock.seed_decision import CreateStock, DeleteStock, ObservedSeeding, decide_seeding
 
@@ -61,9 +61,7 @@ class StockSeeder:
         except Conflict as conflict:
             return ObservedSeeding(rejection=conflict)
         except KubeError as error:
-            if not is_permanent_rejection(error):
-                raise
-            return ObservedSeeding(rejection=fault_from_kube_error(error))
+            return ObservedSeeding(rejection=permanent_fault(error))
         return ObservedSeeding(created_uids=tuple(unit.metadata.uid for unit in units))
 
     async def _create_unit(self, operation: Operation, request: RecordedSeedRequest, index: int) -> GPUUnit:

@@ -4,6 +4,7 @@ Reads use the informer cache. Every write is based on a live read from the API s
 unit may mount a storage. The controller manager creates the volume.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,13 +12,12 @@ from msgspec import UNSET
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, StorageInUse, Unavailable
+from gpu_runtime.contract.errors import AlreadyExists, BeingDeleted, StorageInUse
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.live_objects import create_or_read, patch_this
 from gpu_runtime.kube.meta import Manifest
 from gpu_runtime.runtime_api.api_informers import APIInformers
-from gpu_runtime.runtime_api.http.paging import paginate
 from gpu_runtime.runtime_api.object_access import ObjectAccess
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, ListStorages, UpdateStorage
@@ -50,14 +50,9 @@ class StorageService:
     async def get(self, namespace: str, name: str) -> GPUStorage:
         return await self._access.get(self._access.key(namespace, name))
 
-    def list(self, query: ListStorages) -> tuple[list[GPUStorage], str | None]:
+    def list(self, query: ListStorages) -> tuple[Sequence[GPUStorage], str | None]:
         """Return one page of storages and the continue token of the next page."""
-        namespaces = self._access.listed_namespaces(query.namespace)
-        if not self.informers.storages.has_synced:
-            raise Unavailable("the list of storages is still loading; try again", retry_after=1)
-        cached = self.informers.storages.store.all()
-        matching = [each for each in cached if each.metadata.namespace in namespaces and _matches(each, query)]
-        return paginate(matching, lambda each: each.metadata.key, query.limit, query.after)
+        return self._access.list(query.namespace, query, lambda storage: _matches(storage, query))
 
     async def update(self, namespace: str, name: str, request: UpdateStorage) -> GPUStorage:
         key = self._access.key(namespace, name)

@@ -49,12 +49,8 @@ def storage_request_hash(request: CreateStorage) -> str:
 
     An annotation of the storage stores the hash, so that the API recognizes a repeated request even after a resize.
     """
-    recorded = RecordedStorageRequest(
-        name=request.name,
-        namespace=request.namespace,
-        size=str(Quantity(request.size).value),  # 20Gi is 21474836480
-        storage_class_name=request.storage_class_name,
-    )
+    size_in_bytes = str(Quantity(request.size).value)  # 20Gi is 21474836480
+    recorded = RecordedStorageRequest(**structs.asdict(request) | {"size": size_in_bytes})
     return hashlib.sha256(canonical_request(recorded).encode()).hexdigest()
 
 

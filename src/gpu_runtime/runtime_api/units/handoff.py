@@ -48,7 +48,7 @@ from gpu_runtime.kube.live_objects import create_or_read, delete_this, patch_unc
 from gpu_runtime.kube.meta import Manifest, ObjectKey
 from gpu_runtime.process.background_queue import BackgroundQueue
 from gpu_runtime.runtime_api.api_informers import APIInformers
-from gpu_runtime.runtime_api.kube_error_mapping import fault_from_kube_error, is_permanent_rejection
+from gpu_runtime.runtime_api.kube_error_mapping import permanent_fault
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, StaleAttempt
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
 from gpu_runtime.runtime_api.units.handoff_decision import (
@@ -229,9 +229,7 @@ class Handoff:
         try:
             unit, created = await create_or_read(self.client, self.informers.units, manifest)
         except KubeError as error:
-            if not is_permanent_rejection(error):
-                raise
-            return replace(observed, rejection=fault_from_kube_error(error))
+            return replace(observed, rejection=permanent_fault(error))
         if created:
             run.unit = unit
         return replace(observed, unit=unit, live=observed.live | {UNIT})

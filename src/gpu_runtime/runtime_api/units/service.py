@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from msgspec import UNSET, structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec
-from gpu_runtime.contract.errors import BeingDeleted, Invalid, Unavailable
+from gpu_runtime.contract.errors import BeingDeleted, Invalid
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.live_objects import delete_this, patch_this
 from gpu_runtime.runtime_api.api_informers import APIInformers
-from gpu_runtime.runtime_api.http.paging import paginate
 from gpu_runtime.runtime_api.object_access import ObjectAccess
 from gpu_runtime.runtime_api.operations.drive import OperationRunner
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
@@ -46,12 +45,7 @@ class UnitService:
 
     def list(self, query: ListUnits) -> tuple[Sequence[GPUUnit], str | None]:
         """Return one page of units and the continue token of the next page."""
-        namespaces = self._access.listed_namespaces(query.namespace)
-        if not self.informers.units.has_synced:  # a list from an incomplete cache would be wrong
-            raise Unavailable("the list of units is still loading; try again", retry_after=1)
-        cached = self.informers.units.store.all()
-        matching = [unit for unit in cached if unit.metadata.namespace in namespaces and _matches(unit, query)]
-        return paginate(matching, lambda unit: unit.metadata.key, query.limit, query.after)
+        return self._access.list(query.namespace, query, lambda unit: _matches(unit, query))
 
     async def update(self, namespace: str, name: str, request: UpdateUnit) -> GPUUnit:
         return await self._update_spec(namespace, name, lambda spec: apply_update(spec, request))

@@ -28,18 +28,11 @@ MUTABLE_FIELDS = ("image", "template", "access", "storage_mounts", "serverless")
 
 def admit_unit(request: CreateUnit, namespaces: APINamespaceSettings) -> RecordedUnitRequest:
     """Return the normalized request with the configured defaults, as it is recorded. Raises Invalid."""
-    requested = RecordedUnitRequest(
-        operation_id=request.operation_id,
-        name=request.name,
-        namespace=request.namespace or namespaces.units[0],
-        spec_name=request.spec_name,
-        stock_namespace=request.stock_namespace or namespaces.stock,
-        image=request.image,
-        template=request.template,
-        access=request.access,
-        storage_mounts=request.storage_mounts,
-        serverless=request.serverless,
-    )
+    defaults = {
+        "namespace": request.namespace or namespaces.units[0],
+        "stock_namespace": request.stock_namespace or namespaces.stock,
+    }
+    requested = RecordedUnitRequest(**structs.asdict(request) | defaults)
     spec = normalize_unit(requested.unit_spec())
     admitted = structs.replace(requested, **{field: getattr(spec, field) for field in MUTABLE_FIELDS})
     require_valid(
