@@ -43,12 +43,12 @@ def namespace(kube: Client) -> Iterator[str]:
 @pytest.fixture(scope="module", autouse=True)
 def all_gpus_are_released(request: pytest.FixtureRequest) -> Iterator[None]:
     """After the tests of a file, wait until no pod holds a GPU. Fail if one remains, because it belongs to the file."""
-    yield
     tests_of_file = [each for each in request.session.items if each.getparent(pytest.Module) is request.node]
-    if not any("node" in getattr(each, "fixturenames", ()) for each in tests_of_file):
-        return
-    client: Client = request.getfixturevalue("kube")
-    wait_until(lambda: not pods_with_gpus(client), 120, lambda: f"pods with GPUs remain: {pods_with_gpus(client)}")
+    uses_node = any("node" in getattr(each, "fixturenames", ()) for each in tests_of_file)
+    client: Client | None = request.getfixturevalue("kube") if uses_node else None
+    yield
+    if client is not None:
+        wait_until(lambda: not pods_with_gpus(client), 120, lambda: f"pods with GPUs remain: {pods_with_gpus(client)}")
 
 
 def pods_with_gpus(client: Client) -> list[str]:
