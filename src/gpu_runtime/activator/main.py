@@ -5,7 +5,7 @@ Every replica dispatches invocations. Only the leader scales workers and reaps i
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ from gpu_runtime.contract.messages.subjects import CANCEL, DEMAND, EVENTS
 from gpu_runtime.contract.messages.worker_event import WorkerEvent
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
-from gpu_runtime.jetstream.connection import MessageCallback, NatsConnection
+from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
@@ -121,21 +121,18 @@ class Activator:
         Every replica subscribes, so a new leader already knows the last event of each worker.
         """
         subjects = self.topology.subjects
-        callbacks: Sequence[tuple[str, MessageCallback]] = (
-            (subjects.all_functions(EVENTS), self.leader.on_worker_event),
-            (subjects.all_functions(DEMAND), self.leader.on_demand),
-            (subjects.all_functions(CANCEL), self.leader.on_cancel),
-        )
         remove_listener = self.nats.add_listener(
             lambda connected: self.liveness.mark_subscribed() if connected else None
         )
-        subscriptions = [await self.nats.subscribe(subject, callback) for subject, callback in callbacks]
         try:
-            yield
+            async with (
+                self.nats.subscribed(subjects.all_functions(EVENTS), self.leader.on_worker_event),
+                self.nats.subscribed(subjects.all_functions(DEMAND), self.leader.on_demand),
+                self.nats.subscribed(subjects.all_functions(CANCEL), self.leader.on_cancel),
+            ):
+                yield
         finally:
             remove_listener()
-            for subscription in subscriptions:
-                await self.nats.unsubscribe(subscription)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.operation_rules import Ownership, is_finished, ownership
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError
-from gpu_runtime.jetstream.request_reply import send_request
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.meta import ObjectKey, ObjectMeta
@@ -72,8 +71,8 @@ class WorkerLifecycle:
         """Send a drain request to the worker's pod. Return None if the pod sends no valid response in time."""
         request, subject = encode(DrainRequest(force=force)), self.subjects.control(pod_uid)
         try:
-            response = await send_request(self.nats, subject, request, self.drain_request_timeout_seconds)
-            return decode(response, DrainStatus)
+            reply = await self.nats.request(subject, request, timeout_seconds=self.drain_request_timeout_seconds)
+            return decode(reply.data, DrainStatus)
         except (JetStreamError, MessageDecodeError) as error:
             fields = _log_fields(unit) | {"pod_uid": pod_uid, "error": str(error)}
             logger.info("drain request failed; the worker continues to run", extra=fields)

@@ -99,7 +99,10 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> Msg:
-        """Send a request and wait for its reply. Raises NoResponders if the subject has no subscriber."""
+        """Send a request and wait for its reply.
+
+        Raises NoResponders if the subject has no subscriber, and NatsUnreachable if no reply arrives in time.
+        """
         timeout_seconds = timeout_seconds or self.options.request_timeout
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         session = self._session or await self._wait_for_session(timeout_seconds)
@@ -140,6 +143,15 @@ class NatsConnection:
             except (NatsError, OSError, TimeoutError) as error:
                 fields = {"subject": subscription.subject, "error": str(error)}
                 logger.debug("NATS unsubscribe failed", extra=fields)
+
+    @asynccontextmanager
+    async def subscribed(self, subject: str, callback: MessageCallback, queue_group: str = "") -> AsyncIterator[None]:
+        """Subscribe during the block."""
+        subscription = await self.subscribe(subject, callback, queue_group)
+        try:
+            yield
+        finally:
+            await self.unsubscribe(subscription)
 
     async def _wait_for_session(self, timeout_seconds: float | None) -> NatsSession:
         try:

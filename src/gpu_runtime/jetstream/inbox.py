@@ -20,6 +20,12 @@ class PendingReply:
 
 
 class Inbox:
+    """Receives replies during a subscription to `subject`.
+
+    A process can pass the subject of a pending reply on to another process, which sends the reply later. The subject
+    stays valid after a lost connection. Only the replies that are sent while the connection is lost do not arrive.
+    """
+
     def __init__(self) -> None:
         self._prefix = f"_INBOX.{secrets.token_hex(11)}"
         self._sequence = itertools.count()

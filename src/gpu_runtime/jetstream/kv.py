@@ -65,18 +65,15 @@ class KeyValueBucket:
     @asynccontextmanager
     async def watch(self, key: str) -> AsyncIterator["KeyWatch"]:
         """Watch a key: the iterator yields the current value, then the last value after each change."""
-        watch = KeyWatch(self, key)
-        subscription = await self.connection.subscribe(
-            f"{self.spec.republish_to}.{key}", lambda _message: watch.notify()
-        )
+        watch, subject = KeyWatch(self, key), f"{self.spec.republish_to}.{key}"
         # The server does not repeat changes that it republished while the connection was lost, so a reconnect counts as
         # a change.
         remove_listener = self.connection.add_listener(lambda connected: watch.notify() if connected else None)
         try:
-            yield watch
+            async with self.connection.subscribed(subject, lambda _message: watch.notify()):
+                yield watch
         finally:
             remove_listener()
-            await self.connection.unsubscribe(subscription)
 
     async def _write(
         self, key: str, value: bytes, revision: int, write_id: str

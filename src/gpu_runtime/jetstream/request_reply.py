@@ -1,33 +1,19 @@
-"""Request/reply over core NATS: a client, a server and a reply inbox. Messages are not stored.
-
-A client distinguishes a subject without a subscriber (NoResponders) from a reply that does not arrive in time
-(NatsUnreachable).
-"""
+"""Serves requests over core NATS. Messages are not stored. A client sends a request with `NatsConnection.request`."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from nats.aio.msg import Msg
 
 from gpu_runtime.jetstream.connection import NatsConnection
-from gpu_runtime.jetstream.errors import JetStreamError, NatsUnreachable
-from gpu_runtime.jetstream.inbox import Inbox, PendingReply
+from gpu_runtime.jetstream.errors import JetStreamError
 
 logger = logging.getLogger(__name__)
 
 RequestHandler: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-
-
-async def send_request(connection: NatsConnection, subject: str, data: bytes, timeout_seconds: float) -> bytes:
-    """Send a request and return the reply.
-
-    Raises NoResponders if the subject has no subscriber, and NatsUnreachable if no reply arrives in time.
-    """
-    reply = await connection.request(subject, data, timeout_seconds=timeout_seconds)
-    return reply.data
 
 
 @asynccontextmanager
@@ -57,50 +43,12 @@ async def serve_requests(
         running.add(task)
         task.add_done_callback(running.discard)
 
-    subscription = await connection.subscribe(subject, received, queue_group)
     try:
-        yield
+        async with connection.subscribed(subject, received, queue_group):
+            yield
     finally:
-        await connection.unsubscribe(subscription)
         if running:
             await asyncio.wait(running)
-
-
-class ReplyInbox:
-    """Receives replies on subjects that this process passes on to other processes.
-
-    A reply is not bound to one request. The subject stays valid after a lost connection. Only the replies that are sent
-    while the connection is lost do not arrive. In contrast, `send_request` fails when the connection is lost.
-    """
-
-    def __init__(self) -> None:
-        self._inbox = Inbox()
-
-    @contextmanager
-    def expect(self) -> Iterator[PendingReply]:
-        """Expect one reply during the block.
-
-        The sender publishes the reply to `PendingReply.subject`, and `wait_for_reply` waits for it.
-        """
-        with self._inbox.expect() as expected:
-            yield expected
-
-    @asynccontextmanager
-    async def subscribed(self, connection: NatsConnection) -> AsyncIterator["ReplyInbox"]:
-        subscription = await connection.subscribe(self._inbox.subject, self._inbox.receive)
-        try:
-            yield self
-        finally:
-            await connection.unsubscribe(subscription)
-
-
-async def wait_for_reply(expected: PendingReply, timeout_seconds: float) -> bytes:
-    """Wait for an expected reply. Raises NatsUnreachable after the timeout."""
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            return (await expected.reply).data
-    except TimeoutError:
-        raise NatsUnreachable(f"no reply within {timeout_seconds:g} s", sent=True) from None
 
 
 async def _respond(connection: NatsConnection, message: Msg, handler: RequestHandler) -> None:

@@ -15,9 +15,9 @@ from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.jetstream.inbox import Inbox
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.request_reply import ReplyInbox
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class NatsClient:
         timeout = min(MAX_REQUEST_TIMEOUT_SECONDS, connection.options.request_timeout)
         self.publisher = Publisher(connection, timeout_seconds=timeout, attempt_timeout_seconds=timeout / 2)
         self.record_bucket = KeyValueBucket(connection, self.publisher, topology.record_bucket)
-        self.replies = ReplyInbox()
+        self.replies = Inbox()
+        """Receives the results that workers send to synchronous callers."""
         self._setup_error: str | None = "NATS: the streams have not been created yet"
         self._reconnected = asyncio.Event()
 
@@ -58,7 +59,7 @@ class NatsClient:
             remove_listener()
 
     async def _maintain_streams(self) -> NoReturn:
-        async with self.replies.subscribed(self.connection):
+        async with self.connection.subscribed(self.replies.subject, self.replies.receive):
             while True:
                 self._reconnected.clear()
                 await self._ensure_streams()

@@ -7,8 +7,6 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -122,7 +120,7 @@ class WorkerSidecar:
         """Pull invocations until the worker is drained, then wait for `stopping`."""
         control = self._subjects.control(self._pod_uid)
         async with (
-            self._subscribed_to_cancels(),
+            self._nats.subscribed(self._subjects.cancel(self._settings.request_id), self._on_cancel),
             serve_requests(self._nats, control, self._handle_drain_request),
             asyncio.TaskGroup() as tasks,
         ):
@@ -185,13 +183,5 @@ class WorkerSidecar:
             self._consumer.drain()
         return encode(self._consumer.drain_status())
 
-    @asynccontextmanager
-    async def _subscribed_to_cancels(self) -> AsyncIterator[None]:
-        def on_cancel(message: Msg) -> None:
-            self._cancellations.cancel(message.data.decode(errors="replace"))
-
-        subscription = await self._nats.subscribe(self._subjects.cancel(self._settings.request_id), on_cancel)
-        try:
-            yield
-        finally:
-            await self._nats.unsubscribe(subscription)
+    def _on_cancel(self, message: Msg) -> None:
+        self._cancellations.cancel(message.data.decode(errors="replace"))

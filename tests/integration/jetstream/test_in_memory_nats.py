@@ -17,7 +17,7 @@ from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import EXPECTED_LAST_SEQUENCE_HEADER, Publisher
 from gpu_runtime.jetstream.pull_consumer import ACK, IN_PROGRESS, NAK, TERM
-from gpu_runtime.jetstream.request_reply import send_request, serve_requests
+from gpu_runtime.jetstream.request_reply import serve_requests
 from gpu_runtime.jetstream.stream_admin import (
     ack_floor,
     delete_consumer,
@@ -247,13 +247,16 @@ async def create_a_consumer_again(on: Observed) -> None:
 
 
 async def request_and_reply(on: Observed) -> None:
-    await on.observe(send_request(on.connection, "service", b"1", 1))
+    async def send() -> bytes:
+        return (await on.connection.request("service", b"1", timeout_seconds=1)).data
+
+    await on.observe(send())
 
     async def serve(data: bytes) -> bytes:
         return data + b"!"
 
     async with serve_requests(on.connection, "service", serve):
-        await on.observe(send_request(on.connection, "service", b"1", 1))
+        await on.observe(send())
     await on.publish("no.stream")
 
 

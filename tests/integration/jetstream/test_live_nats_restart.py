@@ -9,9 +9,10 @@ import pytest
 from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
 from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
 from gpu_runtime.jetstream.errors import JetStreamError, NatsUnreachable
+from gpu_runtime.jetstream.inbox import Inbox
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import PubAck, Publisher
-from gpu_runtime.jetstream.request_reply import ReplyInbox, send_request, serve_requests, wait_for_reply
+from gpu_runtime.jetstream.request_reply import serve_requests
 from gpu_runtime.jetstream.stream_admin import ensure_bucket
 from gpu_runtime.jetstream.stream_specs import BucketSpec
 from localcluster.nats_server import NatsServer
@@ -120,7 +121,7 @@ async def test_pending_request_fails_when_the_connection_is_lost(
         return b""
 
     async with serve_requests(restartable_connection, "q", silent):
-        request = asyncio.create_task(send_request(restartable_connection, "q", b"", 60))
+        request = asyncio.create_task(restartable_connection.request("q", timeout_seconds=60))
         await requested.wait()
         await asyncio.to_thread(kill, own_nats_server)
         async with asyncio.timeout(60):
@@ -136,16 +137,18 @@ async def test_subscriptions_are_restored_after_a_restart(
     async def echo(data: bytes) -> bytes:
         return data
 
+    replies = Inbox()
     async with (
         serve_requests(restartable_connection, "q", echo),
-        ReplyInbox().subscribed(restartable_connection) as replies,
+        restartable_connection.subscribed(replies.subject, replies.receive),
     ):
         with replies.expect() as expected:
             await restart(own_nats_server)
             await restartable_connection.wait_connected(60)
-            assert await send_request(restartable_connection, "q", b"hello", 30) == b"hello"
+            assert (await restartable_connection.request("q", b"hello", timeout_seconds=30)).data == b"hello"
             await restartable_connection.publish(expected.subject, b"after the restart")
-            assert await wait_for_reply(expected, 30) == b"after the restart"
+            async with asyncio.timeout(30):
+                assert (await expected.reply).data == b"after the restart"
 
 
 async def test_watch_reports_writes_after_a_restart(

@@ -1,4 +1,4 @@
-"""Request/reply: queue groups, missing responders, timeouts, failing handlers and the reply inbox."""
+"""Request/reply: queue groups, missing responders, timeouts, failing handlers and inboxes."""
 
 import asyncio
 
@@ -6,7 +6,8 @@ import pytest
 
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import NatsUnreachable, NoResponders
-from gpu_runtime.jetstream.request_reply import ReplyInbox, send_request, serve_requests, wait_for_reply
+from gpu_runtime.jetstream.inbox import Inbox
+from gpu_runtime.jetstream.request_reply import serve_requests
 
 
 async def test_request_is_answered_by_one_member_of_the_queue_group(nats_connection: NatsConnection) -> None:
@@ -20,8 +21,9 @@ async def test_request_is_answered_by_one_member_of_the_queue_group(nats_connect
         serve_requests(nats_connection, "q", lambda data: respond(0, data), queue_group="g"),
         serve_requests(nats_connection, "q", lambda data: respond(1, data), queue_group="g"),
     ):
-        replies = await asyncio.gather(*(send_request(nats_connection, "q", b"%d" % n, 30) for n in range(50)))
-    assert replies == [b"%d" % n * 2 for n in range(50)]
+        requests = (nats_connection.request("q", b"%d" % n, timeout_seconds=30) for n in range(50))
+        replies = await asyncio.gather(*requests)
+    assert [reply.data for reply in replies] == [b"%d" % n * 2 for n in range(50)]
     assert sum(counts) == 50
     assert min(counts) > 0
 
@@ -29,7 +31,7 @@ async def test_request_is_answered_by_one_member_of_the_queue_group(nats_connect
 async def test_request_without_responders_fails_immediately(nats_connection: NatsConnection) -> None:
     async with asyncio.timeout(30):
         with pytest.raises(NoResponders, match="no subscriber on q"):
-            await send_request(nats_connection, "q", b"", 60)
+            await nats_connection.request("q", timeout_seconds=60)
 
 
 async def test_request_timeout_is_another_error(nats_connection: NatsConnection) -> None:
@@ -41,7 +43,7 @@ async def test_request_timeout_is_another_error(nats_connection: NatsConnection)
 
     async with serve_requests(nats_connection, "q", silent):
         with pytest.raises(NatsUnreachable, match=r"no reply on q within 0\.1 s") as raised:
-            await send_request(nats_connection, "q", b"", 0.1)
+            await nats_connection.request("q", timeout_seconds=0.1)
         never.set()
     assert raised.value.sent
 
@@ -54,16 +56,18 @@ async def test_failing_responder_answers_the_next_request(nats_connection: NatsC
 
     async with serve_requests(nats_connection, "q", fail_on_bad):
         with pytest.raises(NatsUnreachable):
-            await send_request(nats_connection, "q", b"bad", 0.2)
-        assert await send_request(nats_connection, "q", b"good", 30) == b"good"
+            await nats_connection.request("q", b"bad", timeout_seconds=0.2)
+        assert (await nats_connection.request("q", b"good", timeout_seconds=30)).data == b"good"
 
 
 async def test_each_reply_reaches_its_own_waiter(nats_connection: NatsConnection) -> None:
-    async with ReplyInbox().subscribed(nats_connection) as replies:
+    replies = Inbox()
+    async with nats_connection.subscribed(replies.subject, replies.receive), asyncio.timeout(30):
         with replies.expect() as first, replies.expect() as second:
             await nats_connection.publish(second.subject, b"for the second")
             await nats_connection.publish(first.subject, b"for the first")
-            assert await wait_for_reply(first, 30) == b"for the first"
-            assert await wait_for_reply(second, 30) == b"for the second"
-        with replies.expect() as unanswered, pytest.raises(NatsUnreachable, match=r"no reply within 0\.05 s"):
-            await wait_for_reply(unanswered, 0.05)
+            assert (await first.reply).data == b"for the first"
+            assert (await second.reply).data == b"for the second"
+        with replies.expect() as unanswered, pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await unanswered.reply

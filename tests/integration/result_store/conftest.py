@@ -35,7 +35,6 @@ from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import PubAck, Publisher
-from gpu_runtime.jetstream.request_reply import send_request
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 from gpu_runtime.process.settings import parse_settings
 from gpu_runtime.result_store.main import run_result_store
@@ -246,7 +245,7 @@ class ResultStoreHarness:
 
     async def _query(self, query: str, request: Message, model: type[M]) -> M:
         subject = self.topology.subjects.query(query)
-        return decode(await send_request(self.nats, subject, encode(request), timeout_seconds=60), model)
+        return decode((await self.nats.request(subject, encode(request), timeout_seconds=60)).data, model)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from gpu_runtime.contract.messages.result_query import (
     ListResultsResponse,
 )
 from gpu_runtime.jetstream.delivery import AckDelivery, Delivery, DeliveryOutcome, OutgoingMessage
-from gpu_runtime.jetstream.request_reply import send_request
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 from tests.integration.jetstream.sample_streams import RecordingHandler, running_consumer
 from tests.integration.kube.polling import eventually
@@ -136,8 +135,10 @@ async def test_queries_return_bodies_pages_and_errors(store: InProcessResultStor
     page = await harness.list_page(state=ResultState.FAILED)
     assert [each.invocation_id for each in page.results] == ["failed"]
     subjects = harness.topology.subjects
-    assert decode(await send_request(harness.nats, subjects.query(RESULT_QUERY), b"?", 60), GetResultResponse).error
-    assert decode(await send_request(harness.nats, subjects.query(RESULTS_QUERY), b"{}", 60), ListResultsResponse).error
+    reply = await harness.nats.request(subjects.query(RESULT_QUERY), b"?", timeout_seconds=60)
+    assert decode(reply.data, GetResultResponse).error
+    reply = await harness.nats.request(subjects.query(RESULTS_QUERY), b"{}", timeout_seconds=60)
+    assert decode(reply.data, ListResultsResponse).error
     assert await store.metric_value("gpu_runtime_result_queries_total") == 5
 
 

@@ -37,7 +37,6 @@ from gpu_runtime.jetstream.connection import NatsConnection, connect_nats
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.request_reply import send_request
 from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 from gpu_runtime.process.nats_setup import nats_options, stream_topology
 from gpu_runtime.process.shared_settings import BindAddressSettings, NatsSettings, StreamSettings
@@ -147,8 +146,8 @@ class SidecarHarness:
 
     async def request_drain(self, *, force: bool = False) -> DrainStatus:
         request = encode(DrainRequest(force=force))
-        response = await send_request(self.nats, self.topology.subjects.control(POD_UID), request, 60)
-        return decode(response, DrainStatus)
+        reply = await self.nats.request(self.topology.subjects.control(POD_UID), request, timeout_seconds=60)
+        return decode(reply.data, DrainStatus)
 
     async def backlog(self) -> int:
         """Return the number of messages in the dispatch stream."""

@@ -7,7 +7,8 @@ writes, key-value buckets, and core NATS. tests/integration/jetstream compares i
 import asyncio
 import base64
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -425,6 +426,14 @@ class InMemoryConnection:
     async def unsubscribe(self, subscription: Subscription) -> None:
         if subscription in self.subscriptions:
             self.subscriptions.remove(subscription)
+
+    @asynccontextmanager
+    async def subscribed(self, subject: str, callback: MessageCallback, queue_group: str = "") -> AsyncIterator[None]:
+        subscription = await self.subscribe(subject, callback, queue_group)
+        try:
+            yield
+        finally:
+            await self.unsubscribe(subscription)
 
     def receive(
         self, subscription: Subscription, subject: str, data: bytes, headers: Mapping[str, str] | None, reply: str

@@ -34,7 +34,7 @@ from gpu_runtime.invocation_records.record_store import (
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
-from gpu_runtime.jetstream.request_reply import send_request, serve_requests
+from gpu_runtime.jetstream.request_reply import serve_requests
 from gpu_runtime.jetstream.stream_admin import ensure_bucket
 from gpu_runtime.worker_sidecar.worker_records import DirectWorkerRecords, WorkerRecords
 from tests.unit.serverless.in_memory_nats import InMemoryConnection, InMemoryNats, NoFaults
@@ -167,7 +167,8 @@ class RemoteWorkerRecords:
     async def start(self, dispatch: Dispatch, known: RecordAtRevision | None, now: datetime) -> Applied | Refused:
         header = {"revision": known.revision, "record": encode(known.record)} if known else {}
         request = StartRequest(dispatch=encode(dispatch), now=now, **header)  # type: ignore[arg-type]
-        response = decode(await send_request(self._connection, "records.start", encode(request), 5), StartResponse)
+        reply = await self._connection.request("records.start", encode(request), timeout_seconds=5)
+        response = decode(reply.data, StartResponse)
         stored = RecordAtRevision(decode(response.record, type(QUEUED)), response.revision)
         return Refused(Refusal[response.refusal], stored) if response.refusal else Applied(stored)
 

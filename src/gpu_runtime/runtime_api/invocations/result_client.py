@@ -17,7 +17,6 @@ from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.contract.validation.field_error import FieldError
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.errors import JetStreamError, NoResponders
-from gpu_runtime.jetstream.request_reply import send_request
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,9 @@ class ResultClient:
 
     async def _query(self, query: str, request: Message, model: type[M]) -> M:
         try:
-            reply = await send_request(
-                self.connection, self.subjects.query(query), encode(request), self.timeout_seconds
-            )
-            return decode(reply, model)
+            subject, timeout_seconds = self.subjects.query(query), self.timeout_seconds
+            reply = await self.connection.request(subject, encode(request), timeout_seconds=timeout_seconds)
+            return decode(reply.data, model)
         except NoResponders as error:
             raise Unavailable("the result store is not running", retry_after=2) from error
         except (JetStreamError, MessageDecodeError) as error:
