@@ -27,7 +27,7 @@ from bench.result_store_runs import (
     measure_result_store,
     start_result_store,
 )
-from gpu_runtime.result_store.result_codec import row_from_result
+from gpu_runtime.result_store.result_consumer import row_from_result
 from localcluster.nats_server import NatsServer, temporary_nats_server
 from localcluster.paths import scratch_dir
 

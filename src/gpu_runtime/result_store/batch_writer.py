@@ -9,13 +9,13 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import NoReturn
 
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.result_repository.errors import RepositoryUnavailable
 from gpu_runtime.result_repository.repository import InsertOutcome, ResultRepository, ResultRow
-from gpu_runtime.result_store.message_clock import now
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class BatchWriter:
 
     async def _insert(self, rows: list[ResultRow]) -> list[InsertOutcome]:
         with self.metrics.batch_duration.time():
-            outcomes = await self.results.insert(rows, now())
+            outcomes = await self.results.insert(rows, datetime.now(UTC))
         self.metrics.batch_results.observe(len(rows))
         for outcome in outcomes:
             if outcome.inserted:

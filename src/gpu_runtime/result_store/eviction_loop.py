@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import NoReturn
 
 from gpu_runtime.result_repository.errors import RepositoryUnavailable
 from gpu_runtime.result_repository.repository import ResultRepository, RetentionLimits
-from gpu_runtime.result_store.message_clock import now
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class ResultEvictor:
     async def run_once(self) -> None:
         """Evict all results that exceed the limits, in small batches, so that inserts can run in between."""
         evicted_by_size = 0
-        while (evicted := await self.results.evict(self.limits, now())).nonzero:
+        while (evicted := await self.results.evict(self.limits, datetime.now(UTC))).nonzero:
             self.metrics.evicted.labels("ttl").inc(evicted.by_ttl)
             self.metrics.evicted.labels("size").inc(evicted.by_size)
             evicted_by_size += evicted.by_size

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
+from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.result_query import (
     RESULT_QUERY,
     RESULTS_QUERY,
@@ -13,9 +16,8 @@ from gpu_runtime.contract.messages.result_query import (
     ListResultsRequest,
     ListResultsResponse,
 )
-from gpu_runtime.result_repository.repository import ResultPage, ResultRepository
+from gpu_runtime.result_repository.repository import ResultPage, ResultRepository, ResultRow
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
-from gpu_runtime.result_store.result_codec import result_from_head, result_from_row
 
 MAX_PAGE_BYTES = MAX_PAYLOAD_BYTES
 """Maximum size of the results in one page.
@@ -55,6 +57,10 @@ class ResultQueryHandler:
         return encode(response)
 
 
+def result_from_row(row: ResultRow) -> Result:
+    return msgspec.structs.replace(decode(row.head, Result), body=row.body)
+
+
 def parse_cursor(continue_token: str) -> int | None:
     """Return the row number before which the page starts, or None for the first page."""
     if not continue_token:
@@ -71,7 +77,7 @@ def list_reply(page: ResultPage) -> ListResultsResponse:
     heads = tuple(_heads_within_limit(page.heads))
     has_more = page.has_more or len(heads) < len(page.heads)
     token = str(heads[-1][0]) if heads and has_more else ""
-    return ListResultsResponse(results=tuple(result_from_head(head) for _, head in heads), continue_token=token)
+    return ListResultsResponse(results=tuple(decode(head, Result) for _, head in heads), continue_token=token)
 
 
 def _heads_within_limit(heads: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

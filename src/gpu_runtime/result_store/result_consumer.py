@@ -6,13 +6,18 @@ stored result. It only completes the remaining steps.
 
 import contextlib
 from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
 
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.failure_class import FailureClass
+from gpu_runtime.contract.messages.invocation_id import check_subject
 from gpu_runtime.contract.messages.invocation_messages import dead_letter_failure
 from gpu_runtime.contract.messages.invocation_record import ResultStored, record_from_headers
-from gpu_runtime.contract.messages.result import ResultState
+from gpu_runtime.contract.messages.message_codec import decode, encode, to_utc_milliseconds
+from gpu_runtime.contract.messages.result import Result, ResultState, with_body
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore, RecordMissing, RecordUnreadable
 from gpu_runtime.jetstream.delivery import (
@@ -25,10 +30,9 @@ from gpu_runtime.jetstream.delivery import (
 from gpu_runtime.jetstream.errors import JetStreamError
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.result_repository.errors import RepositoryUnavailable
+from gpu_runtime.result_repository.repository import ResultRow
 from gpu_runtime.result_store.batch_writer import BatchWriter
-from gpu_runtime.result_store.message_clock import now
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
-from gpu_runtime.result_store.result_codec import read_result, row_from_result
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class ResultConsumer:
             outcome = await self.batch_writer.store(row)
             # The record becomes terminal after the result is stored. So a reader of a terminal record always finds the
             # result. Nothing is left to do if the record has expired.
-            event = ResultStored(now(), ResultState(outcome.state))
+            event = ResultStored(datetime.now(UTC), ResultState(outcome.state))
             with contextlib.suppress(RecordMissing):
                 await self.records.apply(row.invocation_id, event, record_from_headers(delivery.headers))
         except RecordUnreadable as error:
@@ -63,5 +67,36 @@ class ResultConsumer:
         return AckDelivery()
 
     async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> None:
-        letters = DeadLetterBuilder(self.subjects, Stream.RESULT)
-        await self.publisher.publish(letters.message(delivery, dead_letter_failure(outcome), now()))
+        letters, now = DeadLetterBuilder(self.subjects, Stream.RESULT), to_utc_milliseconds(datetime.now(UTC))
+        await self.publisher.publish(letters.message(delivery, dead_letter_failure(outcome), now))
+
+
+def read_result(delivery: Delivery, subjects: Subjects, max_body_bytes: int) -> Result:
+    """Decode a result and truncate its body.
+
+    Raise MessageDecodeError if the message is not a valid result, or if its subject belongs to another function.
+    """
+    result = decode(delivery.data, Result)
+    check_subject(result, delivery.subject, subjects)
+    return truncate_body(result, max_body_bytes)
+
+
+def truncate_body(result: Result, max_bytes: int) -> Result:
+    """Truncate the body to `max_bytes`.
+
+    If the sender has already truncated the body, `body_bytes` keeps the original size.
+    """
+    if len(result.body) <= max_bytes:
+        return result
+    truncated = with_body(result, result.content_type, result.body, max_bytes)
+    return msgspec.structs.replace(truncated, body_bytes=max(result.body_bytes, truncated.body_bytes))
+
+
+def row_from_result(result: Result) -> ResultRow:
+    return ResultRow(
+        invocation_id=result.invocation_id,
+        request_id=result.serverless_request_id,
+        state=result.state.value,
+        head=encode(msgspec.structs.replace(result, body=b"")),
+        body=result.body,
+    )

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from gpu_runtime.result_repository.sqlite_repository import open_repository
 from gpu_runtime.result_repository.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION, open_database
-from gpu_runtime.result_store.result_codec import result_from_row, row_from_result
+from gpu_runtime.result_store.query_handler import result_from_row
+from gpu_runtime.result_store.result_consumer import row_from_result
 from tests.unit.contract.golden_comparison import assert_golden, golden_bytes
 from tests.unit.contract.test_message_golden import RESULT
 

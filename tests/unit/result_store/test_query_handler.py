@@ -20,7 +20,7 @@ from gpu_runtime.contract.messages.result_query import (
 from gpu_runtime.result_repository.sqlite_repository import SQLiteResultRepository, open_repository
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
 from gpu_runtime.result_store.query_handler import ResultQueryHandler
-from gpu_runtime.result_store.result_codec import row_from_result
+from gpu_runtime.result_store.result_consumer import row_from_result
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 

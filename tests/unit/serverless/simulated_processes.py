@@ -34,7 +34,7 @@ from gpu_runtime.jetstream.stream_admin import ensure_with_retry
 from gpu_runtime.result_repository.repository import InsertOutcome, ResultRow
 from gpu_runtime.result_store.batch_writer import BatchWriter
 from gpu_runtime.result_store.metrics import ResultStoreMetrics
-from gpu_runtime.result_store.result_codec import result_from_row
+from gpu_runtime.result_store.query_handler import result_from_row
 from gpu_runtime.result_store.result_consumer import ResultConsumer
 from gpu_runtime.runtime_api.invocations.enqueue import InvocationEnqueuer
 from gpu_runtime.runtime_api.invocations.function_lookup import FunctionLookup

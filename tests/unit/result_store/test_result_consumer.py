@@ -14,12 +14,8 @@ from gpu_runtime.contract.messages.message_codec import decode, encode
 from gpu_runtime.contract.messages.result import Result, ResultState, Timings, with_body
 from gpu_runtime.contract.messages.subjects import Stream, Subjects
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery
-from gpu_runtime.result_store.result_codec import (
-    read_result,
-    result_from_row,
-    row_from_result,
-    truncate_body,
-)
+from gpu_runtime.result_store.query_handler import result_from_row
+from gpu_runtime.result_store.result_consumer import read_result, row_from_result, truncate_body
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 RESULT = Result(
