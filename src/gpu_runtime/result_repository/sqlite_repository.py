@@ -8,12 +8,16 @@
   timeout.
 """
 
+import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
+from gpu_runtime.result_repository.errors import RepositoryUnavailable
 from gpu_runtime.result_repository.eviction import EVICTION_BATCH_SIZE, EvictionCandidate, plan_eviction
 from gpu_runtime.result_repository.repository import (
     EvictedCounts,
@@ -24,7 +28,8 @@ from gpu_runtime.result_repository.repository import (
     RetentionLimits,
 )
 from gpu_runtime.result_repository.sqlite_schema import open_database
-from gpu_runtime.result_repository.sqlite_thread import SQLiteThread
+
+T = TypeVar("T")
 
 _INSERT = """
     INSERT INTO results (invocation_id, request_id, state, stored_at, head, body) VALUES (?, ?, ?, ?, ?, ?)
@@ -41,6 +46,42 @@ _DELETE_UP_TO = "DELETE FROM results WHERE number <= ?"
 _SELECT_COUNT = "SELECT coalesce((SELECT max(number) FROM results) - (SELECT min(number) FROM results) + 1, 0)"
 
 _MAX_ROW_NUMBER = 2**63 - 1
+
+
+class SQLiteThread:
+    """Runs the work of one connection in its own thread, one call at a time, without blocking the event loop."""
+
+    def __init__(self, thread: ThreadPoolExecutor, database: sqlite3.Connection) -> None:
+        self._thread, self._database = thread, database
+
+    @classmethod
+    @asynccontextmanager
+    async def start(cls, name: str, connect: Callable[[], sqlite3.Connection]) -> AsyncIterator["SQLiteThread"]:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix=name) as thread:
+            connection = thread.submit(connect)
+            try:
+                database = await asyncio.wrap_future(connection)
+            except BaseException:
+                connection.add_done_callback(_close_unclaimed)
+                raise
+            try:
+                yield cls(thread, database)
+            finally:
+                # If a write is still running, the close is queued after it, so the write completes.
+                await asyncio.shield(loop.run_in_executor(thread, database.close))
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run the work in the thread. If the caller is cancelled, the work still completes."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return work(self._database)
+        except sqlite3.Error as error:
+            raise RepositoryUnavailable(
+                f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
+            ) from error
 
 
 class SQLiteResultRepository:
@@ -71,6 +112,12 @@ class SQLiteResultRepository:
         return await self._reader.run(
             lambda database: RepositorySize(_scalar(database, _SELECT_COUNT), _used_bytes(database))
         )
+
+
+def _close_unclaimed(connection: "Future[sqlite3.Connection]") -> None:
+    """Close a connection that was opened after its caller was cancelled."""
+    if not connection.cancelled() and connection.exception() is None:
+        connection.result().close()
 
 
 @asynccontextmanager

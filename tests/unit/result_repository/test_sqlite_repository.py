@@ -13,9 +13,8 @@ import pytest
 from gpu_runtime.result_repository.errors import RepositoryIncompatible, RepositoryUnavailable
 from gpu_runtime.result_repository.eviction import EVICTION_BATCH_SIZE
 from gpu_runtime.result_repository.repository import EvictedCounts, InsertOutcome, ResultRow, RetentionLimits
-from gpu_runtime.result_repository.sqlite_repository import SQLiteResultRepository, open_repository
+from gpu_runtime.result_repository.sqlite_repository import SQLiteResultRepository, SQLiteThread, open_repository
 from gpu_runtime.result_repository.sqlite_schema import SCHEMA_VERSION, open_database
-from gpu_runtime.result_repository.sqlite_thread import SQLiteThread
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 WEEK = RetentionLimits(timedelta(days=7), max_bytes=1024**3)
