@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
-from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest
 from gpu_runtime.worker_sidecar.framework_response import FrameworkOutcome
 from gpu_runtime.worker_sidecar.retry_decision import FinishInvocation, RetryInvocation, disposition_of
 from localcluster.supervisor_client import wait_until
@@ -128,10 +129,10 @@ class UnusualFramework:
         """How the sidecar interprets this response: to its health check, and to an invocation."""
         self.response = response
         async with FrameworkClient(str(self.path), "/invoke", "/healthz", 1000) as client:
-            deadline = datetime.now(UTC) + timedelta(seconds=5)
-            return await client.check_health(), await client.invoke(
-                FrameworkRequest(invocation_id="inv-1", deadline=deadline)
-            )
+            now = datetime.now(UTC)
+            invocation = Invocation(invocation_id="inv-1", serverless_request_id="f", timeout_seconds=5)
+            dispatch = Dispatch(invocation=invocation, deadline=now + timedelta(seconds=5), dispatched_at=now)
+            return await client.check_health(), await client.invoke(dispatch)
 
 
 @pytest.fixture(scope="module")

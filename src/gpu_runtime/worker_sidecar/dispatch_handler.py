@@ -55,7 +55,6 @@ from gpu_runtime.worker_sidecar import framework_response
 from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry, InvocationCancelled
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
-from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest
 from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 from gpu_runtime.worker_sidecar.retry_decision import (
@@ -161,7 +160,7 @@ class DispatchHandler:
 
     async def _call_framework(self, delivery: Delivery, dispatch: Dispatch) -> framework_response.FrameworkOutcome:
         with self.metrics.call_duration_seconds.time():
-            return await self.framework.invoke(framework_request_of(dispatch, delivery.delivery_count))
+            return await self.framework.invoke(dispatch, delivery.delivery_count)
 
     async def _skip(self, dispatch: Dispatch, start: Applied | Refused) -> DeliveryOutcome:
         """Do not run the invocation. If it has a termination, publish the result of the termination.
@@ -285,17 +284,3 @@ async def scoped_awaitable(coroutine: Coroutine[Any, Any, T], *, eager: bool) ->
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-
-
-def framework_request_of(dispatch: Dispatch, attempt: int) -> FrameworkRequest:
-    """Build the request to the framework from a dispatch."""
-    invocation = dispatch.invocation
-    return FrameworkRequest(
-        invocation_id=invocation.invocation_id,
-        body=invocation.body,
-        content_type=invocation.content_type,
-        headers=invocation.headers,
-        attributes=invocation.attributes,
-        deadline=dispatch.deadline,
-        attempt=attempt,
-    )

@@ -7,18 +7,27 @@ The client could not repeat this call, because the framework may already have re
 """
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from string import ascii_letters, digits
 from types import MappingProxyType, TracebackType
 from typing import Self
 from urllib.parse import quote
 
+from gpu_runtime.contract.framework_protocol import (
+    ATTEMPT_HEADER,
+    ATTRIBUTES_HEADER,
+    CALLER_HEADER_PREFIX,
+    DEADLINE_HEADER,
+    INVOCATION_ID_HEADER,
+)
+from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.timing import WORKER_DEADLINE_GRACE_SECONDS
 from gpu_runtime.worker_sidecar.framework_connections import FrameworkConnectionPool, FrameworkUnreachable
-from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest, http_headers
 from gpu_runtime.worker_sidecar.framework_response import (
     FrameworkFailed,
     FrameworkFailureKind,
@@ -46,6 +55,9 @@ INITIAL_HEALTH_BACKOFF_SECONDS, MAX_HEALTH_BACKOFF_SECONDS = 0.02, 1.0
 MAX_ERROR_BODY_BYTES = 64 * 1024
 """Maximum number of bytes that the client reads of an error body. The error message is truncated anyway."""
 
+HEADER_NAME_CHARACTERS = "!#$&'*+-.^_`|~"
+HEADER_VALUE_CHARACTERS = HEADER_NAME_CHARACTERS + ' "(),/:;<=>?@[\\]{}'
+
 KEEP_ALIVE_TIMEOUT_PATTERN = re.compile(r"\btimeout=([0-9]{1,9})\b", re.ASCII)
 
 
@@ -67,18 +79,18 @@ class FrameworkClient:
     ) -> None:
         self._connection_pool.close_idle()
 
-    async def invoke(self, request: FrameworkRequest) -> FrameworkOutcome:
-        """Send an invocation and return its outcome.
+    async def invoke(self, dispatch: Dispatch, attempt: int = 1) -> FrameworkOutcome:
+        """Send one attempt of an invocation and return its outcome.
 
         A failure of the framework is an outcome, not an exception. If the call has not ended
         WORKER_DEADLINE_GRACE_SECONDS after the deadline, the client aborts it.
         """
-        remaining = (request.deadline - datetime.now(UTC)).total_seconds() if request.deadline else None
-        if remaining is not None and remaining <= 0:
+        remaining = (dispatch.deadline - datetime.now(UTC)).total_seconds()
+        if remaining <= 0:
             return TimedOut("the deadline passed before the framework was called")
         try:
-            async with asyncio.timeout(None if remaining is None else remaining + WORKER_DEADLINE_GRACE_SECONDS):
-                return await self._call(request)
+            async with asyncio.timeout(remaining + WORKER_DEADLINE_GRACE_SECONDS):
+                return await self._call(dispatch, attempt)
         except TimeoutError:
             return TimedOut("the framework did not answer before the deadline")
 
@@ -121,9 +133,9 @@ class FrameworkClient:
             self._connection_pool.close_idle()
         return self._keep_alive
 
-    async def _call(self, request: FrameworkRequest) -> FrameworkOutcome:
-        headers = "".join(f"{name}: {value}\r\n" for name, value in http_headers(request).items())
-        data = b"".join((self._invoke_head, headers.encode("ascii"), b"\r\n", request.body))
+    async def _call(self, dispatch: Dispatch, attempt: int) -> FrameworkOutcome:
+        headers = "".join(f"{name}: {value}\r\n" for name, value in invocation_headers(dispatch, attempt).items())
+        data = b"".join((self._invoke_head, headers.encode("ascii"), b"\r\n", dispatch.invocation.body))
         try:
             response = await self._connection_pool.round_trip(data, self._max_body_bytes, lambda _: self._keep_alive)
         except (FrameworkUnreachable, IncompleteResponse, MalformedResponse) as error:
@@ -156,6 +168,40 @@ def _request_head(method: str, path: str) -> bytes:
         f"{method} {target} HTTP/1.1\r\nHost: framework\r\nUser-Agent: gpu-runtime-worker-sidecar\r\n"
         "Accept: */*\r\nAccept-Encoding: identity\r\n"
     ).encode("ascii")
+
+
+def invocation_headers(dispatch: Dispatch, attempt: int) -> dict[str, str]:
+    """Build the HTTP headers of one attempt of an invocation. All names and values are printable ASCII.
+
+    Callers may use any characters in header names and values. Characters that HTTP does not allow are percent-encoded.
+    """
+    invocation = dispatch.invocation
+    headers = {
+        INVOCATION_ID_HEADER: _encode_value(invocation.invocation_id),
+        ATTEMPT_HEADER: str(attempt),
+        "Content-Length": str(len(invocation.body)),
+    }
+    if invocation.content_type:
+        headers["Content-Type"] = quote(
+            invocation.content_type.strip(), safe=HEADER_VALUE_CHARACTERS + "%", errors="replace"
+        )
+    if invocation.attributes:
+        headers[ATTRIBUTES_HEADER] = json.dumps(invocation.attributes, separators=(",", ":"))
+    deadline = dispatch.deadline.astimezone(UTC).replace(tzinfo=None)
+    headers[DEADLINE_HEADER] = f"{deadline.isoformat(timespec='milliseconds')}Z"
+    return headers | {
+        CALLER_HEADER_PREFIX + _encode_name(name): _encode_value(value) for name, value in invocation.headers.items()
+    }
+
+
+def _encode_name(name: str) -> str:
+    return quote(name, safe=HEADER_NAME_CHARACTERS + ascii_letters + digits, errors="replace")
+
+
+def _encode_value(value: str) -> str:
+    """Percent-encode a value. If it begins or ends with a space, encode all spaces, because HTTP parsers strip them."""
+    safe = HEADER_VALUE_CHARACTERS if value == value.strip(" ") else HEADER_VALUE_CHARACTERS.replace(" ", "")
+    return quote(value, safe=safe, errors="replace")
 
 
 _FAILURES: Mapping[type[Exception], tuple[FrameworkFailureKind, str]] = MappingProxyType(

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.worker_sidecar import framework_connections
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
-from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest
 from gpu_runtime.worker_sidecar.framework_response import (
     FrameworkFailed,
     FrameworkFailureKind,
@@ -71,11 +72,12 @@ def client(path: str | Path, limit: int = LIMIT) -> FrameworkClient:
     return FrameworkClient(str(path), "/invoke", "/healthz", limit)
 
 
-def invocation(do: str, payload: Any = None, **changes: Any) -> FrameworkRequest:
+def invocation(do: str, payload: Any = None, deadline: datetime | None = None, **changes: Any) -> Dispatch:
     body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
     content_type = "application/octet-stream" if isinstance(payload, bytes) else "application/json"
     defaults = {"invocation_id": "inv-1", "body": body, "content_type": content_type, "headers": {"Do": do}}
-    return FrameworkRequest(**{**defaults, **changes})
+    sent = Invocation(**{"serverless_request_id": "f", "timeout_seconds": 3600, **defaults, **changes})
+    return Dispatch(invocation=sent, deadline=deadline or deadline_in(3600), dispatched_at=datetime.now(UTC))
 
 
 def deadline_in(seconds: float) -> datetime:
@@ -123,11 +125,10 @@ async def test_invocation_context_arrives_unchanged(socket_dir: Path) -> None:
     headers = {"Do": "inspect", "X-Odd": " ü\r\n100% \u2028", "not a token": "", "Größe": "ß"}
     attributes = {"tenant": "ü\n", "nested": {"n": [1, None]}}
     deadline = datetime(2999, 1, 2, 3, 4, 5, 678000, UTC)
-    sent = invocation("inspect", {"ü": 1}, invocation_id="a b/ü%", attempt=7, deadline=deadline, attributes=attributes)
-    sent = FrameworkRequest(**{**sent.__dict__, "headers": headers})
+    sent = invocation("inspect", {"ü": 1}, deadline, invocation_id="a b/ü%", headers=headers, attributes=attributes)
     with running_framework(FRAMEWORK_SOURCE, socket_dir) as framework:
         async with client(framework.socket) as framework_client:
-            outcome = await framework_client.invoke(sent)
+            outcome = await framework_client.invoke(sent, 7)
     assert isinstance(outcome, HandlerSucceeded), outcome
     assert json.loads(outcome.body) == {
         "id": "a b/ü%",

@@ -20,6 +20,7 @@ from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.activator.settings import DispatchSettings, ReaperSettings
 from gpu_runtime.activator.terminal_results import TerminalResultPublisher
 from gpu_runtime.backoff import Backoff
+from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
 from gpu_runtime.contract.messages.subjects import CANCEL
@@ -47,7 +48,6 @@ from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
 from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
-from gpu_runtime.worker_sidecar.framework_request import FrameworkRequest
 from gpu_runtime.worker_sidecar.framework_response import (
     FrameworkFailed,
     FrameworkFailureKind,
@@ -128,9 +128,9 @@ class SimulatedFramework:
     now: Callable[[], datetime] = field(init=False)
     """The clock of the plane that the framework belongs to."""
 
-    async def invoke(self, request: FrameworkRequest) -> FrameworkOutcome:
+    async def invoke(self, dispatch: Dispatch, _attempt: int) -> FrameworkOutcome:
         loop = asyncio.get_running_loop()
-        until_deadline = (request.deadline - self.now()).total_seconds() if request.deadline else 3600.0
+        until_deadline = (dispatch.deadline - self.now()).total_seconds()
         duration = self.rng.choice(self.durations)
         if duration >= until_deadline:
             await asyncio.sleep(max(0.0, until_deadline) + self.rng.choice((0.0, 0.4)))

@@ -44,7 +44,7 @@ class FakeDependencies:
         self.events: list[str] = []
         self._called = asyncio.Event()
 
-    async def invoke(self, _invocation: Any) -> Any:
+    async def invoke(self, _dispatch: Dispatch, _attempt: int) -> Any:
         self._called.set()
         try:
             await asyncio.Event().wait()
