@@ -5,8 +5,7 @@
   store the result, it publishes the result again until NATS has stored it. It also computes the delay of a retry.
 - `retry_decision` decides whether to retry an invocation.
 - `framework_client` calls the framework and decides whether to reuse connections.
-- `http_response_parser` reads the response and truncates a body that is too large.
-- `framework_response` maps the response to an outcome.
+- `framework_response` reads the response, truncates a body that is too large, and maps the response to an outcome.
 
 One sidecar runs in each worker pod, next to the user's container. Only the sidecar has the NATS credentials, so it
 validates everything that the framework sends. This package has no Kubernetes client.

@@ -33,12 +33,14 @@ from gpu_runtime.worker_sidecar.framework_response import (
     FrameworkFailureKind,
     FrameworkOutcome,
     HandlerSucceeded,
+    IncompleteResponse,
+    MalformedResponse,
+    ParsedResponse,
     TimedOut,
     is_success,
     outcome_of,
     replace_surrogates,
 )
-from gpu_runtime.worker_sidecar.http_response_parser import IncompleteResponse, MalformedResponse, ParsedResponse
 
 logger = logging.getLogger(__name__)
 

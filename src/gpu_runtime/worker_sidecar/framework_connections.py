@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from gpu_runtime.worker_sidecar.http_response_parser import (
+from gpu_runtime.worker_sidecar.framework_response import (
     IncompleteResponse,
     MalformedResponse,
     ParsedResponse,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpu_runtime.worker_sidecar.http_response_parser import (
+from gpu_runtime.worker_sidecar.framework_response import (
     MAX_HEAD_BYTES,
     IncompleteResponse,
     MalformedResponse,
