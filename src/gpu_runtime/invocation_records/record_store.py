@@ -12,13 +12,18 @@ that the invocation continues when the process is upgraded or the record is repa
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
 
 from gpu_runtime.contract.errors import Unavailable
+from gpu_runtime.contract.messages.dispatch import Dispatch
+from gpu_runtime.contract.messages.invocation_messages import dispatched_record
 from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
     RecordAtRevision,
     RecordEvent,
     Refusal,
+    Started,
     decode_record,
     step,
 )
@@ -135,3 +140,34 @@ class InvocationRecordStore:
             self._logged.add((entry.key, entry.revision))
             fields = {"invocation_id": entry.key, "error": str(error)}
             logger.warning("invocation record is unreadable; the process will retry", extra=fields)
+
+
+class WorkerRecords(Protocol):
+    """What a worker may do with records: start an invocation, and read the record of a dead-lettered one.
+
+    The protocol hides how the worker reaches the records. Both methods can raise RecordUnreadable and JetStreamError.
+    """
+
+    async def start(self, dispatch: Dispatch, known: RecordAtRevision | None, now: datetime) -> Applied | Refused:
+        """Record that this worker runs the invocation. `known` is the record in the headers of the dispatch.
+
+        The worker may run the invocation only if the record allows it and has no termination afterwards.
+        """
+        ...
+
+    async def read(self, invocation_id: str) -> RecordAtRevision | None: ...
+
+
+@dataclass(frozen=True)
+class DirectWorkerRecords:
+    """Writes to the key-value bucket itself."""
+
+    records: InvocationRecordStore
+    worker: str
+
+    async def start(self, dispatch: Dispatch, known: RecordAtRevision | None, now: datetime) -> Applied | Refused:
+        event, invocation_id = Started(now, self.worker), dispatch.invocation.invocation_id
+        return await self.records.apply(invocation_id, event, known, lambda: dispatched_record(dispatch))
+
+    async def read(self, invocation_id: str) -> RecordAtRevision | None:
+        return await self.records.read(invocation_id)

@@ -16,7 +16,7 @@ from gpu_runtime.backoff import Backoff
 from gpu_runtime.contract.messages.drain_request import DrainRequest
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode, encode
 from gpu_runtime.event_wait import is_set_within
-from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.record_store import DirectWorkerRecords, InvocationRecordStore
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
@@ -27,15 +27,13 @@ from gpu_runtime.process.health_server import health_handlers, serve_app
 from gpu_runtime.process.metrics import new_registry
 from gpu_runtime.process.nats_setup import connect_nats_or_fault, nats_options, stream_topology
 from gpu_runtime.process.runner import run_process
-from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
-from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
+from gpu_runtime.worker_sidecar.dispatch_handler import CancellationRegistry, DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.drain import DrainableConsumer
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
 from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
-from gpu_runtime.worker_sidecar.worker_records import DirectWorkerRecords
 
 PROCESS_NAME = "worker-sidecar"
 

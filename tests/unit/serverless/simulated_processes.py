@@ -25,7 +25,7 @@ from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.messages.streams import StreamLimits, StreamTopology
 from gpu_runtime.contract.messages.subjects import CANCEL
 from gpu_runtime.contract.messages.worker_event import WorkerEvent, WorkerEventKind
-from gpu_runtime.invocation_records.record_store import InvocationRecordStore
+from gpu_runtime.invocation_records.record_store import DirectWorkerRecords, InvocationRecordStore
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
@@ -44,8 +44,7 @@ from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
 from gpu_runtime.runtime_api.invocations.service import InvocationService
 from gpu_runtime.runtime_api.nats_client import NatsClient
-from gpu_runtime.worker_sidecar.cancellation import CancellationRegistry
-from gpu_runtime.worker_sidecar.dispatch_handler import DispatchHandler, DispatchHandlerOptions
+from gpu_runtime.worker_sidecar.dispatch_handler import CancellationRegistry, DispatchHandler, DispatchHandlerOptions
 from gpu_runtime.worker_sidecar.framework_client import FrameworkClient
 from gpu_runtime.worker_sidecar.framework_health import FrameworkHealthMonitor
 from gpu_runtime.worker_sidecar.framework_response import (
@@ -58,7 +57,6 @@ from gpu_runtime.worker_sidecar.framework_response import (
 )
 from gpu_runtime.worker_sidecar.heartbeat import HeartbeatPublisher
 from gpu_runtime.worker_sidecar.metrics import SidecarMetrics
-from gpu_runtime.worker_sidecar.worker_records import DirectWorkerRecords
 from tests.unit.serverless.in_memory_nats import InMemoryConnection, InMemoryNats, NoFaults
 
 TOPOLOGY = StreamTopology(

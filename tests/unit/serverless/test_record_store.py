@@ -26,17 +26,18 @@ from gpu_runtime.contract.messages.message_codec import Message, decode, encode
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.invocation_records.record_store import (
     Applied,
+    DirectWorkerRecords,
     InvocationRecordStore,
     RecordMissing,
     RecordUnreadable,
     Refused,
+    WorkerRecords,
 )
 from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.kv import KeyValueBucket
 from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.jetstream.request_reply import serve_requests
 from gpu_runtime.jetstream.stream_admin import ensure_bucket
-from gpu_runtime.worker_sidecar.worker_records import DirectWorkerRecords, WorkerRecords
 from tests.unit.serverless.in_memory_nats import InMemoryConnection, InMemoryNats, NoFaults
 from tests.unit.serverless.simulated_processes import TOPOLOGY
 
