@@ -10,8 +10,7 @@ from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_hash
-from gpu_runtime.contract.messages.invocation_messages import dead_lettered_result, read_invocation
+from gpu_runtime.contract.messages.invocation_messages import dead_lettered_result, invocation_hash, read_invocation
 from gpu_runtime.contract.messages.invocation_record import (
     RECORD_HEADER,
     REVISION_HEADER,

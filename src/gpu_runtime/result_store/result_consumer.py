@@ -13,8 +13,7 @@ import msgspec
 from gpu_runtime.contract.errors import Rejected
 from gpu_runtime.contract.messages.dead_letter import DeadLetterBuilder
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation_id import check_subject
-from gpu_runtime.contract.messages.invocation_messages import dead_letter_failure
+from gpu_runtime.contract.messages.invocation_messages import check_subject, dead_letter_failure
 from gpu_runtime.contract.messages.invocation_record import ResultStored, record_from_headers
 from gpu_runtime.contract.messages.message_codec import decode, encode, to_utc_milliseconds
 from gpu_runtime.contract.messages.result import Result, ResultState, with_body

@@ -19,9 +19,8 @@ import msgspec
 
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import InvocationID
-from gpu_runtime.contract.messages.invocation_id import identity_errors, invocation_id_errors
-from gpu_runtime.contract.messages.invocation_messages import termination_failure
+from gpu_runtime.contract.messages.invocation import InvocationID, invocation_id_errors
+from gpu_runtime.contract.messages.invocation_messages import identity_errors, termination_failure
 from gpu_runtime.contract.messages.invocation_record import Termination
 from gpu_runtime.contract.messages.limits import truncate_text
 from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS, MessageDecodeError, decode

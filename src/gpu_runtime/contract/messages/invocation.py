@@ -7,11 +7,17 @@ from msgspec import Meta, field
 
 from gpu_runtime.contract.messages.limits import MAX_INVOCATION_ID_LENGTH, MAX_TIMEOUT_SECONDS
 from gpu_runtime.contract.messages.message_codec import Instant, Message
+from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
+from gpu_runtime.contract.validation.values import matches
 
 JSON_CONTENT_TYPE = "application/json"
 InvocationMode = Literal["async", "sync"]
 InvocationID = Annotated[str, Meta(max_length=MAX_INVOCATION_ID_LENGTH)]
 TimeoutSeconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)]
+
+
+INVOCATION_ID_PATTERN = "^[A-Za-z0-9_-]+$"
+"""A valid token of a NATS subject and a valid key of a key-value bucket. UUIDs and ULIDs match."""
 
 
 class Invocation(Message, frozen=True, kw_only=True):
@@ -62,3 +68,13 @@ class Invocation(Message, frozen=True, kw_only=True):
 def is_json(content_type: str) -> bool:
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type == JSON_CONTENT_TYPE or media_type.endswith("+json")
+
+
+def invocation_id_errors(invocation_id: str) -> FieldErrors:
+    at = "invocationID"
+    if not invocation_id:
+        yield FieldError(at, "is empty; choose an ID, or omit the field to get a generated ID")
+    elif len(invocation_id) > MAX_INVOCATION_ID_LENGTH:
+        yield FieldError(at, f"has {len(invocation_id)} characters; use at most {MAX_INVOCATION_ID_LENGTH}")
+    elif not matches(INVOCATION_ID_PATTERN, invocation_id):
+        yield FieldError(at, f"{invocation_id!r} is not an invocationID; use letters, digits, '-' and '_'")

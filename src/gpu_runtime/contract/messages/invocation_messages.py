@@ -3,15 +3,18 @@
 Every process uses these functions, so that the same event leads to the same message in each of them.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import check_subject, invocation_hash
+from gpu_runtime.contract.messages.invocation import Invocation, invocation_id_errors
 from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
     RecordAtRevision,
@@ -20,9 +23,17 @@ from gpu_runtime.contract.messages.invocation_record import (
     record_headers,
 )
 from gpu_runtime.contract.messages.limits import truncate_text
-from gpu_runtime.contract.messages.message_codec import decode, encode, to_utc_milliseconds
+from gpu_runtime.contract.messages.message_codec import (
+    JSON_DECODE_ERRORS,
+    MessageDecodeError,
+    decode,
+    encode,
+    to_utc_milliseconds,
+)
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings
-from gpu_runtime.contract.messages.subjects import Subjects
+from gpu_runtime.contract.messages.subjects import BadSubject, Subjects
+from gpu_runtime.contract.request_hash import canonical_request
+from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery, OutgoingMessage
 
 
@@ -58,6 +69,28 @@ def read_dispatch(data: bytes, subject: str, subjects: Subjects) -> Dispatch:
     return dispatch
 
 
+def check_subject(message: Invocation | Result, subject: str, subjects: Subjects) -> None:
+    """Raise MessageDecodeError if the invocationID is invalid or the subject belongs to another function."""
+    try:
+        request_id = subjects.parse(subject).request_id
+    except BadSubject as bad_subject:
+        raise MessageDecodeError(bad_subject.message) from bad_subject
+    for error in identity_errors(message, request_id):
+        raise MessageDecodeError(str(error))
+
+
+def identity_errors(message: Invocation | Result, request_id: str) -> FieldErrors:
+    """Yield the errors of the IDs in a message on a subject with this requestID.
+
+    Both IDs become parts of subjects and keys. If one of them were invalid, no process could publish the result.
+    """
+    yield from invocation_id_errors(message.invocation_id)
+    if message.serverless_request_id != request_id:
+        yield FieldError(
+            "serverlessRequestID", f"is {message.serverless_request_id!r}, but the subject has {request_id!r}"
+        )
+
+
 def new_record(invocation: Invocation, enqueued_at: datetime, deadline: datetime) -> InvocationRecord:
     return InvocationRecord(
         request_hash=invocation_hash(invocation),
@@ -67,6 +100,30 @@ def new_record(invocation: Invocation, enqueued_at: datetime, deadline: datetime
         updated_at=enqueued_at,
         reply_to=invocation.reply_to,
     )
+
+
+def invocation_hash(invocation: Invocation) -> str:
+    """Return the hash of the request. Requests with the same meaning have the same hash.
+
+    The hash does not depend on the ID, the enqueue time, the mode or the reply subject. So a caller whose synchronous
+    call was interrupted can repeat the request asynchronously.
+    """
+    request = msgspec.structs.replace(
+        invocation, invocation_id="", enqueued_at=None, reply_to="", mode="async", body=b""
+    )
+    body = hashlib.sha256(_canonical_body(invocation)).hexdigest()
+    return hashlib.sha256(f"Invocation\n{canonical_request(request)}\n{body}".encode()).hexdigest()
+
+
+def _canonical_body(invocation: Invocation) -> bytes:
+    """Return the body. A JSON body is normalized, because whitespace and the order of names have no meaning in JSON."""
+    if not invocation.is_json:
+        return invocation.body
+    try:
+        value: Any = msgspec.json.decode(invocation.body)
+    except JSON_DECODE_ERRORS:
+        return invocation.body
+    return msgspec.json.encode(value, order="sorted")
 
 
 def dispatched_record(dispatch: Dispatch) -> InvocationRecord:

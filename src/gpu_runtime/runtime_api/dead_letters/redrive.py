@@ -15,7 +15,7 @@ from gpu_runtime.contract.errors import NotRedrivable
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import identity_errors
+from gpu_runtime.contract.messages.invocation_messages import identity_errors
 from gpu_runtime.contract.messages.limits import MAX_INVOCATION_ID_LENGTH
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
 from gpu_runtime.contract.messages.subjects import Stream

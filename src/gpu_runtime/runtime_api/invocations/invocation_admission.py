@@ -11,8 +11,7 @@ import msgspec
 from msgspec import UNSET, structs
 
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_id_errors
+from gpu_runtime.contract.messages.invocation import Invocation, invocation_id_errors
 from gpu_runtime.contract.messages.invocation_messages import new_record
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES, MAX_TIMEOUT_SECONDS, check_body, metadata_errors

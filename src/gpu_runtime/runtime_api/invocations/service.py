@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from gpu_runtime.contract.errors import AlreadyFinished, NotFound, SyncTimeout, Unavailable
-from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_id_errors
+from gpu_runtime.contract.messages.invocation import Invocation, invocation_id_errors
 from gpu_runtime.contract.messages.invocation_record import (
     NO_TAKEOVER,
     CancelRequested,

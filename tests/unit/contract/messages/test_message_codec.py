@@ -10,9 +10,8 @@ from gpu_runtime.contract.errors import Rejected, TooLarge
 from gpu_runtime.contract.messages.dead_letter import UNKNOWN_REQUEST_ID, DeadLetter, DeadLetterBuilder
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_errors
-from gpu_runtime.contract.messages.invocation_messages import dead_lettered_result
+from gpu_runtime.contract.messages.invocation import Invocation, invocation_id_errors
+from gpu_runtime.contract.messages.invocation_messages import dead_lettered_result, invocation_hash
 from gpu_runtime.contract.messages.invocation_record import (
     InvocationRecord,
 )

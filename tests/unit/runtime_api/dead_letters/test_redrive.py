@@ -9,8 +9,8 @@ from gpu_runtime.contract.errors import NotRedrivable
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
 from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
-from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_id import invocation_hash, invocation_id_errors
+from gpu_runtime.contract.messages.invocation import Invocation, invocation_id_errors
+from gpu_runtime.contract.messages.invocation_messages import invocation_hash
 from gpu_runtime.contract.messages.message_codec import Message, encode
 from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.runtime_api.dead_letters.redrive import redrive_invocation_id, redriven_invocation, redriven_result
