@@ -12,19 +12,20 @@ under an invocationID that is already in use.
 
 import logging
 from dataclasses import dataclass
+from datetime import datetime
 
 from msgspec import structs
 
 from gpu_runtime.contract.errors import InvocationReused
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_messages import invoke_message
+from gpu_runtime.contract.messages.invocation_messages import invoke_message, new_record
 from gpu_runtime.contract.messages.invocation_record import InvocationRecord, RecordAtRevision, may_be_unpublished
+from gpu_runtime.contract.messages.message_codec import to_utc_milliseconds
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, StreamFull
 from gpu_runtime.jetstream.publisher import PubAck, Publisher
 from gpu_runtime.process.clock import Clock
-from gpu_runtime.runtime_api.invocations.invocation_admission import prepare_enqueue
 
 logger = logging.getLogger(__name__)
 
@@ -100,3 +101,10 @@ class InvocationEnqueuer:
 
     async def _publish(self, invocation: Invocation, stored: RecordAtRevision) -> PubAck:
         return await self.publisher.publish(invoke_message(self.subjects, invocation, stored))
+
+
+def prepare_enqueue(invocation: Invocation, now: datetime) -> tuple[Invocation, InvocationRecord]:
+    """Return the invocation to publish and its initial record."""
+    enqueued_at = to_utc_milliseconds(now)
+    enqueued = structs.replace(invocation, enqueued_at=enqueued_at)
+    return enqueued, new_record(enqueued, enqueued_at, enqueued.deadline or enqueued_at)

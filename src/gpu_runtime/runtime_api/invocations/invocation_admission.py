@@ -1,21 +1,17 @@
-"""Validates invocation requests and builds the messages and records to enqueue. Pure functions: nothing is written."""
+"""Validates invocation requests and builds the invocations to enqueue. Pure functions: nothing is written."""
 
 import base64
 import binascii
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 
 import msgspec
 from msgspec import UNSET, structs
 
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.messages.invocation import Invocation, invocation_id_errors
-from gpu_runtime.contract.messages.invocation_messages import new_record
-from gpu_runtime.contract.messages.invocation_record import InvocationRecord
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES, MAX_TIMEOUT_SECONDS, check_body, metadata_errors
-from gpu_runtime.contract.messages.message_codec import to_utc_milliseconds
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.contract.validation.serverless import request_id_errors
 from gpu_runtime.runtime_api.invocations.requests import Invoke
@@ -55,13 +51,6 @@ def admit_invocation(request: Invoke, limits: InvocationLimits) -> Invocation:
     body = _decode_body(bytes(request.payload), invocation)
     check_body(body, limits.max_body_bytes)
     return structs.replace(invocation, body=body)
-
-
-def prepare_enqueue(invocation: Invocation, now: datetime) -> tuple[Invocation, InvocationRecord]:
-    """Return the invocation to publish and its initial record."""
-    enqueued_at = to_utc_milliseconds(now)
-    enqueued = structs.replace(invocation, enqueued_at=enqueued_at)
-    return enqueued, new_record(enqueued, enqueued_at, enqueued.deadline or enqueued_at)
 
 
 def _invocation_errors(invocation: Invocation, limits: InvocationLimits) -> Iterator[FieldError]:

@@ -4,12 +4,13 @@ The record of an invocation contains its state, and the result store contains it
 of its own, so every replica can return invocations that another replica accepted.
 """
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
 
 from msgspec import structs
 
-from gpu_runtime.contract.errors import AlreadyFinished, NotFound, SyncTimeout, Unavailable
+from gpu_runtime.contract.errors import AlreadyFinished, NotFound, RuntimeFault, SyncTimeout, Unavailable
 from gpu_runtime.contract.messages.invocation import Invocation, invocation_id_errors
 from gpu_runtime.contract.messages.invocation_record import (
     NO_TAKEOVER,
@@ -17,11 +18,15 @@ from gpu_runtime.contract.messages.invocation_record import (
     DeadlinePassed,
     RecordAtRevision,
 )
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
 from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.contract.timing import queue_expiry_grace
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore, RecordMissing
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
+from gpu_runtime.jetstream.errors import JetStreamError
+from gpu_runtime.jetstream.inbox import PendingReply
 from gpu_runtime.process.clock import Clock
+from gpu_runtime.process.nats_setup import fault_from_nats_error
 from gpu_runtime.runtime_api.invocations.enqueue import EnqueueResult, InvocationEnqueuer
 from gpu_runtime.runtime_api.invocations.function_lookup import FunctionLookup
 from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation
@@ -29,9 +34,12 @@ from gpu_runtime.runtime_api.invocations.listing import InvocationListing
 from gpu_runtime.runtime_api.invocations.metrics import InvocationMetrics
 from gpu_runtime.runtime_api.invocations.requests import InvocationState, Invoke, ListInvocations
 from gpu_runtime.runtime_api.invocations.result_client import ResultClient
-from gpu_runtime.runtime_api.invocations.sync_wait import SyncWaiter
 from gpu_runtime.runtime_api.invocations.view import InvocationView, record_view, result_view, state_of
 from gpu_runtime.runtime_api.nats_client import NatsClient
+
+INITIAL_POLL_INTERVAL_SECONDS, MAX_POLL_INTERVAL_SECONDS = 1.0, 5.0
+"""Interval between reads of the record while a synchronous caller waits and no reply has arrived. The interval doubles
+until it reaches the maximum."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,18 @@ class InvocationService:
 
     async def invoke(self, request: Invoke) -> tuple[InvocationView, bool]:
         """Return the invocation, and whether this request enqueued it without waiting for its result."""
-        with self.metrics.count_rejections(request.mode):
+        try:
             invocation = admit_invocation(request, self.limits)
             await self.functions.must_exist(invocation.serverless_request_id)
             if request.mode == "sync":
                 return await self._invoke_sync(invocation), False
             enqueued = await self._enqueue(invocation)
+        except SyncTimeout:  # not a rejection: the invocation was accepted
+            raise
+        except (RuntimeFault, JetStreamError) as error:
+            fault = error if isinstance(error, RuntimeFault) else fault_from_nats_error(error)
+            self.metrics.invocations.labels(request.mode, fault.code).inc()
+            raise
         return record_view(invocation.invocation_id, enqueued.record), enqueued.new
 
     async def get(self, invocation_id: str) -> InvocationView:
@@ -94,26 +108,71 @@ class InvocationService:
 
     async def _enqueue(self, invocation: Invocation) -> EnqueueResult:
         enqueued = await self.enqueuer.enqueue(invocation)
-        self.metrics.count_accepted(invocation.mode, new=enqueued.new)
+        self.metrics.invocations.labels(invocation.mode, "accepted" if enqueued.new else "replayed").inc()
         return enqueued
 
     async def _invoke_sync(self, invocation: Invocation) -> InvocationView:
-        started, waiter = self.clock.monotonic(), SyncWaiter(self.records, self.results)
+        started, id_ = self.clock.monotonic(), invocation.invocation_id
         max_wait = min(invocation.timeout_seconds, self.max_sync_wait_seconds)
         with self.nats_client.replies.expect() as expected:
             enqueued = await self._enqueue(structs.replace(invocation, reply_to=expected.subject))
             if enqueued.record.finished:
-                return await self.get(invocation.invocation_id)
+                return await self.get(id_)
             remaining = max_wait - (self.clock.monotonic() - started)
             if enqueued.new:
-                result = await waiter.wait_for_reply(expected, invocation.invocation_id, remaining)
+                result = await self._wait_for_reply(expected, id_, remaining)
             else:  # the worker replies to the first request only
-                result = await waiter.wait_for_record(invocation.invocation_id, remaining)
-        self.metrics.observe_sync_wait(self.clock.monotonic() - started, answered=result is not None)
+                result = await self._wait_for_record(id_, remaining)
+        outcome = "timed_out" if result is None else "answered"
+        self.metrics.sync_wait.labels(outcome).observe(self.clock.monotonic() - started)
         if result is None:
-            text = f"no result within {max_wait:g} s; invocation {invocation.invocation_id} continues"
-            raise SyncTimeout(f"{text}; get its result later by its invocationID", invocation.invocation_id)
+            text = f"no result within {max_wait:g} s; invocation {id_} continues"
+            raise SyncTimeout(f"{text}; get its result later by its invocationID", id_)
         return result_view(result)
+
+    async def _wait_for_reply(self, expected: PendingReply, invocation_id: str, max_wait: float) -> Result | None:
+        """Return the result that the worker sends, or None if it does not arrive within `max_wait` seconds.
+
+        The process that ends the invocation sends the reply once. The reply is lost if the NATS connection is down at
+        that time. So this method also polls the record.
+        """
+        loop = asyncio.get_running_loop()
+        deadline, interval = loop.time() + max_wait, INITIAL_POLL_INTERVAL_SECONDS
+        while (remaining := deadline - loop.time()) > 0:
+            await asyncio.wait({expected.reply}, timeout=min(interval, remaining))
+            if expected.reply.done():
+                try:
+                    return decode(expected.reply.result().data, Result)
+                except MessageDecodeError:
+                    return await self._find_stored_result(invocation_id)
+            with contextlib.suppress(JetStreamError, Unavailable):
+                if (result := await self._find_stored_result(invocation_id)) is not None:
+                    return result
+            interval = min(2 * interval, MAX_POLL_INTERVAL_SECONDS)
+        return None
+
+    async def _wait_for_record(self, invocation_id: str, max_wait: float) -> Result | None:
+        """Return the result of an invocation whose worker replies to another request.
+
+        The method watches the record. It returns None if the invocation does not finish within `max_wait` seconds.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max_wait), self.records.bucket.watch(invocation_id) as watch:
+                while True:
+                    try:
+                        entry = await anext(watch)
+                    except JetStreamError:
+                        await asyncio.sleep(INITIAL_POLL_INTERVAL_SECONDS)
+                        watch.notify()
+                        continue
+                    if entry is not None and self.records.decode(entry).record.finished:
+                        return await self.results.find(invocation_id)
+        return None
+
+    async def _find_stored_result(self, invocation_id: str) -> Result | None:
+        stored = await self.records.read(invocation_id)
+        finished = stored is not None and stored.record.finished
+        return await self.results.find(invocation_id) if finished else None
 
     async def _find_record(self, invocation_id: str) -> RecordAtRevision | None:
         if any(invocation_id_errors(invocation_id)):  # no invocation can have this ID

@@ -17,7 +17,8 @@ from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.publisher import PubAck, Publisher
 from gpu_runtime.jetstream.stream_admin import messages_by_subject
-from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation, prepare_enqueue
+from gpu_runtime.runtime_api.invocations.enqueue import prepare_enqueue
+from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.settings import InvocationSettings
 from localcluster.free_ports import free_port

@@ -10,7 +10,8 @@ from gpu_runtime.contract.errors import Invalid, TooLarge
 from gpu_runtime.contract.messages.invocation_record import RecordState, Termination, may_be_unpublished
 from gpu_runtime.contract.messages.limits import MAX_PAYLOAD_BYTES
 from gpu_runtime.runtime_api.http.decoding import decode_body
-from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation, prepare_enqueue
+from gpu_runtime.runtime_api.invocations.enqueue import prepare_enqueue
+from gpu_runtime.runtime_api.invocations.invocation_admission import InvocationLimits, admit_invocation
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.invocations.routes import INVOKE_EXAMPLES
 
