@@ -14,7 +14,7 @@ from gpu_runtime.framework.errors import BadRequest
 from gpu_runtime.framework.executor import HandlerExecutor
 from gpu_runtime.framework.http1 import READ_SIZE_BYTES, RequestHead, read_body, read_head, serialize_response
 from gpu_runtime.framework.request import request_of
-from gpu_runtime.framework.responses import EncodedResponse, error_response, response_from_bad_request
+from gpu_runtime.framework.responses import EncodedResponse, error_response
 from gpu_runtime.framework.settings import FrameworkServerLimits, FrameworkServerSettings
 from gpu_runtime.framework.stderr_log import log_traceback
 
@@ -43,11 +43,8 @@ class FrameworkServer:
 
     def __init__(self, settings: FrameworkServerSettings, executor: HandlerExecutor) -> None:
         self._limits = settings.limits
-        self._methods_by_path = {
-            _unquote_path(settings.invoke_path): "POST",
-            _unquote_path(settings.health_path): "GET",
-        }
-        self._invoke_path = _unquote_path(settings.invoke_path)
+        self._invoke_path = unquote(settings.invoke_path)
+        self._methods_by_path = {self._invoke_path: "POST", unquote(settings.health_path): "GET"}
         self._executor = executor
         self._connections: set[ServerConnection] = set()
         self._stopping = False
@@ -98,8 +95,8 @@ class FrameworkServer:
         return EncodedResponse(200, "application/json", b'{"status":"ok"}')
 
     def _path(self, head: RequestHead) -> str:
-        target = _unquote_path(head.target)
-        return target if target in self._methods_by_path else _unquote_path(head.target.partition("?")[0])
+        target = unquote(head.target)
+        return target if target in self._methods_by_path else unquote(head.target.partition("?")[0])
 
 
 class ServerConnection:
@@ -161,7 +158,8 @@ class ServerConnection:
             body = await self._read_body(head)
             response = await self._server.handle(head, body, self._reader.disconnected)
         except BadRequest as error:
-            await self._send(serialize_response(response_from_bad_request(error), 0))
+            response = error_response(error.status, "BadRequest", error.message)
+            await self._send(serialize_response(response, 0))
             await self._discard_input()
             return False
         keep_alive_seconds = int(self._limits.idle_timeout_seconds) if head.keep_alive and not self._stopping else 0
@@ -213,7 +211,3 @@ def _is_disconnected(connection: socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))
-
-
-def _unquote_path(path: str) -> str:
-    return unquote(path)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_runtime.framework.errors import BadRequest, Reject, Retry
+from gpu_runtime.framework.errors import Reject, Retry
 
 JSON_CONTENT_TYPE = "application/json"
 MAX_ERROR_MESSAGE_LENGTH = 4096
@@ -61,11 +61,6 @@ def response_from_exception(error: BaseException) -> EncodedResponse:
     if isinstance(error, Reject):
         return error_response(422, "Reject", exception_text(error))
     return error_response(500, type(error).__name__, exception_text(error))
-
-
-def response_from_bad_request(error: BadRequest) -> EncodedResponse:
-    """Return the response to a request that the server rejected before it called the handler."""
-    return error_response(error.status, "BadRequest", error.message)
 
 
 def error_response(status: int, kind: str, message: str, headers: tuple[tuple[str, str], ...] = ()) -> EncodedResponse:
