@@ -125,14 +125,17 @@ class NatsSession:
         return self.client.closed
 
     async def open(self) -> None:
-        """Connect and authenticate. Raises NatsUnreachable."""
+        """Connect and authenticate. Raises NatsMisconfigured or NatsUnreachable. The caller should retry after both.
+
+        NatsMisconfigured can be temporary here, because the credentials and certificate files can change.
+        """
         try:
             async with asyncio.timeout(2 * self.options.connect_timeout):
                 await self._connect()
         except (NatsError, OSError, TimeoutError, ValueError) as error:
             await self.abort()
             raise NatsUnreachable(f"{self.url}: {self.last_error or _error_text(error)}", sent=False) from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, NatsMisconfigured):
             await self.abort()
             raise
 
@@ -199,17 +202,3 @@ class NatsSession:
 def _error_text(error: BaseException) -> str:
     text = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
     return f"{text} (check the credentials)" if "authorization violation" in text.lower() else text
-
-
-async def open_session(options: ConnectionOptions, url: str) -> NatsSession:
-    """Open an authenticated session. Raises NatsMisconfigured or NatsUnreachable. The caller should retry after both.
-
-    NatsMisconfigured can be temporary here, because the credentials and certificate files can change.
-    """
-    session = NatsSession(options, url)
-    try:
-        await session.open()
-    except NatsMisconfigured:
-        await session.abort()
-        raise
-    return session

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as LiveSubscription
 from nats.errors import Error as NatsError
 
-from gpu_runtime.jetstream.client_session import NatsSession, open_session
+from gpu_runtime.jetstream.client_session import NatsSession
 from gpu_runtime.jetstream.connection_options import ConnectionOptions
 from gpu_runtime.jetstream.errors import JetStreamError, NatsUnreachable, NoResponders
 from gpu_runtime.jetstream.inbox import Inbox
@@ -185,14 +185,17 @@ class NatsConnection:
         failures = 0
         while True:
             for url in random.sample(self.options.urls, len(self.options.urls)):
+                session = NatsSession(self.options, url)
                 try:
-                    return await open_session(self.options, url)
+                    await session.open()
                 except JetStreamError as error:
                     self._record_problem(str(error))
                     level = logging.DEBUG if failures else logging.WARNING
                     logger.log(
                         level, "NATS connection attempt failed; the process will retry", extra={"error": str(error)}
                     )
+                else:
+                    return session
             failures += 1
             await asyncio.sleep(self.options.backoff.delay(failures))
 

@@ -19,7 +19,6 @@ from gpu_runtime.jetstream.connection import NatsConnection
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.errors import (
     ApiErrorBody,
-    JetStreamError,
     NatsDecodeError,
     NatsUnreachable,
     NoResponders,
@@ -96,11 +95,6 @@ def _headers(message: OutgoingMessage) -> Mapping[str, str]:
     return {**message.headers, MESSAGE_ID_HEADER: message.message_id} if message.message_id else message.headers
 
 
-def _is_retryable(error: JetStreamError, message: OutgoingMessage) -> bool:
+def _is_retryable(error: NatsUnreachable | NoResponders, message: OutgoingMessage) -> bool:
     """Return whether a retry cannot store the message twice: it was not stored, or it has a message ID."""
-    match error:
-        case NatsUnreachable(sent=sent):
-            return bool(message.message_id) or not sent
-        case NoResponders():
-            return True
-    return False
+    return isinstance(error, NoResponders) or not error.sent or bool(message.message_id)

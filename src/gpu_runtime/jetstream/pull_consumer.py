@@ -95,14 +95,8 @@ class PullConsumer:
         """Return why the consumer gets no messages, for the readiness probe. Return None if pulling works."""
         return self._puller.problem if self._puller else "the consumer has not started"
 
-    def pause(self) -> None:
-        """Accept no more messages until `resume`. Running handlers continue."""
-        self._set_paused(True)
-
-    def resume(self) -> None:
-        self._set_paused(False)
-
-    def _set_paused(self, paused: bool) -> None:
+    def set_paused(self, paused: bool) -> None:
+        """Pause or resume. During a pause, the consumer accepts no messages. Running handlers continue."""
         if paused != self._paused:
             self._paused = paused
             if self._puller:

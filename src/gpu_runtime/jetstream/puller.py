@@ -9,9 +9,7 @@ requests, and sends them again.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import msgspec
 from nats.aio.msg import Msg
@@ -19,15 +17,13 @@ from nats.aio.msg import Msg
 from gpu_runtime.backoff import Backoff
 from gpu_runtime.event_wait import is_set_within
 from gpu_runtime.jetstream.api import API_PREFIX
-from gpu_runtime.jetstream.connection import NatsConnection, Subscription
+from gpu_runtime.jetstream.connection import MessageCallback, NatsConnection, Subscription
 from gpu_runtime.jetstream.errors import JetStreamError, NatsUnreachable
 from gpu_runtime.jetstream.stream_admin import ensure_consumer
 from gpu_runtime.jetstream.stream_config import nanoseconds
 from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 
 logger = logging.getLogger(__name__)
-
-DeliveryCallback: TypeAlias = Callable[[Msg], None]
 
 HEARTBEAT_STATUS, NO_RESPONDERS_STATUS = "100", "503"
 PENDING_MESSAGES_HEADER = "Nats-Pending-Messages"
@@ -52,7 +48,7 @@ class Puller:
         connection: NatsConnection,
         spec: ConsumerSpec,
         max_in_flight: int,
-        callback: DeliveryCallback,
+        callback: MessageCallback,
         options: PullOptions | None = None,
     ) -> None:
         self.problem: str | None = None

@@ -35,13 +35,13 @@ class DrainableConsumer:
     def resume(self) -> None:
         """Pull invocations, because the framework is healthy."""
         self._heartbeat.mark_registered()
-        self._pull_consumer.resume()
+        self._pull_consumer.set_paused(False)
         self._started.set()
 
     def pause(self) -> None:
         """Pull no more invocations until `resume` is called. Invocations in flight continue."""
         self._heartbeat.mark_unhealthy()
-        self._pull_consumer.pause()
+        self._pull_consumer.set_paused(True)
 
     def drain(self) -> None:
         """Stop pulling invocations permanently. Invocations in flight continue."""

@@ -126,11 +126,11 @@ async def test_consumer_resumes_while_a_message_is_in_flight(
     async with running_consumer(publisher, seen) as consumer:
         await publish_numbers(publisher, 1)
         await eventually(lambda: consumer.in_flight == 1, "the first message is in flight")
-        consumer.pause()
+        consumer.set_paused(True)
         await publisher.publish(OutgoingMessage("work.a", b"1"))
         await wait_no_pulls(nats_connection)
         assert set(seen.delivery_counts) == {b"0"}
-        consumer.resume()
+        consumer.set_paused(False)
         await eventually(lambda: b"1" in seen.delivery_counts, "the second message is handled")
         assert consumer.in_flight == 1, "the first message is still in flight"
         gate.set()
