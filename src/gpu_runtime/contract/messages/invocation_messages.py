@@ -31,7 +31,7 @@ from gpu_runtime.contract.messages.message_codec import (
     to_utc_milliseconds,
 )
 from gpu_runtime.contract.messages.result import Failure, Result, ResultState, Timings
-from gpu_runtime.contract.messages.subjects import BadSubject, Subjects
+from gpu_runtime.contract.messages.subjects import BadSubject, Stream, Subjects
 from gpu_runtime.contract.request_hash import canonical_request
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.jetstream.delivery import DeadLetterDelivery, Delivery, OutgoingMessage
@@ -67,6 +67,11 @@ def read_dispatch(data: bytes, subject: str, subjects: Subjects) -> Dispatch:
     dispatch = decode(data, Dispatch)
     check_subject(dispatch.invocation, subject, subjects)
     return dispatch
+
+
+def decode_invocation(stream: Stream, data: bytes) -> Invocation:
+    """Decode the invocation in a message of the INVOKE or DISPATCH stream, without a check of its subject."""
+    return decode(data, Dispatch).invocation if stream is Stream.DISPATCH else decode(data, Invocation)
 
 
 def check_subject(message: Invocation | Result, subject: str, subjects: Subjects) -> None:

@@ -13,12 +13,10 @@ from msgspec import structs
 
 from gpu_runtime.contract.errors import NotRedrivable
 from gpu_runtime.contract.messages.dead_letter import DeadLetter
-from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
-from gpu_runtime.contract.messages.invocation_messages import identity_errors
+from gpu_runtime.contract.messages.invocation_messages import decode_invocation, identity_errors
 from gpu_runtime.contract.messages.limits import MAX_INVOCATION_ID_LENGTH
-from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
-from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 
 
@@ -28,11 +26,7 @@ def redriven_invocation(letter: DeadLetter) -> Invocation:
     Raises NotRedrivable if the message is malformed, because a consumer would dead-letter it again.
     """
     try:
-        original = (
-            decode(letter.data, Dispatch).invocation
-            if letter.source is Stream.DISPATCH
-            else decode(letter.data, Invocation)
-        )
+        original = decode_invocation(letter.source, letter.data)
     except MessageDecodeError as error:
         raise NotRedrivable(f"dead letter {letter.id} cannot be redriven: {error}") from error
     # Such an error may be the reason why the message was dead-lettered.
@@ -53,14 +47,7 @@ def redrive_invocation_id(invocation_id: str, letter_id: str) -> str:
 
 
 def redriven_result(letter: DeadLetter) -> OutgoingMessage:
-    return OutgoingMessage(
-        letter.subject,
-        letter.data,
-        f"redrive-{letter.id}-{letter.published_at.timestamp():.3f}",
-        _redrive_headers(letter),
-    )
-
-
-def _redrive_headers(letter: DeadLetter) -> dict[str, str]:
-    """Return the headers of the dead letter without the headers that NATS has set."""
-    return {name: value for name, value in letter.headers.items() if not name.lower().startswith("nats-")}
+    """Return the message without the headers that NATS has set."""
+    message_id = f"redrive-{letter.id}-{letter.published_at.timestamp():.3f}"
+    headers = {name: value for name, value in letter.headers.items() if not name.lower().startswith("nats-")}
+    return OutgoingMessage(letter.subject, letter.data, message_id, headers)

@@ -6,17 +6,15 @@ during the listing may appear twice, but is never missing.
 """
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from msgspec import UNSET
 
 from gpu_runtime.contract.errors import Invalid
-from gpu_runtime.contract.messages.dispatch import Dispatch
-from gpu_runtime.contract.messages.invocation import Invocation
+from gpu_runtime.contract.messages.invocation_messages import decode_invocation
 from gpu_runtime.contract.messages.limits import is_stream_sequence
-from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
+from gpu_runtime.contract.messages.message_codec import MessageDecodeError
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.result_query import ListResultsRequest
 from gpu_runtime.contract.messages.streams import StreamTopology
@@ -98,8 +96,9 @@ class InvocationListing:
         )
 
     async def _view(self, stream: Stream, message: StoredMessage) -> InvocationView | None:
-        invocation = decode_invocation(stream, message.data)
-        if invocation is None:
+        try:
+            invocation = decode_invocation(stream, message.data)
+        except MessageDecodeError:  # the consumer dead-letters the message
             return None
         stored = await self.records.read(invocation.invocation_id)
         if stored is None:
@@ -148,10 +147,3 @@ def matches(view: InvocationView, query: ListInvocations) -> bool:
     A finished invocation does not match, because the result store lists it.
     """
     return not view.state.is_terminal and query.state in (UNSET, view.state)
-
-
-def decode_invocation(stream: Stream, data: bytes) -> Invocation | None:
-    """Return the invocation of a message, or None if the message is malformed. The consumer dead-letters it."""
-    with suppress(MessageDecodeError):
-        return decode(data, Invocation) if stream is Stream.INVOKE else decode(data, Dispatch).invocation
-    return None
