@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 
 from gpu_runtime.activator.metrics import ActivatorMetrics, TerminationStage
 from gpu_runtime.contract.messages.invocation_record import RecordAtRevision
-from gpu_runtime.contract.messages.result import Result
 from gpu_runtime.invocation_records.result_publisher import ResultPublisher
 
 logger = logging.getLogger(__name__)
@@ -31,12 +30,9 @@ class TerminalResultPublisher:
         published = await self.results.publish_termination(invocation_id, stored, now, worker_grace)
         if published is None:
             return False
-        self._report(published.result, is_new=published.is_new)
-        return True
-
-    def _report(self, result: Result, *, is_new: bool) -> None:
+        result = published.result
         failure_class = result.failure.failure_class.value if result.failure else ""
-        if is_new:  # count only once: a redelivery publishes the result again with the same message ID
+        if published.is_new:  # count only once: a redelivery publishes the result again with the same message ID
             self.metrics.terminated.labels(result.state.value, failure_class, self.stage.value).inc()
         logger.info(
             "invocation terminated without a worker",
@@ -48,3 +44,4 @@ class TerminalResultPublisher:
                 "reason": result.failure.message if result.failure else "",
             },
         )
+        return True
