@@ -85,10 +85,6 @@ class InvocationRecordStore:
         entry = await self.bucket.get(invocation_id)
         return self.decode(entry) if entry else None
 
-    async def purge(self, invocation_id: str, revision: int) -> None:
-        """Delete the record, unless another process has changed it."""
-        await self.bucket.purge(invocation_id, revision)
-
     async def apply(
         self,
         invocation_id: str,

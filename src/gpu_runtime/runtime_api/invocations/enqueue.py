@@ -84,7 +84,7 @@ class InvocationEnqueuer:
     async def _purge_record(self, invocation_id: str, revision: int) -> None:
         """Purge the record, unless another process has changed it."""
         try:
-            await self.records.purge(invocation_id, revision)
+            await self.records.bucket.purge(invocation_id, revision)
         except JetStreamError as error:  # harmless: a retry publishes the message, or the record expires
             logger.warning(
                 "invocation record was not purged; it stays until a retry reuses it or it expires",
