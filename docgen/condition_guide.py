@@ -46,8 +46,8 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
         ReadyReason.POD_STARTUP_FAILED: ReasonGuide(
             (UNIT, POOL),
             "Failed",
-            "The Deployment exists, but its pod does not become ready. The message contains the cause: the image cannot be pulled,"
-            " the container exits, no node has enough resources, or a ResourceQuota or a policy of the namespace rejects the pod.",
+            "The Deployment exists, but its pod does not become ready. The message contains the cause. For example, the image cannot be"
+            " pulled, the container exits, no node has enough resources, or a quota or policy of the namespace rejects the pod.",
             "If the image cannot be pulled, correct `spec.image` or the access to the registry. If the container exits, read its log."
             " If no node has enough resources, add nodes or free GPUs. If the quota is exceeded, stop or delete units of the"
             " namespace, or raise the quota (`config/overlays/production/quotas.yaml`). If a policy rejects the pod, change the policy"
@@ -70,7 +70,7 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             "Failed",
             "The API server rejected the Service (400, 403, 413 or 422). The message contains the error of the API server.",
             "Correct the ports, the quota, the RBAC permission or the admission policy that the message names.",
-            f"The NetworkPolicy and the Deployment exist, so the pod runs. Without a Service, clients cannot reach the pod. {RETRIED}",
+            f"The controller creates the Service after the Deployment, so the pods run. Without a Service, clients cannot reach the pods. {RETRIED}",
         ),
         ReadyReason.DEPLOYMENT_SYNC_FAILED: ReasonGuide(
             (UNIT, POOL),
@@ -97,10 +97,10 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             " or storage with another name. If the existing object is a PersistentVolumeClaim whose data the storage shall use, set the"
             " label `runtime.lokiwager.io/storage=<name>` on the PersistentVolumeClaim. In phase Progressing: wait. If the phase stays"
             " Progressing, look at the finalizers of the existing child object.",
-            "The controller creates the child objects in the order NetworkPolicy, Deployment, Service. It stops at the first name"
-            " that is in use. If only the name of the Service is in use, the pod runs. In phase Failed, the controller checks the name"
-            " every 15 s. In phase Progressing, it checks the name every second. When the name is free, the object recovers without"
-            " another action.",
+            "The controller creates the child objects of a unit in the order NetworkPolicy, Deployment, Service, and those of a pool in"
+            " the order Deployment, Service. It stops at the first name that is in use. If only the name of the Service is in use, the"
+            " pods run. In phase Failed, the controller checks the name every 15 s. In phase Progressing, it checks the name every"
+            " second. When the name is free, the object recovers without another action.",
         ),
         ReadyReason.DEPLOYMENT_PROGRESSING: ReasonGuide(
             (POOL,),
@@ -152,7 +152,7 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             " to stop the other unit, because storages stay attached to a stopped unit. Do not edit `spec.attachedTo`.",
             "A new unit does not start. A running unit keeps running without the storage. If the storage is attached to another unit,"
             " the controller detaches the storage when the other unit no longer lists the storage and no pod mounts the storage. Then"
-            " the controller attaches the storage to the oldest unit that lists the storage, and starts the oldest unit. These steps"
+            " the controller attaches the storage to the oldest unit that lists the storage, and starts this unit. These steps"
             " take a few seconds.",
         ),
         ReadyReason.CLAIM_PENDING: ReasonGuide(
@@ -208,7 +208,7 @@ REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             "Ready",
             "`spec.size` was increased, but the volume cannot be expanded: the StorageClass does not have `allowVolumeExpansion:"
             " true`, or the API server rejected the expansion.",
-            "If the StorageClass does not have `allowVolumeExpansion: true`, set it. If the API server rejected the expansion, correct"
+            "If the StorageClass does not have `allowVolumeExpansion: true`, add this field. If the API server rejected the expansion, correct"
             " the cause that the message contains. If the volume cannot be expanded at all, create another storage"
             " and copy the data. You cannot set `spec.size` back, because the CRD rejects a smaller size.",
             "The data does not change, units can mount the storage, and pods keep running. The controller reconciles the storage"
@@ -234,7 +234,7 @@ EVENTS: Mapping[str, tuple[str, str, str, str]] = MappingProxyType(
         "WorkerFailed": (
             "GPUUnit (the function)",
             "Warning",
-            "A worker of the function did not start, or stopped sending heartbeats, or failed. The activator replaces the worker.",
+            "A worker of the function did not start, stopped sending events, or failed. The activator replaces the worker.",
             "Read the message of the Event and the log of the worker's pod. Then correct the image or the handler.",
         ),
     }

@@ -25,7 +25,7 @@ ADVICE = MappingProxyType(
         "method_not_allowed": ("The path does not support the method. The header `Allow` lists the supported methods.", "No. Use a supported method."),
         "no_stock": ("No Ready stock unit of this flavor is available.", "Yes, send the same request later."),
         "not_found": ("The object, the function or the path does not exist.", "No. Correct the name or the path first."),
-        "not_redrivable": ("The dead letter cannot be redriven. The message contains the reason, for example that the dead letter cannot be decoded.", "No. Delete the dead letter."),
+        "not_redrivable": ("The dead letter cannot be redriven, for example because it cannot be decoded. `error.message` contains the reason.", "No. Delete the dead letter."),
         "operation_reused": ("Another request has already used the operationID.", "Yes, with a new operationID."),
         "overloaded": ("The caller exceeded its rate limit, or the function has too many waiting invocations.", "Yes, send the same request again. First wait for the number of seconds in the header `Retry-After`."),
         "quota_exceeded": ("A ResourceQuota of the namespace rejected the object.", "Yes, with a new operationID, after the quota allows the object."),
@@ -55,8 +55,9 @@ def errors_page() -> str:
         introduction,
         f"## HTTP API\n\n{table(('status', 'code', 'cause', 'send the request again?'), _codes())}",
         "## Failure classes of invocations\n\nThe result of an invocation that did not succeed has a failure class in the field"
-        " `failure.class`. A dead letter has the failure class in the field `class`. The platform retries an invocation at most"
-        " until the maximum number of deliveries is reached. The result then has the failure class of the last delivery."
+        " `failure.class`. A dead letter has the failure class in the field `class`. The table says after"
+        " which failures the platform retries the invocation. It stops when the maximum number of attempts is reached. The result then"
+        " has the failure class of the last attempt."
         f"\n\n{classes}",
     )
 

@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], .
             (UnitMetrics,),
         ),
         "runtime-api": (
-            "These metrics do not count requests for `/healthz`, `/readyz`, `/metrics`, the OpenAPI document and Swagger UI.",
+            "The metrics `gpu_runtime_http_*` do not count requests for `/healthz`, `/readyz`, `/metrics`, the OpenAPI document and Swagger UI.",
             (AccessLog, InvocationMetrics, OperationRetentionMetrics),
         ),
         "activator": (

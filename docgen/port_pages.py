@@ -20,7 +20,7 @@ def ports_page() -> str:
             "worker-sidecar",
             str(sidecar),
             code("serverless.sidecar.port"),
-            f"{served}, and `/drain`. The kubelet calls `/drain` before it stops the user's container. The port is a setting of the controller manager.",
+            f"{served}, and `/drain`. The kubelet calls `/drain` before it stops the user's container. This setting belongs to the controller manager.",
         ),
         (
             "NATS",

@@ -56,8 +56,8 @@ def record_page() -> str:
     introduction = (
         "Every accepted invocation has a record in the key-value bucket (see [streams](streams.md#record-bucket))."
         " `step` in `contract/messages/invocation_record.py` decides every change of a record, and this page shows its"
-        " decisions. Every write is conditional: if another process has changed the record, the writer reads it and decides"
-        " again."
+        " decisions. Every write is conditional. If another process has changed the record, the writer reads the record and"
+        " decides again."
     )
     states = table(
         ("state", "meaning"), ((code(state), text) for state, text in documented_constants(RecordState).values())
@@ -71,12 +71,12 @@ def record_page() -> str:
         introduction,
         f"## States\n\n{states}",
         "## Changes\n\nA cell shows the new state or the new termination, or why the event is refused. The grace period begins at the"
-        f" deadline. A worker waits {WORKER_GRACE.total_seconds():g} s, the reaper of the activator waits"
-        " `reaping.deadlineGraceSeconds`, and a query of the API waits 30 s. The activator never expires a running invocation"
-        f" that it receives from the INVOKE stream.\n\n{table(header, _change_rows())}",
+        f" deadline. It is {WORKER_GRACE.total_seconds():g} s for a worker, `reaping.deadlineGraceSeconds` for the reaper of the activator,"
+        " and 30 s for a query of the API. When the activator receives an invocation from the INVOKE stream, it never expires the"
+        f" invocation if a worker runs it.\n\n{table(header, _change_rows())}",
         f"### Refusals\n\n{refusals}",
-        "## Terminations\n\nA process that ends an invocation without an outcome of the function first writes the termination"
-        f" ({', '.join(map(code, Termination))}) to the record. Then it publishes the result, if the table allows it. Another process"
+        "## Terminations\n\nA process can end an invocation without an outcome of the function. It first writes one of these terminations"
+        f" to the record: {', '.join(map(code, Termination))}. Then it publishes the result, if the table below allows it. Another process"
         " that finds the termination later publishes the same result again. NATS or the result store ignores the duplicate."
         f"\n\n{publish}",
         "## Missing and unreadable records\n\n" + table(("record", "reaction"), MISSING_AND_UNREADABLE),
@@ -85,14 +85,14 @@ def record_page() -> str:
 
 MISSING_AND_UNREADABLE = (
     (
-        "missing: it expired, or an operator deleted it",
+        "The record is missing, because it expired or an operator deleted it.",
         (
             "A process that has the message of the invocation creates the record again. The result store stores the result and"
             " creates no record. The API returns the stored result, or 404."
         ),
     ),
     (
-        "unreadable: a newer version or an operator wrote it",
+        "The record is unreadable, because a newer version or an operator wrote it.",
         (
             "No process ends the invocation, dead-letters its message or overwrites the record. The API returns 503. Every"
             " consumer naks the message with a delay of 30 s. Each process logs the record once."

@@ -41,7 +41,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ): ("activator nats.streams.invokeAckWaitSeconds",),
         (
             "ack wait of DISPATCH",
-            "if a worker dies, JetStream redelivers its invocations after this time. If the leading activator has received no event of a worker for this time since its start, and the function of the worker was deleted, it retires the worker without a drain",
+            "if a worker dies, JetStream redelivers its invocations after this time. If the function of a worker was deleted, the leading activator normally drains the worker. If it has been connected to NATS for this time and has received no event of the worker, it retires the worker without a drain",
         ): ("activator nats.streams.dispatchAckWaitSeconds",),
         (
             "ack wait of RESULT",
@@ -52,19 +52,19 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ),
         (
             "worker liveness",
-            "a worker without an event for this time is unhealthy and is replaced",
+            "if a worker sends no event for this time, the worker is unhealthy, and the leader replaces it",
         ): ("activator scaling.workerLivenessTimeoutSeconds",),
-        ("failed worker", "the same, if the unit of the worker is in phase Failed"): (
+        ("failed worker", "this time replaces the worker liveness if the unit of the worker is in phase Failed"): (
             "activator scaling.failedWorkerGraceSeconds",
         ),
         (
             "worker backoff",
-            "time for which the activator creates no worker of a function after one failed. It doubles with each failure",
+            "after a worker of a function has failed, the leader creates no worker of this function for this time. The time doubles with each failure",
         ): (
             "activator scaling.initialBackoffSeconds",
             "activator scaling.maxBackoffSeconds",
         ),
-        ("drain request", "time that the leader waits for the response of a worker to a drain request"): (
+        ("drain request", "time that the leader waits for the response to a drain request"): (
             "activator scaling.drainRequestTimeoutSeconds",
         ),
         ("drain", "maximum time that a terminating worker pod waits for its invocations in flight"): (
@@ -72,23 +72,27 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ),
         (
             "deadline grace",
-            "time after the deadline in which only the worker may end the invocation. Then the reaper ends it as `expired`",
+            "time after the deadline in which only the worker may end an invocation that it runs. After this time, the reaper ends the invocation as `expired`",
         ): ("activator reaping.deadlineGraceSeconds",),
-        ("deleted function", "if a function is missing for this time, its waiting invocations fail"): (
-            "activator reaping.deletedFunctionGraceSeconds",
-        ),
+        (
+            "deleted function",
+            "time that the reaper waits after a function was deleted. Then the reaper ends the waiting invocations of the function as failed",
+        ): ("activator reaping.deletedFunctionGraceSeconds",),
         (
             "unknown function",
             "time that an invocation of an unknown function waits. The function may not have reached the cache of the activator yet",
         ): ("activator dispatching.unknownFunctionGraceSeconds",),
-        ("retry backoff", "delay before the next delivery if a delivery failed. It doubles with each delivery"): (
+        (
+            "retry backoff",
+            "if a delivery fails, JetStream redelivers the invocation after this time. The time doubles with each delivery",
+        ): (
             "worker-sidecar retries.initialBackoffSeconds",
             "worker-sidecar retries.maxBackoffSeconds",
         ),
-        ("lease", "a standby takes over if the leader has not renewed the Lease for this time"): (
+        ("lease", "if the leader has not renewed the Lease for this time, another replica becomes the leader"): (
             "controller-manager leaderElection.leaseDurationSeconds",
         ),
-        ("renew deadline", "a leader that could not renew the Lease for this time stops writing"): (
+        ("renew deadline", "if a leader could not renew the Lease for this time, it stops its work"): (
             "controller-manager leaderElection.renewDeadlineSeconds",
         ),
         ("retry period", "time between two attempts to renew or to acquire the Lease"): (
@@ -97,17 +101,19 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ("recovery interval", "interval at which each replica of the runtime API looks for stalled operations"): (
             "runtime-api operations.recoveryIntervalSeconds",
         ),
-        ("stalled after", "time without progress after which the recovery resumes an operation"): (
+        ("stalled after", "if an operation makes no progress for this time, recovery resumes it"): (
             "runtime-api operations.stalledAfterSeconds",
         ),
-        ("request timeout", "a request that takes longer returns 503"): ("runtime-api limits.requestTimeoutSeconds",),
+        ("request timeout", "if a request takes longer than this time, the API returns 503"): (
+            "runtime-api limits.requestTimeoutSeconds",
+        ),
         (
             "shutdown delay",
             "time for which the API accepts requests after SIGTERM, so that load balancers can remove the replica",
         ): ("runtime-api limits.shutdownDelaySeconds",),
         (
             "graceful shutdown of the API",
-            "maximum time from SIGTERM to the end of the process, including the shutdown delay",
+            "maximum time from SIGTERM to the end of the API process, including the shutdown delay",
         ): ("runtime-api gracefulShutdownTimeoutSeconds",),
         ("graceful shutdown", "maximum time from SIGTERM to the end of every other process"): (
             "activator gracefulShutdownTimeoutSeconds",
@@ -119,12 +125,13 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
 
 def timers_page() -> str:
     introduction = (
-        "The operator sets a few of these times. The module `contract/timing.py` derives the others. The last column of the first table"
-        " has the values of `config/default`, if they differ from the defaults of the code."
+        "The times of the first table are settings. Only the idle timeout is a field of a GPUUnit. The module `contract/timing.py` defines"
+        " the times of the second table. The last column of the first table shows the value in `config/default`, if it differs from"
+        " the default of the code."
     )
     rules = (
-        "A process does not start if its settings violate a rule. It prints both keys with their values, and exits with status 2. Use"
-        " the same `nats.streams` in every process: a process can check only its own settings."
+        "If the settings of a process violate a rule, the process does not start. It prints both keys with their values, and exits with"
+        " status 2. A process can check only its own settings. So use the same `nats.streams` in every process."
     )
     return page(
         "Timers",
@@ -153,24 +160,24 @@ def _derived() -> Iterator[tuple[str, ...]]:
         "extension of the ack wait",
         _range([streams.dispatch_consumer("f").ack_extension_seconds]),
         "a third of the ack wait of DISPATCH",
-        "interval at which a sidecar extends the ack wait of the invocations that it runs. The consumers of INVOKE and RESULT do the same",
+        "interval at which a sidecar extends the ack wait of the invocations that it runs. The activator extends the ack wait of INVOKE in the same way, and the result store extends the ack wait of RESULT",
     )
     yield (
         "heartbeat timeout",
         _range([heartbeat_timeout(sidecar["heartbeatSeconds"])]),
         "three times the heartbeat interval in the last event of the worker",
-        "the activator considers a worker alive for this time, even if `scaling.failedWorkerGraceSeconds` or `scaling.workerLivenessTimeoutSeconds` is shorter",
+        "the activator considers a worker alive for this time after its last event, even if `scaling.failedWorkerGraceSeconds` or `scaling.workerLivenessTimeoutSeconds` is shorter",
     )
     yield (
         "capacity TTL",
         _range([capacity_ttl(sidecar["heartbeatSeconds"])]),
         "2.4 times the heartbeat interval in the last event of the worker",
-        "the activator ignores a reported capacity that is older. Without known capacity, it sets the record to `dispatched` and sends a demand hint",
+        "the activator ignores a reported capacity that is older than this time. If it knows no free capacity of a function, it sets the record of an invocation to `dispatched` and sends a demand hint",
     )
     yield (
         "termination grace period of a worker",
         _range([termination_grace(sidecar["drainTimeoutSeconds"])]),
-        "the drain timeout, and 15 s for the exit of the containers",
+        "the drain timeout, plus 15 s for the exit of the containers",
         "`terminationGracePeriodSeconds` of the pod",
     )
     yield (
@@ -182,32 +189,32 @@ def _derived() -> Iterator[tuple[str, ...]]:
     yield (
         "deadline grace of a worker",
         _range([WORKER_DEADLINE_GRACE_SECONDS]),
-        "constant; `reaping.deadlineGraceSeconds` must be longer",
+        "a constant. `reaping.deadlineGraceSeconds` must be longer",
         "time after the deadline in which the framework can report the timeout itself",
     )
     yield (
         "takeover by another worker",
         _range([TAKEOVER_GRACE_SECONDS]),
-        "constant; also the default of `reaping.deadlineGraceSeconds`",
-        "time after the deadline after which a worker with a redelivery may end an invocation that another worker ran",
+        "a constant, which is also the default of `reaping.deadlineGraceSeconds`",
+        "if a worker receives a redelivery of an invocation that another worker runs, it may end the invocation when this time has passed after the deadline",
     )
     yield (
         "expiry in the queue",
         _range([queue_expiry_grace(api["nats.streams.invokeAckWaitSeconds"]).total_seconds()]),
-        "the ack wait of INVOKE, at least 30 s",
-        "time after its deadline after which the runtime API ends an invocation that was never dispatched",
+        "the ack wait of INVOKE, but at least 30 s",
+        "when this time has passed after the deadline, the runtime API may end an invocation that was never dispatched",
     )
     yield (
         "sync wait",
         _range([sync_wait_limit(api["invocations.maxSyncWaitSeconds"], request_timeout)]),
-        "`invocations.maxSyncWaitSeconds`, at most 90 % of `limits.requestTimeoutSeconds`",
-        "a synchronous call without a result returns 504 after this time",
+        "`invocations.maxSyncWaitSeconds`, but at most 90 % of `limits.requestTimeoutSeconds`",
+        "if a synchronous call has no result after this time, the API returns 504",
     )
     yield (
         "attempt of a Kubernetes request",
         _range([kube_attempt_timeout(api["kubernetes.requestTimeoutSeconds"], request_timeout)]),
-        "`kubernetes.requestTimeoutSeconds`, at most 10 % of `limits.requestTimeoutSeconds`",
-        "timeout of one attempt of a Kubernetes request of the runtime API, if a caller waits for it",
+        "`kubernetes.requestTimeoutSeconds`, but at most 10 % of `limits.requestTimeoutSeconds`",
+        "timeout of one attempt when the runtime API sends a request to Kubernetes and a caller waits for the response",
     )
 
 

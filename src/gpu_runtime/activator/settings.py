@@ -59,7 +59,7 @@ class DispatchSettings(BaseSettings, frozen=True, kw_only=True):
 class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     poll_interval_seconds: PositiveSeconds = 1
     """Interval in seconds at which the leader reads all backlogs and reconciles the functions that have a backlog. A
-    demand message triggers the reconciliation of its function earlier."""
+    demand hint makes the leader reconcile the function immediately."""
 
     max_concurrent_reconciles: Annotated[int, Meta(ge=1, le=256)] = 16
     """Maximum number of functions that the leader reconciles concurrently."""
@@ -76,11 +76,12 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
 
     drain_request_timeout_seconds: PositiveSeconds = 2
     """Timeout in seconds of a drain request to a worker. If the worker does not respond in time, the leader does not
-    delete it, and repeats the request."""
+    delete the worker, and repeats the request."""
 
     initial_backoff_seconds: PositiveSeconds = 5
     """Time in seconds for which the activator creates no new worker for a function after one of its workers failed. The
-    time doubles with each failure. It is reset when a worker that started after the last failure is healthy."""
+    time doubles with each failure, up to maxBackoffSeconds. When a new worker has sent its first event, the activator
+    resets the time."""
 
     max_backoff_seconds: PositiveSeconds = 300
     """Maximum time in seconds for which the activator creates no new worker after a failure."""
@@ -91,9 +92,9 @@ class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
     """Interval in seconds at which the reaper checks the DISPATCH stream. A cancel request triggers a check earlier."""
 
     deadline_grace_seconds: Annotated[float, Meta(gt=WORKER_DEADLINE_GRACE_SECONDS, le=86400)] = TAKEOVER_GRACE_SECONDS
-    """Time in seconds that the reaper waits after the deadline of a dispatched invocation. In this time, a worker that
-    runs the invocation can end it: the worker waits 0.5 s for the framework. After this time, the reaper ends the
-    invocation as expired."""
+    """Time in seconds that the reaper waits after the deadline of a dispatched invocation, before it ends the
+    invocation as expired. During this time, only the worker that runs the invocation can end it. The worker waits 0.5 s
+    after the deadline for the framework."""
 
     deleted_function_grace_seconds: PositiveSeconds = 3
     """Time in seconds that the reaper waits after a function was deleted. After this time, the reaper ends the waiting

@@ -127,9 +127,9 @@ class TimingRule:
         return f"{self.longer} {relation} {multiple}{self.shorter}, because {self.reason}"
 
 
-_HEARTBEAT_REASON = "a worker whose heartbeats are late would seem dead to the activator before it is dead to JetStream"
-_SILENT_WORKER_REASON = "JetStream and the activator consider a worker alive for this time without an event"
-_BACKOFF_REASON = "the first delay would exceed the maximum"
+_HEARTBEAT_REASON = "otherwise late heartbeats could make the activator retire a worker that is alive"
+_SILENT_WORKER_REASON = "the activator must not replace a worker before JetStream redelivers its invocations"
+_BACKOFF_REASON = "otherwise the first delay would exceed the maximum"
 
 TIMING_RULES = (
     TimingRule(
@@ -161,13 +161,13 @@ TIMING_RULES = (
     TimingRule(
         "limits.shutdownDelaySeconds",
         "gracefulShutdownTimeoutSeconds",
-        "after the delay the process needs time to respond to the requests in flight",
+        "after the delay, the process needs time to respond to the requests in flight",
         strict=True,
     ),
     TimingRule(
         "nats.streams.recordRetentionSeconds",
         "retention.maxAgeSeconds",
-        "a finished invocation with a record must have a result",
+        "the result of a finished invocation must exist at least as long as its record",
     ),
 )
 

@@ -87,8 +87,8 @@ class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
     least three times this interval."""
 
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
-    """Maximum number of times that JetStream delivers an invocation to workers. If the last delivery also fails, a
-    worker dead-letters the invocation. A change restarts all workers, as for every setting of the sidecar."""
+    """Maximum number of times that workers start an invocation. If the last attempt also fails, a worker dead-letters
+    the invocation. A change of this setting, or of any other setting of the sidecar, restarts all workers."""
 
 
 class EgressSettings(BaseSettings, frozen=True, kw_only=True):

@@ -82,8 +82,8 @@ class KubeMetrics:
             ),
             unfinished_work=gauge(
                 "workqueue_unfinished_work_seconds",
-                "Sum of the durations of all running reconciliations in seconds. A large value means that some are"
-                " stuck.",
+                "Sum of the durations of all running reconciliations in seconds. A large value means that some"
+                " reconciliations are stuck.",
                 _WORKQUEUE_LABELS,
             ),
             longest_running_processor=gauge(

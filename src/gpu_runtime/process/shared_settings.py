@@ -61,8 +61,8 @@ class KubernetesSettings(BaseSettings, frozen=True, kw_only=True):
 
 class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
     enabled: bool = True
-    """Whether the process does the work of the leader only while it holds the Lease. If false, the process always does
-    the work of the leader, so use false only if there is one replica."""
+    """Whether the process does the work of the leader only while it holds the Lease. If false, every replica does the
+    work of the leader. So use false only if there is one replica."""
 
     lease_duration_seconds: PositiveSeconds = 15
     """Time in seconds after which another replica may acquire a Lease that the leader does not renew. If the leader
@@ -116,7 +116,8 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     stream rejects new messages."""
 
     max_payload_bytes: Annotated[int, Meta(ge=1024, le=MAX_PAYLOAD_BYTES)] = MAX_PAYLOAD_BYTES
-    """Maximum size in bytes of the payload of an invocation. A longer body of a result is truncated to this size."""
+    """Maximum size in bytes of the payload of an invocation. The sidecar and the result store truncate a longer body of
+    a result to this size."""
 
     record_retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400
     """Time in seconds for which NATS retains the record of an invocation after the last change of the record. During
@@ -136,8 +137,9 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     dispatch_ack_wait_seconds: PositiveSeconds = DISPATCH_ACK_WAIT_SECONDS
     """Ack wait of the DISPATCH stream, in seconds. If a worker dies, JetStream redelivers its invocations to another
     worker after this time. A live worker extends the ack wait while it runs an invocation. The value must be at least
-    three times the heartbeat interval of workers. If the activator has received no event of a worker for this time
-    after its start, it considers the worker dead."""
+    three times the heartbeat interval of workers. After the deletion of a function, the activator drains the workers of
+    the function. If it has been connected to NATS for this time and has received no event of a worker, it deletes this
+    worker without a drain."""
 
     result_ack_wait_seconds: PositiveSeconds = RESULT_ACK_WAIT_SECONDS
     """Ack wait of the RESULT stream, in seconds. If the result store does not acknowledge a result within this time,
@@ -178,8 +180,7 @@ class NatsSettings(BaseSettings, frozen=True, kw_only=True):
     Installations that share a NATS account must have different prefixes."""
 
     request_timeout_seconds: PositiveSeconds = 5
-    """Timeout in seconds of a request to NATS. It is also the time within which NATS must confirm a published
-    message."""
+    """Timeout in seconds of a request to NATS. NATS must also confirm a published message within this time."""
 
     streams: StreamSettings = StreamSettings()
     """Limits and retention of the JetStream streams."""

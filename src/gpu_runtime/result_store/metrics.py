@@ -34,7 +34,8 @@ class ResultStoreMetrics:
             buckets=_DURATION_BUCKETS_SECONDS,
         )
         self.batch_failures = counter(
-            "gpu_runtime_result_batch_failures", "Number of database transactions that failed. Each is retried."
+            "gpu_runtime_result_batch_failures",
+            "Number of database transactions that failed. The result store retries each of them.",
         )
         self.results = gauge("gpu_runtime_results", "Number of results in the database")
         self.database_bytes = gauge(
@@ -47,8 +48,8 @@ class ResultStoreMetrics:
         )
         self.evicted = counter(
             "gpu_runtime_results_evicted",
-            "Number of evicted results, by reason: ttl (older than retention.maxAgeSeconds) or size (larger than"
-            " retention.maxBytes)",
+            "Number of evicted results, by reason: ttl (the result was older than retention.maxAgeSeconds) or size (the"
+            " results together exceeded retention.maxBytes)",
             ["reason"],
         )
         for reason in ("ttl", "size"):  # with value 0, so that increase() sees the first eviction

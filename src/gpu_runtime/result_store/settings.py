@@ -15,9 +15,9 @@ MIB = 1024**2
 class DatabaseSettings(BaseSettings, frozen=True, kw_only=True):
     path: Annotated[str, Meta(min_length=1)] = "/var/lib/gpu-runtime/results.db"
     """Path of the database file. It must be on a local file system, for example on a mounted block volume, not on a
-    network file system. The result store creates the file if it does not exist; the directory must exist. The directory
-    also contains a write-ahead log of up to 64 MiB. An installation must have only one database file: with two files,
-    each would contain only a part of the results."""
+    network file system. The directory of the file must exist. If the file does not exist, the result store creates it.
+    The directory also contains a write-ahead log of up to 64 MiB. An installation must have only one database file,
+    because each of two files would contain only a part of the results."""
 
 
 class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):
@@ -46,5 +46,5 @@ class ResultStoreSettings(ProcessSettings, frozen=True, kw_only=True):
     """Limits on the age and the total size of stored results."""
 
     batch_size: Annotated[int, Meta(ge=1, le=1024)] = 128
-    """Maximum number of results that the result store processes concurrently and stores in one transaction. Each result
-    may need twice nats.streams.maxPayloadBytes of memory."""
+    """Maximum number of results that the result store processes concurrently and stores in one transaction. The memory
+    for each result may be twice nats.streams.maxPayloadBytes."""

@@ -42,11 +42,13 @@ class OperationSettings(BaseSettings, frozen=True, kw_only=True):
     retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400
     """Time in seconds for which a finished operation is retained. During this time, a request with the same operationID
     is a replay of the operation. After this time, the API evicts the operation, and a new request can use the
-    operationID. The API also evicts an operation that waits for stock when its age exceeds this time."""
+    operationID. The API also evicts an operation that waits for stock, if its last attempt started longer ago than this
+    time."""
 
     max_retained: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
-    """Maximum number of retained operations. If there are more, the API evicts the oldest finished operations before
-    the end of retentionSeconds. If that is not enough, it evicts the oldest operations that wait for stock."""
+    """Maximum number of retained operations. If there are more operations, the API evicts the oldest finished
+    operations before the end of retentionSeconds. If this is not enough, the API evicts the oldest operations that wait
+    for stock."""
 
     recovery_interval_seconds: PositiveSeconds = 2
     """Interval in seconds at which each replica looks for stalled operations, stale claims and orphaned objects."""
@@ -102,8 +104,8 @@ class AuthenticationSettings(BaseSettings, frozen=True, kw_only=True):
 
 class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
     max_request_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 768 * 1024
-    """Maximum size of a request body in bytes. The API rejects a larger body with 413. The largest payload of an
-    invocation is 512 KiB; encoded as base64, it fits into the default."""
+    """Maximum size of a request body in bytes. The API rejects a larger body with 413. The default is large enough for
+    the largest payload of an invocation, which is 512 KiB, after it is encoded as base64."""
 
     requests_per_second: Annotated[float, Meta(ge=0)] = 50
     """Average number of requests per second that each caller may send to each replica. The API rejects further requests
@@ -115,11 +117,13 @@ class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
 
     request_timeout_seconds: PositiveSeconds = 30
     """Maximum time in seconds to process a request. After this time, the API returns 503. Each attempt of a Kubernetes
-    request may take at most a tenth of this time, or kubernetes.requestTimeoutSeconds if that is shorter."""
+    request may take at most a tenth of this time. If kubernetes.requestTimeoutSeconds is shorter than a tenth, the
+    shorter time applies."""
 
     shutdown_delay_seconds: PositiveSeconds = 5
-    """Time in seconds for which the API still accepts requests after SIGTERM. Its readiness check already fails during
-    this time, so that load balancers can remove the replica. It must be shorter than gracefulShutdownTimeoutSeconds."""
+    """Time in seconds for which the API still accepts requests after SIGTERM. During this time, the readiness check
+    already fails, so that load balancers can remove the replica. The time must be shorter than
+    gracefulShutdownTimeoutSeconds."""
 
 
 class APIListenerSettings(BindAddressSettings, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ class FrameworkSettings(BaseSettings, frozen=True, kw_only=True):
     socket_path: Annotated[str, Meta(pattern="^/", max_length=MAX_SOCKET_PATH_BYTES)] = (
         "/run/gpu-runtime/framework.sock"
     )
-    """Path of the unix socket that the framework listens on."""
+    """Path of the unix socket on which the framework listens."""
 
     invoke_path: HttpPath = "/invoke"
     """HTTP path to which the sidecar sends each invocation as a POST request."""

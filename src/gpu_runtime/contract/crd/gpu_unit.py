@@ -99,13 +99,14 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
 
     min_available_count: Count = 0
     """The minimum number of workers. These workers stay ready even if there are no invocations. Defaults to 0. With 0,
-    the function can have zero workers when the function's own unit is stopped."""
+    the function can have no worker if there are no invocations and the function's own unit is stopped."""
 
     max_workers: Annotated[int, openapi(format="int32", minimum=1, maximum=10000)] = 1
     """The maximum number of workers. Defaults to 1."""
 
     idle_timeout_seconds: Annotated[int, openapi(format="int32", minimum=1, maximum=604800)] = 300
-    """The time in seconds after which the activator deletes an idle worker. Defaults to 300."""
+    """The time in seconds after which the activator removes an idle worker that the function does not need. Defaults to
+    300."""
 
     concurrency: Annotated[int, openapi(format="int32", minimum=1, maximum=1024)] = 1
     """The maximum number of invocations that one worker runs concurrently. Defaults to 1."""

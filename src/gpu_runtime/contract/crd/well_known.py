@@ -115,8 +115,8 @@ class Annotation:
 
 class Finalizer:
     STORAGE_PROTECTION = f"{GROUP}/storage-protection"
-    """On GPUStorages. With this finalizer, a GPUStorage that is being deleted exists until no unit and no pod mounts
-    the storage and the PersistentVolumeClaim of the storage is deleted."""
+    """On GPUStorages. When a storage is deleted, the controller manager first waits until no unit and no pod mounts the
+    storage. Then it deletes the PersistentVolumeClaim of the storage. Then it removes this finalizer."""
 
 
 MANAGED_BY_VALUE = "gpu-runtime"

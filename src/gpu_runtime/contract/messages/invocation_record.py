@@ -149,9 +149,9 @@ class Refusal(Enum):
     FINISHED = auto()
     """The result is stored."""
     TERMINATING = auto()
-    """A process has decided to end the invocation in another way."""
+    """The record already has a termination."""
     RUNNING = auto()
-    """A worker runs the invocation and ends it."""
+    """A worker runs the invocation, and only a worker ends it."""
     TOO_EARLY = auto()
     """The deadline has not passed."""
 
