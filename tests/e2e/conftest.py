@@ -11,6 +11,7 @@ from lightkube import Client
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace, Pod
 
+from localcluster import dev_platform
 from localcluster.node import Node
 from localcluster.node import temporary_node as start_node
 from localcluster.supervisor_client import wait_until
@@ -24,6 +25,19 @@ def node() -> Iterator[Node]:
     """A node that runs real pods and advertises 16 simulated GPUs."""
     with enter_or_skip(start_node()) as node:
         yield node
+
+
+@pytest.fixture(scope="package")
+def deployed_platform(node: Node) -> Node:
+    """Deploy all processes and NATS to the node, with the manifests that a user applies to a cluster.
+
+    All tests deploy the whole platform. If some deployed only a part of it, the other processes would fail in the
+    meantime, and a later test would have to wait until they have recovered.
+    """
+    dev_platform.apply_kustomizations(node, *dev_platform.KUSTOMIZATIONS)
+    for namespace, workload in dev_platform.WORKLOADS:
+        node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=240s")
+    return node
 
 
 @pytest.fixture(scope="package")

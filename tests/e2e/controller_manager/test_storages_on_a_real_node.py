@@ -13,12 +13,10 @@ from tests.e2e.controller_manager.test_units_on_a_real_node import (
     apply_manifest,
     get,
     is_deleted,
-    platform_node,
     sleeping_unit,
     wait_ready,
 )
 
-__all__ = ["platform_node"]
 NAMESPACE = "runtime-instance"
 
 
@@ -51,41 +49,43 @@ def delete_object(node: Node, kind: str, name: str) -> None:
     node.kubectl("delete", kind, name, f"--namespace={NAMESPACE}", "--timeout=120s")
 
 
-def test_data_outlives_its_unit_and_is_deleted_with_its_storage(platform_node: Node, kube: Client) -> None:
-    apply_manifest(platform_node, storage("data"))
-    apply_manifest(platform_node, mounting("writer", "data"))
-    wait_ready(platform_node, NAMESPACE, "writer")
-    assert status(platform_node, "data")["mountedBy"] == "writer"
-    in_pod(platform_node, "writer", "echo precious > /workspace/file")
+def test_data_outlives_its_unit_and_is_deleted_with_its_storage(deployed_platform: Node, kube: Client) -> None:
+    apply_manifest(deployed_platform, storage("data"))
+    apply_manifest(deployed_platform, mounting("writer", "data"))
+    wait_ready(deployed_platform, NAMESPACE, "writer")
+    assert status(deployed_platform, "data")["mountedBy"] == "writer"
+    in_pod(deployed_platform, "writer", "echo precious > /workspace/file")
 
-    apply_manifest(platform_node, storage("data", size="2Gi"))
+    apply_manifest(deployed_platform, storage("data", size="2Gi"))
     wait_until(
-        lambda: status(platform_node, "data").get("capacity") == "2Gi", 60, lambda: str(status(platform_node, "data"))
+        lambda: status(deployed_platform, "data").get("capacity") == "2Gi",
+        60,
+        lambda: str(status(deployed_platform, "data")),
     )
-    assert wait_ready(platform_node, NAMESPACE, "data", "gpustorage")["status"]["phase"] == "Ready"
-    assert in_pod(platform_node, "writer", "cat /workspace/file") == "precious", (
+    assert wait_ready(deployed_platform, NAMESPACE, "data", "gpustorage")["status"]["phase"] == "Ready"
+    assert in_pod(deployed_platform, "writer", "cat /workspace/file") == "precious", (
         "the volume is expanded while the pod runs"
     )
 
     # The next unit waits until the pod of the first one is deleted, and then reads the data.
-    apply_manifest(platform_node, mounting("reader", "data", read_only=True))
-    delete_object(platform_node, "gpuunit", "writer")
-    wait_ready(platform_node, NAMESPACE, "reader")
+    apply_manifest(deployed_platform, mounting("reader", "data", read_only=True))
+    delete_object(deployed_platform, "gpuunit", "writer")
+    wait_ready(deployed_platform, NAMESPACE, "reader")
     assert not list(kube.list(Pod, namespace=NAMESPACE, labels={f"{GROUP}/unit": "writer"}))
-    assert in_pod(platform_node, "reader", "cat /workspace/file") == "precious"
+    assert in_pod(deployed_platform, "reader", "cat /workspace/file") == "precious"
     with pytest.raises(ProcessFailed, match="Read-only file system"):
-        in_pod(platform_node, "reader", "echo lost > /workspace/file")
+        in_pod(deployed_platform, "reader", "echo lost > /workspace/file")
 
-    platform_node.kubectl("delete", "gpustorage", "data", f"--namespace={NAMESPACE}", "--wait=false")
-    assert in_pod(platform_node, "reader", "cat /workspace/file") == "precious", (
+    deployed_platform.kubectl("delete", "gpustorage", "data", f"--namespace={NAMESPACE}", "--wait=false")
+    assert in_pod(deployed_platform, "reader", "cat /workspace/file") == "precious", (
         "the data of a mounted storage is not deleted"
     )
-    delete_object(platform_node, "gpuunit", "reader")
-    platform_node.kubectl("wait", "gpustorage/data", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=120s")
+    delete_object(deployed_platform, "gpuunit", "reader")
+    deployed_platform.kubectl("wait", "gpustorage/data", f"--namespace={NAMESPACE}", "--for=delete", "--timeout=120s")
     assert is_deleted(kube, PersistentVolumeClaim, NAMESPACE, "data")
 
 
-def test_volume_that_waits_for_its_first_consumer_is_mounted(platform_node: Node) -> None:
+def test_volume_that_waits_for_its_first_consumer_is_mounted(deployed_platform: Node) -> None:
     storage_class = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -93,17 +93,17 @@ def test_volume_that_waits_for_its_first_consumer_is_mounted(platform_node: Node
         "provisioner": "localcluster/hostpath",
         "volumeBindingMode": "WaitForFirstConsumer",
     }
-    apply_manifest(platform_node, storage_class)
-    apply_manifest(platform_node, storage("lazy", storageClassName="on-demand"))
+    apply_manifest(deployed_platform, storage_class)
+    apply_manifest(deployed_platform, storage("lazy", storageClassName="on-demand"))
 
     def reason() -> str:
-        return str(next((each["reason"] for each in status(platform_node, "lazy").get("conditions", [])), ""))
+        return str(next((each["reason"] for each in status(deployed_platform, "lazy").get("conditions", [])), ""))
 
     wait_until(lambda: reason() == "WaitForFirstConsumer", 60, reason)
-    apply_manifest(platform_node, mounting("consumer", "lazy"))
-    wait_ready(platform_node, NAMESPACE, "consumer")
-    wait_ready(platform_node, NAMESPACE, "lazy", "gpustorage")
-    assert in_pod(platform_node, "consumer", "echo here > /workspace/file && cat /workspace/file") == "here"
-    delete_object(platform_node, "gpuunit", "consumer")
-    delete_object(platform_node, "gpustorage", "lazy")
-    platform_node.kubectl("delete", "storageclass", "on-demand")
+    apply_manifest(deployed_platform, mounting("consumer", "lazy"))
+    wait_ready(deployed_platform, NAMESPACE, "consumer")
+    wait_ready(deployed_platform, NAMESPACE, "lazy", "gpustorage")
+    assert in_pod(deployed_platform, "consumer", "echo here > /workspace/file && cat /workspace/file") == "here"
+    delete_object(deployed_platform, "gpuunit", "consumer")
+    delete_object(deployed_platform, "gpustorage", "lazy")
+    deployed_platform.kubectl("delete", "storageclass", "on-demand")

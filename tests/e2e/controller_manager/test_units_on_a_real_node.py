@@ -18,7 +18,6 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod, Service
 
-from localcluster import dev_platform
 from localcluster.node import Node
 from localcluster.supervisor_client import wait_until
 
@@ -32,15 +31,6 @@ import http.server, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 http.server.test(http.server.SimpleHTTPRequestHandler, port=8080, bind="0.0.0.0")
 """
-
-
-@pytest.fixture(scope="module")
-def platform_node(node: Node) -> Node:
-    """A node with the platform, installed with the manifests of config/."""
-    dev_platform.apply_kustomizations(node, CONFIG / "overlays" / "local")
-    node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
-    node.kubectl("rollout", "status", "deployment/controller-manager", "--namespace=runtime-system", "--timeout=120s")
-    return node
 
 
 def unit(name: str, namespace: str, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
@@ -98,14 +88,14 @@ def is_fully_deleted(kube: Client, namespace: str, name: str) -> bool:
     return not pods and is_deleted(kube, Deployment, namespace, name) and is_deleted(kube, Service, namespace, name)
 
 
-def test_stock_and_active_unit_become_ready_and_are_deleted_completely(platform_node: Node, kube: Client) -> None:
-    apply_manifest(platform_node, unit("warm", "runtime-stock"))
-    stock = wait_ready(platform_node, "runtime-stock", "warm")
+def test_stock_and_active_unit_become_ready_and_are_deleted_completely(deployed_platform: Node, kube: Client) -> None:
+    apply_manifest(deployed_platform, unit("warm", "runtime-stock"))
+    stock = wait_ready(deployed_platform, "runtime-stock", "warm")
     assert "serviceName" not in stock["status"]
     assert is_deleted(kube, Service, "runtime-stock", "warm")
 
-    apply_manifest(platform_node, web("demo", access={"primaryPort": "http"}))
-    active = wait_ready(platform_node, "runtime-instance", "demo")
+    apply_manifest(deployed_platform, web("demo", access={"primaryPort": "http"}))
+    active = wait_ready(deployed_platform, "runtime-instance", "demo")
     assert active["status"]["accessURL"] == "http://demo.runtime-instance.svc.cluster.local:8080"
     service = kube.get(Service, "demo", namespace="runtime-instance")
     assert service.spec
@@ -120,50 +110,50 @@ def test_stock_and_active_unit_become_ready_and_are_deleted_completely(platform_
 
     wait_until(responds, 60, lambda: f"{address} does not respond")
     for namespace, name in (("runtime-stock", "warm"), ("runtime-instance", "demo")):
-        platform_node.kubectl("delete", "gpuunit", name, f"--namespace={namespace}")
+        deployed_platform.kubectl("delete", "gpuunit", name, f"--namespace={namespace}")
         wait_until(functools.partial(is_fully_deleted, kube, namespace, name), 60, lambda: "children still exist")
 
 
-def test_pool_runs_and_its_crash_is_reported(platform_node: Node) -> None:
+def test_pool_runs_and_its_crash_is_reported(deployed_platform: Node) -> None:
     pool: dict[str, Any] = {
         "apiVersion": f"{GROUP}/v1alpha1",
         "kind": "StockPool",
         "metadata": {"name": "placeholder", "namespace": "default"},
         "spec": {"specName": "g1.1", "replicas": 1},
     }
-    apply_manifest(platform_node, pool)
-    assert wait_ready(platform_node, "default", "placeholder", "stockpool")["status"]["available"] == 1
+    apply_manifest(deployed_platform, pool)
+    assert wait_ready(deployed_platform, "default", "placeholder", "stockpool")["status"]["available"] == 1
     crash = ["python", "-c", "import sys; print('no such model: demo', file=sys.stderr); sys.exit(3)"]
     crashing_spec = pool["spec"] | {"image": "python:3.12", "template": {"command": crash}}
-    apply_manifest(platform_node, pool | {"spec": crashing_spec})
+    apply_manifest(deployed_platform, pool | {"spec": crashing_spec})
 
     def message() -> str:
-        found = get(platform_node, "stockpool", "default", "placeholder") or {}
+        found = get(deployed_platform, "stockpool", "default", "placeholder") or {}
         conditions = found.get("status", {}).get("conditions", [])
         return next((each["message"] for each in conditions if each["reason"] == "PodStartupFailed"), "")
 
     wait_until(lambda: "code 3" in message() and "no such model: demo" in message(), 60, message)
-    platform_node.kubectl("delete", "stockpool", "placeholder", "--namespace=default")
+    deployed_platform.kubectl("delete", "stockpool", "placeholder", "--namespace=default")
 
 
-def test_update_on_a_full_real_node_becomes_ready_again(platform_node: Node, one_free_gpu: None) -> None:
-    apply_manifest(platform_node, web("updated"))
-    before = wait_ready(platform_node, "runtime-instance", "updated")
+def test_update_on_a_full_real_node_becomes_ready_again(deployed_platform: Node, one_free_gpu: None) -> None:
+    apply_manifest(deployed_platform, web("updated"))
+    before = wait_ready(deployed_platform, "runtime-instance", "updated")
     changed = web("updated")
     changed["spec"]["template"]["envs"] = [{"name": "CHANGED", "value": "yes"}]
-    apply_manifest(platform_node, changed)
+    apply_manifest(deployed_platform, changed)
 
     def is_updated() -> bool:
-        found = get(platform_node, "gpuunit", "runtime-instance", "updated") or {}
+        found = get(deployed_platform, "gpuunit", "runtime-instance", "updated") or {}
         status = found.get("status", {})
         return bool(status.get("phase") == "Ready" and status["observedGeneration"] > before["metadata"]["generation"])
 
     wait_until(is_updated, 60, lambda: "the unit does not become Ready after the update")
-    platform_node.kubectl("delete", "gpuunit", "updated", "--namespace=runtime-instance", "--cascade=foreground")
+    deployed_platform.kubectl("delete", "gpuunit", "updated", "--namespace=runtime-instance", "--cascade=foreground")
 
 
 @pytest.fixture
-def one_free_gpu(platform_node: Node) -> Iterator[None]:
+def one_free_gpu(deployed_platform: Node) -> Iterator[None]:
     """A pod holds all GPUs of the node except one."""
     holder = {
         "apiVersion": "v1",
@@ -177,15 +167,15 @@ def one_free_gpu(platform_node: Node) -> Iterator[None]:
                     "name": "main",
                     "image": "busybox:1.36",
                     "command": ["sleep", "3600"],
-                    "resources": {"limits": {"nvidia.com/gpu": str(platform_node.gpus - 1)}},
+                    "resources": {"limits": {"nvidia.com/gpu": str(deployed_platform.gpus - 1)}},
                 }
             ],
         },
     }
-    apply_manifest(platform_node, holder)
-    platform_node.kubectl("wait", "pod/holder", "--namespace=default", "--for=condition=Ready", "--timeout=120s")
+    apply_manifest(deployed_platform, holder)
+    deployed_platform.kubectl("wait", "pod/holder", "--namespace=default", "--for=condition=Ready", "--timeout=120s")
     yield
-    platform_node.kubectl("delete", "pod", "holder", "--namespace=default")
+    deployed_platform.kubectl("delete", "pod", "holder", "--namespace=default")
 
 
 class RunningPodWatch:
@@ -217,13 +207,13 @@ class RunningPodWatch:
             self.overlaps.append(set(self.running.values()))
 
 
-def test_last_gpu_is_never_used_by_two_pods(platform_node: Node, kube: Client, one_free_gpu: None) -> None:
+def test_last_gpu_is_never_used_by_two_pods(deployed_platform: Node, kube: Client, one_free_gpu: None) -> None:
     """Like the handoff, delete the stock unit and create the active unit without a pause; the controller must wait.
 
     With real pods, a round takes four seconds. The integration test runs fifty rounds with simulated pods.
     """
     rounds = 5
-    watch_client = platform_node.control_plane.client()
+    watch_client = deployed_platform.control_plane.client()
     watch = RunningPodWatch(watch_client)
     for number in range(rounds):
         stock = create(kube, unit(f"stock-{number}", "runtime-stock"))

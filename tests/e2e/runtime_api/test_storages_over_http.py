@@ -7,10 +7,7 @@ import pytest
 from localcluster.node import Node
 from localcluster.supervisor_client import ProcessFailed, wait_until
 from tests.e2e.controller_manager.test_storages_on_a_real_node import in_pod
-from tests.e2e.controller_manager.test_units_on_a_real_node import platform_node
 from tests.e2e.node_api_requests import request_with_retry
-
-__all__ = ["platform_node"]
 
 SLEEP_TEMPLATE = {"command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]}
 
@@ -50,40 +47,36 @@ def wait_created(node: Node, body: dict[str, Any]) -> None:
     wait_fields(node, f"/gpu-units/{body['name']}", ready=True)
 
 
-def test_unit_reads_a_file_that_an_earlier_unit_wrote(platform_node: Node) -> None:
-    platform_node.kubectl("rollout", "status", "deployment/runtime-api", "--namespace=runtime-system", "--timeout=120s")
+def test_unit_reads_a_file_that_an_earlier_unit_wrote(deployed_platform: Node) -> None:
     seed = {"operationID": "seed-e2e", "specName": "e2e.1", "memory": "64Mi", "gpu": 1, "replicas": 2}
-    assert request_with_retry(platform_node, "POST", "/operator/stock-units", seed)[0] in (200, 202)
+    assert request_with_retry(deployed_platform, "POST", "/operator/stock-units", seed)[0] in (200, 202)
     storage = {"name": "shared-data", "size": "1Gi"}
-    assert request_with_retry(platform_node, "POST", "/gpu-storages", storage)[0] in (200, 201)
-    wait_fields(platform_node, "/gpu-storages/shared-data", phase="Ready")
-    wait_created(platform_node, unit("first"))
-    in_pod(platform_node, "first", "echo precious > /workspace/file")
+    assert request_with_retry(deployed_platform, "POST", "/gpu-storages", storage)[0] in (200, 201)
+    wait_fields(deployed_platform, "/gpu-storages/shared-data", phase="Ready")
+    wait_created(deployed_platform, unit("first"))
+    in_pod(deployed_platform, "first", "echo precious > /workspace/file")
 
-    assert request_with_retry(platform_node, "PUT", "/gpu-storages/shared-data", {"size": "2Gi"})[0] == 200
-    wait_fields(platform_node, "/gpu-storages/shared-data", capacity="2Gi", mountedBy="first")
-    status, response = request_with_retry(platform_node, "DELETE", "/gpu-storages/shared-data")
+    assert request_with_retry(deployed_platform, "PUT", "/gpu-storages/shared-data", {"size": "2Gi"})[0] == 200
+    wait_fields(deployed_platform, "/gpu-storages/shared-data", capacity="2Gi", mountedBy="first")
+    status, response = request_with_retry(deployed_platform, "DELETE", "/gpu-storages/shared-data")
     assert (status, response["error"]["code"]) == (409, "storage_in_use")
-    status, response = request_with_retry(platform_node, "POST", "/gpu-units", unit("second", read_only=True))
+    status, response = request_with_retry(deployed_platform, "POST", "/gpu-units", unit("second", read_only=True))
     assert (status, response["error"]["code"]) == (409, "storage_in_use")
 
-    assert request_with_retry(platform_node, "DELETE", "/gpu-units/first")[0] == 204
-    wait_created(platform_node, unit("second", read_only=True))
-    assert in_pod(platform_node, "second", "cat /workspace/file") == "precious"
+    assert request_with_retry(deployed_platform, "DELETE", "/gpu-units/first")[0] == 204
+    wait_created(deployed_platform, unit("second", read_only=True))
+    assert in_pod(deployed_platform, "second", "cat /workspace/file") == "precious"
     with pytest.raises(ProcessFailed, match="Read-only file system"):
-        in_pod(platform_node, "second", "echo lost > /workspace/file")
+        in_pod(deployed_platform, "second", "echo lost > /workspace/file")
 
-    assert request_with_retry(platform_node, "DELETE", "/gpu-units/second")[0] == 204
+    assert request_with_retry(deployed_platform, "DELETE", "/gpu-units/second")[0] == 204
 
     def is_deleted() -> bool:
-        return request_with_retry(platform_node, "DELETE", "/gpu-storages/shared-data")[0] in (204, 404)
+        return request_with_retry(deployed_platform, "DELETE", "/gpu-storages/shared-data")[0] in (204, 404)
 
     wait_until(is_deleted, 60, lambda: "the storage is still in use")
     wait_until(
-        lambda: request_with_retry(platform_node, "GET", "/gpu-storages/shared-data")[0] == 404,
+        lambda: request_with_retry(deployed_platform, "GET", "/gpu-storages/shared-data")[0] == 404,
         60,
         lambda: "the storage still exists",
     )
-    remaining = platform_node.kubectl("get", "gpuunits", "--namespace=runtime-stock", "--output=name").split()
-    if remaining:
-        platform_node.kubectl("delete", *remaining, "--namespace=runtime-stock")

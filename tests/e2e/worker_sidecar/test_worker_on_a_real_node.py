@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
 import yaml
 from lightkube import Client
 from lightkube.resources.core_v1 import Pod, Service
@@ -11,10 +10,8 @@ from lightkube.resources.core_v1 import Pod, Service
 from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.process.shared_settings import NatsSettings
 from gpu_runtime.worker_sidecar.settings import WorkerSidecarSettings
-from localcluster import dev_platform
 from localcluster.node import Node
 from localcluster.supervisor_client import wait_until
-from tests.integration.conftest import CONFIG_DIR
 from tests.integration.worker_sidecar.sidecar_harness import FUNCTION_ID, sidecar_harness
 
 # The function does not use gpu_runtime.framework: any HTTP server on the unix socket works.
@@ -47,15 +44,6 @@ server.serve_forever()
 """
 
 
-@pytest.fixture(scope="module")
-def platform_node(node: Node) -> Node:
-    dev_platform.apply_kustomizations(node, CONFIG_DIR / "nats", CONFIG_DIR / "overlays" / "local")
-    node.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", "--all")
-    for namespace, workload in (("messaging", "statefulset/nats"), ("runtime-system", "deployment/controller-manager")):
-        node.kubectl("rollout", "status", workload, f"--namespace={namespace}", "--timeout=120s")
-    return node
-
-
 def function_manifest(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "runtime.lokiwager.io/v1alpha1",
@@ -78,13 +66,13 @@ def harness_settings(kube: Client) -> WorkerSidecarSettings:
     return WorkerSidecarSettings(nats=nats, request_id=FUNCTION_ID, worker="test", namespace="test")
 
 
-async def test_worker_serves_invocations_and_finishes_them_on_shutdown(platform_node: Node, kube: Client) -> None:
-    path = platform_node.state_dir / "function.yaml"
+async def test_worker_serves_invocations_and_finishes_them_on_shutdown(deployed_platform: Node, kube: Client) -> None:
+    path = deployed_platform.state_dir / "function.yaml"
     path.write_text(yaml.safe_dump(function_manifest("worker")))
     async with sidecar_harness(harness_settings(kube)) as harness:
-        await asyncio.to_thread(platform_node.kubectl, "apply", "-f", str(path))
+        await asyncio.to_thread(deployed_platform.kubectl, "apply", "-f", str(path))
         condition = ("gpuunit/worker", "--namespace=runtime-instance", "--for=condition=Ready", "--timeout=120s")
-        await asyncio.to_thread(platform_node.kubectl, "wait", *condition)
+        await asyncio.to_thread(deployed_platform.kubectl, "wait", *condition)
         await harness.publish_dispatch("0", "first")
         first = await harness.wait_result("first")
         assert (first.state, first.body, first.worker) == (ResultState.SUCCEEDED, b'0 ran "0"', "worker")
@@ -96,7 +84,7 @@ async def test_worker_serves_invocations_and_finishes_them_on_shutdown(platform_
             lambda: "the worker did not start the invocation",
         )
         await asyncio.to_thread(
-            platform_node.kubectl, "delete", "gpuunit", "worker", "--namespace=runtime-instance", "--wait=false"
+            deployed_platform.kubectl, "delete", "gpuunit", "worker", "--namespace=runtime-instance", "--wait=false"
         )
         last = await harness.wait_result("last")
         assert (last.state, last.attempts) == (ResultState.SUCCEEDED, 1)
