@@ -28,7 +28,7 @@ from tests.chaos.invariants import Snapshot
 from tests.chaos.invocation_load import FUNCTION_SOURCE, INVOCATIONS_PATH, InvocationLoad, read_invocation
 from tests.chaos.request_history import TERMINAL_STATES, Operation, RequestHistory
 from tests.chaos.retrying_api_client import REQUEST_TIMEOUT_SECONDS, RetryingApiClient
-from tests.chaos.system_under_test import MAX_DELIVERIES, SystemUnderTest
+from tests.chaos.system_under_test import MAX_ATTEMPTS, SystemUnderTest
 from tests.chaos.unit_load import STOCK_UNITS_PATH, UNITS_PATH, UnitLoad, create_storage
 from tests.chaos.watch_invariants import API_SERVER_ERRORS, ClusterWatch
 from tests.integration.controller_manager.conftest import STORAGE, UNIT, Object
@@ -241,7 +241,7 @@ class ChaosRound:
     def _result_violations(self) -> Iterator[str]:
         nats_had_a_fault = any(each.target == "nats" for each in self.schedule)
         for invocation in self.history.invocations.values():
-            yield from invariants.result_violations(invocation, MAX_DELIVERIES, replies_may_be_lost=nats_had_a_fault)
+            yield from invariants.result_violations(invocation, MAX_ATTEMPTS, replies_may_be_lost=nats_had_a_fault)
 
     async def _list_results(self, caller: RetryingApiClient, function: str) -> list[str]:
         invocation_ids: list[str] = []

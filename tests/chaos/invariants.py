@@ -169,7 +169,7 @@ def idle_violations(snapshot: Snapshot, functions: Collection[str], disk_was_ful
             yield f"stream {name} has {stream.messages} messages, {stream.pending} of them pending"
 
 
-def result_violations(invocation: Invocation, max_deliveries: int, replies_may_be_lost: bool) -> Iterator[str]:
+def result_violations(invocation: Invocation, max_attempts: int, replies_may_be_lost: bool) -> Iterator[str]:
     """An accepted invocation has one result, with an explained state and with the payload of the invocation."""
     if not invocation.accepted:
         return
@@ -181,18 +181,18 @@ def result_violations(invocation: Invocation, max_deliveries: int, replies_may_b
         yield f"{invocation.id}: the result changed: {invocation.terminal_views}"
     yield from (
         f"{invocation.id}: {each}"
-        for each in _unexplained_result(invocation, invocation.terminal_views[0], max_deliveries)
+        for each in _unexplained_result(invocation, invocation.terminal_views[0], max_attempts)
     )
     for response in invocation.sync_responses:
         yield from (
             f"{invocation.id}, sync response: {each}"
-            for each in _unexplained_result(invocation, response, max_deliveries)
+            for each in _unexplained_result(invocation, response, max_attempts)
         )
         if response["state"] != invocation.terminal_views[0]["state"] and not replies_may_be_lost:
             yield f"{invocation.id}: sync response {response}, stored result {invocation.terminal_views[0]}"
 
 
-def _unexplained_result(invocation: Invocation, result: Object, max_deliveries: int) -> Iterator[str]:
+def _unexplained_result(invocation: Invocation, result: Object, max_attempts: int) -> Iterator[str]:
     match result["state"]:
         case "succeeded":
             if result.get("payload") != invocation.request["payload"]:
@@ -205,8 +205,8 @@ def _unexplained_result(invocation: Invocation, result: Object, max_deliveries: 
             if elapsed < invocation.request["timeoutSeconds"]:
                 yield f"expired after {elapsed:.1f} s of {invocation.request['timeoutSeconds']} s: {result}"
         case "dead_lettered":
-            if (result.get("attempts") or 0) < max_deliveries:
-                yield f"dead-lettered after {result.get('attempts')} deliveries: {result}"
+            if (result.get("attempts") or 0) < max_attempts:
+                yield f"dead-lettered after {result.get('attempts')} attempts: {result}"
         case _:
             yield f"unexpected state: {result}"
 

@@ -41,7 +41,7 @@ LEADER_ELECTION_SETTINGS = {"leaseDurationSeconds": 7, "renewDeadlineSeconds": 5
 ACK_WAITS = {"invokeAckWaitSeconds": 8, "dispatchAckWaitSeconds": 6, "resultAckWaitSeconds": 8}
 """Shorter than the defaults, so that messages of a paused process are redelivered within the round."""
 STREAM_LIMITS = {"maxStreamBytes": 16 * 1024**2, "maxDeadLetterBytes": 8 * 1024**2}
-MAX_DELIVERIES = 10
+MAX_ATTEMPTS = 10
 """The maximum number of deliveries of an invocation. It is so high that kills alone never dead-letter an invocation."""
 NATS_DISK_SIZE, RESULT_STORE_DISK_SIZE = "96m", "24m"
 
@@ -252,7 +252,7 @@ def _settings(platform: SystemUnderTest, command: str, process: ProductProcess) 
     proxies = platform.proxies
     match command:
         case "controller-manager":
-            sidecar = {"maxDeliveries": MAX_DELIVERIES, "heartbeatSeconds": 1, "drainTimeoutSeconds": 10}
+            sidecar = {"maxAttempts": MAX_ATTEMPTS, "heartbeatSeconds": 1, "drainTimeoutSeconds": 10}
             return {
                 "images": {"stock": "gpu-runtime:local", "placeholder": "gpu-runtime:local"},
                 "leaderElection": LEADER_ELECTION_SETTINGS,

@@ -115,7 +115,7 @@ def running_serverless(platform: LivePlatform, folder: Path) -> Iterator[list[Wa
             "namespace": UNIT_NAMESPACE,
             "concurrency": 4,
             "framework": {"socketPath": framework.socket},
-            "retries": {"maxDeliveries": 2, "initialBackoffSeconds": 0.05, "maxBackoffSeconds": 0.1},
+            "retries": {"maxAttempts": 2, "initialBackoffSeconds": 0.05, "maxBackoffSeconds": 0.1},
         }
         yield [
             *watch_platform(platform),

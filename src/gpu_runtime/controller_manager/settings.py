@@ -86,7 +86,7 @@ class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
     """Interval in seconds between two heartbeats of a worker. serverless.nats.streams.dispatchAckWaitSeconds must be at
     least three times this interval."""
 
-    max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 5
     """Maximum number of times that workers start an invocation. If the last attempt also fails, a worker dead-letters
     the invocation. A change of this setting, or of any other setting of the sidecar, restarts all workers."""
 

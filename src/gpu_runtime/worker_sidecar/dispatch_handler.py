@@ -78,12 +78,12 @@ FRESH_DISPATCH_MAX_AGE = timedelta(seconds=0.2)
 
 @dataclass(frozen=True)
 class DispatchHandlerOptions:
-    """Identity of the worker, and limits on deliveries and results."""
+    """Identity of the worker, and limits on attempts and results."""
 
     request_id: str
     worker: str
     subjects: Subjects
-    max_deliveries: int
+    max_attempts: int
     backoff: Backoff
     max_body_bytes: int
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -160,7 +160,7 @@ class DispatchHandler:
     async def _process(self, delivery: Delivery, dispatch: Dispatch) -> DeliveryOutcome:
         now, stored = self.options.clock(), record_from_headers(delivery.headers)
         attempt = InvocationAttempt(self.options.worker, delivery.delivery_count, now)
-        max_attempts = self.options.max_deliveries
+        max_attempts = self.options.max_attempts
         try:
             async with (
                 self.cancellations.cancellable(dispatch.invocation.invocation_id),
@@ -179,7 +179,7 @@ class DispatchHandler:
         if not is_started:  # an eager call has ended here, so it cannot run after the result
             return await self._skip(dispatch, start)
         if attempt.attempts > max_attempts:  # every worker that started the invocation died
-            reason = f"dead-lettered after {max_attempts} deliveries; the last one ended without an outcome"
+            reason = f"dead-lettered after {max_attempts} attempts; the last one ended without an outcome"
             return DeadLetterDelivery(reason, FailureClass.WORKER_LOST)
         if isinstance(outcome, framework_response.FrameworkFailed):
             await self.framework_health.check()
@@ -189,7 +189,7 @@ class DispatchHandler:
             case RetryInvocation(failure, delay) if attempt.attempts < max_attempts:
                 return self._retry(delivery, dispatch, failure, delay)
             case RetryInvocation(failure):
-                reason = f"dead-lettered after {max_attempts} deliveries; last failure: {failure.message}"
+                reason = f"dead-lettered after {max_attempts} attempts; last failure: {failure.message}"
                 return DeadLetterDelivery(reason, failure.failure_class)
 
     async def _call_framework(self, delivery: Delivery, dispatch: Dispatch) -> framework_response.FrameworkOutcome:
@@ -284,7 +284,7 @@ class DispatchHandler:
         except RecordUnreadable as error:
             return error.to_nak()
         if result and stored:  # the record also counts a start after the last attempt, which found the limit reached
-            attempts = min(stored.record.attempts, options.max_deliveries)
+            attempts = min(stored.record.attempts, options.max_attempts)
             result = msgspec.structs.replace(result, attempts=attempts)
         letters = DeadLetterBuilder(options.subjects, Stream.DISPATCH)
         letter = letters.message(delivery, failure, now, result.invocation_id if result else "")

@@ -1,7 +1,7 @@
 """Monitors whether the framework can serve invocations.
 
 While the framework is unhealthy, the worker pulls no invocations, because each delivery would fail and count as one of
-the allowed deliveries. The monitor checks an idle framework at an interval. It does not check a busy framework, because
+the allowed attempts. The monitor checks an idle framework at an interval. It does not check a busy framework, because
 a busy framework may be too slow to answer. If a busy framework dies, the calls in progress fail and trigger a check.
 """
 

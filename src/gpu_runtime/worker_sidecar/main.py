@@ -98,7 +98,7 @@ class WorkerSidecar:
                 request_id=settings.request_id,
                 worker=settings.worker,
                 subjects=topology.subjects,
-                max_deliveries=settings.retries.max_deliveries,
+                max_attempts=settings.retries.max_attempts,
                 backoff=backoff,
                 max_body_bytes=settings.nats.streams.max_payload_bytes,
             ),

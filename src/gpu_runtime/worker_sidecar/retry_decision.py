@@ -52,7 +52,7 @@ class FinishInvocation:
 
 @dataclass(frozen=True)
 class RetryInvocation:
-    """Redeliver the invocation, or dead-letter it if it has reached the maximum number of deliveries."""
+    """Redeliver the invocation, or dead-letter it if it has reached the maximum number of attempts."""
 
     failure: Failure
     delay: float | None = None

@@ -33,7 +33,7 @@ class FrameworkSettings(BaseSettings, frozen=True, kw_only=True):
 
 
 class RetrySettings(BaseSettings, frozen=True, kw_only=True):
-    max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 5
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 5
     """Maximum number of times that workers start an invocation. If the last attempt also fails, a worker dead-letters
     the invocation."""
 

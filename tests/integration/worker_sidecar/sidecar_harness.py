@@ -52,7 +52,7 @@ POD_UID = "pod-1"
 
 
 def sidecar_settings(account: NatsAccount, socket: str, **changes: Any) -> WorkerSidecarSettings:
-    """Build settings with small streams, short intervals and three deliveries."""
+    """Build settings with small streams, short intervals and three attempts."""
     streams = StreamSettings(
         storage="memory",
         dispatch_ack_wait_seconds=3,
@@ -66,7 +66,7 @@ def sidecar_settings(account: NatsAccount, socket: str, **changes: Any) -> Worke
         "worker": "worker-1",
         "namespace": "runtime-instance",
         "framework": FrameworkSettings(socket_path=socket, health_check_interval_seconds=0.2),
-        "retries": RetrySettings(max_deliveries=3, initial_backoff_seconds=0.05, max_backoff_seconds=0.1),
+        "retries": RetrySettings(max_attempts=3, initial_backoff_seconds=0.05, max_backoff_seconds=0.1),
         "heartbeat_seconds": 0.2,
         "drain_timeout_seconds": 60,
         "health": BindAddressSettings(bind_address=f"127.0.0.1:{free_port()}"),

@@ -169,11 +169,11 @@ async def test_undecodable_dispatch_is_dead_lettered_with_a_result_if_identifiab
     assert result.state is ResultState.DEAD_LETTERED
 
 
-async def test_crashing_invocation_is_retried_up_to_max_deliveries(
+async def test_crashing_invocation_is_retried_up_to_max_attempts(
     nats_account: NatsAccount, harness: SidecarHarness, socket_dir: Path
 ) -> None:
     """The framework restarts after each crash, as in a pod. While it does not run, other invocations use up no
-    deliveries."""
+    attempts."""
     settings = sidecar_settings(nats_account, str(socket_dir / "framework.sock"))
     async with running_sidecar(settings) as running:
         for attempt in (1, 2, 3):

@@ -63,7 +63,7 @@ TOPOLOGY = StreamTopology(
     limits=StreamLimits(invoke_ack_wait_seconds=3, dispatch_ack_wait_seconds=3, result_ack_wait_seconds=3)
 )
 REAPER_SETTINGS = ReaperSettings()
-MAX_DELIVERIES = 5
+MAX_ATTEMPTS = 5
 RETRY_BACKOFF = Backoff(initial_seconds=0.2, max_seconds=5.0)
 
 
@@ -283,7 +283,7 @@ class ServerlessPlane:
             cancellations,
             SidecarMetrics(CollectorRegistry()),
             DispatchHandlerOptions(
-                request_id, name, TOPOLOGY.subjects, MAX_DELIVERIES, RETRY_BACKOFF, 1000, clock=self.now
+                request_id, name, TOPOLOGY.subjects, MAX_ATTEMPTS, RETRY_BACKOFF, 1000, clock=self.now
             ),
         )
         consumer = PullConsumer(

@@ -21,7 +21,7 @@ class ResultState(StrEnum):
     EXPIRED = "expired"
     """The deadline passed before the function returned a response."""
     DEAD_LETTERED = "dead_lettered"
-    """The invocation reached the maximum number of deliveries. An operator can redrive its dead letter."""
+    """The invocation reached the maximum number of attempts or deliveries. An operator can redrive its dead letter."""
     CANCELLED = "cancelled"
 
 

@@ -130,7 +130,7 @@ def settings_file(observed: ObservedUnit, function: Serverless) -> str:
             "invokePath": framework.invoke_path,
             "healthPath": framework.health_path,
         },
-        "retries": {"maxDeliveries": settings.sidecar.max_deliveries},
+        "retries": {"maxAttempts": settings.sidecar.max_attempts},
         "heartbeatSeconds": settings.sidecar.heartbeat_seconds,
         "drainTimeoutSeconds": settings.sidecar.drain_timeout_seconds,
     }
