@@ -5,6 +5,7 @@ import asyncio
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import OPERATIONS
 from gpu_runtime.contract.crd.well_known import Annotation, operation_name
+from gpu_runtime.contract.errors import NoStock
 from gpu_runtime.kube.meta import ObjectKey
 from tests.unit.runtime_api.interleaved_kube import run_interleaved
 from tests.unit.runtime_api.operation_simulation import OperationSimulation, check_conservation, operation_simulation
@@ -40,6 +41,28 @@ async def test_recovery_with_a_stale_cache_releases_no_valid_claim() -> None:
         await run_interleaved(create, simulation.scheduler)
         await simulation.run_until_idle()
         check_conservation(simulation)
+
+
+async def test_recovery_deletes_a_unit_whose_attempt_ends_after_recovery_has_first_checked_it() -> None:
+    """The replica is killed before it commits to the unit. A repeated request then finds that the stock is lost."""
+    with operation_simulation(1, 1, unit_requests(1)) as simulation:
+        await simulation.run_until_idle()
+        first, recovering, other = simulation.replicas
+        recovering.stop_watching_operations()  # so it checks the unit, but does not resume the operation
+        create = asyncio.create_task(simulation.send(first, simulation.requests[0]))
+        while not simulation.list_units("runtime-instance"):
+            await simulation.scheduler.run_next()
+        create.cancel()
+        await simulation.run_until_idle()
+        for _ in range(2):  # the second run finds the unit unchanged for the stall time
+            simulation.clock.elapsed_seconds += 30
+            await run_interleaved(recovering.recovery.run_once(), simulation.scheduler)
+        assert len(simulation.list_units("runtime-instance")) == 1, "its operation can still commit to it"
+        simulation.server.delete(GPU_UNITS, ObjectKey("runtime-stock", "stock-0"), None)
+        await run_interleaved(simulation.send(other, simulation.requests[0]), simulation.scheduler)
+        assert simulation.outcomes == [("op-0", NoStock)]
+        await run_interleaved(recovering.recovery.run_once(), simulation.scheduler)
+        assert simulation.list_units("runtime-instance") == []
 
 
 async def test_resumed_handoff_does_not_claim_later_stock_with_the_same_name() -> None:
