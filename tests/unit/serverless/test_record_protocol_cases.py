@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from gpu_runtime.contract.messages.invocation_record import Dispatched
+from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.errors import StreamFull
 from gpu_runtime.runtime_api.invocations.requests import Invoke
@@ -23,6 +24,7 @@ from tests.unit.serverless.simulated_processes import (
     SimulatedFunctions,
     SimulatedProcess,
 )
+from tests.unit.serverless.test_warm_invocation import FreeWorkers
 
 
 class KillBeforeWrite(NoFaults):
@@ -40,8 +42,18 @@ class KillBeforeWrite(NoFaults):
                 self.kill()
 
 
-async def new_plane(network: NoFaults) -> ServerlessPlane:
-    framework = SimulatedFramework(random.Random(1))  # noqa: S311
+class LostAcknowledgements(NoFaults):
+    """Loses every acknowledgement of a process."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+
+    def loses_acknowledgement(self, connection: InMemoryConnection) -> bool:
+        return connection.name == self.process
+
+
+async def new_plane(network: NoFaults, framework: SimulatedFramework | None = None) -> ServerlessPlane:
+    framework = framework or SimulatedFramework(random.Random(1))  # noqa: S311
     plane = ServerlessPlane(InMemoryNats(), network, SimulatedFunctions({"f"}), framework)
     await plane.create_streams()
     return plane
@@ -80,6 +92,51 @@ async def test_leader_killed_before_any_write_loses_no_result(number: int) -> No
     stored = set(plane.results.rows)
     await kill_all(api, store, *leaders)
     assert stored == {"i"}
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+@on_fake_time
+async def test_worker_killed_before_any_write_loses_no_dead_letter(number: int) -> None:
+    """Every call crashes the framework. Without a dead letter, no operator could redrive the invocation."""
+    network = KillBeforeWrite("worker-0", number)
+    plane = await new_plane(
+        network, SimulatedFramework(FreeWorkers(1), durations=(0.1,), failure_rate=1.0, crash_rate=1.0)
+    )
+    subjects: list[str] = []
+    plane.server.stored_listeners.append(lambda _sender, message, _previous: subjects.append(message.subject))
+    (api, service), store = plane.start_api("api-0"), plane.start_result_store("store-0")
+    activator, workers = plane.start_activator("activator-0", leads=True), [plane.start_worker("worker-0", "f")]
+
+    def replace_worker() -> None:
+        workers.pop().kill()
+        asyncio.get_running_loop().call_later(1, lambda: workers.append(plane.start_worker("worker-1", "f")))
+
+    network.kill = replace_worker
+    await api.spawn(service.invoke(invoke(100)))
+    await asyncio.sleep(120)
+    states = [row.state for row in plane.results.rows.values()]
+    await kill_all(api, store, activator, *workers)
+    assert states == ["dead_lettered"]
+    assert [each for each in subjects if ".dlq." in each]
+
+
+@on_fake_time
+async def test_redelivered_invocation_that_a_worker_runs_is_not_dispatched_again() -> None:
+    """A worker has reported free concurrency, and a restart of the server has deleted the message IDs. So only the
+    record shows that the invocation was dispatched."""
+    framework = SimulatedFramework(FreeWorkers(1), durations=(8.0,), failure_rate=0.0)
+    plane = await new_plane(LostAcknowledgements("activator-0"), framework)
+    subjects: list[str] = []
+    plane.server.stored_listeners.append(lambda _sender, message, _previous: subjects.append(message.subject))
+    api, service = plane.start_api("api-0")
+    others = plane.start_activator("activator-0", leads=False), plane.start_worker("worker-0", "f")
+    await asyncio.sleep(3)  # the activator observes the free worker
+    await api.spawn(service.invoke(invoke(25)))
+    await asyncio.sleep(1)
+    plane.server.streams[TOPOLOGY.stream_name(Stream.DISPATCH)].message_ids.clear()
+    await asyncio.sleep(6)  # INVOKE redelivers the message while the worker runs the invocation
+    await kill_all(api, *others)
+    assert subjects.count(TOPOLOGY.subjects.dispatch("f")) == 1
 
 
 @on_fake_time
