@@ -35,7 +35,7 @@ class TerminalResultPublisher:
         if published.is_new:  # count only once: a redelivery publishes the result again with the same message ID
             self.metrics.terminated.labels(result.state.value, failure_class, self.stage.value).inc()
         logger.info(
-            "invocation terminated without a worker",
+            "activator terminated the invocation",
             extra={
                 "invocation_id": result.invocation_id,
                 "function": result.serverless_request_id,

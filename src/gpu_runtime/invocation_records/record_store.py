@@ -135,7 +135,7 @@ class InvocationRecordStore:
                 self._logged.clear()
             self._logged.add((entry.key, entry.revision))
             fields = {"invocation_id": entry.key, "error": str(error)}
-            logger.warning("invocation record is unreadable; the process will retry", extra=fields)
+            logger.warning("invocation record is unreadable; upgrade the process or delete the record", extra=fields)
 
 
 class WorkerRecords(Protocol):

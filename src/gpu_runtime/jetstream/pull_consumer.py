@@ -187,7 +187,7 @@ class PullConsumer:
         try:
             nak = await self._on_dead_letter(running.delivery, outcome)
         except Exception as error:
-            logger.exception("dead letter was not published; JetStream will redeliver the message", extra=fields)
+            logger.exception("dead-lettering failed; JetStream will redeliver the message", extra=fields)
             nak = NakDelivery(f"{type(error).__name__}: {error}")
         if nak is not None:
             await self._nak(running, nak)

@@ -173,7 +173,7 @@ class Puller:
         else:
             self._pulls_valid = False
             fields = self._log_fields | {"code": status, "reason": headers.get("Description", "")}
-            logger.debug("NATS server ended the pull requests; the consumer will send new pull requests", extra=fields)
+            logger.debug("NATS server ended the pull requests; the process will send new pull requests", extra=fields)
         self._wake.set()
 
     def _on_connection_change(self, _connected: bool) -> None:

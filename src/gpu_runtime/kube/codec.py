@@ -207,7 +207,7 @@ def _log_decode_failure(resource: ApiResource[Any], raw: msgspec.Raw, error: msg
     decoded = _META_DECODER.decode(raw)
     metadata = decoded.metadata
     logger.error(
-        "object decoding failed; the process ignores this version of the object",
+        "object decoding failed; the process ignores this change of the object",
         extra={
             "kind": resource.kind,
             "namespace": metadata.namespace,

@@ -77,7 +77,7 @@ async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[None]], shu
     except Exception:
         if limit.expired():
             # no traceback: it would only show the timeout
-            logger.error("graceful shutdown took too long; the process has cancelled unfinished work")  # noqa: TRY400
+            logger.error("graceful shutdown was not completed; the process has cancelled unfinished work")  # noqa: TRY400
         else:
             logger.critical("process raised an unexpected exception and will exit", exc_info=True)
         return EXIT_FAILED

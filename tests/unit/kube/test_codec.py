@@ -82,8 +82,8 @@ def test_undecodable_object_is_reported_and_does_not_hide_others(
     assert [node.metadata.name for node in page.items] == ["good"]
     assert [item.metadata.name for item in page.undecodable] == ["bad"]
     assert [(record.message, record.__dict__["object_name"]) for record in caplog.records] == [
-        ("object decoding failed; the process ignores this version of the object", "bad"),
-        ("object decoding failed; the process ignores this version of the object", "bad"),
+        ("object decoding failed; the process ignores this change of the object", "bad"),
+        ("object decoding failed; the process ignores this change of the object", "bad"),
     ]
     with pytest.raises(KubeDecodeError, match="does not match its model"):
         codec.decode_object(NODES, bad)

@@ -141,7 +141,9 @@ async def test_unreadable_record_is_kept_and_logged_once(
     entry = await records.bucket.get("i")
     assert entry is not None
     assert entry.value == b"not json"
-    assert [each.message for each in caplog.records] == ["invocation record is unreadable; the process will retry"]
+    assert [each.message for each in caplog.records] == [
+        "invocation record is unreadable; upgrade the process or delete the record"
+    ]
 
 
 class StartRequest(Message, frozen=True, kw_only=True):

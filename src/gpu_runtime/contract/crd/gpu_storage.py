@@ -24,8 +24,8 @@ class Attachment(KubeStruct, frozen=True, kw_only=True):
     """The only unit that may mount the storage."""
 
     unit: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
-    """The name of the GPUUnit. The unit may not exist yet, because an operation attaches the storage before it creates
-    the unit."""
+    """The name of the GPUUnit. An operation attaches the storage before it creates the unit, so it is possible that the
+    unit does not exist yet."""
 
     operation_id: Annotated[str, openapi(maxLength=256)] = field(default="", name="operationID")
     """The operationID of the operation that attached the storage. It is empty if no operation attached the storage. A

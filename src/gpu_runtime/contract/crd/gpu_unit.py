@@ -49,7 +49,8 @@ class StorageMount(KubeStruct, frozen=True, kw_only=True):
     """The name of the GPUStorage. Only one unit at a time can mount a storage."""
 
     mount_path: Annotated[str, openapi(pattern="^/[^:]*$", maxLength=512)]
-    """The absolute path of the mount in the container. It must not be a parent or a child of another mount path."""
+    """The absolute path of the mount in the container. It must not be equal to another mount path, and
+    neither path may be inside the other."""
 
     read_only: bool = False
     """Whether the container can only read the storage. Defaults to false."""
