@@ -182,6 +182,8 @@ def build_services(
         recovery=OperationRecovery(client, informers, operations, settings=settings.operations, clock=clock),
         retention=OperationRetention(
             client=client,
+            informers=informers,
+            stale_reason=CacheStaleness(informers.all).reason,
             namespace=namespaces.system,
             settings=settings.operations,
             clock=clock,

@@ -39,7 +39,7 @@ class APINamespaceSettings(BaseSettings, frozen=True, kw_only=True):
 
 
 class OperationSettings(BaseSettings, frozen=True, kw_only=True):
-    retention_seconds: Annotated[float, Meta(ge=60, le=30 * 86400)] = 86400
+    retention_seconds: Annotated[float, Meta(ge=600, le=30 * 86400)] = 86400
     """Time in seconds for which a finished operation is retained. During this time, a request with the same operationID
     is a replay of the operation. After this time, the API evicts the operation, and a new request can use the
     operationID. The API also evicts an operation that waits for stock, if its last attempt started longer ago than this
@@ -48,7 +48,8 @@ class OperationSettings(BaseSettings, frozen=True, kw_only=True):
     max_retained: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
     """Maximum number of retained operations. If there are more operations, the API evicts the oldest finished
     operations before the end of retentionSeconds. If this is not enough, the API evicts the oldest operations that wait
-    for stock."""
+    for stock. The API never evicts an operation within 10 minutes after its last attempt or its end, nor before
+    recovery has cleaned up after it."""
 
     recovery_interval_seconds: PositiveSeconds = 2
     """Interval in seconds at which each replica looks for stalled operations, stale claims and orphaned objects."""

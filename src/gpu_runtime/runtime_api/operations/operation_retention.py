@@ -2,13 +2,13 @@
 
 Every replica evicts operations; there is no leader. Each delete request has the UID and the resourceVersion of the
 checked object as preconditions. So several replicas together evict the same operations as one replica would. No replica
-evicts an operation that is in progress.
+evicts an operation that is in progress, that is younger than MIN_AGE, or that has leftovers.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NoReturn
@@ -24,6 +24,8 @@ from gpu_runtime.kube.codec import ListOptions
 from gpu_runtime.kube.meta import parse_timestamp
 from gpu_runtime.process.clock import Clock
 from gpu_runtime.process.gather_bounded import gather_bounded
+from gpu_runtime.runtime_api.api_informers import ATTACHED_INDEX, CLAIMED_INDEX, APIInformers
+from gpu_runtime.runtime_api.operations.leftovers import Leftovers, collect_leftovers, has_leftovers
 from gpu_runtime.runtime_api.settings import OperationSettings
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,12 @@ MAX_CONCURRENT_DELETES = 8
 EVICTION_BATCH_SIZE = 500
 """The maximum number of evictions between two counts of the operations. Because of this limit, replicas that evict at
 the same time evict only slightly more operations than necessary."""
+MIN_AGE = timedelta(minutes=10)
+"""The minimum age of an evicted operation, counted from its last attempt or its end.
+
+A run of an attempt is never in progress for so long, and a cache that is in use never lags so much. So the caches show
+everything that the operation has left.
+"""
 HOUR = timedelta(hours=1)
 
 
@@ -56,6 +64,9 @@ class OperationRetentionMetrics:
 @dataclass(frozen=True)
 class OperationRetention:
     client: KubeClient
+    informers: APIInformers
+    stale_reason: Callable[[], str | None]
+    """Returns why the caches cannot be used, or None if they can."""
     namespace: str
     settings: OperationSettings
     clock: Clock
@@ -75,6 +86,9 @@ class OperationRetention:
                 logger.warning("operation eviction failed; the runtime API will retry", extra={"error": str(error)})
 
     async def run_once(self) -> None:
+        if reason := self.stale_reason():
+            logger.warning("operation eviction skipped because a cache is stale", extra={"error": reason})
+            return
         await self._evict_expired()
         if await self._count_excess() > 0:
             await self._evict_oldest()
@@ -85,8 +99,17 @@ class OperationRetention:
             self.namespace,
             label_selector=f"{Label.CREATED_HOUR} notin ({','.join(retained_hours(now, self._retention))})",
         )
+        kept = 0
         async for page in self.client.pages(OPERATION_SUMMARIES, list_options):
-            await self._evict([each for each in page.items if is_expired(each, now, self._retention)], "ttl")
+            expired = [each for each in page.items if is_expired(each, now, self._retention)]
+            evictable = without_leftovers(expired, self._leftovers())
+            kept += len(expired) - len(evictable)
+            await self._evict(evictable, "ttl")
+        if kept:
+            logger.warning(
+                "expired operations cannot be evicted because recovery has not cleaned up after them",
+                extra={"operations": kept},
+            )
 
     async def _evict_oldest(self) -> None:
         """Evict finished operations first, then operations that wait for stock. In both groups, start with the oldest
@@ -101,14 +124,25 @@ class OperationRetention:
                 if await self._evict_excess(selector, evictable) <= 0:
                     return
         logger.warning(
-            "operation limit still exceeded because operations in progress cannot be evicted",
+            "operation limit still exceeded because operations cannot be evicted that are in progress, that are younger"
+            " than 10 minutes, or that recovery has not cleaned up",
             extra={"max_retained": self.settings.max_retained},
+        )
+
+    def _leftovers(self) -> Leftovers:
+        units, storages, pools = self.informers.units.store, self.informers.storages.store, self.informers.pools.store
+        return collect_leftovers(
+            units.by_index(CLAIMED_INDEX, CLAIMED_INDEX),
+            storages.by_index(ATTACHED_INDEX, ATTACHED_INDEX),
+            (*units.all(), *pools.all()),
         )
 
     async def _evict_excess(self, selector: str, evictable: OperationProgress) -> int:
         """Evict as many of the selected operations as necessary. Return how many operations still exceed the limit."""
         listed = await self.client.list(OPERATION_SUMMARIES, ListOptions(self.namespace, label_selector=selector))
-        candidates = sort_by_age(each for each in listed.items if progress_of(each) is evictable)
+        now, of_group = self.clock.now(), [each for each in listed.items if progress_of(each) is evictable]
+        aged = [each for each in of_group if is_expired(each, now, MIN_AGE)]
+        candidates = sort_by_age(without_leftovers(aged, self._leftovers()))
         excess = await self._count_excess()
         while candidates and excess > 0:
             batch_size = min(excess, EVICTION_BATCH_SIZE)
@@ -160,7 +194,11 @@ def selectors_oldest_first(now: datetime, retention: timedelta) -> list[str]:
 
 def is_expired(operation: OperationSummary, now: datetime, retention: timedelta) -> bool:
     start = retention_start(operation)
-    return start is not None and now - start >= retention
+    return start is not None and now - start >= max(retention, MIN_AGE)
+
+
+def without_leftovers(operations: Iterable[OperationSummary], leftovers: Leftovers) -> list[OperationSummary]:
+    return [each for each in operations if not has_leftovers(each, leftovers)]
 
 
 def retention_start(operation: OperationSummary) -> datetime | None:

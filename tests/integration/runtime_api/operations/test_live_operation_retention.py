@@ -19,7 +19,12 @@ from gpu_runtime.contract.recorded_requests import (
     RecordedSeedRequest,
     RecordedUnitRequest,
 )
-from gpu_runtime.runtime_api.operations.operation_retention import OperationRetention, OperationRetentionMetrics
+from gpu_runtime.kube.cache_staleness import CacheStaleness
+from gpu_runtime.runtime_api.operations.operation_retention import (
+    MIN_AGE,
+    OperationRetention,
+    OperationRetentionMetrics,
+)
 from gpu_runtime.runtime_api.settings import OperationSettings
 from localcluster.control_plane import ControlPlane
 from tests.integration.runtime_api.service_replicas import ServiceReplica, service_replica
@@ -41,6 +46,20 @@ def start_replica(control_plane: ControlPlane, platform_crds: tuple[str, ...], n
     return lambda: service_replica(control_plane.kubeconfig, namespace)
 
 
+def retention_of(
+    replica: ServiceReplica, settings: OperationSettings, metrics: OperationRetentionMetrics
+) -> OperationRetention:
+    return OperationRetention(
+        client=replica.client,
+        informers=replica.caches,
+        stale_reason=CacheStaleness(replica.caches.all).reason,
+        namespace=replica.namespace,
+        settings=settings,
+        clock=replica.clock,
+        metrics=metrics,
+    )
+
+
 class MeteredRetention:
     """A retention with its own metrics."""
 
@@ -48,9 +67,7 @@ class MeteredRetention:
         self.registry = CollectorRegistry()
         metrics = OperationRetentionMetrics(self.registry)
         settings = OperationSettings(retention_seconds=DAY.total_seconds(), max_retained=max_retained)
-        self.retention = OperationRetention(
-            replica.client, replica.namespace, settings=settings, clock=replica.clock, metrics=metrics
-        )
+        self.retention = retention_of(replica, settings, metrics)
 
     def evicted_count(self, reason: str) -> float:
         return self.registry.get_sample_value("gpu_runtime_operations_evicted_total", {"reason": reason}) or 0
@@ -150,6 +167,9 @@ async def test_operations_waiting_for_stock_are_evicted_after_finished_ones(star
                 tasks.create_task(create_operation(one, f"waiting-{number}", OperationType.CREATE_UNIT))
             tasks.create_task(create_finished_operation(one, "done"))
         await metered.retention.run_once()
+        assert len(await one.operations()) == 102, "an operation may still run shortly after it was recorded"
+        one.clock.offset = MIN_AGE + timedelta(seconds=2)
+        await metered.retention.run_once()
         retained = await one.operations()
         assert len(retained) == 100
         assert "done" not in retained
@@ -161,7 +181,7 @@ async def test_selector_of_the_longest_retention_is_accepted(start_replica: Star
             OperationSettings(retention_seconds=30 * DAY.total_seconds()),
             OperationRetentionMetrics(CollectorRegistry()),
         )
-        retention = OperationRetention(one.client, one.namespace, settings=settings, clock=one.clock, metrics=metrics)
+        retention = retention_of(one, settings, metrics)
         await create_finished_operation(one, "done")
         one.clock.offset = 30 * DAY - timedelta(minutes=1)
         await retention.run_once()

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 import pytest
@@ -14,8 +14,11 @@ from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.codec import ListOptions, ListPage
 from gpu_runtime.kube.errors import ApiStatus, KubeConflict
 from gpu_runtime.kube.meta import ApiResource, ObjectKey
+from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.clock import SystemClock
+from gpu_runtime.runtime_api.api_informers import new_informers
 from gpu_runtime.runtime_api.operations.operation_retention import (
+    MIN_AGE,
     OperationRetention,
     OperationRetentionMetrics,
     is_expired,
@@ -23,7 +26,7 @@ from gpu_runtime.runtime_api.operations.operation_retention import (
     selectors_oldest_first,
     sort_by_age,
 )
-from gpu_runtime.runtime_api.settings import OperationSettings
+from gpu_runtime.runtime_api.settings import APINamespaceSettings, OperationSettings
 from tests.unit.runtime_api.interleaved_kube import FakeKubeServer
 from tests.unit.runtime_api.runtime_api_objects import STOCK, operation
 
@@ -65,6 +68,13 @@ def test_only_finished_and_waiting_operations_expire(full: Operation, age: timed
     assert is_expired(summary(full), CREATED + age, DAY) is expired
 
 
+@pytest.mark.parametrize("state", [OperationState.SUCCEEDED, OperationState.ACCEPTED])
+def test_no_operation_expires_while_a_run_of_its_attempt_may_be_in_progress(state: OperationState) -> None:
+    full = operation(UNIT, state, attempt=1)
+    assert not is_expired(summary(full), CREATED + MIN_AGE - timedelta(seconds=1), timedelta(seconds=60))
+    assert is_expired(summary(full), CREATED + MIN_AGE, timedelta(seconds=60))
+
+
 @pytest.mark.parametrize("minute", [0, 1, 59])
 @pytest.mark.parametrize("retention", [timedelta(seconds=60), timedelta(minutes=90), DAY, 30 * DAY])
 def test_hour_with_an_expired_operation_is_scanned(minute: int, retention: timedelta) -> None:
@@ -98,6 +108,9 @@ class RacingClient:
     def __init__(self, server: FakeKubeServer) -> None:
         self.server = server
 
+    def with_options(self, *_: object, **__: object) -> Self:
+        return self
+
     async def pages(self, resource: ApiResource[Any], _options: ListOptions) -> AsyncIterator[ListPage[Any]]:
         yield ListPage(tuple(msgspec.convert(each, resource.model) for each in self.server.all(OPERATIONS)), "1")
 
@@ -127,5 +140,8 @@ async def test_waiting_operation_that_is_resumed_in_the_meantime_is_not_evicted(
     server.create(OPERATIONS, {"metadata": metadata, "spec": spec})
     metrics = OperationRetentionMetrics(CollectorRegistry())
     client = cast(KubeClient, RacingClient(server))
-    await OperationRetention(client, key.namespace, OperationSettings(), LaterClock(), metrics).run_once()
+    informers = new_informers(client, APINamespaceSettings(), KubeMetrics())
+    await OperationRetention(
+        client, informers, lambda: None, key.namespace, OperationSettings(), LaterClock(), metrics
+    ).run_once()
     assert server.find(OPERATIONS, key) is not None
