@@ -56,6 +56,7 @@ class FakeKubeServer:
         """Version, plural, object, and whether the object still exists."""
         self.changed = asyncio.Event()
         self.writes = 0
+        self.now: Callable[[], str] = lambda: "2026-01-01T00:00:00Z"
         self.is_rejected: Callable[[Manifest], bool] = lambda _: False
         """Whether a policy of the cluster rejects the creation of an object."""
 
@@ -73,7 +74,8 @@ class FakeKubeServer:
         if self.is_rejected(manifest):
             raise errors.KubeForbidden(ApiStatus(code=403, reason="Forbidden", message=f"a policy rejects {key}"))
         document = {name: part for name, part in manifest.items() if name != "status"}
-        document["metadata"] = {**metadata, "uid": f"{resource.plural}-{self.version + 1}"}
+        created = {"creationTimestamp": self.now(), "uid": f"{resource.plural}-{self.version + 1}"}
+        document["metadata"] = created | metadata
         return self.put(resource, key, document)
 
     def patch(self, resource: ApiResource[Any], key: ObjectKey, patch: Mapping[str, Any], subresource: str) -> Document:
@@ -85,10 +87,21 @@ class FakeKubeServer:
         merged = _merged(found, {part: patch[part] for part in parts if part in patch})
         return self.put(resource, key, merged)
 
-    def delete(self, resource: ApiResource[Any], key: ObjectKey, uid: str | None) -> None:
+    def delete(
+        self, resource: ApiResource[Any], key: ObjectKey, uid: str | None, resource_version: str | None = None
+    ) -> None:
+        """Delete the object. An object with finalizers is only marked: `remove` deletes it."""
         found = self.existing(resource, key)
-        if uid not in (None, found["metadata"]["uid"]):
-            raise errors.KubeConflict(ApiStatus(code=409, reason="Conflict", message=f"{key} has another UID"))
+        metadata = found["metadata"]
+        if uid not in (None, metadata["uid"]) or resource_version not in (None, metadata["resourceVersion"]):
+            raise errors.KubeConflict(ApiStatus(code=409, reason="Conflict", message=f"{key} has changed"))
+        if not metadata.get("finalizers"):
+            self.remove(resource, key)
+        elif "deletionTimestamp" not in metadata:
+            self.put(resource, key, {**found, "metadata": {**metadata, "deletionTimestamp": self.now()}})
+
+    def remove(self, resource: ApiResource[Any], key: ObjectKey) -> None:
+        found = self.existing(resource, key)
         del self.objects[resource.plural, key]
         self._notify(resource.plural, found, exists=False)
 
@@ -117,6 +130,8 @@ class FakeClient:
     def __init__(self, server: FakeKubeServer, scheduler: InterleavingScheduler, name: str) -> None:
         self._server, self._scheduler, self.name = server, scheduler, name
         self.reads = 0
+        self.failure_chance = 0.0
+        """The probability that a request or its response is lost."""
 
     def with_options(self, *_: object, **__: object) -> Self:
         return self
@@ -141,10 +156,33 @@ class FakeClient:
         full_patch = {**patch, "metadata": metadata}
         return await self._exchange(resource, lambda: self._server.patch(resource, key, full_patch, subresource))
 
-    async def delete(self, resource: ApiResource[Any], key: ObjectKey, *, uid: str | None = None) -> None:
+    async def delete(
+        self,
+        resource: ApiResource[Any],
+        key: ObjectKey,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+    ) -> None:
         await self._scheduler.wait_scheduled(self.name)
-        self._server.delete(resource, key, uid)
+        self._lose_message()
+        self._server.delete(resource, key, uid, resource_version)
         await self._scheduler.wait_scheduled(self.name)
+        self._lose_message()
+
+    async def remove(self, resource: ApiResource[Any], key: ObjectKey, resource_version: str) -> None:
+        """Remove the finalizers of a deleted object, if it has not changed."""
+        await self._scheduler.wait_scheduled(self.name)
+        if self._server.existing(resource, key)["metadata"]["resourceVersion"] == resource_version:
+            self._server.remove(resource, key)
+
+    async def pages(self, resource: ApiResource[Any], selection: ListOptions) -> AsyncIterator[ListPage[Any]]:
+        await self._scheduler.wait_scheduled(self.name)
+        yield await self.list(resource, selection)
+
+    async def count(self, resource: ApiResource[Any], namespace: str) -> int:
+        await self._scheduler.wait_scheduled(self.name)
+        return len([each for each in self._server.all(resource) if each["metadata"]["namespace"] == namespace])
 
     async def list(self, resource: ApiResource[Any], selection: ListOptions, **_: object) -> ListPage[Any]:
         documents = [found for found in self._server.all(resource) if _selected(found, selection)]
@@ -171,19 +209,37 @@ class FakeClient:
                     yield ObjectApplied(found) if exists and _selected(document, selection) else ObjectDeleted(found)
             await changed.wait()
 
+    def _lose_message(self) -> None:
+        if self.failure_chance and self._scheduler.rng.random() < self.failure_chance / 2:
+            raise errors.KubeUnreachable("the connection is broken", sent=True)
+
     async def _exchange(self, resource: ApiResource[Any], work: Callable[[], Document]) -> Any:
         await self._scheduler.wait_scheduled(self.name)
+        self._lose_message()
         document = work()
         await self._scheduler.wait_scheduled(self.name)
+        self._lose_message()
         return msgspec.convert(document, resource.model)
 
 
 def _selected(document: Document, selection: ListOptions) -> bool:
     if selection.namespace not in ("", document["metadata"]["namespace"]):
         return False
+    if selection.label_selector and not _has_label(document, selection.label_selector):
+        return False
     if selection.field_selector == UNFINISHED_SELECTOR:
         return document.get("status", {}).get("state") not in FINISHED
     return True
+
+
+def _has_label(document: Document, selector: str) -> bool:
+    """Whether the labels match a selector of the form `name=value` or `name notin (value,value)`."""
+    labels = document["metadata"].get("labels", {})
+    if " notin " in selector:
+        name, values = selector.split(" notin ")
+        return labels.get(name) not in values.strip("()").split(",")
+    name, value = selector.split("=")
+    return bool(labels.get(name) == value)
 
 
 def _merged(document: Document, patch: Mapping[str, Any]) -> Document:

@@ -1,32 +1,49 @@
 """Several replicas that execute operations against an in-memory API server, in the order that a seed decides.
 
-The simulation sends requests to several replicas at the same time, and it does what happens to a cluster meanwhile: the
-controller updates the status of stock, users delete units and pools, processes are killed, and retention evicts
-operations. The checks at the end of this file are the promises of the operation protocol.
+The simulation sends requests to several replicas at the same time. Meanwhile every replica runs recovery and retention,
+the controller manager updates the status of stock and detaches storages, users delete units, pools, storages and stock,
+and processes are killed. The checks at the end of this file are the promises of the operation protocol.
+
+While requests are executed, time passes slowly, and recovery may find a slow request stalled. Retention relies on
+MIN_AGE: no request is so slow. So the simulation makes operations old only between two rounds of requests. But recovery
+may not have cleaned up after killed processes at that time.
 """
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import OPERATIONS, OperationType
 from gpu_runtime.contract.crd.stock_pool import STOCK_POOLS
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.contract.errors import NotFound, OperationReused, RuntimeFault
+from gpu_runtime.controller_manager.gpu_storage.attachment import CheckOperation, DetachStorage
+from gpu_runtime.controller_manager.gpu_storage.detach_check import confirm_step
+from gpu_runtime.kube.cache_staleness import CacheStaleness
 from gpu_runtime.kube.client import KubeClient
-from gpu_runtime.kube.errors import KubeError
+from gpu_runtime.kube.codec import ListOptions
+from gpu_runtime.kube.errors import KubeConflict, KubeError, KubeNotFound
 from gpu_runtime.kube.meta import ApiResource, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.process.background_queue import BackgroundQueue
+from gpu_runtime.process.clock import format_timestamp
 from gpu_runtime.runtime_api.api_informers import new_informers
 from gpu_runtime.runtime_api.operations.drive import OperationDriver, OperationExecutor, OperationRunner
+from gpu_runtime.runtime_api.operations.operation_retention import (
+    MIN_AGE,
+    OperationRetention,
+    OperationRetentionMetrics,
+)
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
 from gpu_runtime.runtime_api.operations.recovery import OperationRecovery
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
@@ -54,6 +71,10 @@ STOCK_NAMESPACE, UNIT_NAMESPACE, POOL_NAMESPACE = "runtime-stock", "runtime-inst
 NAMESPACES = APINamespaceSettings(
     system="runtime-system", stock=STOCK_NAMESPACE, units=(UNIT_NAMESPACE,), pools=(POOL_NAMESPACE,)
 )
+SETTINGS = OperationSettings(retention_seconds=3600, max_retained=0)
+"""Retention evicts every operation that it may evict."""
+ROUND_SECONDS = 200.0
+"""The maximum time that passes while requests are executed. It is shorter than MIN_AGE."""
 MAX_CALLER_ATTEMPTS = 12
 """How often a caller repeats a request whose operationID another caller uses."""
 
@@ -72,7 +93,7 @@ class ManualClock:
         self.elapsed_seconds = 0.0
 
     def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.elapsed_seconds)
 
     def monotonic(self) -> float:
         return self.elapsed_seconds
@@ -92,6 +113,8 @@ class OperationReplica:
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     client: FakeClient = field(init=False)
     deleter_task: asyncio.Task[None] = field(init=False)
+    passes: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """The last pass of recovery and of retention."""
 
     def __post_init__(self) -> None:
         self.client = FakeClient(self.server, self.scheduler, self.name)
@@ -107,8 +130,15 @@ class OperationReplica:
             OperationType.CREATE_STOCK_POOL: PoolCreator(client, informers, driver),
         }
         self.operations = OperationRunner(driver.store, executors, BackgroundQueue())
-        self.recovery = OperationRecovery(
-            client, informers, self.operations, settings=OperationSettings(), clock=self.clock
+        self.recovery = OperationRecovery(client, informers, self.operations, settings=SETTINGS, clock=self.clock)
+        self.retention = OperationRetention(
+            client=client,
+            informers=informers,
+            stale_reason=CacheStaleness(informers.all).reason,
+            namespace=NAMESPACES.system,
+            settings=SETTINGS,
+            clock=self.clock,
+            metrics=OperationRetentionMetrics(CollectorRegistry()),
         )
         self.units = UnitService(client, informers, NAMESPACES, self.handoff, self.operations, attacher)
         self.stock = StockUnitService(informers, self.operations, STOCK_NAMESPACE)
@@ -118,6 +148,12 @@ class OperationReplica:
         self.tasks += self.informer_tasks.values()
         self.deleter_task = asyncio.create_task(deletions.run(asyncio.Event(), grace_seconds=0))
         self.tasks += [self.deleter_task, asyncio.create_task(self.operations.queue.run(asyncio.Event(), 0))]
+
+    def start_pass(self, name: str, run_once: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a pass of recovery or retention, unless one is in progress."""
+        if name not in self.passes or self.passes[name].done():
+            self.passes[name] = asyncio.create_task(run_once())
+            self.tasks.append(self.passes[name])
 
     def stop_deleting(self) -> None:
         """Behave, as far as consumed stock is concerned, like a replica that is killed right after its response."""
@@ -132,6 +168,41 @@ class OperationReplica:
             task.cancel()
 
 
+@dataclass
+class StorageDetacher:
+    """The part of the controller manager that detaches storages and removes deleted ones."""
+
+    client: FakeClient
+    task: asyncio.Task[None] | None = None
+
+    def start_pass(self) -> None:
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self.run_once())
+
+    def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    async def run_once(self) -> None:
+        for storage in (await self.client.list(GPU_STORAGES, ListOptions(UNIT_NAMESPACE))).items:
+            with suppress(KubeConflict, KubeNotFound):
+                await self._check(storage)
+
+    async def _check(self, storage: GPUStorage) -> None:
+        metadata, attached = storage.metadata, storage.spec.attached_to
+        if attached is None:
+            if metadata.deletion_timestamp is not None:
+                await self.client.remove(GPU_STORAGES, metadata.key, metadata.resource_version)
+            return
+        check = CheckOperation(attached.operation_id, attached.unit, attached.attempt)
+        client = cast(KubeClient, self.client)
+        if isinstance(await confirm_step(client, metadata.key, check, NAMESPACES.system), DetachStorage):
+            detached: Document = {"spec": {"attachedTo": None}}
+            await self.client.merge_patch(
+                GPU_STORAGES, metadata.key, detached, resource_version=metadata.resource_version
+            )
+
+
 @dataclass(frozen=True)
 class Chaos:
     """How many faults of each kind happen during a run."""
@@ -143,7 +214,16 @@ class Chaos:
     """Requests that delete a unit."""
     pool_requests: int = 0
     """Requests that delete a pool."""
-    evictions: int = 0
+    full_queues: int = 0
+    """Replicas that delete no consumed stock any more."""
+    stock_deletions: int = 0
+    """Stock units that users delete, if possible claimed ones."""
+    outages: int = 0
+    """Replicas whose requests to the API server often fail until the end of the round, or until they are killed."""
+    storage_changes: int = 0
+    """Storages that users delete or create again."""
+    background: bool = True
+    """Whether time passes, and the replicas run recovery and retention."""
     fault_chance: float = 0.02
     """The probability of a fault before each step of a task."""
     phases: Sequence[str] = ("Ready",)
@@ -157,6 +237,9 @@ class OperationSimulation:
     requests: Sequence[AnyRequest]
     initial_phase: str = "Ready"
     """The phase of the initial stock."""
+    replica_count: int = REPLICAS
+    recovery_chance: float = 0.0
+    """The probability of a recovery pass before each step. Every round has another one."""
     server: FakeKubeServer = field(default_factory=FakeKubeServer)
     outcomes: list[tuple[str, object]] = field(default_factory=list)
     """For each response: its operationID, and whether it created the unit (201) or the type of the fault."""
@@ -168,22 +251,18 @@ class OperationSimulation:
     """Names for which a delete request was sent. It deletes the unit or pool that has the name when it is executed."""
     removed: dict[str, Document] = field(default_factory=dict)
     """Units and pools whose delete request succeeded, by UID."""
-    evicted: list[Document] = field(default_factory=list)
-    """Operations that retention has evicted."""
-
-    sending: Counter[tuple[str, str | None]] = field(default_factory=Counter)
-    """The operationID and the object name of every request without a response."""
 
     def __post_init__(self) -> None:
         self.scheduler = InterleavingScheduler(self.seed)
         self.clock = ManualClock(self.scheduler)
+        self.server.now = lambda: format_timestamp(self.clock.now())
+        self.controller = StorageDetacher(FakeClient(self.server, self.scheduler, "controller"))
         for index in range(self.stock):
             self.add_stock(f"stock-{index}")
         self.initial_stock = {each["metadata"]["uid"] for each in self.server.all(GPU_UNITS)}
         for name in STORAGES:
-            metadata = {"name": name, "namespace": UNIT_NAMESPACE}
-            self.server.create(GPU_STORAGES, {"metadata": metadata, "spec": {"size": "1Gi"}})
-        self.replicas = [self._replica(f"replica-{index}") for index in range(REPLICAS)]
+            self.add_storage(name)
+        self.replicas = [self._replica(f"replica-{index}") for index in range(self.replica_count)]
 
     def add_stock(self, name: str) -> None:
         manifest: Document = {"metadata": {"name": name, "namespace": STOCK_NAMESPACE}, "spec": {"specName": "g1.1"}}
@@ -191,6 +270,10 @@ class OperationSimulation:
         self.server.patch(
             GPU_UNITS, ObjectKey(STOCK_NAMESPACE, name), {"status": {"phase": self.initial_phase}}, "status"
         )
+
+    def add_storage(self, name: str) -> None:
+        metadata = {"name": name, "namespace": UNIT_NAMESPACE, "finalizers": ["attached"]}
+        self.server.create(GPU_STORAGES, {"metadata": metadata, "spec": {"size": "1Gi"}})
 
     def _replica(self, name: str) -> OperationReplica:
         return OperationReplica(self.server, self.scheduler, name, self.clock)
@@ -200,7 +283,7 @@ class OperationSimulation:
         for _ in range(MAX_CALLER_ATTEMPTS):
             outcome: object
             try:
-                outcome = await self._send_once(replica, request)
+                outcome = await self._execute(replica, request)
             except OperationReused:
                 await self.scheduler.wait_scheduled("caller")
                 continue
@@ -208,14 +291,6 @@ class OperationSimulation:
                 outcome = type(fault)
             self.outcomes.append((request.operation_id, outcome))
             return
-
-    async def _send_once(self, replica: OperationReplica, request: AnyRequest) -> bool:
-        call = request.operation_id, getattr(request, "name", None)
-        self.sending[call] += 1
-        try:
-            return await self._execute(replica, request)
-        finally:
-            self.sending -= Counter([call])
 
     async def _execute(self, replica: OperationReplica, request: AnyRequest) -> bool:
         match request:
@@ -272,35 +347,29 @@ class OperationSimulation:
         else:
             self.removed[metadata["uid"]] = found
 
-    def evict_an_operation(self) -> None:
-        """Evict a finished operation or one that waits for stock, as retention does. Its operationID becomes free.
+    def delete_stock(self) -> None:
+        """Delete a stock unit, as an administrator does. A claimed one is preferred."""
+        units = self.list_units()
+        claimed = [each for each in units if Annotation.CLAIMED_BY in _annotations(each)]
+        if units:
+            metadata = self.scheduler.rng.choice(claimed or units)["metadata"]
+            self.server.delete(GPU_UNITS, ObjectKey(STOCK_NAMESPACE, metadata["name"]), metadata["uid"])
+            self.deleted.add(metadata["uid"])
 
-        An operation is evicted long after it finished, and long after its last attempt started: longer than any request
-        or process is suspended, and after recovery has cleaned up. So no run of an attempt is still in progress.
-        """
-        evictable = [each for each in self.server.all(OPERATIONS) if self._is_evictable(each)]
-        if evictable:
-            operation = self.scheduler.rng.choice(evictable)
-            self.evicted.append(operation)
-            metadata = operation["metadata"]
-            self.server.delete(OPERATIONS, ObjectKey(metadata["namespace"], metadata["name"]), metadata["uid"])
+    def change_storages(self) -> None:
+        """Delete a storage, as a user does, or create a deleted one again."""
+        name = self.scheduler.rng.choice(STORAGES)
+        key = ObjectKey(UNIT_NAMESPACE, name)
+        if self.server.find(GPU_STORAGES, key):
+            self.server.delete(GPU_STORAGES, key, None)
+        else:
+            self.add_storage(name)
 
-    def _is_evictable(self, operation: Document) -> bool:
-        status, uid = operation.get("status", {}), operation["metadata"]["uid"]
-        if status.get("state") not in ("Succeeded", "Failed"):
-            has_attempt = status.get("attempt") or operation["spec"].get("stock")
-            return operation["spec"]["type"] == "CreateUnit" and not has_attempt
-        created = {each["metadata"]["uid"] for each in self._all_units() if _annotations(each).get(_UID) == uid}
-        committed = {status.get("targetUID"), *status.get("stockUIDs", ())}
-        has_leftovers = not created <= committed or status.get("stock", {}).get("uid") in _uids(self._all_units())
-        return not has_leftovers and not self._is_running(operation)
+    def start_outage(self) -> None:
+        self.scheduler.rng.choice(self.replicas).client.failure_chance = 0.4
 
-    def _is_running(self, operation: Document) -> bool:
-        in_queue = any(operation["metadata"]["uid"] in each.operations.queue.pending_keys for each in self.replicas)
-        return in_queue or (operation["spec"]["operationID"], operation["spec"]["target"].get("name")) in self.sending
-
-    def _all_units(self) -> list[Document]:
-        return self.server.all(GPU_UNITS)
+    def fill_queue(self) -> None:
+        self.scheduler.rng.choice(self.replicas).stop_deleting()
 
     def list_units(self, namespace: str = STOCK_NAMESPACE) -> list[Document]:
         return [each for each in self.server.all(GPU_UNITS) if each["metadata"]["namespace"] == namespace]
@@ -308,27 +377,54 @@ class OperationSimulation:
     async def run(self, chaos: Chaos) -> None:
         """Send every request to several replicas at the same time, and inject the faults at random moments."""
         for request in self.requests:
-            for replica in self.scheduler.rng.sample(self.replicas, self.scheduler.rng.randint(1, REPLICAS)):
+            for replica in self.scheduler.rng.sample(self.replicas, self.scheduler.rng.randint(1, self.replica_count)):
                 replica.tasks.append(asyncio.create_task(self.send(replica, request)))
         faults: list[Callable[[], None]] = [
             *[self._kill_one] * chaos.kills,
             *[self.delete_a_unit] * chaos.deletions,
             *[self.request_unit_deletion] * chaos.unit_requests,
             *[self.request_pool_deletion] * chaos.pool_requests,
-            *[self.evict_an_operation] * chaos.evictions,
+            *[self.fill_queue] * chaos.full_queues,
+            *[self.delete_stock] * chaos.stock_deletions,
+            *[self.change_storages] * chaos.storage_changes,
+            *[self.start_outage] * chaos.outages,
         ]
         self.scheduler.rng.shuffle(faults)
+        end = self.clock.elapsed_seconds + ROUND_SECONDS
+        self.recovery_chance = self.scheduler.rng.choice((0.0, 0.03, 0.1))
         for _ in range(4000):
             chance = self.scheduler.rng.random()
             if faults and chance < chaos.fault_chance:
                 faults.pop()()
             elif chance > 0.9:
                 self.report_on_stock(chaos.phases)
+            if chaos.background:
+                self._run_background(end)
             if await self.scheduler.run_next() is None:
                 break
+        await self.run_until_idle()
+        for replica in self.replicas:
+            replica.client.failure_chance = 0.0
+
+    def _run_background(self, end: float) -> None:
+        """Let a short time pass, and start what runs in the background at random moments."""
+        rng = self.scheduler.rng
+        self.clock.elapsed_seconds = min(end, self.clock.elapsed_seconds + rng.random())
+        replica, event = rng.choice(self.replicas), rng.random()
+        if event < self.recovery_chance:
+            replica.start_pass("recovery", replica.recovery.run_once)
+        elif event > 0.95:
+            replica.start_pass("retention", replica.retention.run_once)
+        elif event > 0.9:
+            self.controller.start_pass()
+
+    async def grow_old(self) -> None:
+        """Let so much time pass that retention may evict all operations that need no cleanup."""
+        await self.run_until_idle()
+        self.clock.elapsed_seconds += self.scheduler.rng.choice((1, 10)) * MIN_AGE.total_seconds()
 
     def _kill_one(self) -> None:
-        index = self.scheduler.rng.randrange(REPLICAS)
+        index = self.scheduler.rng.randrange(self.replica_count)
         self.replicas[index].kill()
         self.replicas[index] = self._replica(f"replica-{index}-{self.server.version}")
 
@@ -341,6 +437,7 @@ class OperationSimulation:
             self.clock.elapsed_seconds += 10
             for replica in self.replicas:
                 await run_interleaved(replica.recovery.run_once(), self.scheduler)
+            await run_interleaved(self.controller.run_once(), self.scheduler)
         await self.run_until_idle()
 
     async def run_until_idle(self) -> None:
@@ -356,23 +453,29 @@ class OperationSimulation:
     async def complete(self, work: Awaitable[None]) -> None:
         await run_interleaved(work, self.scheduler)
 
+    def recorded_operations(self) -> list[Document]:
+        """The last state of all operations, also of those that were evicted."""
+        plural = OPERATIONS.plural
+        return list(
+            {each["metadata"]["uid"]: each for _, kind, each, _ in self.server.history if kind == plural}.values()
+        )
+
     def operations(self, kind: OperationType, state: str) -> list[Document]:
-        """All operations of this type and state, also those that were evicted."""
-        recorded = [*self.server.all(OPERATIONS), *self.evicted]
-        of_kind = [each for each in recorded if each["spec"]["type"] == kind.value]
+        of_kind = [each for each in self.recorded_operations() if each["spec"]["type"] == kind.value]
         return [each for each in of_kind if each.get("status", {}).get("state") == state]
 
     def end(self) -> None:
+        self.controller.stop()
         for replica in self.replicas:
             replica.kill()
 
 
 @contextmanager
 def operation_simulation(
-    seed: int, stock: int, requests: Sequence[AnyRequest], initial_phase: str = "Ready"
+    seed: int, stock: int, requests: Sequence[AnyRequest], initial_phase: str = "Ready", replica_count: int = REPLICAS
 ) -> Iterator[OperationSimulation]:
     random.seed(seed)
-    simulation = OperationSimulation(seed, stock, requests, initial_phase)
+    simulation = OperationSimulation(seed, stock, requests, initial_phase, replica_count)
     try:
         yield simulation
     finally:
@@ -380,19 +483,22 @@ def operation_simulation(
 
 
 def check_conservation(simulation: OperationSimulation) -> None:
-    """Every stock unit exists or became exactly one unit, and every unit belongs to one operation."""
+    """Every stock unit exists, or became exactly one unit, or was deleted by a user. Every unit belongs to one
+    operation."""
     succeeded = simulation.operations(OperationType.CREATE_UNIT, "Succeeded")
     consumed = Counter(each["status"]["stock"]["uid"] for each in succeeded)
     remaining = _uids(simulation.list_units())
     assert all(count == 1 for count in consumed.values()), "two operations consumed the same stock unit"
     assert remaining.isdisjoint(consumed), "a consumed stock unit still exists"
-    assert remaining | consumed.keys() == simulation.initial_stock | _check_seedings(simulation), (
+    seeded = simulation.initial_stock | _check_seedings(simulation)
+    assert remaining | consumed.keys() | (simulation.deleted & seeded) == seeded, (
         "a stock unit was lost, or one exists that no seeding committed to"
     )
     claimed = [each for each in simulation.list_units() if Annotation.CLAIMED_BY in _annotations(each)]
     assert not claimed, "a stock unit is claimed although no handoff is in progress"
     _check_committed(simulation, UNIT_NAMESPACE, GPU_UNITS, succeeded)
-    _check_storages(simulation, {each["spec"]["operationID"] for each in succeeded})
+    _check_requested(simulation, succeeded)
+    _check_storages(simulation)
     _check_responses(simulation)
 
 
@@ -440,23 +546,39 @@ def _check_committed(
     assert not again, f"an attempt created a {resource.kind} again after a request had deleted it"
 
 
-def _check_storages(simulation: OperationSimulation, succeeded: set[str]) -> None:
+def _check_requested(simulation: OperationSimulation, succeeded: list[Document]) -> None:
+    """Every unit has the name, the image and the storages of the request of its operation."""
+    requests = {each["status"]["targetUID"]: msgspec.json.decode(each["spec"]["request"]) for each in succeeded}
+    for unit in simulation.list_units(UNIT_NAMESPACE):
+        request = requests[unit["metadata"]["uid"]]
+        found = unit["metadata"]["name"], unit["spec"]["image"], _mounted_names(unit["spec"])
+        assert found == (request["name"], request["image"], _mounted_names(request)), (
+            "a unit is not what the request of its operation demands"
+        )
+
+
+def _mounted_names(spec: Document) -> list[str]:
+    return [mount["name"] for mount in spec.get("storageMounts", ())]
+
+
+def _check_storages(simulation: OperationSimulation) -> None:
+    """Every mounted storage is attached to the unit that mounts it, and every other storage is free."""
     storages = simulation.server.all(GPU_STORAGES)
     attachments = {each["metadata"]["name"]: each["spec"].get("attachedTo") for each in storages}
+    mounted: set[str] = set()
     for unit in simulation.list_units(UNIT_NAMESPACE):
-        for mount in unit["spec"].get("storageMounts", ()):
-            attachment = attachments[mount["name"]]
+        for name in _mounted_names(unit["spec"]):
+            attachment = attachments.get(name)
             assert attachment, "a unit mounts a storage that is not attached to it"
             assert attachment["unit"] == unit["metadata"]["name"], "a unit mounts a storage of another unit"
-    orphans = [name for name, each in attachments.items() if each and each["operationID"] not in succeeded]
+            mounted.add(name)
+    orphans = {name for name, each in attachments.items() if each} - mounted
     assert not orphans, "a storage is attached for an operation that created no unit"
 
 
 def _check_responses(simulation: OperationSimulation) -> None:
     assert not simulation.mistaken, "a caller received the unit of another caller"
-    recorded = Counter(
-        each["spec"]["operationID"] for each in [*simulation.server.all(OPERATIONS), *simulation.evicted]
-    )
+    recorded = Counter(each["spec"]["operationID"] for each in simulation.recorded_operations())
     creations = Counter(operation for operation, outcome in simulation.outcomes if outcome is True)
     assert creations <= recorded, "two responses reported the creation of one object"
 

@@ -1,8 +1,9 @@
 """Operations lose no stock, use no stock unit twice and create every object once, in any order of events.
 
 Every seed is another order of events among three replicas: requests that are sent to several replicas at the same time,
-stale caches, a controller that updates the status of stock, users that delete units and pools, processes that are
-killed between any two steps, and operations that retention evicts while other callers use their operationIDs again.
+stale caches, recovery and retention on every replica, a controller that updates the status of stock and detaches
+storages, users that delete units, pools, stock and storages, processes that are killed between any two steps, and other
+callers that use the operationIDs of evicted operations again.
 `INTERLEAVING_SEEDS` sets the number of seeds per test.
 """
 
@@ -31,7 +32,7 @@ from tests.unit.runtime_api.operation_simulation import (
     operation_simulation,
 )
 
-SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "100"))
+SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "60"))
 UNSTEADY = ("Ready", "Ready", "Progressing")
 
 
@@ -43,7 +44,7 @@ def unit_requests(count: int) -> list[CreateUnit]:
             namespace="runtime-instance",
             spec_name="g1.1",
             stock_namespace="runtime-stock",
-            image="python",
+            image=f"image-{index}",
         )
         for index in range(count)
     ]
@@ -66,7 +67,7 @@ def is_rejected(manifest: Manifest) -> bool:
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_without_kills_every_stock_unit_becomes_one_unit(seed: int) -> None:
     with operation_simulation(seed, 3, unit_requests(5)) as simulation:
-        await simulation.run(Chaos())
+        await simulation.run(Chaos(background=False))
         counts = Counter(outcome for _, outcome in simulation.outcomes)
         assert counts[True] == 3, simulation.outcomes
         assert not simulation.list_units("runtime-stock")
@@ -79,7 +80,8 @@ async def test_without_kills_every_stock_unit_becomes_one_unit(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_with_kills_and_deletions_stock_is_conserved(seed: int) -> None:
     with operation_simulation(seed, 4, unit_requests(6)) as simulation:
-        await simulation.run(Chaos(kills=4, deletions=1, unit_requests=2, phases=UNSTEADY))
+        chaos = Chaos(kills=4, deletions=1, unit_requests=2, full_queues=1, stock_deletions=seed % 2, phases=UNSTEADY)
+        await simulation.run(chaos)
         await simulation.run_recovery()
         check_conservation(simulation)
         await simulation.replay()
@@ -107,15 +109,17 @@ async def test_one_of_several_operations_with_one_unit_name_succeeds(seed: int) 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_storage_is_attached_to_one_unit_only(seed: int) -> None:
-    """Some requests mount the same storage, some mount two in different order, and the stock does not suffice for
-    all."""
+    """Some requests mount the same storage, some mount two in different order, and the stock does not suffice for all.
+    Users delete storages and stock meanwhile, and the API server is not always reachable."""
     mounts = (("data-0",), ("data-1", "data-0"), ("data-0", "data-2"), ("data-1",), ("data-2", "data-1"))
     with_storages = [
         msgspec.structs.replace(each, storage_mounts=tuple(StorageMount(name=n, mount_path=f"/{n}") for n in names))
         for each, names in zip(unit_requests(len(mounts)), mounts, strict=True)
     ]
-    with operation_simulation(seed, 3, with_storages) as simulation:
-        await simulation.run(Chaos(kills=seed % 4, phases=("Ready", "Ready", "Progressing")))
+    with operation_simulation(seed, 3, with_storages, replica_count=1 + seed % 3) as simulation:
+        for kills in (seed % 4, 0):
+            faults = Chaos(kills, deletions=1, storage_changes=4, stock_deletions=seed % 2, outages=2, phases=UNSTEADY)
+            await simulation.run(faults)
         await simulation.run_recovery()
         check_conservation(simulation)
         await simulation.replay()
@@ -162,9 +166,12 @@ async def test_pool_of_several_requests_is_created_once_and_stays_deleted(seed: 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_reused_operation_id_gives_each_caller_its_own_object(seed: int) -> None:
-    """Retention evicts operations that wait for stock or have finished. Other callers use their operationIDs."""
+    """Retention evicts operations that wait for stock or have finished. Other callers use their operationIDs, while
+    recovery still has to clean up after killed processes."""
     units = unit_requests(2)
-    others = [msgspec.structs.replace(each, name=f"other-{index}") for index, each in enumerate(units)]
+    others = [
+        msgspec.structs.replace(each, name=f"other-{index}", image=f"other-{index}") for index, each in enumerate(units)
+    ]
     sent: list[AnyRequest] = [
         *units,
         *others,
@@ -172,7 +179,9 @@ async def test_reused_operation_id_gives_each_caller_its_own_object(seed: int) -
         msgspec.structs.replace(pool_request(0, "pool"), operation_id="op-1"),
     ]
     with operation_simulation(seed, 4, sent, initial_phase="Progressing") as simulation:
-        await simulation.run(Chaos(kills=1, evictions=12, fault_chance=0.1, phases=UNSTEADY))
+        for _ in range(2):
+            await simulation.run(Chaos(kills=1, full_queues=2, unit_requests=1, fault_chance=0.05, phases=UNSTEADY))
+            await simulation.grow_old()
         await simulation.run_recovery()
         check_finished(simulation)
         check_conservation(simulation)
@@ -242,7 +251,7 @@ async def test_consumed_stock_is_never_offered_and_recovery_deletes_it() -> None
 async def test_replay_after_eviction_of_the_operation_is_a_name_conflict() -> None:
     """The unit stays. The replay fails because the name exists, and claims no stock."""
     with operation_simulation(1, 2, unit_requests(1)) as simulation:
-        await simulation.run(Chaos())
+        await simulation.run(Chaos(background=False))
         simulation.server.delete(OPERATIONS, ObjectKey("runtime-system", operation_name("op-0")), None)
         before = [each["metadata"]["uid"] for each in simulation.list_units("runtime-instance")]
         await simulation.replay()

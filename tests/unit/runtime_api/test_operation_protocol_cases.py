@@ -92,3 +92,34 @@ async def test_seeding_repeated_after_its_eviction_keeps_the_stock_of_the_first(
         await run_interleaved(simulation.send(simulation.replicas[1], simulation.requests[0]), simulation.scheduler)
         await simulation.run_recovery()
         assert {unit["metadata"]["uid"] for unit in simulation.list_units()} == seeded
+
+
+async def test_operation_is_not_evicted_before_its_consumed_stock_is_deleted() -> None:
+    """Otherwise recovery would release the claim, and another handoff would consume the stock unit again."""
+    with operation_simulation(1, 1, unit_requests(2)) as simulation:
+        await simulation.run_until_idle()
+        first, other, _ = simulation.replicas
+        first.stop_deleting()
+        await run_interleaved(simulation.send(first, simulation.requests[0]), simulation.scheduler)
+        await simulation.grow_old()
+        await run_interleaved(other.retention.run_once(), simulation.scheduler)
+        assert len(simulation.server.all(OPERATIONS)) == 1
+        await simulation.run_recovery()
+        await run_interleaved(simulation.send(other, simulation.requests[1]), simulation.scheduler)
+        assert [outcome for _, outcome in simulation.outcomes] == [True, NoStock]
+        check_conservation(simulation)
+        await run_interleaved(other.retention.run_once(), simulation.scheduler)
+        assert [each["spec"]["operationID"] for each in simulation.server.all(OPERATIONS)] == ["op-1"]
+
+
+async def test_operation_is_not_evicted_shortly_after_its_end() -> None:
+    with operation_simulation(1, 1, unit_requests(1)) as simulation:
+        await simulation.run_until_idle()
+        first = simulation.replicas[0]
+        await run_interleaved(simulation.send(first, simulation.requests[0]), simulation.scheduler)
+        await simulation.run_until_idle()
+        await run_interleaved(first.retention.run_once(), simulation.scheduler)
+        assert len(simulation.server.all(OPERATIONS)) == 1
+        await simulation.grow_old()
+        await run_interleaved(first.retention.run_once(), simulation.scheduler)
+        assert not simulation.server.all(OPERATIONS)
