@@ -80,6 +80,14 @@ class InvocationRecordStore:
         revision = await self.bucket.create(invocation_id, encode(record))
         return None if revision is None else RecordAtRevision(record, revision)
 
+    async def renew(self, invocation_id: str, stored: RecordAtRevision) -> RecordAtRevision | None:
+        """Write the same record again, and return it with its new revision. Return None if the record has changed.
+
+        Afterwards, a process that knows only the old revision cannot change or purge the record.
+        """
+        revision = await self.bucket.update(invocation_id, encode(stored.record), stored.revision)
+        return None if revision is None else RecordAtRevision(stored.record, revision)
+
     async def read(self, invocation_id: str) -> RecordAtRevision | None:
         """Return the record, or None if it does not exist. Raises RecordUnreadable."""
         entry = await self.bucket.get(invocation_id)

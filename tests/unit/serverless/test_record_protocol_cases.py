@@ -4,15 +4,19 @@ import asyncio
 import dataclasses
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec import Raw
 
-from gpu_runtime.contract.messages.invocation_record import Dispatched
+from gpu_runtime.contract.messages.invocation_record import Dispatched, record_from_headers
 from gpu_runtime.contract.messages.subjects import Stream
+from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.delivery import OutgoingMessage
 from gpu_runtime.jetstream.errors import StreamFull
+from gpu_runtime.jetstream.kv import KeyValueBucket, KeyValueEntry
+from gpu_runtime.runtime_api.invocations.enqueue import prepare_enqueue
+from gpu_runtime.runtime_api.invocations.invocation_admission import admit_invocation
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.invocations.service import InvocationService
 from tests.unit.kube.fake_time import on_fake_time
@@ -157,6 +161,59 @@ async def test_rejected_publish_does_not_purge_a_record_that_has_changed() -> No
     stored = await records.read("i")
     await kill_all(api)
     assert stored is not None
+
+
+@on_fake_time
+async def test_rejected_publish_does_not_purge_the_record_of_a_replay() -> None:
+    """While INVOKE rejects the message, another replica publishes it. Nothing else changes the record."""
+    plane = await new_plane(NoFaults())
+    (api, service), (other_api, other_service) = plane.start_api("api-0"), plane.start_api("api-1")
+    await asyncio.sleep(1)
+
+    class RejectingPublisher:
+        async def publish(self, _message: OutgoingMessage) -> None:
+            await other_service.invoke(invoke(5))
+            raise StreamFull("full")
+
+    with pytest.raises(StreamFull):
+        await with_publisher(service, RejectingPublisher()).invoke(invoke(5))
+    stored = await service.enqueuer.records.read("i")
+    messages = plane.server.streams[TOPOLOGY.stream_name(Stream.INVOKE)].messages
+    await kill_all(api, other_api)
+    assert len(messages) == 1
+    assert stored is not None
+
+
+@on_fake_time
+async def test_record_that_is_purged_before_the_replay_publishes_is_created_again() -> None:
+    """A different request could otherwise take the ID while the message of the replay is in the stream."""
+    plane = await new_plane(NoFaults())
+    api, service = plane.start_api("api-0")
+    await asyncio.sleep(1)
+    enqueuer, purged = service.enqueuer, asyncio.Event()
+
+    class PurgingBucket:
+        """Purges the record after the replay has read it."""
+
+        async def get(self, key: str) -> KeyValueEntry | None:
+            entry = await enqueuer.records.bucket.get(key)
+            if entry is not None and not purged.is_set():
+                purged.set()
+                await enqueuer.records.bucket.purge(key, entry.revision)
+            return entry
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(enqueuer.records.bucket, name)
+
+    _, record = prepare_enqueue(admit_invocation(invoke(5), service.limits), plane.now())
+    await enqueuer.records.create("i", record)
+    records = InvocationRecordStore(cast(KeyValueBucket, PurgingBucket()))
+    replaying = dataclasses.replace(service, enqueuer=dataclasses.replace(enqueuer, records=records))
+    await replaying.invoke(invoke(5))
+    stored = await enqueuer.records.read("i")
+    (message,) = plane.server.streams[TOPOLOGY.stream_name(Stream.INVOKE)].messages.values()
+    await kill_all(api)
+    assert record_from_headers(message.headers) == stored
 
 
 def with_publisher(service: InvocationService, publisher: Any) -> InvocationService:

@@ -7,7 +7,9 @@ under an invocationID that is already in use.
 
 - If the process crashes between the two writes, the caller receives no response. A retry finds the record and publishes
   the message. JetStream stores the message only once.
-- If the stream is full, the enqueuer purges the record, so that the invocationID is unused again.
+- If the stream is full, the enqueuer purges the record that it created, so that the invocationID is unused again. A
+  retry at another replica may find the record before the purge. So a retry first writes the record again, which changes
+  its revision, and then publishes the message. Then the purge, which is conditional, does not delete the record.
 """
 
 import logging
@@ -24,7 +26,7 @@ from gpu_runtime.contract.messages.message_codec import to_utc_milliseconds
 from gpu_runtime.contract.messages.subjects import Subjects
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.errors import JetStreamError, NatsMessageTooLarge, StreamFull
-from gpu_runtime.jetstream.publisher import PubAck, Publisher
+from gpu_runtime.jetstream.publisher import Publisher
 from gpu_runtime.process.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -57,22 +59,22 @@ class InvocationEnqueuer:
                 await self._publish_or_purge(enqueued, created)
                 return EnqueueResult(record, new=True)
             stored = await self.records.read(enqueued.invocation_id)
-            if stored is not None:  # None: the record expired or was purged in the meantime, so create it again
-                return await self._replay(enqueued, record, stored)
+            if stored is not None and await self._replay(enqueued, record, stored):
+                return EnqueueResult(stored.record, new=False)
+            # The record expired, or another process purged or changed it in the meantime.
 
-    async def _replay(
-        self, invocation: Invocation, record: InvocationRecord, stored: RecordAtRevision
-    ) -> EnqueueResult:
+    async def _replay(self, invocation: Invocation, record: InvocationRecord, stored: RecordAtRevision) -> bool:
+        """Publish the message of the record if it may be missing. Return False if the record has changed."""
         if stored.record.request_hash != record.request_hash:
             raise InvocationReused(
                 f"another request has used invocationID {invocation.invocation_id!r}; choose a new invocationID"
             )
         if may_be_unpublished(stored.record, self.clock.now()):
-            original = structs.replace(invocation, enqueued_at=stored.record.enqueued_at)
-            ack = await self._publish(original, stored)
-            if not ack.duplicate:
-                await self._restore_record(invocation.invocation_id, stored.record)
-        return EnqueueResult(stored.record, new=False)
+            kept = await self.records.renew(invocation.invocation_id, stored)
+            if kept is None:
+                return False
+            await self._publish(structs.replace(invocation, enqueued_at=stored.record.enqueued_at), kept)
+        return True
 
     async def _publish_or_purge(self, invocation: Invocation, stored: RecordAtRevision) -> None:
         try:
@@ -91,16 +93,8 @@ class InvocationEnqueuer:
                 extra={"invocation_id": invocation_id, "error": str(error)},
             )
 
-    async def _restore_record(self, invocation_id: str, record: InvocationRecord) -> None:
-        """Create the record again if the first request has purged it because the stream was full.
-
-        The message is stored now, so it needs its record.
-        """
-        if await self.records.read(invocation_id) is None:
-            await self.records.create(invocation_id, record)
-
-    async def _publish(self, invocation: Invocation, stored: RecordAtRevision) -> PubAck:
-        return await self.publisher.publish(invoke_message(self.subjects, invocation, stored))
+    async def _publish(self, invocation: Invocation, stored: RecordAtRevision) -> None:
+        await self.publisher.publish(invoke_message(self.subjects, invocation, stored))
 
 
 def prepare_enqueue(invocation: Invocation, now: datetime) -> tuple[Invocation, InvocationRecord]:
