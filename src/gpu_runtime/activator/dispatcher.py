@@ -36,12 +36,13 @@ from gpu_runtime.contract.messages.invocation_messages import (
 )
 from gpu_runtime.contract.messages.invocation_record import (
     NO_TAKEOVER,
+    Abandoned,
     DeadlinePassed,
     Dispatched,
-    FunctionDeleted,
     RecordAtRevision,
     RecordEvent,
     Refusal,
+    Termination,
     step,
 )
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, to_utc_milliseconds
@@ -105,24 +106,28 @@ class Dispatcher:
         except JetStreamError as error:
             return NakDelivery(str(error))
 
-    async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> NakDelivery | None:
+    async def on_dead_letter(self, delivery: Delivery, outcome: DeadLetterDelivery) -> AckDelivery | NakDelivery | None:
         """Publish the dead letter and, if the invocation can be decoded, its result. Reply to the caller.
 
-        Return a nak if the record is unreadable. Publish no result if a worker runs the invocation: the worker ends it.
+        Return a nak if the record is unreadable. Return an ack if a worker runs the invocation, or if the invocation
+        has ended in another way.
         """
         failure, now, subjects = dead_letter_failure(outcome), self.clock(), self.topology.subjects
         letters = DeadLetterBuilder(subjects, Stream.INVOKE)
         try:
-            invocation = read_invocation(delivery, subjects).invocation
-            stored = await self.records.read(invocation.invocation_id)
+            accepted = read_invocation(delivery, subjects)
+            stored = (await self._apply(accepted, Abandoned(now, Termination.DEAD_LETTERED))).stored
         except MessageDecodeError:
             await self.publisher.publish(letters.message(delivery, failure, now))
         except RecordUnreadable as error:
             return error.to_nak()
         else:
-            is_running = stored is not None and stored.record.running
+            if stored.record.termination is not Termination.DEAD_LETTERED:
+                await self._publish_termination(accepted, stored, now)
+                return AckDelivery()
+            invocation = accepted.invocation
             letter = letters.message(delivery, failure, now, invocation.invocation_id)
-            result = None if is_running else dead_lettered_result(invocation, failure, now)
+            result = dead_lettered_result(invocation, failure, now)
             await self.terminal_results.results.publish_dead_letter(letter, result, stored, invocation.reply_to)
         self.metrics.dead_letters.labels(Stream.INVOKE.name).inc()
         return None
@@ -142,8 +147,8 @@ class Dispatcher:
             case Applied(stored):
                 await self._publish_dispatch(accepted, stored, now)
                 await self.demand.publish(request_id)
-            case Refused(_, stored):  # the process that recorded a termination may have crashed before it published it
-                await self._publish_termination(accepted, stored, now)
+            case Refused(_, stored):
+                return await self._repeat_termination(accepted, stored, now)
         return AckDelivery()
 
     async def _handle_unknown_function(
@@ -164,15 +169,26 @@ class Dispatcher:
                 f"the function lookup failed: {error}",
                 DISPATCH_RETRY_BACKOFF.delay(delivery.delivery_count),
             )
-        return await self._end(accepted, FunctionDeleted(now))
+        return await self._end(accepted, Abandoned(now, Termination.FUNCTION_GONE))
 
-    async def _end(self, accepted: AcceptedInvocation, event: DeadlinePassed | FunctionDeleted) -> DeliveryOutcome:
+    async def _end(self, accepted: AcceptedInvocation, event: DeadlinePassed | Abandoned) -> DeliveryOutcome:
         """End an invocation that no worker runs. A running invocation has a dispatch, so its worker ends it."""
         outcome = await self._apply(accepted, event)
         if isinstance(outcome, Refused) and outcome.refusal is Refusal.TOO_EARLY:
             remaining = (outcome.stored.record.deadline - event.at).total_seconds()
             return NakDelivery("the record has a later deadline than the message", remaining)
-        await self._publish_termination(accepted, outcome.stored, event.at)
+        return await self._repeat_termination(accepted, outcome.stored, event.at)
+
+    async def _repeat_termination(
+        self, accepted: AcceptedInvocation, stored: RecordAtRevision, now: datetime
+    ) -> DeliveryOutcome:
+        """Publish the result of the termination, or dead-letter the invocation again.
+
+        The process that recorded the termination may have crashed before it published the result or the dead letter.
+        """
+        if stored.record.termination is Termination.DEAD_LETTERED:
+            return DeadLetterDelivery("an earlier delivery dead-lettered the invocation")
+        await self._publish_termination(accepted, stored, now)
         return AckDelivery()
 
     async def _apply(self, accepted: AcceptedInvocation, event: RecordEvent) -> Applied | Refused:

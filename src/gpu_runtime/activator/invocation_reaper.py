@@ -25,9 +25,10 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.failure_class import FailureClass
 from gpu_runtime.contract.messages.invocation_messages import dispatched_record, read_dispatch
 from gpu_runtime.contract.messages.invocation_record import (
+    Abandoned,
     DeadlinePassed,
-    FunctionDeleted,
     RecordAtRevision,
+    Termination,
     record_from_headers,
 )
 from gpu_runtime.contract.messages.message_codec import MessageDecodeError, decode
@@ -198,7 +199,7 @@ class InvocationReaper:
                 self._wake.set()  # start the next pass now, which first ends cancelled and expired invocations
                 return
             try:
-                was_reaped = await self._reap(message, FunctionDeleted(self.clock()))
+                was_reaped = await self._reap(message, Abandoned(self.clock(), Termination.FUNCTION_GONE))
             except RecordUnreadable:
                 was_reaped = False
             sequence, skipped, reaped = message.sequence + 1, skipped or not was_reaped, reaped + was_reaped
@@ -253,7 +254,7 @@ class InvocationReaper:
         message = await self._next_message(sequence)
         return message is None or message.sequence != sequence or await self._reap(message, event)
 
-    async def _reap(self, message: StoredMessage, event: DeadlinePassed | FunctionDeleted | None) -> bool:
+    async def _reap(self, message: StoredMessage, event: DeadlinePassed | Abandoned | None) -> bool:
         """End the invocation and delete its message. Return False if the invocation must continue.
 
         Without an event, end the invocation only if its record already has a termination: the caller cancelled it.
@@ -270,7 +271,7 @@ class InvocationReaper:
         return True
 
     async def _record_after(
-        self, dispatch: Dispatch, message: StoredMessage, event: DeadlinePassed | FunctionDeleted | None
+        self, dispatch: Dispatch, message: StoredMessage, event: DeadlinePassed | Abandoned | None
     ) -> RecordAtRevision | None:
         id_, known = dispatch.invocation.invocation_id, record_from_headers(message.headers)
         if event is None:

@@ -41,8 +41,9 @@ from gpu_runtime.jetstream.stream_specs import ConsumerSpec
 logger = logging.getLogger(__name__)
 
 DeliveryHandler: TypeAlias = Callable[[Delivery], Awaitable[DeliveryOutcome]]
-OnDeadLetter: TypeAlias = Callable[[Delivery, DeadLetterDelivery], Awaitable[NakDelivery | None]]
-"""Publishes the dead letter of a message. If it returns a nak instead, the message stays in the stream."""
+OnDeadLetter: TypeAlias = Callable[[Delivery, DeadLetterDelivery], Awaitable[AckDelivery | NakDelivery | None]]
+"""Publishes the dead letter of a message. If the message needs no dead letter or must stay in the stream, it publishes
+none and returns an ack or a nak."""
 
 ACK, NAK, TERM, IN_PROGRESS = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 
@@ -185,12 +186,12 @@ class PullConsumer:
         """
         fields = self._log_fields(running.delivery) | {"reason": outcome.reason}
         try:
-            nak = await self._on_dead_letter(running.delivery, outcome)
+            instead = await self._on_dead_letter(running.delivery, outcome)
         except Exception as error:
             logger.exception("dead-lettering failed; JetStream will redeliver the message", extra=fields)
-            nak = NakDelivery(f"{type(error).__name__}: {error}")
-        if nak is not None:
-            await self._nak(running, nak)
+            instead = NakDelivery(f"{type(error).__name__}: {error}")
+        if instead is not None:
+            await self._acknowledge(running, instead)
         else:
             logger.warning("message dead-lettered", extra=fields)
             await self._send_ack(running.ack_subject, TERM)

@@ -36,6 +36,9 @@ class ServerRejection(Exception):
         self.body: Json = {"code": code, "err_code": err_code, "description": description}
 
 
+STREAM_FULL = ServerRejection(503, 10077, "maximum messages per subject exceeded")
+
+
 @dataclass(frozen=True)
 class StreamMessage:
     subject: str
@@ -78,6 +81,8 @@ class StreamContent:
     message_ids: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The sequence of each message ID, and when the server forgets the ID."""
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
+    rejection: ServerRejection | None = None
+    """If it is set, the stream rejects every message that it does not recognize as a duplicate."""
 
     def on_subject(self, pattern: str) -> list[StreamMessage]:
         return [each for each in self.messages.values() if subject_matches(pattern, each.subject)]
@@ -162,10 +167,12 @@ class InMemoryNats:
         _check_expected_sequence(headers, previous.sequence if previous else 0)
         if known and known[1] > now:
             return {"seq": known[0], "duplicate": True}
+        if stream.rejection:
+            raise stream.rejection
         limit = stream.config["max_msgs_per_subject"]
         existing = stream.on_subject(subject)
         if stream.config.get("discard_new_per_subject") and 0 < limit <= len(existing):
-            raise ServerRejection(503, 10077, "maximum messages per subject exceeded")
+            raise STREAM_FULL
         stream.last_sequence += 1
         message = StreamMessage(subject, stream.last_sequence, data, dict(headers), self.now())
         stream.messages[message.sequence] = message

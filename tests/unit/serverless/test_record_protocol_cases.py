@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -20,7 +21,7 @@ from gpu_runtime.runtime_api.invocations.invocation_admission import admit_invoc
 from gpu_runtime.runtime_api.invocations.requests import Invoke
 from gpu_runtime.runtime_api.invocations.service import InvocationService
 from tests.unit.kube.fake_time import on_fake_time
-from tests.unit.serverless.in_memory_nats import InMemoryConnection, InMemoryNats, NoFaults
+from tests.unit.serverless.in_memory_nats import STREAM_FULL, InMemoryConnection, InMemoryNats, NoFaults
 from tests.unit.serverless.simulated_processes import (
     TOPOLOGY,
     ServerlessPlane,
@@ -214,6 +215,73 @@ async def test_record_that_is_purged_before_the_replay_publishes_is_created_agai
     (message,) = plane.server.streams[TOPOLOGY.stream_name(Stream.INVOKE)].messages.values()
     await kill_all(api)
     assert record_from_headers(message.headers) == stored
+
+
+@on_fake_time
+async def test_no_worker_starts_a_dispatched_invocation_that_the_activator_dead_letters() -> None:
+    """The last delivery dispatched the invocation, but its acknowledgement was lost."""
+    plane = await new_plane(LostAcknowledgements("activator-0"))
+    subjects: list[str] = []
+    plane.server.stored_listeners.append(lambda _sender, message, _previous: subjects.append(message.subject))
+    api, service = plane.start_api("api-0")
+    activator = plane.start_activator("activator-0", leads=False, max_deliveries=1)
+    await api.spawn(service.invoke(invoke(60)))
+    await asyncio.sleep(5)  # the dispatch waits for a worker, and the second delivery dead-letters the invocation
+    worker = plane.start_worker("worker-0", "f")
+    await asyncio.sleep(5)
+    stored = await service.records.read("i")
+    store = plane.start_result_store("store-0")
+    await asyncio.sleep(5)
+    states = [row.state for row in plane.results.rows.values()]
+    await kill_all(api, store, activator, worker)
+    assert stored is not None
+    assert (stored.record.attempts, states) == (0, ["dead_lettered"])
+    assert [each for each in subjects if ".dlq." in each]
+
+
+@on_fake_time
+async def test_invocation_that_a_worker_runs_is_not_dead_lettered_by_the_activator() -> None:
+    framework = SimulatedFramework(FreeWorkers(1), durations=(8.0,), failure_rate=0.0)
+    plane = await new_plane(LostAcknowledgements("activator-0"), framework)
+    subjects: list[str] = []
+    plane.server.stored_listeners.append(lambda _sender, message, _previous: subjects.append(message.subject))
+    (api, service), store = plane.start_api("api-0"), plane.start_result_store("store-0")
+    others = plane.start_activator("activator-0", leads=False, max_deliveries=1), plane.start_worker("worker-0", "f")
+    await api.spawn(service.invoke(invoke(60)))
+    await asyncio.sleep(20)
+    states = [row.state for row in plane.results.rows.values()]
+    await kill_all(api, store, *others)
+    assert states == ["succeeded"]
+    assert [each for each in subjects if ".dlq." in each] == []
+
+
+@pytest.mark.parametrize("max_deliveries", [1, 50])
+@pytest.mark.parametrize("number", range(1, 6))
+@on_fake_time
+async def test_activator_killed_before_any_write_loses_no_dead_letter(number: int, max_deliveries: int) -> None:
+    """DISPATCH is full, and the first delivery is the last one. The next activator may allow more deliveries."""
+    network = KillBeforeWrite("activator-0", number)
+    plane = await new_plane(network)
+    dispatch_stream = plane.server.streams[TOPOLOGY.stream_name(Stream.DISPATCH)]
+    dispatch_stream.rejection = STREAM_FULL
+    subjects: list[str] = []
+    plane.server.stored_listeners.append(lambda _sender, message, _previous: subjects.append(message.subject))
+    (api, service), store = plane.start_api("api-0"), plane.start_result_store("store-0")
+    activators = [plane.start_activator("activator-0", leads=False, max_deliveries=1)]
+
+    def replace_activator() -> None:
+        activators.pop().kill()
+        start = partial(plane.start_activator, "activator-1", leads=False, max_deliveries=max_deliveries)
+        asyncio.get_running_loop().call_later(1, lambda: activators.append(start()))
+
+    network.kill = replace_activator
+    await api.spawn(service.invoke(invoke(10)))
+    await asyncio.sleep(60)
+    states = [row.state for row in plane.results.rows.values()]
+    await kill_all(api, store, *activators)
+    letters = [each for each in subjects if ".dlq." in each]
+    assert (states, len(letters)) in ((["dead_lettered"], 1), (["expired"], 0))
+    assert states == ["dead_lettered"] or max_deliveries > 1
 
 
 def with_publisher(service: InvocationService, publisher: Any) -> InvocationService:

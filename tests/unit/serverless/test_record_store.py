@@ -12,9 +12,9 @@ from gpu_runtime.contract.messages.dispatch import Dispatch
 from gpu_runtime.contract.messages.invocation import Invocation
 from gpu_runtime.contract.messages.invocation_messages import dispatched_record
 from gpu_runtime.contract.messages.invocation_record import (
+    Abandoned,
     CancelRequested,
     Dispatched,
-    FunctionDeleted,
     RecordAtRevision,
     RecordState,
     Refusal,
@@ -103,7 +103,7 @@ async def test_header_that_refuses_the_event_is_compared_with_the_record(records
     """A header may be stale in both directions: only the record says whether the event is refused."""
     stored = await created(records)
     running = RecordAtRevision(msgspec.structs.replace(QUEUED, state=RecordState.RUNNING), stored.revision)
-    changed = await records.apply("i", FunctionDeleted(LATER), running)
+    changed = await records.apply("i", Abandoned(LATER, Termination.FUNCTION_GONE), running)
     assert isinstance(changed, Applied)
     assert changed.stored.record.termination is Termination.FUNCTION_GONE
 
@@ -111,7 +111,8 @@ async def test_header_that_refuses_the_event_is_compared_with_the_record(records
 async def test_one_of_two_concurrent_writers_is_refused(records: InvocationRecordStore) -> None:
     stored = await created(records)
     outcomes = await asyncio.gather(
-        records.apply("i", Started(LATER, "w"), stored), records.apply("i", FunctionDeleted(LATER), stored)
+        records.apply("i", Started(LATER, "w"), stored),
+        records.apply("i", Abandoned(LATER, Termination.FUNCTION_GONE), stored),
     )
     assert sorted(type(each).__name__ for each in outcomes) == ["Applied", "Refused"]
 

@@ -165,6 +165,11 @@ _TERMINATIONS: Mapping[Termination, tuple[ResultState, FailureClass, str]] = Map
             FailureClass.FUNCTION_GONE,
             "the function was deleted or is disabled",
         ),
+        Termination.DEAD_LETTERED: (
+            ResultState.DEAD_LETTERED,
+            FailureClass.INTERNAL,
+            "the activator could not dispatch the invocation; its dead letter has the reason",
+        ),
     }
 )
 

@@ -65,6 +65,7 @@ class Termination(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     FUNCTION_GONE = "function_gone"
+    DEAD_LETTERED = "dead_lettered"
 
 
 class InvocationRecord(Message, frozen=True, kw_only=True):
@@ -130,8 +131,9 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True)
-class FunctionDeleted:
+class Abandoned:  # the activator will not run the invocation: its function is deleted, or it is dead-lettered
     at: datetime
+    termination: Termination
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class ResultStored:
     state: ResultState
 
 
-RecordEvent: TypeAlias = Dispatched | Started | CancelRequested | DeadlinePassed | FunctionDeleted | ResultStored
+RecordEvent: TypeAlias = Dispatched | Started | CancelRequested | DeadlinePassed | Abandoned | ResultStored
 
 
 class Refusal(Enum):
@@ -175,8 +177,8 @@ def step(record: InvocationRecord, event: RecordEvent) -> InvocationRecord | Ref
             after = _started(record, at, worker)
         case DeadlinePassed(at, worker_grace):
             after = _expired(record, at, worker_grace)
-        case FunctionDeleted(at):
-            after = Refusal.RUNNING if running else _changed(record, at, termination=Termination.FUNCTION_GONE)
+        case Abandoned(at, termination):
+            after = Refusal.RUNNING if running else _changed(record, at, termination=termination)
     return after
 
 
