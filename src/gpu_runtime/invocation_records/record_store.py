@@ -12,8 +12,10 @@ that the invocation continues when the process is upgraded or the record is repa
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
+
+import msgspec
 
 from gpu_runtime.contract.errors import Unavailable
 from gpu_runtime.contract.messages.dispatch import Dispatch
@@ -39,6 +41,9 @@ MAX_WRITE_ATTEMPTS = 10
 
 UNREADABLE_RETRY_SECONDS = 30.0
 """Delay before a consumer processes a message again whose invocation record is unreadable."""
+
+RENEWAL = timedelta(milliseconds=1)
+"""How much a renewal advances `updated_at`."""
 
 MAX_LOGGED_RECORDS = 1000
 """Number of unreadable records that the process remembers, so that it logs each of them once."""
@@ -81,12 +86,15 @@ class InvocationRecordStore:
         return None if revision is None else RecordAtRevision(record, revision)
 
     async def renew(self, invocation_id: str, stored: RecordAtRevision) -> RecordAtRevision | None:
-        """Write the same record again, and return it with its new revision. Return None if the record has changed.
+        """Write a new record again, and return it with its new revision. Return None if the record has changed.
 
-        Afterwards, a process that knows only the old revision cannot change or purge the record.
+        Afterwards, the process that created the record cannot purge it. `updated_at` shows that this was done.
         """
-        revision = await self.bucket.update(invocation_id, encode(stored.record), stored.revision)
-        return None if revision is None else RecordAtRevision(stored.record, revision)
+        if stored.record.updated_at != stored.record.enqueued_at:
+            return stored
+        record = msgspec.structs.replace(stored.record, updated_at=stored.record.updated_at + RENEWAL)
+        revision = await self.bucket.update(invocation_id, encode(record), stored.revision)
+        return None if revision is None else RecordAtRevision(record, revision)
 
     async def read(self, invocation_id: str) -> RecordAtRevision | None:
         """Return the record, or None if it does not exist. Raises RecordUnreadable."""

@@ -81,8 +81,8 @@ class StreamContent:
     message_ids: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The sequence of each message ID, and when the server forgets the ID."""
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
-    rejection: ServerRejection | None = None
-    """If it is set, the stream rejects every message that it does not recognize as a duplicate."""
+    is_full: Callable[[], bool] = lambda: False
+    """Whether the stream rejects the next message that it does not recognize as a duplicate."""
 
     def on_subject(self, pattern: str) -> list[StreamMessage]:
         return [each for each in self.messages.values() if subject_matches(pattern, each.subject)]
@@ -145,6 +145,12 @@ class InMemoryNats:
             for consumer in stream.consumers.values():
                 consumer.pulls = [each for each in consumer.pulls if each.connection is not connection]
 
+    def expire(self, stream_name: str, subject: str) -> None:
+        """Delete the messages of a subject, as the server does after their maximum age."""
+        stream = self.streams[stream_name]
+        for each in stream.on_subject(subject):
+            self._remove(stream, each.sequence)
+
     def has_stream(self, subject: str) -> bool:
         return any(subject_matches(each, subject) for s in self.streams.values() for each in s.config["subjects"])
 
@@ -167,11 +173,9 @@ class InMemoryNats:
         _check_expected_sequence(headers, previous.sequence if previous else 0)
         if known and known[1] > now:
             return {"seq": known[0], "duplicate": True}
-        if stream.rejection:
-            raise stream.rejection
         limit = stream.config["max_msgs_per_subject"]
         existing = stream.on_subject(subject)
-        if stream.config.get("discard_new_per_subject") and 0 < limit <= len(existing):
+        if stream.is_full() or (stream.config.get("discard_new_per_subject") and 0 < limit <= len(existing)):
             raise STREAM_FULL
         stream.last_sequence += 1
         message = StreamMessage(subject, stream.last_sequence, data, dict(headers), self.now())

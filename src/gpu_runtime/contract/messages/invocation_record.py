@@ -189,9 +189,9 @@ def termination_to_publish(record: InvocationRecord, now: datetime, worker_grace
     return record.termination
 
 
-def may_be_unpublished(record: InvocationRecord, now: datetime) -> bool:
-    """Whether the message may be missing after a crash, and the invocation can still run before its deadline."""
-    return record.state is RecordState.QUEUED and record.termination is None and now < record.deadline
+def may_be_unpublished(record: InvocationRecord) -> bool:
+    """Whether the message may be missing after a crash, and no process ends the invocation."""
+    return record.state is RecordState.QUEUED and record.termination is None
 
 
 def _dispatched(record: InvocationRecord, at: datetime) -> InvocationRecord:

@@ -69,7 +69,7 @@ class InvocationEnqueuer:
             raise InvocationReused(
                 f"another request has used invocationID {invocation.invocation_id!r}; choose a new invocationID"
             )
-        if may_be_unpublished(stored.record, self.clock.now()):
+        if may_be_unpublished(stored.record):
             kept = await self.records.renew(invocation.invocation_id, stored)
             if kept is None:
                 return False
