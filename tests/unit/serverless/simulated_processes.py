@@ -135,7 +135,8 @@ class SimulatedFramework:
             return TimedOut("the function did not return before the deadline")
         await asyncio.sleep(duration)
         if self.rng.random() > self.failure_rate:
-            return HandlerSucceeded(200, "application/json", str(loop.time()).encode())
+            body = b"[%s,%f]" % (dispatch.invocation.body, loop.time())
+            return HandlerSucceeded(200, "application/json", body)
         if self.rng.random() >= self.crash_rate:
             return HandlerFailed("ValueError", "bad input", 500)
         return FrameworkFailed(FrameworkFailureKind.CONNECTION_LOST, "connection lost")
@@ -173,6 +174,7 @@ class ServerlessPlane:
     functions: SimulatedFunctions
     framework: SimulatedFramework
     results: InMemoryResults = field(default_factory=InMemoryResults)
+    max_attempts: int = MAX_ATTEMPTS
 
     def __post_init__(self) -> None:
         self.framework.now = self.now
@@ -283,7 +285,7 @@ class ServerlessPlane:
             cancellations,
             SidecarMetrics(CollectorRegistry()),
             DispatchHandlerOptions(
-                request_id, name, TOPOLOGY.subjects, MAX_ATTEMPTS, RETRY_BACKOFF, 1000, clock=self.now
+                request_id, name, TOPOLOGY.subjects, self.max_attempts, RETRY_BACKOFF, 1000, clock=self.now
             ),
         )
         consumer = PullConsumer(

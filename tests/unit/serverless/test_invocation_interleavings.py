@@ -13,7 +13,7 @@ import pytest
 from tests.unit.kube.fake_time import on_fake_time
 from tests.unit.serverless.invocation_simulation import FaultPlan, InvocationSimulation
 
-SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "200"))
+SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "150"))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -28,5 +28,13 @@ async def test_each_accepted_invocation_gets_one_permitted_result(seed: int) -> 
 async def test_unreadable_record_ends_no_invocation(seed: int) -> None:
     """While the record is unreadable, every process retries. After the repair, the invocation gets its result."""
     random.seed(seed)
-    plan = FaultPlan(kills=0, lost_replies=2, disconnects=0, unreadable_records=3)
+    plan = FaultPlan(
+        kills=0,
+        lost_replies=2,
+        disconnects=0,
+        expired_records=0,
+        reused_ids=0,
+        unreadable_records=3,
+        max_latency=0.5,
+    )
     await InvocationSimulation(seed, plan).run()
