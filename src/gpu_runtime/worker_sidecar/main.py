@@ -82,8 +82,8 @@ class WorkerSidecar:
             framework,
             settings.framework.health_check_interval_seconds,
             is_busy=lambda: self._in_flight() > 0,
-            on_healthy=self._resume,
-            on_unhealthy=self._pause,
+            on_healthy=lambda: self._consumer.resume(),  # noqa: PLW0108 - the consumer is created later
+            on_unhealthy=lambda: self._consumer.pause(),  # noqa: PLW0108
         )
         records = InvocationRecordStore(KeyValueBucket(nats, publisher, topology.record_bucket))
         self._dispatch_handler = DispatchHandler(
@@ -143,12 +143,6 @@ class WorkerSidecar:
             app.router.add_get(path, handler)
         app.router.add_get("/drain", self._handle_drain_endpoint)
         return app
-
-    def _resume(self) -> None:
-        self._consumer.resume()
-
-    def _pause(self) -> None:
-        self._consumer.pause()
 
     def _in_flight(self) -> int:
         return self._pull_consumer.in_flight

@@ -8,6 +8,7 @@ from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.runtime_api.http.route import View
+from gpu_runtime.runtime_api.object_view import common_fields
 
 
 class PoolView(View, frozen=True, kw_only=True):
@@ -115,22 +116,14 @@ class StockUnitView(View, frozen=True, kw_only=True):
 def pool_view(pool: StockPool) -> PoolView:
     """Return the view. It has every field of the spec."""
     metadata, status = pool.metadata, pool.status
-    ready = current_ready_condition(status.conditions)
     return PoolView(
-        name=metadata.name,
-        namespace=metadata.namespace,
+        **common_fields(pool),
         **structs.asdict(pool.spec),
         phase=phase_of(pool),
-        reason=ready.reason,
-        message=ready.message,
         available=status.available,
         allocated=status.allocated,
         service_name=status.service_name,
-        observed_generation=status.observed_generation,
-        generation=metadata.generation,
         operation_id=metadata.annotations.get(Annotation.OPERATION_ID),
-        created_at=metadata.creation_timestamp,
-        deleting=metadata.deletion_timestamp is not None,
     )
 
 

@@ -1,9 +1,9 @@
 """Converts a GPUStorage into the JSON view of the API. Pure functions."""
 
-from gpu_runtime.contract.crd.conditions import StoragePhase, current_ready_condition, known_phase
+from gpu_runtime.contract.crd.conditions import StoragePhase, known_phase
 from gpu_runtime.contract.crd.gpu_storage import GPUStorage
-from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
 from gpu_runtime.runtime_api.http.route import View
+from gpu_runtime.runtime_api.object_view import ConditionView, common_fields, condition_view, is_ready
 
 
 class StorageView(View, frozen=True, kw_only=True):
@@ -64,27 +64,19 @@ class StorageView(View, frozen=True, kw_only=True):
 
 
 def storage_view(storage: GPUStorage) -> StorageView:
-    metadata, spec, status = storage.metadata, storage.spec, storage.status
-    ready = current_ready_condition(status.conditions)
+    spec, status = storage.spec, storage.status
     return StorageView(
-        name=metadata.name,
-        namespace=metadata.namespace,
+        **common_fields(storage),
         size=spec.size,
         storage_class_name=spec.storage_class_name,
         phase=phase_of(storage),
-        ready=ready.status == "True",
-        reason=ready.reason,
-        message=ready.message,
+        ready=is_ready(storage),
         mountable=status.mountable,
         capacity=status.capacity,
         claim_name=status.claim_name,
         # The attachment in the spec decides. The controller updates the status later.
         mounted_by=spec.attached_to.unit if spec.attached_to else None,
         conditions=tuple(map(condition_view, status.conditions)),
-        observed_generation=status.observed_generation,
-        generation=metadata.generation,
-        created_at=metadata.creation_timestamp,
-        deleting=metadata.deletion_timestamp is not None,
     )
 
 

@@ -2,12 +2,12 @@
 
 from msgspec import field, structs
 
-from gpu_runtime.contract.crd.conditions import UnitPhase, current_ready_condition, known_phase
+from gpu_runtime.contract.crd.conditions import UnitPhase, known_phase
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, Serverless, StorageMount
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
-from gpu_runtime.runtime_api.condition_view import ConditionView, condition_view
 from gpu_runtime.runtime_api.http.route import View
+from gpu_runtime.runtime_api.object_view import ConditionView, common_fields, condition_view, is_ready
 
 
 class SourceStockView(View, frozen=True, kw_only=True):
@@ -106,23 +106,15 @@ class UnitView(View, frozen=True, kw_only=True):
 def unit_view(unit: GPUUnit) -> UnitView:
     """Return the view. It has every field of the spec."""
     metadata, status = unit.metadata, unit.status
-    ready = current_ready_condition(status.conditions)
     return UnitView(
-        name=metadata.name,
-        namespace=metadata.namespace,
+        **common_fields(unit),
         **structs.asdict(unit.spec),
         phase=phase_of(unit),
-        ready=ready.status == "True",
-        reason=ready.reason,
-        message=ready.message,
+        ready=is_ready(unit),
         ready_replicas=status.ready_replicas,
         service_name=status.service_name,
         access_url=status.access_url,
         conditions=tuple(map(condition_view, status.conditions)),
-        observed_generation=status.observed_generation,
-        generation=metadata.generation,
-        created_at=metadata.creation_timestamp,
-        deleting=metadata.deletion_timestamp is not None,
         operation_id=metadata.annotations.get(Annotation.OPERATION_ID),
         source_stock=_source_stock(metadata.annotations),
     )

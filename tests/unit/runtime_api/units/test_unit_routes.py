@@ -12,8 +12,8 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.process.field_docs import field_docs
-from gpu_runtime.runtime_api.condition_view import ConditionView
 from gpu_runtime.runtime_api.http.route import APIRequest, NoQuery, Route, Scope
+from gpu_runtime.runtime_api.object_view import ConditionView
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
 from gpu_runtime.runtime_api.units.routes import UNITS
