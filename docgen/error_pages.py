@@ -27,7 +27,7 @@ ADVICE = MappingProxyType(
         "not_found": ("The object, the function or the path does not exist.", "No. Correct the name or the path first."),
         "not_redrivable": ("The dead letter cannot be redriven, for example because it cannot be decoded. `error.message` contains the reason.", "No. Delete the dead letter."),
         "operation_reused": ("Another request has already used the operationID.", "Yes, with a new operationID."),
-        "overloaded": ("The caller exceeded its rate limit, or the function has too many waiting invocations.", "Yes, send the same request again. First wait for the number of seconds in the header `Retry-After`."),
+        "overloaded": ("The caller exceeded its rate limit, the function has too many waiting invocations, or the stream INVOKE is full.", "Yes, send the same request again. First wait for the number of seconds in the header `Retry-After`."),
         "quota_exceeded": ("A ResourceQuota of the namespace rejected the object.", "Yes, with a new operationID, after the quota allows the object."),
         "storage_in_use": ("The storage is attached to a unit.", "Yes, send the same request after the storage is detached."),
         "sync_timeout": ("The result of a synchronous invocation did not arrive within the maximum wait time. The invocation continues.", "No. Get the result with the invocationID."),

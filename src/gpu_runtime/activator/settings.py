@@ -89,7 +89,8 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
 
 class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
     poll_interval_seconds: PositiveSeconds = 1
-    """Interval in seconds at which the reaper checks the DISPATCH stream. A cancel request triggers a check earlier."""
+    """Interval in seconds at which the reaper checks the DISPATCH stream. After a cancel request, the reaper
+    checks the stream immediately."""
 
     deadline_grace_seconds: Annotated[float, Meta(gt=WORKER_DEADLINE_GRACE_SECONDS, le=86400)] = TAKEOVER_GRACE_SECONDS
     """Time in seconds that the reaper waits after the deadline of a dispatched invocation, before it ends the

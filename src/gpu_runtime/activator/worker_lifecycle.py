@@ -75,7 +75,7 @@ class WorkerLifecycle:
             return decode(reply.data, DrainStatus)
         except (JetStreamError, MessageDecodeError) as error:
             fields = _log_fields(unit) | {"pod_uid": pod_uid, "error": str(error)}
-            logger.info("drain request failed; the worker continues to run", extra=fields)
+            logger.info("drain request failed; the activator keeps the worker and will retry", extra=fields)
             return None
 
     async def retire(self, unit: GPUUnit) -> None:

@@ -36,7 +36,7 @@ class BackgroundQueue:
         if key in self.pending_keys:
             return
         if self._queue.qsize() >= self._max_queued:
-            logger.warning("background queue is full; recovery will do the work", extra=dict(log_fields))
+            logger.warning("background queue is full; recovery will execute the task", extra=dict(log_fields))
             return
         self.pending_keys.add(key)
         self._queue.put_nowait(QueuedWork(key, work, log_fields))
@@ -58,11 +58,11 @@ class BackgroundQueue:
                 await work.run()
             except (KubeError, RuntimeFault) as error:
                 fields = {**work.log_fields, "error": str(error)}
-                logger.warning("background work failed; recovery will repeat the work", extra=fields)
+                logger.warning("background task failed; recovery will repeat the task", extra=fields)
             except Exception:  # an unexpected error in one work item must not stop the others
                 fields = dict(work.log_fields)
                 logger.exception(
-                    "background work raised an unexpected exception; recovery will repeat the work", extra=fields
+                    "background task raised an unexpected exception; recovery will repeat the task", extra=fields
                 )
             finally:
                 self.pending_keys.discard(work.key)

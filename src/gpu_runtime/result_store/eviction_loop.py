@@ -39,7 +39,7 @@ class ResultEvictor:
             evicted_by_size += evicted.by_size
         if evicted_by_size:
             logger.warning(
-                "results evicted before their TTL expired because the database exceeded retention.maxBytes",
+                "database exceeded retention.maxBytes; the result store evicted results before their TTL expired",
                 extra={"evicted": evicted_by_size, "max_bytes": self.limits.max_bytes},
             )
         size = await self.results.size()

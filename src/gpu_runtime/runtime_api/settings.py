@@ -49,7 +49,7 @@ class OperationSettings(BaseSettings, frozen=True, kw_only=True):
     """Maximum number of retained operations. If there are more operations, the API evicts the oldest finished
     operations before the end of retentionSeconds. If this is not enough, the API evicts the oldest operations that wait
     for stock. The API never evicts an operation within 10 minutes after its last attempt or its end, nor before
-    recovery has cleaned up after it."""
+    recovery has cleaned up its claims, attachments and objects."""
 
     recovery_interval_seconds: PositiveSeconds = 2
     """Interval in seconds at which each replica looks for stalled operations, stale claims and orphaned objects."""

@@ -41,7 +41,8 @@ class RetrySettings(BaseSettings, frozen=True, kw_only=True):
     """Delay in seconds before the second delivery of an invocation. The delay doubles with each further delivery."""
 
     max_backoff_seconds: PositiveSeconds = 60
-    """Maximum delay in seconds between two deliveries of an invocation."""
+    """Maximum backoff in seconds between two deliveries of an invocation. It does not limit a delay that the framework
+    requests with Retry-After."""
 
 
 class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):

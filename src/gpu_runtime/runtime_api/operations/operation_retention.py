@@ -107,7 +107,7 @@ class OperationRetention:
             await self._evict(evictable, "ttl")
         if kept:
             logger.warning(
-                "expired operations cannot be evicted because recovery has not cleaned up after them",
+                "expired operations were not evicted; recovery must first clean up their leftover objects",
                 extra={"operations": kept},
             )
 
