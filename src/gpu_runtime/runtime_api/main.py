@@ -91,6 +91,7 @@ class Services:
     client: KubeClient
     """The client for requests whose HTTP caller is waiting. It has a short timeout and few attempts."""
     informers: APIInformers
+    staleness: CacheStaleness
     units: UnitService
     storages: StorageService
     pools: PoolService
@@ -103,10 +104,6 @@ class Services:
     background_queues: Sequence[BackgroundQueue]
     recovery: OperationRecovery
     retention: OperationRetention
-
-    @property
-    def staleness(self) -> CacheStaleness:
-        return CacheStaleness(self.informers.all)
 
 
 def routes(services: Services) -> Sequence[Route]:
@@ -153,6 +150,7 @@ def build_services(
     client = connected.with_options(timeout, REQUEST_RETRY_POLICY)
     namespaces, clock = settings.namespaces, SystemClock()
     informers = new_informers(client, namespaces, metrics)
+    staleness = CacheStaleness(informers.all)
     driver = OperationDriver(OperationStore(client, namespaces.system, clock), clock)
     attacher, stock_deletions = StorageAttacher(client, informers), BackgroundQueue()
     selector = StockSelector(informers, driver.store)
@@ -169,6 +167,7 @@ def build_services(
         settings=settings,
         client=client,
         informers=informers,
+        staleness=staleness,
         units=UnitService(client, informers, namespaces, handoff, operations, attacher),
         storages=StorageService(client, informers, namespaces),
         pools=PoolService(client, informers, operations, namespaces),
@@ -183,7 +182,7 @@ def build_services(
         retention=OperationRetention(
             client=client,
             informers=informers,
-            stale_reason=CacheStaleness(informers.all).reason,
+            stale_reason=staleness.reason,
             namespace=namespaces.system,
             settings=settings.operations,
             clock=clock,
