@@ -35,8 +35,11 @@ class InterleavingScheduler:
 
     async def run_next(self, may_run: Callable[[str], bool] = lambda _: True) -> str | None:
         """Release one waiting task that `may_run` accepts, and return its name. None if no task can be released."""
+        loop: Any = asyncio.get_running_loop()
         for _ in range(8):  # let every task run until it waits
             await asyncio.sleep(0)
+            if not loop._ready:
+                break
         self._waiting = [(name, released) for name, released in self._waiting if not released.done()]
         ready = [index for index, (name, _) in enumerate(self._waiting) if may_run(name)]
         if not ready:

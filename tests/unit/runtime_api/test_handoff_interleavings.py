@@ -32,7 +32,7 @@ from tests.unit.runtime_api.operation_simulation import (
     operation_simulation,
 )
 
-SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "60"))
+SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "150"))
 UNSTEADY = ("Ready", "Ready", "Progressing")
 
 

@@ -53,8 +53,6 @@ TIMEOUTS_SECONDS = (1.5, 4.0, 10.0, 25.0)
 MAX_QUERIED_AGE = timedelta(seconds=20)
 DUPLICATE_WINDOW_SECONDS = 5.5
 """It is longer than a publisher repeats a message."""
-CROSSING_TIME = timedelta(seconds=1.1)
-"""The time for a request and its response, unless their latency is unusually long."""
 UNREADABLE_VALUES = (b"not json", b'{"version":9}', b'{"version":1,"state":"paused"}', b"")
 
 
@@ -147,7 +145,7 @@ class InvocationSimulation:
         functions = SimulatedFunctions({"f", "g"})
         self.plane = ServerlessPlane(self.server, self.network, functions, framework, max_attempts=2)
         self._max_deliveries = self.rng.choice((2, 4, 50))
-        self.history = InvocationHistory(self.plane)
+        self.history = InvocationHistory(self.plane, timedelta(seconds=plan.max_latency))
         self.server.stored_listeners.append(self.history.on_stored)
         self.processes: dict[str, SimulatedProcess] = {}
         self.services: dict[str, InvocationService] = {}
@@ -385,6 +383,8 @@ class InvocationHistory:
     """Watches everything that the server stores, and collects violations of the invariants."""
 
     plane: ServerlessPlane
+    max_latency: timedelta
+    """The longest time that a request or its response takes."""
     violations: list[str] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     """Invocations for which a caller has sent a cancel request."""
@@ -399,6 +399,8 @@ class InvocationHistory:
     """When the message of each invocation was stored."""
     workers: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """The workers that marked the invocation as running."""
+    running_since: dict[str, datetime] = field(default_factory=dict)
+    """When the current record of each running invocation was stored."""
     results: defaultdict[str, list[tuple[str, Result]]] = field(default_factory=lambda: defaultdict(list))
 
     def on_stored(self, sender: InMemoryConnection, message: StreamMessage, previous: StreamMessage | None) -> None:
@@ -409,17 +411,20 @@ class InvocationHistory:
         elif message.subject.startswith(f"{TOPOLOGY.subjects.prefix}.{Stream.INVOKE}."):
             self.published_at.setdefault(decode(message.data, Invocation).invocation_id, self.plane.now())
         elif message.subject.startswith(f"{TOPOLOGY.subjects.prefix}.{Stream.DISPATCH}."):
-            self._on_dispatch(sender, decode(message.data, Dispatch).invocation.invocation_id)
+            self._on_dispatch(sender, decode(message.data, Dispatch))
         elif ".dlq." in message.subject:
             self._on_dead_letter(sender, decode(message.data, DeadLetter))
 
     def _on_record(self, sender: InMemoryConnection, message: StreamMessage, previous: StreamMessage | None) -> None:
         invocation_id = message.subject.rpartition(".")[2]
         before, after = (_record(previous.data) if previous else None), _record(message.data)
-        if OPERATION_HEADER in message.headers and sender.name != "operator" and invocation_id in self.published_at:
+        is_purge = OPERATION_HEADER in message.headers and sender.name != "operator"
+        # A replica may purge the record that it created after an operator had deleted the record of the message.
+        if is_purge and invocation_id in self.published_at and invocation_id not in self.deleted:
             self._violate(sender, f"the record of {invocation_id} was purged although its message was published")
         if after is not None and after.state == "running":
             self.workers[invocation_id].add(after.worker)
+            self.running_since[invocation_id] = self.plane.now()
         if before and after and before.termination and after.attempts > before.attempts:
             self._violate(sender, f"{invocation_id} was started although it has a termination")
         if before is not None and before.state == "terminal" and sender.name != "operator":
@@ -448,16 +453,19 @@ class InvocationHistory:
         if result.state is ResultState.EXPIRED and now < record.deadline + grace:
             self._violate(sender, f"{invocation_id} ended as expired while {record.worker} runs it")
 
-    def _on_dispatch(self, sender: InMemoryConnection, invocation_id: str) -> None:
-        """A dispatch and a start may cross. But a dispatch never follows a start that happened long before."""
+    def _on_dispatch(self, sender: InMemoryConnection, dispatch: Dispatch) -> None:
+        """A dispatch and a start may cross. But no activator dispatches after it could read that a worker runs it."""
+        invocation_id = dispatch.invocation.invocation_id
         record = self.stored_record(invocation_id)
-        if record and record.running and self.plane.now() - record.updated_at > CROSSING_TIME:
+        if not record or not record.running:
+            return
+        if dispatch.dispatched_at > self.running_since[invocation_id] + self.max_latency:
             self._violate(sender, f"{invocation_id} was dispatched while {record.worker} runs it")
 
     def _on_dead_letter(self, sender: InMemoryConnection, letter: DeadLetter) -> None:
         id_, now = letter.invocation_id, self.plane.now()
         self.letters[id_].append(letter)
-        if id_ in self.unreadable and now - self.unreadable_since[id_] > CROSSING_TIME:
+        if id_ in self.unreadable and now - self.unreadable_since[id_] > 2 * self.max_latency:
             self._violate(sender, f"{id_} was dead-lettered while its record was unreadable: {letter.reason}")
 
     def check_accepted(self, invocation_id: str) -> None:
