@@ -153,11 +153,11 @@ class AttachmentState(StrEnum):
     """The attempt that attached the storage will never create its unit. Detach the storage."""
 
 
-def attachment_state(operation: Operation | None, attempt: int) -> AttachmentState:
-    """Return whether the operation that attached a storage, in this attempt, still needs it."""
-    if operation is None or has_succeeded(operation):
+def attachment_state(operation: Operation | None, attached: Attachment) -> AttachmentState:
+    """Return whether the operation that attached a storage still needs it. `operation` has its operationID."""
+    if operation is None or operation.metadata.uid != attached.operation_uid or has_succeeded(operation):
         return AttachmentState.UNIT_DECIDES
-    is_over = operation.status.state == FAILED or _is_attempt_over(operation.effective_status, attempt)
+    is_over = operation.status.state == FAILED or _is_attempt_over(operation.effective_status, attached.attempt)
     return AttachmentState.UNNEEDED if is_over else AttachmentState.NEEDED
 
 
@@ -175,16 +175,16 @@ class AttachState(StrEnum):
 
 
 def attach_state(storage: GPUStorage | None, holder: Attachment) -> AttachState:
-    """Return whether the holder may attach the storage. A holder without an operationID is an existing unit."""
+    """Return whether the holder may attach the storage. A holder without an operation is an existing unit."""
     if storage is None or storage.metadata.deletion_timestamp is not None:
         return AttachState.DELETED
     attached = storage.spec.attached_to
     if attached is None:
         return AttachState.FREE
-    if attached.unit != holder.unit or holder.operation_id not in ("", attached.operation_id):
+    if attached.unit != holder.unit or holder.operation_uid not in ("", attached.operation_uid):
         return AttachState.IN_USE
-    if not holder.operation_id:  # the write removes the operationID of an operation that wanted the name of the unit
-        return AttachState.FREE if attached.operation_id else AttachState.ATTACHED
+    if not holder.operation_uid:  # the write removes the operation that wanted the name of the unit
+        return AttachState.FREE if attached.operation_uid else AttachState.ATTACHED
     if attached.attempt > holder.attempt:
         return AttachState.NEWER
     return AttachState.ATTACHED if attached.attempt == holder.attempt else AttachState.FREE
@@ -199,10 +199,10 @@ def attach_fault(storage: GPUStorage | None, name: str, holder: Attachment) -> C
     return StorageInUse(f"storage {name} is attached to {unit}; only one unit at a time can mount it")
 
 
-def is_attached_by(storage: GPUStorage, operation_id: str, attempt: int) -> bool:
-    """Whether this attempt of the operation, or an earlier attempt, attached the storage."""
-    attached = storage.spec.attached_to
-    return attached is not None and attached.operation_id == operation_id and attached.attempt <= attempt
+def is_attached_by(storage: GPUStorage, operation: Operation) -> bool:
+    """Whether the current attempt of the operation, or an earlier attempt, attached the storage."""
+    attached, attempt = storage.spec.attached_to, operation.effective_status.attempt
+    return attached is not None and attached.operation_uid == operation.metadata.uid and attached.attempt <= attempt
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _flavor_key(namespace: str, spec_name: str) -> str:
 
 def _attached_values(storage: GPUStorage) -> Iterable[str]:
     attachment = storage.spec.attached_to
-    return (ATTACHED_INDEX,) if attachment is not None and attachment.operation_id else ()
+    return (ATTACHED_INDEX,) if attachment is not None and attachment.operation_uid else ()
 
 
 def _unit_uids(pod: Pod) -> Iterable[str]:

@@ -58,8 +58,8 @@ def block_pod_deletion(cluster: ControllerCluster, namespace: str, unit: str) ->
     return lambda: cluster.merge_patch(Pod, namespace, name, {"metadata": {"finalizers": None}})
 
 
-def record_operation(cluster: ControllerCluster, operation_id: str, namespace: str, state: str) -> None:
-    """Write the record of an operation that creates the unit `web`."""
+def record_operation(cluster: ControllerCluster, operation_id: str, namespace: str, state: str) -> str:
+    """Write the record of an operation that creates the unit `web`. Return its UID."""
     name = operation_name(operation_id)
     spec = {
         "operationID": operation_id,
@@ -71,15 +71,16 @@ def record_operation(cluster: ControllerCluster, operation_id: str, namespace: s
         cluster.create(OPERATION, "runtime-system", name, spec)
     stock = {"namespace": "runtime-stock", "name": "stock-0", "uid": "stock-uid"}
     cluster.patch_status(OPERATION, "runtime-system", name, {"state": state, "attempt": 1, "stock": stock})
+    return str((cluster.get(OPERATION, "runtime-system", name) or {})["metadata"]["uid"])
 
 
-def attach_storage(cluster: ControllerCluster, namespace: str, operation_id: str) -> None:
-    attachment = {"unit": "web", "operationID": operation_id, "attempt": 1}
+def attach_storage(cluster: ControllerCluster, namespace: str, operation_id: str, operation_uid: str) -> None:
+    attachment = {"unit": "web", "operationID": operation_id, "operationUID": operation_uid, "attempt": 1}
     cluster.merge_patch(STORAGE, namespace, "data", {"spec": {"attachedTo": attachment}})
 
 
-def operation_annotation(operation_id: str) -> Any:
-    return {f"{GROUP}/operation-id": operation_id}
+def operation_annotations(operation_id: str, operation_uid: str) -> Any:
+    return {f"{GROUP}/operation-id": operation_id, f"{GROUP}/operation-uid": operation_uid}
 
 
 def test_units_created_with_kubectl_attach_a_storage_one_after_another(
@@ -145,14 +146,18 @@ def test_one_of_two_racing_units_attaches_both_storages(
 
 def test_attachment_of_an_unfinished_operation_is_not_released(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create_ready_storage(namespace, "data")
-    record_operation(cluster, f"{namespace}-failing", namespace, "Running")
-    attach_storage(cluster, namespace, f"{namespace}-failing")
+    uid = record_operation(cluster, f"{namespace}-failing", namespace, "Running")
+    attach_storage(cluster, namespace, f"{namespace}-failing", uid)
     wait_attached_to(cluster, namespace, "web")
     cluster.create(UNIT, namespace, "other", MOUNTING)
     cluster.wait_reason(UNIT, namespace, "other", "StorageMountInvalid")
     for _ in range(3):
         cluster.trigger_reconcile(STORAGE, namespace, "data")
-    assert attached_to(cluster, namespace) == {"unit": "web", "operationID": f"{namespace}-failing"}
+    assert attached_to(cluster, namespace) == {
+        "unit": "web",
+        "operationID": f"{namespace}-failing",
+        "operationUID": uid,
+    }
     record_operation(cluster, f"{namespace}-failing", namespace, "Failed")
     cluster.wait_reason(UNIT, namespace, "other", "UnitReady")
     wait_attached_to(cluster, namespace, "other")
@@ -160,7 +165,7 @@ def test_attachment_of_an_unfinished_operation_is_not_released(cluster: Controll
 
 def test_attachment_of_an_unknown_operation_is_released(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create_ready_storage(namespace, "data")
-    attach_storage(cluster, namespace, "unknown")
+    attach_storage(cluster, namespace, "unknown", "unknown-uid")
     wait_attached_to(cluster, namespace, None)
 
 
@@ -169,16 +174,16 @@ def test_release_of_a_unit_does_not_affect_its_successor(
 ) -> None:
     first, second = f"{namespace}-1", f"{namespace}-2"
     cluster.create_ready_storage(namespace, "data")
-    record_operation(cluster, first, namespace, "Running")
-    attach_storage(cluster, namespace, first)
-    cluster.create(UNIT, namespace, "web", MOUNTING, annotations=operation_annotation(first))
+    first_uid = record_operation(cluster, first, namespace, "Running")
+    attach_storage(cluster, namespace, first, first_uid)
+    cluster.create(UNIT, namespace, "web", MOUNTING, annotations=operation_annotations(first, first_uid))
     record_operation(cluster, first, namespace, "Succeeded")
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     unblock_deletion = block_pod_deletion(cluster, namespace, "web")
     cluster.kube.delete(UNIT, "web", namespace=namespace)
-    record_operation(cluster, second, namespace, "Running")
-    attach_storage(cluster, namespace, second)
-    cluster.create(UNIT, namespace, "web", MOUNTING, annotations=operation_annotation(second))
+    second_uid = record_operation(cluster, second, namespace, "Running")
+    attach_storage(cluster, namespace, second, second_uid)
+    cluster.create(UNIT, namespace, "web", MOUNTING, annotations=operation_annotations(second, second_uid))
     waiting = cluster.wait_for(
         UNIT, namespace, "web", lambda found: "still mounted by pod" in str(ready_condition(found))
     )
@@ -189,7 +194,7 @@ def test_release_of_a_unit_does_not_affect_its_successor(
     cluster.wait_reason(UNIT, namespace, "web", "UnitReady")
     record_operation(cluster, second, namespace, "Succeeded")
     cluster.trigger_reconcile(STORAGE, namespace, "data")
-    assert attached_to(cluster, namespace) == {"unit": "web", "operationID": second}
+    assert attached_to(cluster, namespace) == {"unit": "web", "operationID": second, "operationUID": second_uid}
     cluster.kube.delete(UNIT, "web", namespace=namespace)
     wait_attached_to(cluster, namespace, None)
 

@@ -128,8 +128,8 @@ def test_pvc_in_use_by_a_foreign_pod_blocks_the_deletion(cluster: ControllerClus
 
 def test_attachment_without_a_unit_does_not_block_the_deletion(cluster: ControllerCluster, namespace: str) -> None:
     cluster.create_ready_storage(namespace, "data")
-    record_operation(cluster, f"{namespace}-slow", namespace, "Running")
-    attach_storage(cluster, namespace, f"{namespace}-slow")
+    uid = record_operation(cluster, f"{namespace}-slow", namespace, "Running")
+    attach_storage(cluster, namespace, f"{namespace}-slow", uid)
     delete(cluster, namespace)
     wait_storage_deleted(cluster, namespace)
 
@@ -142,7 +142,12 @@ def test_namespace_with_units_and_storages_in_every_state_is_deleted(
         cluster.create(UNIT, namespace, "web", MOUNTING)
         cluster.create(STORAGE, namespace, "without-class", {"size": "1Gi", "storageClassName": "missing"})
         cluster.create(STORAGE, namespace, "bad", {"size": "many"})
-        cluster.create(STORAGE, namespace, "reserved", {"size": "1Gi", "attachedTo": {"unit": "x", "operationID": "y"}})
+        cluster.create(
+            STORAGE,
+            namespace,
+            "reserved",
+            {"size": "1Gi", "attachedTo": {"unit": "x", "operationID": "y", "operationUID": "z"}},
+        )
         cluster.create_ready_storage(namespace, "lost")
         cluster.kube.delete(PVC, "lost", namespace=namespace)
         cluster.wait_reason(STORAGE, namespace, "lost", "ClaimLost")

@@ -199,7 +199,7 @@ def _remove_owner(cluster: ControllerCluster, kind: Any, name: str) -> None:
 
 def _create_orphaned_attachment(cluster: ControllerCluster) -> None:
     """Create a storage that is attached by an evicted operation to a unit that was never created."""
-    attachment = {"attachedTo": {"unit": "missing", "operationID": "evicted", "attempt": 1}}
+    attachment = {"attachedTo": {"unit": "missing", "operationID": "evicted", "operationUID": "u", "attempt": 1}}
     cluster.create(STORAGE, OTHER_NAMESPACE, "attached", {"size": "1Gi", **attachment})
     cluster.wait_for(STORAGE, OTHER_NAMESPACE, "attached", lambda stored: "attachedTo" not in stored["spec"])
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, GPUUnitStatus
 from gpu_runtime.contract.crd.operation import (
     Operation,
@@ -49,6 +50,10 @@ def created(uid: str = "created", operation_uid: str = "op-uid", attempt: str = 
         Annotation.OPERATION_ATTEMPT: attempt,
     }
     return KubeObject(metadata=ObjectMeta(uid=uid, annotations=annotations | other))
+
+
+def attachment(attempt: int, operation_uid: str = "op-uid") -> Attachment:
+    return Attachment(unit="web", operation_id="make", operation_uid=operation_uid, attempt=attempt)
 
 
 FIRST_ATTEMPT = operation(UNIT, ACCEPTED, STOCK)
@@ -156,14 +161,22 @@ def test_only_the_claim_of_the_current_attempt_is_valid(
     ],
 )
 def test_attachment_of_an_earlier_attempt_is_unwanted(attaching: Operation, unwanted: list[int]) -> None:
-    states = {attempt: attachment_state(attaching, attempt) for attempt in range(4)}
+    states = {attempt: attachment_state(attaching, attachment(attempt)) for attempt in range(4)}
     assert [attempt for attempt, state in states.items() if state is AttachmentState.UNNEEDED] == unwanted
     assert all(state is AttachmentState.NEEDED for attempt, state in states.items() if attempt not in unwanted)
 
 
 @pytest.mark.parametrize("finished", [None, DONE], ids=["evicted", "succeeded"])
 def test_unit_decides_about_the_attachment_after_the_operation(finished: Operation | None) -> None:
-    assert {attachment_state(finished, attempt) for attempt in range(3)} == {AttachmentState.UNIT_DECIDES}
+    states = {attachment_state(finished, attachment(attempt)) for attempt in range(3)}
+    assert states == {AttachmentState.UNIT_DECIDES}
+
+
+@pytest.mark.parametrize("current", [FIRST_ATTEMPT, WAITING_AGAIN, UNDOING, FAILED_UNIT, DONE])
+def test_operation_does_not_decide_about_the_attachment_of_an_evicted_one(current: Operation) -> None:
+    """Both have the same operationID. The unit of the evicted operation may still mount the storage."""
+    states = {attachment_state(current, attachment(attempt, operation_uid="evicted")) for attempt in range(3)}
+    assert states == {AttachmentState.UNIT_DECIDES}
 
 
 def stock(phase: str = "Ready", *, claimed: bool = False, deleting: bool = False) -> GPUUnit:

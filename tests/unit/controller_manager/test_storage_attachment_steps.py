@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.gpu_storage.attachment import (
     AttachStorage,
@@ -32,7 +33,7 @@ from tests.unit.controller_manager.controller_objects import make_storage, metad
 
 MOUNTS = [{"name": "data", "mountPath": "/data"}]
 ATTACHED = {"unit": "web"}
-BY_OPERATION = {"unit": "web", "operationID": "op-1"}
+BY_OPERATION = {"unit": "web", "operationID": "op-1", "operationUID": "uid-1"}
 OLD = {"mountedBy": "web", "lastSyncTime": "2026-01-01T11:59:57Z"}
 FRESH = {"mountedBy": "web", "lastSyncTime": "2026-01-01T11:59:58Z"}
 FAR_AHEAD = {"mountedBy": "web", "lastSyncTime": "9999-12-31T23:59:59Z"}
@@ -40,9 +41,9 @@ OLD_OF_OTHER_UNIT = OLD | {"mountedBy": "b"}
 MOUNTING_UNIT = unit(storageMounts=MOUNTS)
 STOPPED_UNIT = unit(storageMounts=MOUNTS, running=False)
 UNIT_WITHOUT_MOUNT = unit()
-UNIT_OF_OPERATION = unit(annotations={Annotation.OPERATION_ID: "op-1"})
-UNIT_OF_OTHER_OPERATION = unit(annotations={Annotation.OPERATION_ID: "op-0"})
-CHECK_OPERATION = CheckOperation("op-1", "web")
+UNIT_OF_OPERATION = unit(annotations={Annotation.OPERATION_ID: "op-1", Annotation.OPERATION_UID: "uid-1"})
+UNIT_OF_OTHER_OPERATION = unit(annotations={Annotation.OPERATION_ID: "op-1", Annotation.OPERATION_UID: "uid-0"})
+CHECK_OPERATION = CheckOperation(Attachment(unit="web", operation_id="op-1", operation_uid="uid-1"))
 
 
 @pytest.mark.parametrize(

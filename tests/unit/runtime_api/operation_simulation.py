@@ -194,7 +194,7 @@ class StorageDetacher:
             if metadata.deletion_timestamp is not None:
                 await self.client.remove(GPU_STORAGES, metadata.key, metadata.resource_version)
             return
-        check = CheckOperation(attached.operation_id, attached.unit, attached.attempt)
+        check = CheckOperation(attached)
         client = cast(KubeClient, self.client)
         if isinstance(await confirm_step(client, metadata.key, check, NAMESPACES.system), DetachStorage):
             detached: Document = {"spec": {"attachedTo": None}}

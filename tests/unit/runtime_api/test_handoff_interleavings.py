@@ -167,10 +167,12 @@ async def test_pool_of_several_requests_is_created_once_and_stays_deleted(seed: 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_reused_operation_id_gives_each_caller_its_own_object(seed: int) -> None:
     """Retention evicts operations that wait for stock or have finished. Other callers use their operationIDs, while
-    recovery still has to clean up after killed processes."""
-    units = unit_requests(2)
+    recovery still has to clean up after killed processes. Three of them want the same storage."""
+    mounts = (StorageMount(name="data-0", mount_path="/data"),)
+    units = [msgspec.structs.replace(each, storage_mounts=mounts) for each in unit_requests(2)]
     others = [
-        msgspec.structs.replace(each, name=f"other-{index}", image=f"other-{index}") for index, each in enumerate(units)
+        msgspec.structs.replace(each, name=f"other-{index}", image=f"other-{index}", storage_mounts=mounts[:index])
+        for index, each in enumerate(units)
     ]
     sent: list[AnyRequest] = [
         *units,

@@ -28,9 +28,12 @@ class Attachment(KubeStruct, frozen=True, kw_only=True):
     unit does not exist yet."""
 
     operation_id: Annotated[str, openapi(maxLength=256)] = field(default="", name="operationID")
-    """The operationID of the operation that attached the storage. It is empty if no operation attached the storage. A
-    new operation for a unit with the same name overwrites this field. The write changes the resource version, so a
-    pending write that detaches the storage from the previous unit fails."""
+    """The operationID of the operation that attached the storage, or empty if no operation attached it. An update of
+    the unit clears this field. The write changes the resource version, so a pending write that detaches the storage for
+    the operation fails."""
+
+    operation_uid: Annotated[str, openapi(maxLength=256)] = field(default="", name="operationUID")
+    """The UID of this operation. After the operation was evicted, another operation may have the same operationID."""
 
     attempt: Count = 0
     """The number of the attempt of the operation in operationID. A new attempt overwrites this field. The write changes

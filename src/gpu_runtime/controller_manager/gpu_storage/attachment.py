@@ -8,6 +8,7 @@ unit can mount them when it starts again.
 from dataclasses import dataclass
 from datetime import timedelta
 
+from gpu_runtime.contract.crd.gpu_storage import Attachment
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.controller_manager.gpu_storage.observe import ObservedStorage
@@ -48,10 +49,7 @@ class CheckOperation:
     create the unit.
     """
 
-    operation_id: str
-    unit: str
-    attempt: int = 0
-    """The attempt of the operation that attached the storage."""
+    attached: Attachment
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,8 @@ def next_attachment_step(observed: ObservedStorage) -> AttachmentStep:
         return KeepAttachment()
     if observed.pod_cache_error:
         return RecheckAttachment(1.0)
-    if attachment.operation_id and not _unit_created_by(observed, attachment.operation_id):
-        return CheckOperation(attachment.operation_id, attachment.unit, attachment.attempt)
+    if attachment.operation_uid and not _unit_created_by(observed, attachment.operation_uid):
+        return CheckOperation(attachment)
     if observed.attached_unit is not None and not _grace_period_elapsed(observed):
         return RecheckAttachment(ATTACHMENT_GRACE_PERIOD.total_seconds())
     return DetachStorage(attachment.unit)
@@ -89,10 +87,10 @@ def mounts_storage(unit: GPUUnit, storage: str) -> bool:
     return any(mount.name == storage for mount in unit.spec.storage_mounts)
 
 
-def _unit_created_by(observed: ObservedStorage, operation_id: str) -> bool:
-    """Return whether the attached unit exists and is annotated with the ID of this operation."""
+def _unit_created_by(observed: ObservedStorage, operation_uid: str) -> bool:
+    """Return whether the attached unit exists and is annotated with the UID of this operation."""
     unit = observed.attached_unit
-    return unit is not None and unit.metadata.annotations.get(Annotation.OPERATION_ID) == operation_id
+    return unit is not None and unit.metadata.annotations.get(Annotation.OPERATION_UID) == operation_uid
 
 
 def _grace_period_elapsed(observed: ObservedStorage) -> bool:

@@ -31,16 +31,16 @@ async def confirm_step(
     becomes `DetachStorage`.
     """
     match step:
-        case CheckOperation(operation_id, unit, attempt):
+        case CheckOperation(attached):
             # The operation exists before it attaches a storage. None: it was evicted after it finished.
-            key = ObjectKey(operation_namespace, operation_name(operation_id))
+            key = ObjectKey(operation_namespace, operation_name(attached.operation_id))
             operation = await find_live(client, OPERATIONS, key)
-            if attachment_state(operation, attempt) is AttachmentState.NEEDED:
+            if attachment_state(operation, attached) is AttachmentState.NEEDED:
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
             # Read the unit only now: an operation creates its unit before it succeeds, so this read cannot miss it.
-            if await _unit_mounts_storage(client, storage, unit):
+            if await _unit_mounts_storage(client, storage, attached.unit):
                 return RecheckAttachment(DETACH_RECHECK_SECONDS)
-            return await confirm_step(client, storage, DetachStorage(unit), operation_namespace)
+            return await confirm_step(client, storage, DetachStorage(attached.unit), operation_namespace)
         case DetachStorage(unit) if await _has_mounting_pods(client, storage, unit):
             return RecheckAttachment(DETACH_RECHECK_SECONDS)
     return step

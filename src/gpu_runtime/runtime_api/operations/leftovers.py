@@ -21,7 +21,7 @@ class Leftovers:
     claims: frozenset[str] = frozenset()
     """The operationIDs of all claims on stock units."""
     attachments: frozenset[str] = frozenset()
-    """The operationIDs of all attachments of storages."""
+    """The UIDs of the operations that have attached storages."""
     created: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The UIDs of all objects that operations created, by the UID of the operation."""
 
@@ -35,7 +35,7 @@ def collect_leftovers(
             by_operation.setdefault(operation_uid, set()).add(each.metadata.uid)
     return Leftovers(
         claims=frozenset(each.metadata.annotations[Annotation.CLAIMED_BY] for each in claimed),
-        attachments=frozenset(each.spec.attached_to.operation_id for each in attached if each.spec.attached_to),
+        attachments=frozenset(each.spec.attached_to.operation_uid for each in attached if each.spec.attached_to),
         created={operation_uid: frozenset(uids) for operation_uid, uids in by_operation.items()},
     )
 
@@ -43,6 +43,6 @@ def collect_leftovers(
 def has_leftovers(operation: AnyOperation, leftovers: Leftovers) -> bool:
     """Whether recovery still needs this operation, which is not in progress, to clean up."""
     id_, uid, status = operation.spec.operation_id, operation.metadata.uid, operation.effective_status
-    is_attached = id_ in leftovers.attachments and not has_succeeded(operation)  # a unit keeps its storages
+    is_attached = uid in leftovers.attachments and not has_succeeded(operation)  # a unit keeps its storages
     is_committed = leftovers.created.get(uid, frozenset()) <= status.created_uids
     return id_ in leftovers.claims or is_attached or not is_committed

@@ -170,7 +170,7 @@ class OperationRecovery:
         if attachment is None:
             return
         operation = await self._operation_store.find(attachment.operation_id)
-        match attachment_state(operation, attachment.attempt):
+        match attachment_state(operation, attachment):
             case AttachmentState.UNIT_DECIDES:
                 self._unit_attachments.add(_attachment_id(storage))
             case AttachmentState.UNNEEDED:
@@ -216,7 +216,7 @@ async def _for_each(recover: Callable[[T], Awaitable[None]], items: Iterable[T])
 
 def _attachment_id(storage: GPUStorage) -> str:
     attachment = storage.spec.attached_to
-    return f"{storage.metadata.uid}/{attachment.operation_id}/{attachment.attempt}" if attachment else ""
+    return f"{storage.metadata.uid}/{attachment.operation_uid}/{attachment.attempt}" if attachment else ""
 
 
 def _operation_id(created: KubeObject) -> str:

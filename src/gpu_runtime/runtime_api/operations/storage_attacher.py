@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from gpu_runtime.contract.crd.gpu_storage import Attachment, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
+from gpu_runtime.contract.crd.operation import Operation
 from gpu_runtime.contract.operation_rules import AttachState, attach_fault, attach_state, is_attached_by
 from gpu_runtime.contract.validation import FieldError
 from gpu_runtime.kube.client import KubeClient
@@ -50,14 +51,14 @@ class StorageAttacher:
             while attach_state(storage, holder) is not AttachState.ATTACHED:
                 storage = await self.write(_require_available(storage, name, holder), holder)
 
-    async def detach(self, namespace: str, names: Iterable[str], operation_id: str, attempt: int) -> None:
-        """Detach the storages that this attempt of the operation, or an earlier attempt, has attached.
+    async def detach(self, namespace: str, names: Iterable[str], operation: Operation) -> None:
+        """Detach the storages that the current attempt of the operation, or an earlier attempt, has attached.
 
         Call this only if the operation has created no unit.
         """
         for name in names:
             storage = await self.read_live(namespace, name)
-            while storage is not None and is_attached_by(storage, operation_id, attempt):
+            while storage is not None and is_attached_by(storage, operation):
                 storage = await self.write(storage, None)
 
     async def write(self, storage: GPUStorage, holder: Attachment | None) -> GPUStorage | None:
@@ -65,6 +66,7 @@ class StorageAttacher:
         attached_to = holder and {
             "unit": holder.unit,
             "operationID": holder.operation_id or None,
+            "operationUID": holder.operation_uid or None,
             "attempt": holder.attempt,
         }
         return await patch_unchanged(

@@ -251,8 +251,7 @@ class Handoff:
 
     async def _step_back(self, run: HandoffRun, operation: Operation) -> None:
         reset = await self.driver.store.write(operation, StockLost())
-        id_, attempt = reset.spec.operation_id, reset.effective_status.attempt
-        await self.attacher.detach(run.request.namespace, run.request.storage_names, id_, attempt)
+        await self.attacher.detach(run.request.namespace, run.request.storage_names, reset)
 
     async def _delete_orphan(self, run: HandoffRun, operation: Operation) -> None:
         """Delete the unit that this run created, if the attempt has ended without it in the meantime."""
@@ -296,9 +295,9 @@ class Handoff:
 
 def may_choose_stock(request: RecordedUnitRequest, observed: ObservedHandoff) -> bool:
     """Whether the first attempt can start with the operation itself: the cache shows no obstacle."""
-    holder = Attachment(unit=request.name, operation_id=request.operation_id)
-    states = {attach_state(observed.storages.get(name), holder) for name in request.storage_names}
-    return observed.unit is None and states.isdisjoint({AttachState.IN_USE, AttachState.DELETED})
+    nobody = Attachment(unit="")  # for whom a storage is free only if it has no attachment at all
+    states = {attach_state(observed.storages.get(name), nobody) for name in request.storage_names}
+    return observed.unit is None and states <= {AttachState.FREE}
 
 
 def unit_manifest(operation: Operation, request: RecordedUnitRequest, stock: SourceStock) -> Manifest:

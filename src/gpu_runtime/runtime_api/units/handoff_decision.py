@@ -221,15 +221,16 @@ def _undo(operation: Operation, request: RecordedUnitRequest, observed: Observed
     if observed.stock is not None and is_claimed_by(observed.stock, operation.spec.operation_id):
         return WriteClaim(observed.stock, None)
     for name in request.storage_names:
-        storage, attempt = observed.storages.get(name), operation.effective_status.attempt
-        if storage is not None and is_attached_by(storage, operation.spec.operation_id, attempt):
+        storage = observed.storages.get(name)
+        if storage is not None and is_attached_by(storage, operation):
             return WriteAttachment(name, storage, None)
     return RolledBack()
 
 
 def attachment_of(operation: Operation) -> Attachment:
-    unit, attempt = operation.spec.target.name, operation.effective_status.attempt
-    return Attachment(unit=unit, operation_id=operation.spec.operation_id, attempt=attempt)
+    spec, uid = operation.spec, operation.metadata.uid
+    attempt = operation.effective_status.attempt
+    return Attachment(unit=spec.target.name, operation_id=spec.operation_id, operation_uid=uid, attempt=attempt)
 
 
 def is_claimed_by(stock: GPUUnit, operation_id: str) -> bool:

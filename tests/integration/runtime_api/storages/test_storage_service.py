@@ -185,7 +185,9 @@ async def test_list_before_the_cache_synced_is_unavailable(stale_replica: Storag
 
 
 async def test_resize_changes_only_the_size(replica: StorageReplica, cluster: StorageCluster) -> None:
-    before = cluster.create_storage("data", attachedTo={"unit": "web", "operationID": "make-web", "attempt": 1})
+    before = cluster.create_storage(
+        "data", attachedTo={"unit": "web", "operationID": "make-web", "operationUID": "u", "attempt": 1}
+    )
     cluster.patch_storage_status("data", phase="Ready", capacity="1Gi")
     written = await replica.storages.update("", "data", UpdateStorage(size="2048Mi"))
     after = cluster.get(STORAGE, "data")

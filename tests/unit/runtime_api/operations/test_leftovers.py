@@ -22,13 +22,13 @@ def created(uid: str, operation_uid: str = "op-uid") -> GPUUnit:
     return GPUUnit(metadata=ObjectMeta(name=uid, uid=uid, annotations=annotations), spec=GPUUnitSpec(spec_name="g1.1"))
 
 
-def attached(operation_id: str) -> GPUStorage:
-    attachment = Attachment(unit="web", operation_id=operation_id, attempt=1)
+def attached(operation_uid: str) -> GPUStorage:
+    attachment = Attachment(unit="web", operation_id="one", operation_uid=operation_uid, attempt=1)
     return GPUStorage(metadata=ObjectMeta(name="data"), spec=GPUStorageSpec(size="1Gi", attached_to=attachment))
 
 
 CLAIM = collect_leftovers([unit(claimed="one")], [], [])
-ATTACHMENT = collect_leftovers([], [attached("one")], [])
+ATTACHMENT = collect_leftovers([], [attached("op-uid")], [])
 
 
 @pytest.mark.parametrize(

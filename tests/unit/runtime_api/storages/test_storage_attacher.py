@@ -7,11 +7,19 @@ import pytest
 
 from gpu_runtime.contract.crd.gpu_storage import GPU_STORAGES, Attachment, GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
+from gpu_runtime.contract.crd.operation import (
+    Operation,
+    OperationSpec,
+    OperationState,
+    OperationStatus,
+    OperationTarget,
+    OperationType,
+)
 from gpu_runtime.contract.errors import BeingDeleted, Conflict, StorageInUse
 from gpu_runtime.contract.operation_rules import AttachState, attach_fault, attach_state
 from gpu_runtime.kube import errors as kube
 from gpu_runtime.kube.client import KubeClient
-from gpu_runtime.kube.meta import ObjectKey
+from gpu_runtime.kube.meta import ObjectKey, ObjectMeta
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.runtime_api.api_informers import new_informers
 from gpu_runtime.runtime_api.operations.storage_attacher import StorageAttacher
@@ -78,17 +86,23 @@ def attacher(server: FakeStorageServer, cached: GPUStorage | None = None) -> Sto
 
 
 def attachment_fields(unit: str = "web", operation: str = "", attempt: int = 0) -> dict[str, Any]:
-    return {"unit": unit, "operationID": operation, "attempt": attempt}
+    return {
+        "unit": unit,
+        "operationID": operation,
+        "operationUID": operation and f"{operation}-uid",
+        "attempt": attempt,
+    }
 
 
 def attachment(unit: str = "web", operation: str = "make", attempt: int = 1) -> Attachment:
-    return Attachment(unit=unit, operation_id=operation, attempt=attempt)
+    return Attachment(unit=unit, operation_id=operation, operation_uid=f"{operation}-uid", attempt=attempt)
 
 
+TARGET = OperationTarget(kind="GPUUnit", namespace=NAMESPACE, name="web")
 CREATED = attachment()
 UPDATED = Attachment(unit="web")
 NO_WRITES: list[AttachedTo] = []
-WRITTEN: AttachedTo = {"unit": "web", "operationID": None, "attempt": 0}
+WRITTEN: AttachedTo = {"unit": "web", "operationID": None, "operationUID": None, "attempt": 0}
 
 STATES: dict[str, tuple[AttachedTo, Attachment, AttachState]] = {
     "free, for a create": (None, CREATED, AttachState.FREE),
@@ -213,6 +227,10 @@ DETACHED: dict[str, tuple[AttachedTo, bool]] = {
     "attached by an earlier attempt": (attachment_fields("web", "make", 1), True),
     "attached by a later attempt": (attachment_fields("web", "make", 3), False),
     "attached by another operation": (attachment_fields("web", "other", 1), False),
+    "attached by an evicted operation with the same ID": (
+        attachment_fields("web", "make", 1) | {"operationUID": "evicted"},
+        False,
+    ),
     "attached by a unit without an operation": (attachment_fields("web"), False),
 }
 
@@ -221,7 +239,10 @@ DETACHED: dict[str, tuple[AttachedTo, bool]] = {
 async def test_operation_detaches_only_its_own_attachment(current: AttachedTo, is_detached: bool) -> None:
     server = FakeStorageServer(current)
     server.conflicts = 1
-    await attacher(server).detach(NAMESPACE, ["data"], "make", 2)
+    spec = OperationSpec(operation_id="make", type=OperationType.CREATE_UNIT, request_hash="", target=TARGET)
+    status = OperationStatus(state=OperationState.RUNNING, attempt=2)
+    operation = Operation(metadata=ObjectMeta(uid="make-uid"), spec=spec, status=status)
+    await attacher(server).detach(NAMESPACE, ["data"], operation)
     assert server.writes == ([None] if is_detached else [])
 
 

@@ -46,7 +46,7 @@ OFFER = SourceStock(namespace="runtime-stock", name="stock-2", uid="u2")
 PLAIN = RecordedUnitRequest(operation_id="make", name="web", namespace="batch", spec_name="g1.1", image="python")
 MOUNTS = tuple(StorageMount(name=name, mount_path=f"/{name}") for name in ("b", "a"))
 MOUNTING = msgspec.structs.replace(PLAIN, storage_mounts=MOUNTS)
-HOLDER = Attachment(unit="web", operation_id="make", attempt=1)
+HOLDER = Attachment(unit="web", operation_id="make", operation_uid="op-uid", attempt=1)
 
 
 def operation(state: OperationState, **status: Any) -> Operation:
@@ -78,8 +78,8 @@ def storage(attached_to: Attachment | None = None, *, deleting: bool = False) ->
     return GPUStorage(metadata=metadata, spec=GPUStorageSpec(size="1Gi", attached_to=attached_to))
 
 
-def attachment(unit_: str = "web", operation_id: str = "make", attempt: int = 1) -> Attachment:
-    return Attachment(unit=unit_, operation_id=operation_id, attempt=attempt)
+def attachment(unit_: str = "web", operation_uid: str = "op-uid", attempt: int = 1) -> Attachment:
+    return Attachment(unit=unit_, operation_id="make", operation_uid=operation_uid, attempt=attempt)
 
 
 def seen(*live: str, a: GPUStorage | None = None, b: GPUStorage | None = None, **observed: Any) -> ObservedHandoff:
@@ -258,7 +258,7 @@ def test_fast_path_reads_nothing() -> None:
     ("observed", "may"),
     [
         (seen(a=FREE, b=FREE), True),
-        (seen(a=FREE, b=storage(attachment(attempt=0))), True),
+        (seen(a=FREE, b=storage(attachment(operation_uid="earlier"))), False),
         (seen(a=FREE, b=FREE, unit=FOREIGN), False),
         (seen(a=FREE, b=TAKEN), False),
         (seen(a=FREE, b=storage(deleting=True)), False),
