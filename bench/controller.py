@@ -6,7 +6,7 @@ The real process runs with its own identity against a real API server, etcd, sch
 Only the nodes are simulated. CPU time and memory come from the kernel. The benchmark creates a few units before the
 measured ones, so that the measured units do not include startup costs.
 
-The API server counts the writes in two ways that must agree. Its metrics (apiserver_request_total) do not contain the
+The API server counts the writes in two ways. Its metrics (apiserver_request_total) do not contain the
 user. Therefore they are counted only for resources that no other process writes while units converge: Deployments,
 Services and NetworkPolicies without their subresources, and the status of GPUUnits. Its audit log covers all kinds, and
 contains only the requests of the controller manager's user. Events and Leases are excluded from both.

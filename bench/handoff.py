@@ -12,7 +12,7 @@ and no controller makes the units Ready, because two cores cannot do that 45 tim
 benchmark repeats the measurement on another control plane with simulated nodes, while the controller manager makes all
 units Ready. This run has its own floor.
 
-The API server counts the writes in two ways that must agree: with its metrics, for resources that only the runtime API
+The API server counts the writes in two ways: with its metrics, for resources that only the runtime API
 writes, and with its audit log, which contains only the requests of the runtime API's user.
 """
 

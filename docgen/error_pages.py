@@ -12,7 +12,7 @@ from gpu_runtime.runtime_api.http.envelope import http_status
 ADVICE = MappingProxyType(
     {
         "admission_denied": ("An admission policy or webhook of the cluster rejected the object.", "Yes, with a new operationID, after you have changed the policy or the request."),
-        "already_exists": ("An object with this name exists, and another request created it.", "Yes, with another name. If the request has an operationID, use a new operationID, too."),
+        "already_exists": ("An object with the requested name exists, and another request created this object.", "Yes, with another name. If the request has an operationID, use a new operationID, too."),
         "already_finished": ("The invocation has finished, so it cannot be cancelled.", "No. Get the result of the invocation."),
         "being_deleted": ("The object is being deleted.", "Yes, send the same request after the object is deleted."),
         "conflict": ("The request conflicts with the state of an object, and no other code describes the conflict.", "`error.message` says what to do."),
@@ -23,7 +23,7 @@ ADVICE = MappingProxyType(
         "invalid": ("The request has errors. `error.details` has one entry for each wrong field.", "No. Correct the fields first."),
         "invocation_reused": ("Another request has already used the invocationID.", "Yes, with a new invocationID."),
         "method_not_allowed": ("The path does not support the method. The header `Allow` lists the supported methods.", "No. Use a supported method."),
-        "no_stock": ("No Ready stock unit of this flavor is available.", "Yes, send the same request later."),
+        "no_stock": ("No Ready stock unit of the requested flavor is available.", "Yes, send the same request after stock is available."),
         "not_found": ("The object, the function or the path does not exist.", "No. Correct the name or the path first."),
         "not_redrivable": ("The dead letter cannot be redriven, for example because it cannot be decoded. `error.message` contains the reason.", "No. Delete the dead letter."),
         "operation_reused": ("Another request has already used the operationID.", "Yes, with a new operationID."),
@@ -55,9 +55,9 @@ def errors_page() -> str:
         introduction,
         f"## HTTP API\n\n{table(('status', 'code', 'cause', 'send the request again?'), _codes())}",
         "## Failure classes of invocations\n\nThe result of an invocation that did not succeed has a failure class in the field"
-        " `failure.class`. A dead letter has the failure class in the field `class`. The table says after"
-        " which failures the platform retries the invocation. It stops when the maximum number of attempts is reached. The result then"
-        " has the failure class of the last attempt."
+        " `failure.class`. A dead letter has the failure class in the field `class`. The table below says after"
+        " which failures the platform retries the invocation. The platform stops the retries when the maximum number of attempts"
+        " (setting `serverless.sidecar.maxAttempts`) is reached. The result then has the failure class of the last attempt."
         f"\n\n{classes}",
     )
 

@@ -12,10 +12,10 @@ def logs_page() -> str:
     rows = [(code(_printed(name)), meaning) for name, meaning in fields.items()]
     introduction = (
         "Every process writes log lines to standard error, as JSON (`log.format: json`, the default) or as text. Every line has"
-        " the fields `time`, `level`, `logger` and `message`. Messages are constant, so you can search for them. Variable values"
-        " are in the fields of the table. A field has the same meaning in every process. The logger `gpu_runtime.audit` writes"
-        " one line for each HTTP request that can change an object. The logger `gpu_runtime.access` writes one line for each"
-        " request that only reads, at level debug."
+        " the fields `time`, `level`, `logger` and `message`. The text of a message is constant, so you can search for it. The fields"
+        " of the table below contain the variable values. A field has the same meaning in every process. The logger `gpu_runtime.audit` writes"
+        " one line for each HTTP request that can change an object. The logger `gpu_runtime.access` writes one line at level"
+        " debug for each HTTP request that only reads."
     )
     return page("Log fields", introduction, table(("field", "meaning"), rows))
 

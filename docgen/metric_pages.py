@@ -24,8 +24,9 @@ CLIENT_GO_TEXT = (
     " the same as in client-go and controller-runtime, except for the metrics that start with `gpu_runtime_`."
 )
 LEADER_TEXT = (
-    "Only the leader updates the metrics about scaling and workers. A replica that loses the Lease sets its"
-    " `gpu_runtime_workers` to 0, so the sum over all replicas is the number of workers."
+    "Only the leading activator updates `gpu_runtime_scaling_decisions_total`, `gpu_runtime_worker_startup_seconds` and"
+    " `gpu_runtime_workers`. A replica that loses the Lease sets its `gpu_runtime_workers` to 0. So the sum of `gpu_runtime_workers`"
+    " over all replicas is the number of workers."
 )
 
 SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], ...]]] = MappingProxyType(
@@ -35,7 +36,7 @@ SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], .
             (KubeMetrics,),
         ),
         "controller-manager": (
-            "Every replica counts all units of the cluster. Aggregate with `max`, not with `sum`.",
+            "Every replica of the controller manager counts all units of the cluster. So aggregate `gpu_runtime_units` over the replicas with `max`, not with `sum`.",
             (UnitMetrics,),
         ),
         "runtime-api": (
@@ -46,7 +47,10 @@ SECTIONS: Mapping[str, tuple[str, tuple[Callable[[CollectorRegistry], object], .
             LEADER_TEXT,
             (ActivatorMetrics,),
         ),
-        "worker-sidecar": ("Each worker pod serves these metrics on port 20257.", (SidecarMetrics,)),
+        "worker-sidecar": (
+            "The sidecar in each worker pod serves these metrics on port 20257 (setting `serverless.sidecar.port`).",
+            (SidecarMetrics,),
+        ),
         "result-store": ("", (ResultStoreMetrics,)),
     }
 )
@@ -73,8 +77,8 @@ def metrics_page() -> str:
     introduction = (
         "Every process serves `/metrics` in the Prometheus text format on its health port (see [ports](ports.md)). The runtime API"
         " also serves `/metrics` on its API port. A histogram has series with the suffixes `_bucket`, `_sum` and"
-        " `_count`. No metric has a label for a function, a unit or a caller, because a cluster may have thousands of each. To"
-        " find the function, the unit or the caller, search the [logs](logs.md)."
+        " `_count`. No metric has a label for a function, a unit or a caller, because a cluster may have thousands of"
+        " functions, units and callers. To find the function, the unit or the caller, search the [logs](logs.md)."
     )
     sections = [_section("Every process", "", _process_rows())]
     for heading, (text, makers) in SECTIONS.items():

@@ -20,7 +20,7 @@ def ports_page() -> str:
             "worker-sidecar",
             str(sidecar),
             code("serverless.sidecar.port"),
-            f"{served}, and `/drain`. The kubelet calls `/drain` before it stops the user's container. This setting belongs to the controller manager.",
+            f"{served}, and `/drain`. The kubelet calls `/drain` before it stops the user's container. `serverless.sidecar.port` is a setting of the controller manager.",
         ),
         (
             "NATS",
@@ -29,5 +29,5 @@ def ports_page() -> str:
             "the NATS protocol for runtime-api, activator, result-store and worker-sidecar",
         ),
     )
-    introduction = "This page lists the default port of each listener, and the setting that changes the port. All ports use TCP without TLS."
+    introduction = "This page lists the default port of each listener, and the setting or the folder in which you can change the port. All ports use TCP without TLS."
     return page("Ports", introduction, table(("process", "default port", "setting or folder", "serves"), rows))

@@ -25,6 +25,7 @@ from gpu_runtime.contract.messages.invocation_record import (
     termination_to_publish,
 )
 from gpu_runtime.contract.messages.result import ResultState
+from gpu_runtime.contract.timing import MIN_QUEUE_EXPIRY_GRACE_SECONDS
 
 DEADLINE = datetime(2026, 1, 1, tzinfo=UTC)
 BEFORE, AFTER_GRACE = DEADLINE - timedelta(seconds=1), DEADLINE + WORKER_GRACE
@@ -56,9 +57,9 @@ CASES: tuple[tuple[RecordState, Termination | None], ...] = (
 def record_page() -> str:
     introduction = (
         "Every accepted invocation has a record in the key-value bucket (see [streams](streams.md#record-bucket))."
-        " `step` in `contract/messages/invocation_record.py` decides every change of a record, and this page shows its"
-        " decisions. Every write is conditional. If another process has changed the record, the writer reads the record and"
-        " decides again."
+        " The function `step` in `contract/messages/invocation_record.py` decides every change of a record. This page shows the"
+        " decisions of `step`. Every write to a record is conditional. If another process has changed the record, the writer reads"
+        " the record and decides again."
     )
     states = table(
         ("state", "meaning"), ((code(state), text) for state, text in documented_constants(RecordState).values())
@@ -72,13 +73,17 @@ def record_page() -> str:
         introduction,
         f"## States\n\n{states}",
         "## Changes\n\nA cell shows the new state or the new termination, or why the event is refused. The grace period begins at the"
-        f" deadline. It is {WORKER_GRACE.total_seconds():g} s for a worker, `reaping.deadlineGraceSeconds` for the reaper of the activator,"
-        " and 30 s for a query of the API. When the activator receives an invocation from the INVOKE stream, it never expires the"
-        f" invocation if a worker runs it.\n\n{table(header, _change_rows())}",
+        f" deadline of the invocation. Its length depends on the process. For a worker, it is {WORKER_GRACE.total_seconds():g} s. For the"
+        " reaper, it is `reaping.deadlineGraceSeconds`. For a runtime API that gets a query for the invocation, it is"
+        f" {MIN_QUEUE_EXPIRY_GRACE_SECONDS:g} s or `nats.streams.invokeAckWaitSeconds`, whichever is longer. An activator that receives"
+        " the invocation from the stream INVOKE never expires the invocation while a worker runs it."
+        f"\n\n{table(header, _change_rows())}",
         f"### Refusals\n\n{refusals}",
-        "## Terminations\n\nA process can end an invocation without an outcome of the function. It first writes one of these terminations"
-        f" to the record: {', '.join(map(code, Termination))}. Then it publishes the result, if the table below allows it. Another process"
-        " that finds the termination later publishes the same result again. NATS or the result store ignores the duplicate."
+        "## Terminations\n\nA process other than the worker can end an invocation. The process first writes one of these terminations"
+        f" to the record: {', '.join(map(code, Termination))}. Then the process publishes the result, if the table below allows it. A"
+        " process that later finds the termination in the record publishes the same result again. NATS or the result store ignores the"
+        " duplicate. The table does not apply to a worker that receives the message of an invocation with a termination. This worker"
+        " publishes the result immediately."
         f"\n\n{publish}",
         "## Missing and unreadable records\n\n" + table(("record", "reaction"), MISSING_AND_UNREADABLE),
     )
@@ -89,14 +94,14 @@ MISSING_AND_UNREADABLE = (
         "The record is missing, because it expired or an operator deleted it.",
         (
             "A process that has the message of the invocation creates the record again. The result store stores the result and"
-            " creates no record. The API returns the stored result, or 404."
+            " creates no record. The API returns the stored result, or status 404 if no result is stored."
         ),
     ),
     (
         "The record is unreadable, because a newer version or an operator wrote it.",
         (
-            "No process ends the invocation, dead-letters its message or overwrites the record. The API returns 503. Every"
-            " consumer naks the message with a delay of 30 s. Each process logs the record once."
+            "No process ends the invocation, dead-letters its message or overwrites the record. The API returns status 503. Every"
+            " process that receives the message naks it with a delay of 30 s. Each process writes one log line about the record."
         ),
     ),
 )
@@ -115,7 +120,7 @@ def _change(record: InvocationRecord, event: RecordEvent) -> str:
         return code(after.state)
     if after.termination is not record.termination:
         return f"termination {code(after.termination)}"
-    return "unchanged" if after is record else "new worker"
+    return "unchanged" if after is record else f"{code(after.state)} with the new worker"
 
 
 def _publish_rows() -> Iterator[tuple[str, ...]]:

@@ -13,7 +13,7 @@ CONSTRAINTS = ("pattern", "enum", "minimum", "maximum", "minLength", "maxLength"
 
 def resources_page() -> str:
     introduction = (
-        "This page lists every kind of the API group `runtime.lokiwager.io/v1alpha1`. It is generated from the same models as the"
+        "This page lists every kind of the API group `runtime.lokiwager.io/v1alpha1`. The page is generated from the same models as the"
         " CRDs in `config/crd`. The API server rejects an object that violates a constraint or a rule. `kubectl explain"
         " gpuunit.spec` shows the same descriptions."
     )
@@ -30,9 +30,16 @@ def _kind(definition: CrdDefinition[Any]) -> str:
         parts.append(table(("field", "type", "default", "constraints", "description"), _fields(schema, section)))
     if rules := list(_rules(schema["properties"]["spec"], "spec")):
         parts += [f"### {definition.resource.kind} rules", table(("field", "rule"), rules)]
-    columns = ", ".join(column["name"] for column in version["additionalPrinterColumns"])
-    parts.append(f"Columns of `kubectl get`: {columns}.")
+    parts.append(_columns(version["additionalPrinterColumns"]))
     return "\n\n".join(parts)
+
+
+def _columns(columns: list[dict[str, Any]]) -> str:
+    shown = ", ".join(column["name"] for column in columns if not column.get("priority"))
+    wide = ", ".join(column["name"] for column in columns if column.get("priority"))
+    return f"Columns of `kubectl get`: {shown}." + (
+        f" Additional columns of `kubectl get -o wide`: {wide}." if wide else ""
+    )
 
 
 def _fields(schema: dict[str, Any], section: str) -> Iterator[tuple[str, ...]]:

@@ -41,7 +41,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ): ("activator nats.streams.invokeAckWaitSeconds",),
         (
             "ack wait of DISPATCH",
-            "if a worker dies, JetStream redelivers its invocations after this time. If the function of a worker was deleted, the leading activator normally drains the worker. If it has been connected to NATS for this time and has received no event of the worker, it retires the worker without a drain",
+            "if a worker dies, JetStream redelivers its invocations after this time. After the deletion of a function, the leading activator drains the workers of the function. If the leading activator has been connected to NATS for this time and has received no event of a worker, it retires this worker without a drain",
         ): ("activator nats.streams.dispatchAckWaitSeconds",),
         (
             "ack wait of RESULT",
@@ -52,19 +52,20 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ),
         (
             "worker liveness",
-            "if a worker sends no event for this time, the worker is unhealthy, and the leader replaces it",
+            "if a worker sends no event for this time, the worker is unhealthy, and the leading activator replaces it",
         ): ("activator scaling.workerLivenessTimeoutSeconds",),
-        ("failed worker", "this time replaces the worker liveness if the unit of the worker is in phase Failed"): (
-            "activator scaling.failedWorkerGraceSeconds",
-        ),
+        (
+            "failed worker",
+            "this time replaces `scaling.workerLivenessTimeoutSeconds` if the unit of the worker is in phase Failed",
+        ): ("activator scaling.failedWorkerGraceSeconds",),
         (
             "worker backoff",
-            "after a worker of a function has failed, the leader creates no worker of this function for this time. The time doubles with each failure",
+            "after a worker of a function has failed, the leading activator creates no worker of this function for this time. The time doubles with each failure",
         ): (
             "activator scaling.initialBackoffSeconds",
             "activator scaling.maxBackoffSeconds",
         ),
-        ("drain request", "time that the leader waits for the response to a drain request"): (
+        ("drain request", "time that the leading activator waits for the response to a drain request"): (
             "activator scaling.drainRequestTimeoutSeconds",
         ),
         ("drain", "maximum time that a terminating worker pod waits for its invocations in flight"): (
@@ -80,44 +81,47 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ): ("activator reaping.deletedFunctionGraceSeconds",),
         (
             "unknown function",
-            "time that an invocation of an unknown function waits. The function may not have reached the cache of the activator yet",
+            "time that an invocation waits if the cache of the activator does not contain its function. A new function can appear in the cache of the activator later than in the cache of the runtime API",
         ): ("activator dispatching.unknownFunctionGraceSeconds",),
         (
             "retry backoff",
-            "if a delivery fails, JetStream redelivers the invocation after this time. The time doubles with each delivery",
+            "if an attempt of an invocation fails, JetStream redelivers the invocation after this time. The time doubles with each delivery",
         ): (
             "worker-sidecar retries.initialBackoffSeconds",
             "worker-sidecar retries.maxBackoffSeconds",
         ),
-        ("lease", "if the leader has not renewed the Lease for this time, another replica becomes the leader"): (
+        ("lease", "if the leader has not renewed the Lease for this time, another replica may acquire the Lease"): (
             "controller-manager leaderElection.leaseDurationSeconds",
         ),
-        ("renew deadline", "if a leader could not renew the Lease for this time, it stops its work"): (
+        ("renew deadline", "if a leader could not renew the Lease for this time, the leader stops its work"): (
             "controller-manager leaderElection.renewDeadlineSeconds",
         ),
         ("retry period", "time between two attempts to renew or to acquire the Lease"): (
             "controller-manager leaderElection.retryPeriodSeconds",
         ),
-        ("recovery interval", "interval at which each replica of the runtime API looks for stalled operations"): (
-            "runtime-api operations.recoveryIntervalSeconds",
-        ),
-        ("stalled after", "if an operation makes no progress for this time, recovery resumes it"): (
-            "runtime-api operations.stalledAfterSeconds",
-        ),
-        ("request timeout", "if a request takes longer than this time, the API returns 503"): (
+        (
+            "recovery interval",
+            "interval at which each replica of the runtime API looks for stalled operations, stale claims and orphaned objects",
+        ): ("runtime-api operations.recoveryIntervalSeconds",),
+        (
+            "stalled after",
+            "if an unfinished operation makes no progress for this time, recovery resumes the operation",
+        ): ("runtime-api operations.stalledAfterSeconds",),
+        ("request timeout", "if an HTTP request takes longer than this time, the runtime API returns 503"): (
             "runtime-api limits.requestTimeoutSeconds",
         ),
         (
             "shutdown delay",
-            "time for which the API accepts requests after SIGTERM, so that load balancers can remove the replica",
+            "time for which the runtime API still accepts requests after SIGTERM. During this time, load balancers can remove the replica",
         ): ("runtime-api limits.shutdownDelaySeconds",),
         (
             "graceful shutdown of the API",
-            "maximum time from SIGTERM to the end of the API process, including the shutdown delay",
+            "maximum time from SIGTERM to the end of the runtime API process, including the shutdown delay",
         ): ("runtime-api gracefulShutdownTimeoutSeconds",),
-        ("graceful shutdown", "maximum time from SIGTERM to the end of every other process"): (
-            "activator gracefulShutdownTimeoutSeconds",
-        ),
+        (
+            "graceful shutdown",
+            "maximum time from SIGTERM to the end of the controller manager, the activator or the result store process. The controller manager sets 5 s for sidecars",
+        ): ("activator gracefulShutdownTimeoutSeconds",),
     }
 )
 """Keys of the timer, each with its process, by name and effect of the timer. Two keys are a minimum and a maximum."""
@@ -125,12 +129,12 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
 
 def timers_page() -> str:
     introduction = (
-        "The times of the first table are settings. Only the idle timeout is a field of a GPUUnit. The module `contract/timing.py` defines"
-        " the times of the second table. The last column of the first table shows the value in `config/default`, if it differs from"
-        " the default of the code."
+        "The times of the first table are settings, except the idle timeout, which is a field of a GPUUnit. The module"
+        " `contract/timing.py` defines the times of the second table. The last column of the first table shows the value in"
+        " `config/default`, if this value differs from the default of the code."
     )
     rules = (
-        "If the settings of a process violate a rule, the process does not start. It prints both keys with their values, and exits with"
+        "If the settings of a process violate a rule, the process does not start. The process prints both keys with their values, and exits with"
         " status 2. A process can check only its own settings. So use the same `nats.streams` in every process."
     )
     return page(
@@ -149,7 +153,7 @@ def _settings() -> Iterator[tuple[str, ...]]:
         installed = _range([_installed(processes[0])[key] for key in keys])
         yield name, default, ", ".join(map(code, keys)), effect, installed if installed != default else ""
     idle = f"{Serverless().idle_timeout_seconds:g} s"
-    effect = "the leader removes a surplus worker that was idle for this time"
+    effect = "the leading activator removes a surplus worker that was idle for this time"
     yield "idle timeout", idle, code("spec.serverless.idleTimeoutSeconds"), effect, ""
 
 
@@ -172,13 +176,13 @@ def _derived() -> Iterator[tuple[str, ...]]:
         "capacity TTL",
         _range([capacity_ttl(sidecar["heartbeatSeconds"])]),
         "2.4 times the heartbeat interval in the last event of the worker",
-        "the activator ignores a reported capacity that is older than this time. If it knows no free capacity of a function, it sets the record of an invocation to `dispatched` and sends a demand hint",
+        "the activator ignores a reported capacity that is older than this time. If the activator knows no free capacity of a function, it sets the record of an invocation to `dispatched` and sends a demand hint",
     )
     yield (
         "termination grace period of a worker",
         _range([termination_grace(sidecar["drainTimeoutSeconds"])]),
         "the drain timeout, plus 15 s for the exit of the containers",
-        "`terminationGracePeriodSeconds` of the pod",
+        "`terminationGracePeriodSeconds` of the worker pod",
     )
     yield (
         "events of a deleted worker",
@@ -189,26 +193,26 @@ def _derived() -> Iterator[tuple[str, ...]]:
     yield (
         "deadline grace of a worker",
         _range([WORKER_DEADLINE_GRACE_SECONDS]),
-        "a constant. `reaping.deadlineGraceSeconds` must be longer",
-        "time after the deadline in which the framework can report the timeout itself",
+        "a constant. `reaping.deadlineGraceSeconds` must be longer than this constant",
+        "time that a sidecar waits after the deadline for the response of the framework, so that the framework can report the timeout itself",
     )
     yield (
         "takeover by another worker",
         _range([TAKEOVER_GRACE_SECONDS]),
         "a constant, which is also the default of `reaping.deadlineGraceSeconds`",
-        "if a worker receives a redelivery of an invocation that another worker runs, it may end the invocation when this time has passed after the deadline",
+        "if a worker receives a redelivery of an invocation that another worker runs, the receiving worker may end the invocation when this time has passed after the deadline",
     )
     yield (
         "expiry in the queue",
         _range([queue_expiry_grace(api["nats.streams.invokeAckWaitSeconds"]).total_seconds()]),
         "the ack wait of INVOKE, but at least 30 s",
-        "when this time has passed after the deadline, the runtime API may end an invocation that was never dispatched",
+        "if an invocation is still unfinished when this time has passed after its deadline, a query for the invocation makes the runtime API end it as `expired`",
     )
     yield (
         "sync wait",
         _range([sync_wait_limit(api["invocations.maxSyncWaitSeconds"], request_timeout)]),
         "`invocations.maxSyncWaitSeconds`, but at most 90 % of `limits.requestTimeoutSeconds`",
-        "if a synchronous call has no result after this time, the API returns 504",
+        "if a synchronous invocation has no result after this time, the runtime API returns 504",
     )
     yield (
         "attempt of a Kubernetes request",

@@ -35,11 +35,14 @@ class ActivatorMetrics:
         self.terminated = counter(
             "gpu_runtime_invocations_terminated",
             "Number of invocations that the activator ended without a worker, by state and failure class of the result,"
-            " and by stage: queued (in the INVOKE stream) or dispatched (in the DISPATCH stream)",
+            " and by stage: queued (the message was in the INVOKE stream) or dispatched (the message was in the"
+            " DISPATCH stream)",
             ["state", "failure_class", "stage"],
         )
         self.redeliveries = counter(
-            "gpu_runtime_message_redeliveries", "Number of redeliveries of messages, by stream", ["stream"]
+            "gpu_runtime_message_redeliveries",
+            "Number of redeliveries that this process received, by stream",
+            ["stream"],
         )
         self.redeliveries.labels(Stream.INVOKE.name)
         self.dead_letters = counter(
@@ -63,5 +66,8 @@ class ActivatorMetrics:
             buckets=_LATENCY_BUCKETS_SECONDS,
         )
         self.workers = gauge(
-            "gpu_runtime_workers", "Number of workers by state, as the leader observes them", ["state"]
+            "gpu_runtime_workers",
+            "Number of workers that the leader observes, by state: starting, serving, draining, unhealthy, retiring or"
+            " terminating",
+            ["state"],
         )

@@ -66,17 +66,17 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
 
     worker_liveness_timeout_seconds: PositiveSeconds = 600
     """Time in seconds without an event after which a worker is unhealthy. The leader then replaces the worker. The time
-    counts from the last event of the worker, or from the worker's creation if it has sent no event. It must be at least
-    nats.streams.dispatchAckWaitSeconds."""
+    counts from the last event of the worker, or from the worker's creation if it has sent no event. The value must be
+    at least nats.streams.dispatchAckWaitSeconds."""
 
     failed_worker_grace_seconds: PositiveSeconds = 60
     """Time in seconds without an event after which a worker whose unit is in phase Failed is unhealthy. For such a
-    worker, this setting replaces workerLivenessTimeoutSeconds. It must be at least
+    worker, this setting replaces workerLivenessTimeoutSeconds. The value must be at least
     nats.streams.dispatchAckWaitSeconds."""
 
     drain_request_timeout_seconds: PositiveSeconds = 2
-    """Timeout in seconds of a drain request to a worker. If the worker does not respond in time, the leader does not
-    delete the worker, and repeats the request."""
+    """Timeout in seconds of a drain request to a worker. If the worker does not respond in time, the leader keeps
+    the worker and repeats the request."""
 
     initial_backoff_seconds: PositiveSeconds = 5
     """Time in seconds for which the activator creates no new worker for a function after one of its workers failed. The
@@ -84,7 +84,8 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     resets the time."""
 
     max_backoff_seconds: PositiveSeconds = 300
-    """Maximum time in seconds for which the activator creates no new worker after a failure."""
+    """Maximum time in seconds for which the activator creates no new worker for a function after one of its workers
+    failed."""
 
 
 class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
@@ -94,8 +95,8 @@ class ReaperSettings(BaseSettings, frozen=True, kw_only=True):
 
     deadline_grace_seconds: Annotated[float, Meta(gt=WORKER_DEADLINE_GRACE_SECONDS, le=86400)] = TAKEOVER_GRACE_SECONDS
     """Time in seconds that the reaper waits after the deadline of a dispatched invocation, before it ends the
-    invocation as expired. During this time, only the worker that runs the invocation can end it. The worker waits 0.5 s
-    after the deadline for the framework."""
+    invocation as expired. During this time, only the worker that runs the invocation may end it. This worker waits
+    0.5 s after the deadline for the response of the framework."""
 
     deleted_function_grace_seconds: PositiveSeconds = 3
     """Time in seconds that the reaper waits after a function was deleted. After this time, the reaper ends the waiting

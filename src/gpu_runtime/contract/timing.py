@@ -75,7 +75,7 @@ With the default drain timeout, the pod ends within this time. Until then, a bus
 
 
 def queue_expiry_grace(invoke_ack_wait_seconds: float) -> timedelta:
-    """Return how long after its deadline the runtime API may end an invocation that was never dispatched.
+    """Return how long after the deadline the runtime API may end an invocation that no other process has ended.
 
     If an activator dies, JetStream redelivers the invocation after the ack wait, and another activator ends it.
     """

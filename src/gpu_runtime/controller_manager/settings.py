@@ -36,8 +36,8 @@ class ImageSettings(BaseSettings, frozen=True, kw_only=True):
     stock units run."""
 
     sidecar: str = ""
-    """Image of the worker sidecar. If it is empty, the sidecar uses images.stock, which contains all processes of the
-    platform."""
+    """Image of the worker sidecar. If this setting is empty, the sidecar uses images.stock, which contains all
+    processes of the platform."""
 
     placeholder: Name
     """Image of the pods of a StockPool that has no spec.image. The image must contain `sh` and `sleep`."""
@@ -80,7 +80,7 @@ class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
 
     drain_timeout_seconds: PositiveSeconds = DRAIN_TIMEOUT_SECONDS
     """Time in seconds that a terminating worker waits for its invocations in flight. If an invocation takes longer,
-    JetStream redelivers it to another worker."""
+    JetStream redelivers the invocation to another worker."""
 
     heartbeat_seconds: HeartbeatSeconds = HEARTBEAT_SECONDS
     """Interval in seconds between two heartbeats of a worker. serverless.nats.streams.dispatchAckWaitSeconds must be at
@@ -109,8 +109,8 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
 
     credentials_secret: str = ""
     """Name of a Secret with NATS credentials. The Secret must exist in every namespace with workers. The controller
-    manager mounts it at /etc/gpu-runtime-nats, only into sidecar containers. Settings of `nats` that are paths of files
-    can refer to this directory. If the name is empty, no Secret is mounted."""
+    manager mounts it at /etc/gpu-runtime-nats, only into sidecar containers. Settings of serverless.nats that are
+    paths of files can refer to this directory. If the name is empty, no Secret is mounted."""
 
     sidecar: SidecarContainerSettings = SidecarContainerSettings()
     """The sidecar container that runs next to the user's container in the pod of a worker."""

@@ -151,7 +151,11 @@ class InvocationRecordStore:
                 self._logged.clear()
             self._logged.add((entry.key, entry.revision))
             fields = {"invocation_id": entry.key, "error": str(error)}
-            logger.warning("invocation record is unreadable; upgrade the process or delete the record", extra=fields)
+            logger.warning(
+                "invocation record is unreadable; the invocation waits until the process is upgraded or the record is"
+                " deleted",
+                extra=fields,
+            )
 
 
 class WorkerRecords(Protocol):

@@ -167,7 +167,10 @@ class PullConsumer:
         try:
             return await self._handler(delivery)
         except Exception as error:
-            logger.exception("message handler raised an unexpected exception", extra=self._log_fields(delivery))
+            logger.exception(
+                "message handler raised an unexpected exception; the process will nak or dead-letter the message",
+                extra=self._log_fields(delivery),
+            )
             return NakDelivery(f"{type(error).__name__}: {error}")
 
     async def _acknowledge(self, running: _InFlightDelivery, outcome: DeliveryOutcome) -> None:
@@ -193,7 +196,7 @@ class PullConsumer:
         if instead is not None:
             await self._acknowledge(running, instead)
         else:
-            logger.warning("message dead-lettered", extra=fields)
+            logger.warning("message dead-lettered; JetStream will not redeliver the message", extra=fields)
             await self._send_ack(running.ack_subject, TERM)
 
     async def _nak(self, running: _InFlightDelivery, nak: NakDelivery) -> None:

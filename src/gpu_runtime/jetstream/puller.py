@@ -184,7 +184,7 @@ class Puller:
         problem = f"cannot pull from {self._spec.name} of {self._spec.stream}: {error}"
         if problem != self.problem:
             logger.warning(
-                "message pull failed; the consumer will retry", extra=self._log_fields | {"error": str(error)}
+                "message pull failed; the process will retry", extra=self._log_fields | {"error": str(error)}
             )
         self.problem = problem
 

@@ -35,7 +35,7 @@ async def serve_requests(
     def received(message: Msg) -> None:
         if len(running) >= max_concurrent:
             logger.warning(
-                "NATS request dropped because too many requests are in progress",
+                "NATS request dropped because too many requests are in progress; the request will time out",
                 extra={"subject": message.subject, "limit": max_concurrent},
             )
             return
@@ -60,4 +60,7 @@ async def _respond(connection: NatsConnection, message: Msg, handler: RequestHan
         fields = {"subject": message.subject, "error": str(error)}
         logger.warning("NATS reply was not sent; the request will time out", extra=fields)
     except Exception:
-        logger.exception("NATS request handler raised an unexpected exception", extra={"subject": message.subject})
+        logger.exception(
+            "NATS request handler raised an unexpected exception; the request will time out",
+            extra={"subject": message.subject},
+        )

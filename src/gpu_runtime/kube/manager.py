@@ -78,7 +78,10 @@ class Manager:
                         election.cancel()  # a candidate stops now; a leader stops when its runnables have returned
             except* KubeNotLeader as lost:
                 fields = {**elector.log_fields, "error": str(lost.exceptions[0])}
-                logger.warning("leadership lost; the process has cancelled its leader tasks", extra=fields)
+                logger.warning(
+                    "leadership lost; the process has cancelled its leader tasks and is a candidate again",
+                    extra=fields,
+                )
 
     async def _run_runnables(self, stopping: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):

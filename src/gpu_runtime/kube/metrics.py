@@ -42,7 +42,8 @@ class KubeMetrics:
 
         self.rest_client_requests = counter(
             "rest_client_requests_total",
-            "Number of HTTP requests by status code, method and host. Without a response, the code is `<error>`.",
+            "Number of HTTP requests to the Kubernetes API server by status code, method and host. If a request gets no"
+            " response, its code is `<error>`.",
             ["code", "method", "host"],
         )
         self.reflector_lists = counter(
@@ -52,7 +53,7 @@ class KubeMetrics:
             "reflector_watches_total", "Number of watch requests that the informers sent", ["name"]
         )
         self.informer_objects = gauge(
-            "gpu_runtime_informer_objects", "Number of objects in the informer's cache, by kind", ["kind"]
+            "gpu_runtime_informer_objects", "Number of objects in the caches of the informers, by kind", ["kind"]
         )
         self.leader_election_master_status = gauge(
             "leader_election_master_status",
@@ -61,7 +62,8 @@ class KubeMetrics:
         )
         self.recorded_events = counter(
             "gpu_runtime_kubernetes_events_total",
-            "Number of Kubernetes Events by result: written, failed (the write failed) or dropped (rate limit)",
+            "Number of Kubernetes Events by result: written, failed (the write failed) or dropped (the process"
+            " did not write the Event because of its rate limit)",
             ["result"],
         )
 
@@ -93,7 +95,8 @@ class KubeMetrics:
             ),
             retries=counter(
                 "workqueue_retries_total",
-                "Number of keys that were added to the work queue with a delay, after a failure or for a later requeue",
+                "Number of keys that were added to the work queue with a delay, either after a failed reconciliation or"
+                " because the reconciliation requested a requeue",
                 _WORKQUEUE_LABELS,
             ),
         )
@@ -105,7 +108,8 @@ class KubeMetrics:
         )
         self.reconcile_errors = counter(
             "controller_runtime_reconcile_errors_total",
-            "Number of reconciliations that failed, by controller. It includes timeouts and panics.",
+            "Number of reconciliations that failed, by controller. The number includes timeouts and panics"
+            " (unexpected exceptions).",
             ["controller"],
         )
         self.reconcile_timeouts = counter(

@@ -62,7 +62,8 @@ async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[None]], shu
     limit = asyncio.timeout(None)
 
     def stop(received: signal.Signals) -> None:
-        logger.info("shutdown signal received", extra={"signal": received.name, "repeated": stopping.is_set()})
+        fields = {"signal": received.name, "repeated": stopping.is_set()}
+        logger.info("shutdown signal received; the process will exit", extra=fields)
         limit.reschedule(loop.time() + (0 if stopping.is_set() else shutdown_timeout))
         stopping.set()
 
@@ -77,7 +78,7 @@ async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[None]], shu
     except Exception:
         if limit.expired():
             # no traceback: it would only show the timeout
-            logger.error("graceful shutdown was not completed; the process has cancelled unfinished work")  # noqa: TRY400
+            logger.error("graceful shutdown was not completed; the process has cancelled unfinished work and will exit")  # noqa: TRY400
         else:
             logger.critical("process raised an unexpected exception and will exit", exc_info=True)
         return EXIT_FAILED

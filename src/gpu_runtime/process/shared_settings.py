@@ -52,11 +52,12 @@ class KubernetesSettings(BaseSettings, frozen=True, kw_only=True):
     files in $KUBECONFIG, the pod's service account, ~/.kube/config."""
 
     context: str = ""
-    """Context of the kubeconfig. If it is empty, the process uses the current context of the kubeconfig. If it is set,
-    the process does not use the pod's service account."""
+    """Context of the kubeconfig. If this setting is empty, the process uses the current context of the kubeconfig. If
+    this setting is not empty, the process does not use the pod's service account."""
 
     request_timeout_seconds: PositiveSeconds = 10
-    """Timeout in seconds of each attempt of a request to the API server. It does not apply to watches."""
+    """Timeout in seconds of each attempt of a request to the Kubernetes API server. The timeout does not apply to
+    watches."""
 
 
 class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
@@ -66,11 +67,12 @@ class LeaderElectionSettings(BaseSettings, frozen=True, kw_only=True):
 
     lease_duration_seconds: PositiveSeconds = 15
     """Time in seconds after which another replica may acquire a Lease that the leader does not renew. If the leader
-    dies, there is no leader for up to this time. It must be longer than renewDeadlineSeconds."""
+    dies, another replica becomes the leader after this time, plus at most 2.5 times retryPeriodSeconds. The value
+    must be higher than renewDeadlineSeconds."""
 
     renew_deadline_seconds: PositiveSeconds = 10
-    """Time in seconds after which a leader that cannot renew the Lease stops its work. It must be longer than twice
-    retryPeriodSeconds."""
+    """Time in seconds after which a leader that cannot renew the Lease stops its work. The value must be higher than
+    twice retryPeriodSeconds."""
 
     retry_period_seconds: PositiveSeconds = 2
     """Time in seconds between two attempts to renew or to acquire the Lease."""
@@ -137,9 +139,9 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     dispatch_ack_wait_seconds: PositiveSeconds = DISPATCH_ACK_WAIT_SECONDS
     """Ack wait of the DISPATCH stream, in seconds. If a worker dies, JetStream redelivers its invocations to another
     worker after this time. A live worker extends the ack wait while it runs an invocation. The value must be at least
-    three times the heartbeat interval of workers. After the deletion of a function, the activator drains the workers of
-    the function. If it has been connected to NATS for this time and has received no event of a worker, it deletes this
-    worker without a drain."""
+    three times the heartbeat interval of workers. After the deletion of a function, the leading activator drains the
+    workers of the function. If the leading activator has been connected to NATS for this time and has received no event
+    of a worker, it deletes this worker without a drain."""
 
     result_ack_wait_seconds: PositiveSeconds = RESULT_ACK_WAIT_SECONDS
     """Ack wait of the RESULT stream, in seconds. If the result store does not acknowledge a result within this time,
@@ -164,10 +166,11 @@ class NatsSettings(BaseSettings, frozen=True, kw_only=True):
     and tokenFile again for every connection, so the credentials can be rotated."""
 
     user: str = ""
-    """Name of the NATS user who logs in with the password in passwordFile."""
+    """Name of a NATS user. The process logs in as this user with the password in passwordFile."""
 
     password_file: str = ""
-    """Path of a file with the password of the NATS user. If passwordFile is set, nats.user must also be set."""
+    """Path of a file with the password of the NATS user nats.user. If passwordFile is set, nats.user must also be
+    set."""
 
     token_file: str = ""
     """Path of a file with an authentication token for NATS."""
@@ -180,7 +183,8 @@ class NatsSettings(BaseSettings, frozen=True, kw_only=True):
     Installations that share a NATS account must have different prefixes."""
 
     request_timeout_seconds: PositiveSeconds = 5
-    """Timeout in seconds of a request to NATS. NATS must also confirm a published message within this time."""
+    """Timeout in seconds of a request to NATS. A publish to a stream fails if NATS does not confirm the message within
+    this time."""
 
     streams: StreamSettings = StreamSettings()
     """Limits and retention of the JetStream streams."""
@@ -206,8 +210,8 @@ class ProcessSettings(BaseSettings, frozen=True, kw_only=True):
     """HTTP server for health checks and metrics."""
 
     graceful_shutdown_timeout_seconds: PositiveSeconds = 20
-    """Time in seconds that the process waits after SIGTERM for work in progress. After this time, it cancels the work
-    and exits with code 1. Set it lower than terminationGracePeriodSeconds of the pod."""
+    """Time in seconds that the process waits after SIGTERM for work in progress. After this time, the process
+    cancels the work and exits with code 1. Set this time lower than terminationGracePeriodSeconds of the pod."""
 
     def __post_init__(self) -> None:
         if errors := "; ".join(timing_errors(numbers_by_key(self))):

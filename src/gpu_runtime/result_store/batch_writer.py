@@ -88,7 +88,8 @@ class BatchWriter:
         problem = f"results cannot be stored and stay in the RESULT stream: {error}"
         if problem != self.problem:  # log each problem once, not with every retry
             logger.error(
-                "result batch was not written; the results stay in the RESULT stream", extra={"error": str(error)}
+                "result batch was not written; the results stay in the RESULT stream, and the result store will retry",
+                extra={"error": str(error)},
             )
         self.problem = problem
 

@@ -17,11 +17,12 @@ class ResultStoreMetrics:
         )
         self.duplicates = counter(
             "gpu_runtime_results_duplicate",
-            "Number of results that were not stored, because the invocation already has a result",
+            "Number of results that the result store ignored, because the invocation already had a result",
         )
         self.invalid_messages = counter(
             "gpu_runtime_results_invalid",
-            "Number of messages of the RESULT stream that were dead-lettered, because they are not valid results",
+            "Number of messages of the RESULT stream that the result store dead-lettered, because they are not valid"
+            " results",
         )
         self.batch_results = histogram(
             "gpu_runtime_result_batch_size",
@@ -56,6 +57,7 @@ class ResultStoreMetrics:
             self.evicted.labels(reason)
         self.queries = counter(
             "gpu_runtime_result_queries",
-            "Number of result queries by query (result or results) and result: found, not_found or invalid",
+            "Number of queries to the result store. The label `query` is `result` (a query for one result) or `results`"
+            " (a query for a page of results). The label `result` is `found`, `not_found` or `invalid`.",
             ["query", "result"],
         )

@@ -22,12 +22,13 @@ class DatabaseSettings(BaseSettings, frozen=True, kw_only=True):
 
 class ResultRetentionSettings(BaseSettings, frozen=True, kw_only=True):
     max_age_seconds: Annotated[float, Meta(ge=60, le=10 * 365 * 86400)] = 7 * 86400
-    """Time in seconds for which a stored result is retained. The result store evicts older results. It must be at least
-    nats.streams.recordRetentionSeconds."""
+    """Time in seconds for which a stored result is retained. The result store evicts older results. The value must be
+    at least nats.streams.recordRetentionSeconds."""
 
     max_bytes: Annotated[int, Meta(ge=MIB)] = 8 * 1024**3
     """Maximum size in bytes of the results in the database, including indexes. Above this size, the result store evicts
-    the oldest results before they reach maxAgeSeconds. Set it at least 512 MiB lower than the size of the volume."""
+    the oldest results before they reach maxAgeSeconds. Set this size at least 512 MiB lower than the size of the
+    volume."""
 
     @property
     def limits(self) -> RetentionLimits:
@@ -46,5 +47,5 @@ class ResultStoreSettings(ProcessSettings, frozen=True, kw_only=True):
     """Limits on the age and the total size of stored results."""
 
     batch_size: Annotated[int, Meta(ge=1, le=1024)] = 128
-    """Maximum number of results that the result store processes concurrently and stores in one transaction. The memory
-    for each result may be twice nats.streams.maxPayloadBytes."""
+    """Maximum number of results that the result store processes concurrently and stores in one transaction. Each of
+    these results may need twice nats.streams.maxPayloadBytes of memory."""

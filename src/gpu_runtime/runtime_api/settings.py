@@ -48,21 +48,23 @@ class OperationSettings(BaseSettings, frozen=True, kw_only=True):
     max_retained: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
     """Maximum number of retained operations. If there are more operations, the API evicts the oldest finished
     operations before the end of retentionSeconds. If this is not enough, the API evicts the oldest operations that wait
-    for stock. The API never evicts an operation within 10 minutes after its last attempt or its end, nor before
-    recovery has cleaned up its claims, attachments and objects."""
+    for stock. The API evicts no operation within 10 minutes after the end of the operation or after the start of its
+    last attempt. The API also evicts no operation before recovery has cleaned up its claims, attachments and
+    objects."""
 
     recovery_interval_seconds: PositiveSeconds = 2
     """Interval in seconds at which each replica looks for stalled operations, stale claims and orphaned objects."""
 
     stalled_after_seconds: PositiveSeconds = 3
-    """Time in seconds without progress after which an unfinished operation is stalled. Recovery then resumes it."""
+    """Time in seconds without progress after which an unfinished operation is stalled. Recovery then resumes the
+    operation."""
 
 
 class InvocationSettings(BaseSettings, frozen=True, kw_only=True):
     default_timeout_seconds: PositiveSeconds = 300
-    """Timeout in seconds of an invocation whose request has no timeout. It counts from the acceptance of the invocation
-    to its result. If the maximum timeout of invocations or nats.streams.recordRetentionSeconds is shorter, the shorter
-    time applies."""
+    """Timeout in seconds of an invocation whose request has no timeout. The timeout counts from the acceptance of the
+    invocation. If nats.streams.recordRetentionSeconds is shorter than this setting, the timeout is
+    nats.streams.recordRetentionSeconds."""
 
     max_sync_wait_seconds: PositiveSeconds = 25
     """Maximum time in seconds that the API waits for the result of a synchronous invocation. After this time, the API
@@ -99,8 +101,8 @@ class AuthenticationSettings(BaseSettings, frozen=True, kw_only=True):
     """Service accounts of the cluster whose tokens the API accepts. The API verifies the tokens with a TokenReview."""
 
     audiences: tuple[NonEmptyName, ...] = ("gpu-runtime",)
-    """Audiences for tokens of service accounts. The API accepts a token only if it has at least one of these
-    audiences."""
+    """Audiences for tokens of service accounts. The API accepts a token of a service account only if the token has at
+    least one of these audiences."""
 
 
 class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
@@ -117,9 +119,9 @@ class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
     requestsPerSecond."""
 
     request_timeout_seconds: PositiveSeconds = 30
-    """Maximum time in seconds to process a request. After this time, the API returns 503. Each attempt of a Kubernetes
-    request may take at most a tenth of this time. If kubernetes.requestTimeoutSeconds is shorter than a tenth, the
-    shorter time applies."""
+    """Maximum time in seconds to process a request. After this time, the API returns 503. While the API
+    processes a request, each attempt of a request to Kubernetes may take at most a tenth of this time. If
+    kubernetes.requestTimeoutSeconds is shorter than a tenth of this time, the shorter time applies."""
 
     shutdown_delay_seconds: PositiveSeconds = 5
     """Time in seconds for which the API still accepts requests after SIGTERM. During this time, the readiness check
@@ -135,8 +137,8 @@ class APIListenerSettings(BindAddressSettings, frozen=True, kw_only=True):
 class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
     graceful_shutdown_timeout_seconds: PositiveSeconds = 40
     """Maximum time in seconds from SIGTERM to the end of the process, including limits.shutdownDelaySeconds. The API
-    responds to requests in flight within this time. Set it higher than the sum of limits.shutdownDelaySeconds and
-    limits.requestTimeoutSeconds, and lower than terminationGracePeriodSeconds of the pod."""
+    responds to requests in flight within this time. Set this time higher than the sum of limits.shutdownDelaySeconds
+    and limits.requestTimeoutSeconds, and lower than terminationGracePeriodSeconds of the pod."""
 
     api: APIListenerSettings = APIListenerSettings()
     """Address of the HTTP API."""

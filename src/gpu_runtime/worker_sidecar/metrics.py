@@ -12,13 +12,14 @@ class SidecarMetrics:
         self.registry = registry
         self.invocations = Counter(
             "gpu_runtime_worker_invocations",
-            "Number of deliveries of invocations by outcome: retried, skipped, or the state of the result",
+            "Number of deliveries of invocations by outcome: retried (the worker requested a redelivery), skipped (the"
+            " invocation already had a result), or the state of the result",
             ["outcome"],
             registry=registry,
         )
         self.redeliveries = Counter(
             "gpu_runtime_message_redeliveries",
-            "Number of redeliveries of messages, by stream",
+            "Number of redeliveries that this process received, by stream",
             ["stream"],
             registry=registry,
         )

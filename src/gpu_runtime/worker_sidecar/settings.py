@@ -38,11 +38,12 @@ class RetrySettings(BaseSettings, frozen=True, kw_only=True):
     the invocation."""
 
     initial_backoff_seconds: PositiveSeconds = 1
-    """Delay in seconds before the second delivery of an invocation. The delay doubles with each further delivery."""
+    """Delay in seconds before the second delivery of an invocation. The delay doubles with each further delivery, up to
+    maxBackoffSeconds."""
 
     max_backoff_seconds: PositiveSeconds = 60
-    """Maximum backoff in seconds between two deliveries of an invocation. It does not limit a delay that the framework
-    requests with Retry-After."""
+    """Maximum delay in seconds between two deliveries of an invocation. This setting does not limit a delay that the
+    framework requests with Retry-After."""
 
 
 class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
@@ -72,5 +73,5 @@ class WorkerSidecarSettings(ProcessSettings, frozen=True, kw_only=True):
     nats.streams.dispatchAckWaitSeconds must be at least three times this interval."""
 
     drain_timeout_seconds: PositiveSeconds = DRAIN_TIMEOUT_SECONDS
-    """Maximum time in seconds that /drain waits for invocations in flight. Set it lower than
+    """Maximum time in seconds that /drain waits for invocations in flight. Set this time lower than
     terminationGracePeriodSeconds of the pod."""

@@ -284,7 +284,7 @@ def test_lost_volume_or_pvc_is_reported_and_never_recreated(
         message = f"PersistentVolume {volume} does not exist any more"
     else:
         cluster.kube.delete(PVC, "data", namespace=namespace)
-        message = "was deleted by another client, and its data is lost: restore the claim"
+        message = "was deleted by another client, and its data is lost: restore the PVC"
     failed = cluster.wait_for(STORAGE, namespace, "data", lambda found: message in ready_condition(found)["message"])
     assert readiness(failed) == ("Failed", "False", "ClaimLost")
     cluster.trigger_reconcile(STORAGE, namespace, "data")

@@ -148,7 +148,10 @@ async def test_lost_leadership_stops_controllers_until_reacquired(
         await eventually(lambda: lease_seconds(kube, namespace, "a") == 5, "the leader reconciles")
         kube.patch(LightLease, "lead", {"spec": {"holderIdentity": "other"}}, namespace=namespace)
         await eventually(
-            lambda: "leadership lost; the process has cancelled its leader tasks" in caplog.messages,
+            lambda: (
+                "leadership lost; the process has cancelled its leader tasks and is a candidate again"
+                in caplog.messages
+            ),
             "the leader notices the new holder",
         )
         kube.patch(LightLease, "a", {"spec": {"leaseDurationSeconds": 99}}, namespace=namespace)
@@ -172,7 +175,10 @@ async def test_api_server_outage_longer_than_the_lease_causes_no_exit(
         control_plane.processes.signal("kube-apiserver", signal.SIGSTOP)
         try:
             await eventually(
-                lambda: "leadership lost; the process has cancelled its leader tasks" in caplog.messages,
+                lambda: (
+                    "leadership lost; the process has cancelled its leader tasks and is a candidate again"
+                    in caplog.messages
+                ),
                 "the leadership is lost",
             )
         finally:

@@ -91,7 +91,7 @@ TERMINATING_PVC = pvc(deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["kub
         (
             None,
             {"pvc": TERMINATING_PVC},
-            "data, which has finalizers kubernetes.io/pvc-protection: delete the pods that mount the claim",
+            "data, which has finalizers kubernetes.io/pvc-protection: delete the pods that mount the PVC",
             False,
         ),
         (None, {"pvc": pvc(phase="Lost")}, "the deletion of PersistentVolumeClaim data", True),

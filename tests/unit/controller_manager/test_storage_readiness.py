@@ -30,9 +30,9 @@ NEEDS_POD = {"type": "FileSystemResizePending", "status": "True", "message": "st
             {"pvc": pvc(labels={}, annotations={})},
             "Failed",
             "NameTaken",
-            "set the label runtime.lokiwager.io/storage=data on the claim to adopt it",
+            "set the label runtime.lokiwager.io/storage=data on the PVC to adopt it",
         ),
-        (make_storage(status=PROVISIONED), {}, "Failed", "ClaimLost", "restore the claim, or delete this GPUStorage"),
+        (make_storage(status=PROVISIONED), {}, "Failed", "ClaimLost", "restore the PVC, or delete this GPUStorage"),
         (
             make_storage(status=PROVISIONED),
             {"pvc": pvc(**TERMINATING)},

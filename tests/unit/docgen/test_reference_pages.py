@@ -23,8 +23,8 @@ def test_checked_in_page_equals_the_generated_page(name: str) -> None:
 
 
 def test_every_reason_has_cause_and_remedy() -> None:
-    assert set(REASONS) == set(ReadyReason)
-    assert all(guide.cause and guide.remedy and guide.kinds for guide in REASONS.values())
+    assert {reason for guides in REASONS.values() for reason in guides} == set(ReadyReason)
+    assert all(guide.phase and guide.cause and guide.remedy for guides in REASONS.values() for guide in guides.values())
 
 
 def test_every_module_with_metrics_is_on_the_page() -> None:

@@ -143,7 +143,7 @@ async def test_unreadable_record_is_kept_and_logged_once(
     assert entry is not None
     assert entry.value == b"not json"
     assert [each.message for each in caplog.records] == [
-        "invocation record is unreadable; upgrade the process or delete the record"
+        "invocation record is unreadable; the invocation waits until the process is upgraded or the record is deleted"
     ]
 
 

@@ -36,8 +36,9 @@ class Attachment(KubeStruct, frozen=True, kw_only=True):
     """The UID of this operation. After the operation was evicted, another operation may have the same operationID."""
 
     attempt: Count = 0
-    """The number of the attempt of the operation in operationID. A new attempt overwrites this field. The write changes
-    the resource version, so a pending write that detaches the storage for an earlier attempt fails."""
+    """The number of the handoff attempt that attached the storage. The attempt belongs to the operation in operationID.
+    A new attempt overwrites this field. The write changes the resource version, so a pending write that detaches the
+    storage for an earlier attempt fails."""
 
 
 class GPUStorageSpec(KubeStruct, frozen=True, kw_only=True):
@@ -70,8 +71,8 @@ class GPUStorageSpec(KubeStruct, frozen=True, kw_only=True):
     # it changes the generation. One write with the object's resource version decides which unit gets the storage.
     attached_to: Attachment | None = None
     """The only unit that may mount the storage. The platform sets this field before the pod of the unit starts. The
-    platform removes the field when no pod mounts the storage, and the unit is deleted or no longer lists the storage.
-    Do not set this field yourself."""
+    platform removes the field when both conditions are true: no pod mounts the storage, and the unit is deleted or no
+    longer lists the storage in spec.storageMounts. Do not set this field yourself."""
 
 
 class GPUStorageStatus(KubeStruct, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ class GPUStorageStatus(KubeStruct, frozen=True, kw_only=True):
     """The actual capacity of the bound volume."""
 
     mounted_by: str | None = None
-    """The name of the unit in spec.attachedTo. `kubectl get` shows it."""
+    """The name of the unit in spec.attachedTo. `kubectl get` shows this name in the column Mounted-By."""
 
     observed_generation: Annotated[int, openapi(format="int64")] = 0
     """The generation of the spec that this status describes."""

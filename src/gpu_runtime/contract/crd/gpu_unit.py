@@ -49,8 +49,8 @@ class StorageMount(KubeStruct, frozen=True, kw_only=True):
     """The name of the GPUStorage. Only one unit at a time can mount a storage."""
 
     mount_path: Annotated[str, openapi(pattern="^/[^:]*$", maxLength=512)]
-    """The absolute path of the mount in the container. It must not be equal to another mount path, and
-    neither path may be inside the other."""
+    """The absolute path of the mount in the container. Two mount paths of a unit must not be equal, and one must not be
+    inside the other."""
 
     read_only: bool = False
     """Whether the container can only read the storage. Defaults to false."""
@@ -94,13 +94,14 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
     """Whether the function accepts invocations. Defaults to false."""
 
     request_id: Annotated[str, openapi(pattern=REQUEST_ID_PATTERN, maxLength=63)] = field(default="", name="requestID")
-    """The ID of the function. Callers send this ID in invocation requests as serverlessRequestID. It may contain only
-    lower-case letters, digits, dashes and underscores, because it is part of NATS subjects. It is required if enabled
-    is true."""
+    """The ID of the function. Callers send this ID in invocation requests as serverlessRequestID. The ID may contain
+    only lower-case letters, digits, dashes and underscores, because it is part of NATS subjects. The ID is required if
+    enabled is true."""
 
     min_available_count: Count = 0
     """The minimum number of workers. These workers stay ready even if there are no invocations. Defaults to 0. With 0,
-    the function can have no worker if there are no invocations and the function's own unit is stopped."""
+    the activator removes every worker that it created, after the worker has been idle for idleTimeoutSeconds. If the
+    function's own unit is stopped, the function then has no worker."""
 
     max_workers: Annotated[int, openapi(format="int32", minimum=1, maximum=10000)] = 1
     """The maximum number of workers. Defaults to 1."""

@@ -137,14 +137,16 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
     """The progress of the operation."""
 
     state: Annotated[str, openapi(enum=[each.value for each in OperationState])] = OperationState.ACCEPTED.value
-    """Accepted, Running, RollingBack, Succeeded or Failed."""
+    """Accepted (also while the operation waits for stock), Running, RollingBack (the API deletes the objects that the
+    operation created), Succeeded or Failed."""
 
     stock: SourceStock | None = None
     """The stock unit that the current attempt consumes."""
 
     attempt: Count = 0
-    """The number of the current attempt. Each attempt uses another stock unit. The API recognizes objects of earlier
-    attempts by their attempt number. While this field is 0, spec.stock is the stock unit of the first attempt."""
+    """The number of the current attempt of a CreateUnit operation. Each attempt uses another stock unit. The API
+    recognizes objects of earlier attempts by their attempt number. If this field is 0 and spec.stock is set, the
+    current attempt is the first attempt, and it consumes the stock unit in spec.stock."""
 
     target_uid: Annotated[str, openapi(maxLength=64)] | None = field(default=None, name="targetUID")
     """The UID of the created object. It distinguishes the object from a later object with the same name."""
@@ -152,19 +154,20 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
     stock_uids: Annotated[tuple[str, ...], openapi(maxItems=MAX_STOCK_PER_OPERATION)] = field(
         default=(), name="stockUIDs"
     )
-    """The UIDs of the stock units that the operation seeded. A stock unit with the same operationID and another UID
-    does not belong to the operation. For example, a suspended process may have created a stock unit again after a
-    handoff consumed the original stock unit."""
+    """The UIDs of the stock units that the operation seeded. A stock unit whose annotation has the same operationID,
+    but whose UID is not in this list, does not belong to the operation. For example, a suspended process may have
+    created a stock unit again after a handoff consumed the original stock unit."""
 
     error: OperationError | None = None
     """Why the operation failed."""
 
     started_at: Annotated[str, openapi(format="date-time")] | None = None
-    """The time at which the current attempt started. The retention period of a waiting operation starts at this
-    time."""
+    """The time at which the current attempt started. The retention period of an operation that waits for stock starts
+    at this time."""
 
     finished_at: Annotated[str, openapi(format="date-time")] | None = None
-    """The time at which the operation succeeded or failed. The retention period starts at this time."""
+    """The time at which the operation succeeded or failed. The retention period of a finished operation starts at this
+    time."""
 
     def has_created(self, uid: str) -> bool:
         """Whether the operation created the object with this UID."""
@@ -189,9 +192,9 @@ def effective_status(stock: SourceStock | None, status: OperationStatus, recorde
 
 
 class Operation(KubeObject, frozen=True, kw_only=True):
-    """The durable record of a request with an operationID. It contains the request, its progress and its outcome. After
-    the operation has finished, the Operation exists for the retention period. This is also true if the objects that the
-    operation created are deleted earlier."""
+    """The durable record of a request with an operationID. It contains the request, its progress and its outcome. The
+    Operation stays for the retention period after the operation has finished, even if the objects that the operation
+    created are deleted earlier."""
 
     spec: OperationSpec
     status: OperationStatus = OperationStatus()

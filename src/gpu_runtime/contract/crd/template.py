@@ -32,7 +32,8 @@ class EnvVar(KubeStruct, frozen=True, kw_only=True):
     """The name of the variable. It must be unique in the template."""
 
     value: Annotated[str, openapi(maxLength=MAX_ENV_VALUE_LENGTH)] = ""
-    """The value of the variable. As in every Pod, $(NAME) is replaced with the value of the variable NAME."""
+    """The value of the variable. As in every Pod, Kubernetes replaces $(NAME) with the value of the variable
+    NAME."""
 
 
 class Port(KubeStruct, frozen=True, kw_only=True):

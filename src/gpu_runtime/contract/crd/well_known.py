@@ -48,8 +48,8 @@ class Label:
     """On the Deployment, pod, Service and NetworkPolicy of a GPUUnit. The value is the name of the unit."""
 
     UNIT_UID = f"{GROUP}/unit-uid"
-    """On the pod of a GPUUnit. The value is the UID of the unit. It distinguishes the pods of a deleted unit from the
-    pods of a new unit with the same name."""
+    """On the pod of a GPUUnit. The value is the UID of the unit. The UID distinguishes the pods of a deleted unit from
+    the pods of a new unit with the same name."""
 
     STORAGE = f"{GROUP}/storage"
     """On the PersistentVolumeClaim of a GPUStorage. The value is the name of the storage."""
@@ -61,17 +61,17 @@ class Label:
     """On the pods of a StockPool. The value is the UID of the pool."""
 
     ROLE = f"{GROUP}/role"
-    """On the children of a GPUUnit. The value is the role of the unit, `stock` or `active`."""
+    """On the children and the pod of a GPUUnit. The value is the role of the unit, `stock` or `active`."""
 
     SPEC_NAME = f"{GROUP}/spec-name"
-    """On the children of a GPUUnit or StockPool. The value is the flavor, `spec.specName`."""
+    """On the children and the pods of a GPUUnit or StockPool. The value is the flavor, `spec.specName`."""
 
     NATS_ACCESS = f"{GROUP}/nats-access"
     """On pods with a worker sidecar. The value is `true`. The NetworkPolicy of NATS admits pods with this label."""
 
     CREATED_HOUR = f"{GROUP}/created-hour"
-    """On Operations. The value is the hour of the creation in UTC, for example `2026-01-31T09`. With this label, the
-    runtime API can list only the old Operations."""
+    """On Operations. The value is the hour in which the Operation was created, in UTC, for example `2026-01-31T09`. The
+    runtime API uses this label to list only old Operations."""
 
 
 class Annotation:
@@ -115,8 +115,9 @@ class Annotation:
 
 class Finalizer:
     STORAGE_PROTECTION = f"{GROUP}/storage-protection"
-    """On GPUStorages. When a storage is deleted, the controller manager first waits until no unit and no pod mounts the
-    storage. Then it deletes the PersistentVolumeClaim of the storage. Then it removes this finalizer."""
+    """On GPUStorages. When a user deletes a storage, the controller manager first waits until no unit and no pod mounts
+    the storage. Then the controller manager deletes the PersistentVolumeClaim of the storage. When the
+    PersistentVolumeClaim is deleted, the controller manager removes this finalizer."""
 
 
 MANAGED_BY_VALUE = "gpu-runtime"

@@ -20,8 +20,8 @@ class FailureClass(StrEnum):
     invocation."""
 
     WORKER_LOST = "worker_lost"
-    """The worker of the last attempt died before it finished the invocation. If the worker of an earlier attempt dies,
-    the platform retries the invocation."""
+    """The invocation has reached the maximum number of attempts, and the worker of the last attempt died before it
+    finished the invocation. If the worker of an earlier attempt dies, the platform retries the invocation."""
 
     TIMED_OUT = "timed_out"
     """The timeout of the invocation expired. The timeout counts from the acceptance of the invocation. The platform

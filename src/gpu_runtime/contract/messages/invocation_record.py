@@ -50,7 +50,8 @@ HOLDS_DELIVERY = timedelta.min
 
 class RecordState(StrEnum):
     QUEUED = "queued"
-    """The API accepted the invocation."""
+    """The API accepted the invocation. If a worker has free capacity, the activator dispatches the invocation without a
+    change of the record."""
     DISPATCHED = "dispatched"
     """The invocation waits for a worker."""
     RUNNING = "running"
@@ -153,7 +154,7 @@ class Refusal(Enum):
     TERMINATING = auto()
     """The record already has a termination."""
     RUNNING = auto()
-    """A worker runs the invocation, and only a worker ends it."""
+    """A worker runs the invocation. At this time, only a worker may end the invocation."""
     TOO_EARLY = auto()
     """The deadline has not passed."""
 

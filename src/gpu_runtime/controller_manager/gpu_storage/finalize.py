@@ -44,7 +44,7 @@ def next_finalize_step(observed: ObservedStorage) -> FinalizeStep:
     finalizers = ", ".join(pvc.metadata.finalizers) or "none"
     return FinalizeStep(
         f"the deletion of PersistentVolumeClaim {pvc.metadata.name}, which has finalizers {finalizers}: delete the pods"
-        " that mount the claim"
+        " that mount the PVC"
     )
 
 

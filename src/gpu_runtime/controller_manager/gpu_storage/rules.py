@@ -27,7 +27,7 @@ def pvc_name_conflict(observed: ObservedStorage) -> StorageReadiness | None:
     return _failed(
         ReadyReason.NAME_TAKEN,
         f"PersistentVolumeClaim {name} already exists and does not belong to this GPUStorage: create the GPUStorage"
-        f" with another name, or set the label {Label.STORAGE}={name} on the claim to adopt it",
+        f" with another name, or set the label {Label.STORAGE}={name} on the PVC to adopt it",
     )
 
 
@@ -38,7 +38,7 @@ def pvc_lost(observed: ObservedStorage) -> StorageReadiness | None:
     return _failed(
         ReadyReason.CLAIM_LOST,
         f"PersistentVolumeClaim {observed.storage.metadata.name} was deleted by another client, and its data is lost:"
-        " restore the claim, or delete this GPUStorage and create it again",
+        " restore the PVC, or delete this GPUStorage and create it again",
     )
 
 
@@ -47,12 +47,12 @@ def pvc_deleting(observed: ObservedStorage) -> StorageReadiness | None:
         return None
     name = observed.storage.metadata.name
     if not _was_provisioned(observed):
-        text = f"PersistentVolumeClaim {name} of a deleted GPUStorage still exists: waiting until the claim is deleted"
+        text = f"PersistentVolumeClaim {name} of a deleted GPUStorage still exists: waiting until the PVC is deleted"
         return StorageReadiness(StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, text)
     return _failed(
         ReadyReason.CLAIM_LOST,
         f"another client has deleted PersistentVolumeClaim {name}: copy its data now, because the data is lost when"
-        " the last pod that mounts the claim terminates",
+        " the last pod that mounts the PVC terminates",
     )
 
 
@@ -70,7 +70,7 @@ def pvc_incompatible(observed: ObservedStorage) -> StorageReadiness | None:
     return _failed(
         ReadyReason.CLAIM_SYNC_FAILED,
         f"PersistentVolumeClaim {observed.storage.metadata.name} {conflict}, and Kubernetes does not allow a change"
-        " of this field: create a GPUStorage that matches the claim",
+        " of this field: create a GPUStorage with another name, or delete the PVC",
     )
 
 

@@ -89,7 +89,8 @@ class InvocationEnqueuer:
             await self.records.bucket.purge(invocation_id, revision)
         except JetStreamError as error:  # harmless: a retry publishes the message, or the record expires
             logger.warning(
-                "invocation record was not purged; the record will expire unless the caller repeats the request",
+                "record of a rejected invocation was not purged; the record will expire unless the caller"
+                " repeats the request",
                 extra={"invocation_id": invocation_id, "error": str(error)},
             )
 

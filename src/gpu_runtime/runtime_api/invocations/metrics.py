@@ -9,13 +9,15 @@ class InvocationMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.invocations = Counter(
             "gpu_runtime_invocation_requests",
-            "Number of invocation requests by mode and outcome: accepted, replayed, or the error code of a rejection",
+            "Number of invocation requests by mode (sync or async) and by outcome: accepted, replayed, or the error"
+            " code of a rejection",
             ["mode", "outcome"],
             registry=registry,
         )
         self.sync_wait = Histogram(
             "gpu_runtime_invocation_sync_wait_seconds",
-            "Time in seconds that a synchronous caller waited for a result, by outcome: answered or timed_out",
+            "Time in seconds that a synchronous caller waited for a result, by outcome: answered (the result"
+            " arrived) or timed_out",
             ["outcome"],
             buckets=_WAIT_BUCKETS_SECONDS,
             registry=registry,

@@ -87,7 +87,10 @@ class OperationRetention:
 
     async def run_once(self) -> None:
         if reason := self.stale_reason():
-            logger.warning("operation eviction skipped because a cache is stale", extra={"error": reason})
+            logger.warning(
+                "operation eviction skipped because a cache is stale; the runtime API will retry",
+                extra={"error": reason},
+            )
             return
         await self._evict_expired()
         if await self._count_excess() > 0:
@@ -107,7 +110,7 @@ class OperationRetention:
             await self._evict(evictable, "ttl")
         if kept:
             logger.warning(
-                "expired operations were not evicted; recovery must first clean up their leftover objects",
+                "expired operations were not evicted because of leftover objects; the runtime API will retry",
                 extra={"operations": kept},
             )
 
@@ -124,8 +127,8 @@ class OperationRetention:
                 if await self._evict_excess(selector, evictable) <= 0:
                     return
         logger.warning(
-            "operation limit still exceeded because operations cannot be evicted that are in progress, that are younger"
-            " than 10 minutes, or that recovery has not cleaned up",
+            "operation limit still exceeded; the runtime API will retry, because the remaining operations are in"
+            " progress, are younger than 10 minutes, or have left objects that recovery must delete first",
             extra={"max_retained": self.settings.max_retained},
         )
 

@@ -147,9 +147,7 @@ class OperationRecovery:
         try:
             await self._operations.resume(operation)
         except RuntimeFault as fault:
-            logger.info(
-                "operation step failed; recovery will resume the operation", extra={**extra, "error": fault.message}
-            )
+            logger.info("operation step failed; recovery will retry", extra={**extra, "error": fault.message})
 
     async def _check_claim(self, unit: GPUUnit) -> None:
         operation_id = unit.metadata.annotations[Annotation.CLAIMED_BY]

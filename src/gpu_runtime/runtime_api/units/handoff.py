@@ -295,8 +295,8 @@ class Handoff:
 
 def may_choose_stock(request: RecordedUnitRequest, observed: ObservedHandoff) -> bool:
     """Whether the first attempt can start with the operation itself: the cache shows no obstacle."""
-    nobody = Attachment(unit="")  # for whom a storage is free only if it has no attachment at all
-    states = {attach_state(observed.storages.get(name), nobody) for name in request.storage_names}
+    anonymous = Attachment(unit="")  # no attachment is its own, so any attachment is an obstacle
+    states = {attach_state(observed.storages.get(name), anonymous) for name in request.storage_names}
     return observed.unit is None and states <= {AttachState.FREE}
 
 
