@@ -1,4 +1,7 @@
-"""Each of ten thousand invocations has one stored result, although the test kills every kind of process in turn."""
+"""Each of thousands of invocations has one stored result, although the test kills every kind of process in turn.
+
+The variable `INVOCATIONS` sets their number.
+"""
 
 import asyncio
 import contextlib
@@ -22,7 +25,7 @@ from localcluster.node import Node
 from tests.e2e.node_api_requests import api_url
 from tests.e2e.serverless.deployed_function import DeployedFunction
 
-INVOCATION_COUNT = int(os.environ.get("INVOCATIONS", "10000"))
+INVOCATION_COUNT = int(os.environ.get("INVOCATIONS", "5000"))
 MAX_CONCURRENT_REQUESTS = 48
 KILL_INTERVAL_SECONDS = 3.0
 """Interval between two kills."""
