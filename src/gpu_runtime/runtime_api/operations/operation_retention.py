@@ -110,7 +110,7 @@ class OperationRetention:
             await self._evict(evictable, "ttl")
         if kept:
             logger.warning(
-                "expired operations were not evicted because of leftover objects; the runtime API will retry",
+                "expired operations were not evicted; recovery must clean up first, and the runtime API will retry",
                 extra={"operations": kept},
             )
 
