@@ -3,6 +3,7 @@
 Each installation is shown to the user as a progress step.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -75,6 +76,7 @@ def package_archive() -> tuple[str, str]:
     return first_line[0], first_line[1]
 
 
+@functools.cache
 def python_version() -> str:
     """Return the Python version of this machine's Debian release, which is also the version in the built images."""
     completed = subprocess.run(["apt-cache", "show", "python3"], capture_output=True, text=True, check=False)

@@ -245,22 +245,18 @@ def test_port_in_use_is_reported_and_nothing_is_started(platform: DevPlatform) -
 
 
 def test_interrupted_up_leaves_no_process(platform: DevPlatform) -> None:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "localcluster",
-            "up",
-            f"--api-port={platform.api_port}",
-            f"--nats-port={platform.nats_port}",
-        ],
+    arguments = ["up", f"--api-port={platform.api_port}", f"--nats-port={platform.nats_port}"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "localcluster", *arguments],
         env=os.environ | {"GPU_RUNTIME_LOCAL_STATE_DIR": str(platform.state_dir)},
         stderr=subprocess.PIPE,
         text=True,
-    )
-    wait_until(platform.processes.is_alive, 60, lambda: "the supervisor was not started")
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
+    ) as process:
+        try:
+            wait_until(platform.processes.is_alive, 240, lambda: "the supervisor was not started")
+        finally:
+            process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
     assert platform.leftovers() == []
 
