@@ -79,11 +79,13 @@ def record_page() -> str:
         " the invocation from the stream INVOKE never expires the invocation while a worker runs it."
         f"\n\n{table(header, _change_rows())}",
         f"### Refusals\n\n{refusals}",
-        "## Terminations\n\nA process other than the worker can end an invocation. The process first writes one of these terminations"
-        f" to the record: {', '.join(map(code, Termination))}. Then the process publishes the result, if the table below allows it. A"
-        " process that later finds the termination in the record publishes the same result again. NATS or the result store ignores the"
-        " duplicate. The table does not apply to a worker that receives the message of an invocation with a termination. This worker"
-        " publishes the result immediately."
+        "## Terminations\n\nA process that does not run an invocation can end the invocation. The process first writes one of these"
+        f" terminations to the record: {', '.join(map(code, Termination))}. Then the table below decides whether the process publishes"
+        " the result. If the process stops before it publishes the result, or if the table does not allow it yet, another process that"
+        " finds the termination publishes the result, by the same table. So several processes may publish the same result. NATS or the"
+        " result store ignores the duplicates."
+        "\n\nThere is one exception: a worker that receives the message of an invocation with a termination publishes the result"
+        " immediately, because this worker holds the delivery."
         f"\n\n{publish}",
         "## Missing and unreadable records\n\n" + table(("record", "reaction"), MISSING_AND_UNREADABLE),
     )

@@ -107,8 +107,8 @@ class AuthenticationSettings(BaseSettings, frozen=True, kw_only=True):
 
 class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
     max_request_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 768 * 1024
-    """Maximum size of a request body in bytes. The API rejects a larger body with 413. The default is large enough for
-    the largest payload of an invocation, which is 512 KiB, after it is encoded as base64."""
+    """Maximum size of a request body in bytes. The API rejects a larger body with 413. The largest payload
+    of an invocation has 512 KiB. Encoded as base64, it has 683 KiB, which is less than the default."""
 
     requests_per_second: Annotated[float, Meta(ge=0)] = 50
     """Average number of requests per second that each caller may send to each replica. The API rejects further requests
