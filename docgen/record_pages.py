@@ -31,7 +31,7 @@ DEADLINE = datetime(2026, 1, 1, tzinfo=UTC)
 BEFORE, AFTER_GRACE = DEADLINE - timedelta(seconds=1), DEADLINE + WORKER_GRACE
 
 EVENTS: tuple[tuple[str, RecordEvent], ...] = (
-    ("The activator dispatches the invocation", Dispatched(BEFORE)),
+    ("The activator dispatches the invocation, and no worker has free capacity", Dispatched(BEFORE)),
     ("A worker starts the invocation before the deadline", Started(BEFORE, "worker")),
     ("A worker receives the invocation at the deadline", Started(DEADLINE, "worker")),
     ("A worker receives the invocation after the grace period", Started(AFTER_GRACE, "worker")),
