@@ -1,6 +1,8 @@
 """Cases of the operation protocol that random interleavings reach too rarely."""
 
 import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.operation import OPERATIONS
@@ -10,6 +12,8 @@ from gpu_runtime.kube.meta import ObjectKey
 from tests.unit.runtime_api.interleaved_kube import run_interleaved
 from tests.unit.runtime_api.operation_simulation import OperationSimulation, check_conservation, operation_simulation
 from tests.unit.runtime_api.test_handoff_interleavings import seed_request, unit_requests
+
+T = TypeVar("T")
 
 
 def has_claim(simulation: OperationSimulation) -> bool:
@@ -123,3 +127,46 @@ async def test_operation_is_not_evicted_shortly_after_its_end() -> None:
         await simulation.grow_old()
         await run_interleaved(first.retention.run_once(), simulation.scheduler)
         assert not simulation.server.all(OPERATIONS)
+
+
+async def test_recovery_does_not_release_a_claim_that_is_newer_than_its_cache() -> None:
+    """Recovery has seen the claim of an operation that has failed since then. Another operation has the stock now."""
+    rejected, other, third = unit_requests(3)
+    with operation_simulation(1, 1, [rejected, other, third]) as simulation:
+        simulation.server.is_rejected = lambda manifest: manifest["metadata"]["name"] == "unit-0"
+        killed, recovering, last = simulation.replicas
+        await simulation.run_until_idle()
+        create = asyncio.create_task(simulation.send(killed, rejected))
+        while operation_state(simulation, "op-0") != "RollingBack":
+            await simulation.scheduler.run_next()
+        create.cancel()
+        killed.kill()
+        await simulation.run_until_idle()
+        await simulation.complete(recovering.recovery.run_once())
+        last.stop_deleting()
+        operation = await without_watches(simulation, last.operations.store.find("op-0"), "replica-1")
+        assert operation is not None
+        await without_watches(simulation, last.operations.resume(operation), "replica-1")
+        await without_watches(simulation, simulation.send(last, other), "replica-1")
+        simulation.clock.elapsed_seconds += 10  # longer than the stall time
+        await without_watches(simulation, recovering.recovery.run_once(), "replica-1")
+        (stock,) = simulation.list_units()
+        assert stock["metadata"]["annotations"][Annotation.CLAIMED_BY] == "op-1"
+        await simulation.run_until_idle()
+        await simulation.complete(simulation.send(last, third))
+        assert simulation.outcomes[-1] == ("op-2", NoStock)
+        await simulation.run_recovery()
+        check_conservation(simulation)
+
+
+def operation_state(simulation: OperationSimulation, operation_id: str) -> str:
+    found = simulation.server.find(OPERATIONS, ObjectKey("runtime-system", operation_name(operation_id))) or {}
+    return str(found.get("status", {}).get("state", ""))
+
+
+async def without_watches(simulation: OperationSimulation, work: Awaitable[T], replica: str) -> T:
+    """Run the work while the watches of one replica deliver nothing."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await simulation.scheduler.run_next(lambda name: not name.startswith(f"{replica}/watch"))
+    return task.result()
