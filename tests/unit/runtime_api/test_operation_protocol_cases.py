@@ -96,6 +96,7 @@ async def test_seeding_repeated_after_its_eviction_keeps_the_stock_of_the_first(
         await run_interleaved(simulation.send(simulation.replicas[1], simulation.requests[0]), simulation.scheduler)
         await simulation.run_recovery()
         assert {unit["metadata"]["uid"] for unit in simulation.list_units()} == seeded
+        assert operation_state(simulation, "seed-0") == "Failed"
 
 
 async def test_operation_is_not_evicted_before_its_consumed_stock_is_deleted() -> None:

@@ -11,6 +11,7 @@ import pytest
 from msgspec import Raw
 
 from gpu_runtime.contract.messages.invocation_record import Dispatched, record_from_headers
+from gpu_runtime.contract.messages.result import ResultState
 from gpu_runtime.contract.messages.subjects import Stream
 from gpu_runtime.invocation_records.record_store import InvocationRecordStore
 from gpu_runtime.jetstream.delivery import OutgoingMessage
@@ -304,3 +305,21 @@ async def test_unreadable_record_is_not_dead_lettered_after_the_last_delivery() 
     await asyncio.sleep(200)
     await kill_all(api, store, activator)
     assert [each for each in subjects if ".dlq." in each] == []
+
+
+@on_fake_time
+async def test_cancelled_invocation_of_a_dead_worker_is_ended_by_the_next_worker() -> None:
+    """The worker dies before the caller cancels. The next worker gets the message long before the deadline."""
+    plane = await new_plane(NoFaults(), SimulatedFramework(FreeWorkers(1), durations=(90.0,)))
+    (api, service), store = plane.start_api("api-0"), plane.start_result_store("store-0")
+    activator, dying = plane.start_activator("activator-0", leads=True), plane.start_worker("worker-0", "f")
+    await api.spawn(service.invoke(invoke(300)))
+    await asyncio.sleep(2)
+    dying.kill()
+    await api.spawn(service.cancel("i"))
+    worker = plane.start_worker("worker-1", "f")
+    await asyncio.sleep(60)
+    result, dispatched = plane.results.result("i"), plane.server.streams[TOPOLOGY.stream_name(Stream.DISPATCH)].messages
+    await kill_all(api, store, activator, worker)
+    assert result is not None
+    assert (result.state, dispatched) == (ResultState.CANCELLED, {})
