@@ -65,13 +65,11 @@ test-repeat: $(BIN)/.ready ## Run all tests TIMES times in random order, with LO
 test-unit: $(BIN)/.ready ## Run the unit tests, which need only Python
 	@$(BIN)/pytest tests/unit $(ARGS)
 
-# The seeds of a protocol are divided among its tests: two tests of invocations, and six and a third of operations.
 .PHONY: interleavings
 interleavings: SEEDS ?= 10000
-interleavings: INTERLEAVINGS = $(BIN)/pytest --numprocesses=2 --quiet --timeout=3600 $(ARGS)
 interleavings: $(BIN)/.ready ## Run the interleaving tests of invocations and of operations, each with SEEDS seeds
-	@INTERLEAVING_SEEDS=$$(($(SEEDS) / 2)) $(INTERLEAVINGS) tests/unit/serverless/test_invocation_interleavings.py
-	@INTERLEAVING_SEEDS=$$(($(SEEDS) * 3 / 19 + 1)) $(INTERLEAVINGS) tests/unit/runtime_api/test_handoff_interleavings.py
+	@INTERLEAVING_SEEDS=$(SEEDS) $(BIN)/pytest --numprocesses=2 --quiet --timeout=3600 $(ARGS) \
+	  tests/unit/serverless/test_invocation_interleavings.py tests/unit/runtime_api/test_handoff_interleavings.py
 
 .PHONY: fuzz
 fuzz: CASES ?= 10000

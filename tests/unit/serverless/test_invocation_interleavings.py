@@ -13,7 +13,8 @@ import pytest
 from tests.unit.kube.fake_time import on_fake_time
 from tests.unit.serverless.invocation_simulation import FaultPlan, InvocationSimulation
 
-SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "150"))
+SEEDS = int(os.environ.get("INTERLEAVING_SEEDS", "300")) // 2
+"""The number of seeds of each of the two tests. `INTERLEAVING_SEEDS` is their sum."""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
