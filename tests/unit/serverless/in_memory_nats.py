@@ -36,7 +36,7 @@ class ServerRejection(Exception):
         self.body: Json = {"code": code, "err_code": err_code, "description": description}
 
 
-STREAM_FULL = ServerRejection(503, 10077, "maximum messages per subject exceeded")
+STREAM_FULL = (503, 10077, "maximum messages per subject exceeded")
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class InMemoryNats:
         limit = stream.config["max_msgs_per_subject"]
         existing = stream.on_subject(subject)
         if stream.is_full() or (stream.config.get("discard_new_per_subject") and 0 < limit <= len(existing)):
-            raise STREAM_FULL
+            raise ServerRejection(*STREAM_FULL)
         stream.last_sequence += 1
         message = StreamMessage(subject, stream.last_sequence, data, dict(headers), self.now())
         stream.messages[message.sequence] = message
