@@ -89,12 +89,17 @@ class OperationRunner:
         finished = await self.resume(operation)
         logger.info("operation finished", extra={**fields, "state": finished.status.state})
 
-    async def finish_creator(self, created: KubeObject) -> None:
-        """Finish the operation that created the object, so that no replica creates it again after its deletion."""
+    async def finish_creator(self, created: KubeObject) -> list[str]:
+        """Finish the operation that created the object, so that no replica creates it again after its deletion.
+
+        Return the UIDs to delete. If a user has deleted the object meanwhile, the operation has created another one.
+        """
+        uids = {created.metadata.uid}
         operation_id = created.metadata.annotations.get(Annotation.OPERATION_ID, "")
         operation = await self.store.find(operation_id) if operation_id else None
-        if operation is None or ownership(operation, created) is Ownership.FOREIGN:
-            return
-        if progress_of(operation) is OperationProgress.IN_PROGRESS:
-            with suppress(Conflict):  # the operation waits now: only a new request can resume it
-                await self.resume(operation)
+        if operation is not None and ownership(operation, created) is not Ownership.FOREIGN:
+            if progress_of(operation) is OperationProgress.IN_PROGRESS:
+                with suppress(Conflict):  # the operation waits now: only a new request can resume it
+                    operation = await self.resume(operation)
+            uids.add(operation.status.target_uid or created.metadata.uid)
+        return sorted(uids)

@@ -106,8 +106,8 @@ class PoolService:
 
     async def delete(self, namespace: str, name: str) -> None:
         pool = await self._access.get_live(pool_key(namespace, name, self.namespaces))
-        await self.operations.finish_creator(pool)
-        await delete_this(self.client, self.informers.pools, pool.metadata.key, pool.metadata.uid)
+        for uid in await self.operations.finish_creator(pool):
+            await delete_this(self.client, self.informers.pools, pool.metadata.key, uid)
 
     async def _check_name_available(self, request: RecordedPoolRequest) -> None:
         """Raise AlreadyExists before the operation is recorded, so that its operationID stays unused.

@@ -59,8 +59,8 @@ class UnitService:
 
     async def delete(self, namespace: str, name: str) -> None:
         unit = await self._access.get_live(self._access.key(namespace, name))
-        await self.operations.finish_creator(unit)
-        await delete_this(self.client, self.informers.units, unit.metadata.key, unit.metadata.uid)
+        for uid in await self.operations.finish_creator(unit):
+            await delete_this(self.client, self.informers.units, unit.metadata.key, uid)
 
     async def _update_spec(self, namespace: str, name: str, mutate: MutateSpec) -> GPUUnit:
         key = self._access.key(namespace, name)

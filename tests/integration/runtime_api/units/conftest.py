@@ -43,9 +43,10 @@ class UnitReplica:
 class FinishedOperations(list[str]):
     """Records the operationIDs of the objects whose operations the service finishes."""
 
-    async def finish_creator(self, created: KubeObject) -> None:
+    async def finish_creator(self, created: KubeObject) -> list[str]:
         if operation_id := created.metadata.annotations.get(Annotation.OPERATION_ID):
             self.append(operation_id)
+        return [created.metadata.uid]
 
 
 class StartUnitReplica(Protocol):

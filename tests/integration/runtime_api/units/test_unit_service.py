@@ -296,9 +296,10 @@ async def test_unfinished_create_is_finished_before_its_unit_is_deleted(
     await record_create(replica, cluster.namespace)
     finished = []
 
-    async def finish(created: KubeObject) -> None:
+    async def finish(created: KubeObject) -> list[str]:
         operation_id = created.metadata.annotations[Annotation.OPERATION_ID]
         finished.append((operation_id, cluster.get("web")["metadata"]["name"]))
+        return [created.metadata.uid]
 
     cluster.create("web", {Annotation.OPERATION_ID: "unit-1"})
     await replace(replica.units, operations=runner_with(finish)).delete("", "web")
@@ -310,9 +311,10 @@ async def test_delete_succeeds_if_finishing_the_create_removed_the_unit(
 ) -> None:
     await record_create(replica, cluster.namespace)
 
-    async def finish(_: KubeObject) -> None:
+    async def finish(created: KubeObject) -> list[str]:
         cluster.delete("web")
         cluster.create("web", image="of-another-unit")
+        return [created.metadata.uid]
 
     cluster.create("web", {Annotation.OPERATION_ID: "unit-1"})
     await replace(replica.units, operations=runner_with(finish)).delete("", "web")
@@ -389,7 +391,7 @@ async def test_unreachable_kubernetes_is_unavailable(control_plane: ControlPlane
             assert isinstance(fault_from_kube_error(raised.value), Unavailable)
 
 
-def runner_with(finish_creator: Callable[[KubeObject], Awaitable[None]]) -> OperationRunner:
+def runner_with(finish_creator: Callable[[KubeObject], Awaitable[list[str]]]) -> OperationRunner:
     """A runner that only finishes the operations of objects, with this function."""
     return cast(OperationRunner, SimpleNamespace(finish_creator=finish_creator))
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from gpu_runtime.contract.crd.operation import Operation, OperationState, OperationType
 from gpu_runtime.contract.crd.well_known import Annotation
@@ -129,8 +130,22 @@ async def test_only_the_own_operation_in_progress_is_finished_before_a_deletion(
 ) -> None:
     executor = ConflictingExecutor()
     runner = OperationRunner(driver(current).store, dict.fromkeys(OperationType, executor), BackgroundQueue())
-    await runner.finish_creator(object_)
+    assert await runner.finish_creator(object_) == ["x"]
     assert bool(executor.resumed) is resumed
+
+
+class CommittingExecutor:
+    async def resume(self, operation: Operation) -> Operation:
+        """A user has deleted the first object, so the operation has created another one and commits to it."""
+        status = structs.replace(operation.status, state=SUCCEEDED, target_uid="created-again")
+        return structs.replace(operation, status=status)
+
+
+async def test_object_that_the_operation_created_again_is_deleted_as_well() -> None:
+    executors = dict.fromkeys(OperationType, CommittingExecutor())
+    runner = OperationRunner(driver(IN_PROGRESS).store, executors, BackgroundQueue())
+    uids = await runner.finish_creator(created(**{Annotation.OPERATION_ATTEMPT: "1"}))
+    assert uids == ["created-again", "x"]
 
 
 class RecordingExecutor:
