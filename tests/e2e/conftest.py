@@ -65,7 +65,7 @@ def all_gpus_are_released(request: pytest.FixtureRequest) -> Iterator[None]:
     if client is None:
         return
     try:
-        wait_until(lambda: not pods_with_gpus(client), 60, lambda: f"pods with GPUs remain: {pods_with_gpus(client)}")
+        wait_until(lambda: not pods_with_gpus(client), 120, lambda: f"pods with GPUs remain: {pods_with_gpus(client)}")
     except ProcessFailed:
         delete_all_units(request.getfixturevalue("node"))  # so that the tests of the other files do not fail
         raise

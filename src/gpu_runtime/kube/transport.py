@@ -301,7 +301,8 @@ class _FencedBody(BytesPayload):
     The process may have been paused since the first check: while it waited for a connection, or while the body waited
     for the event loop. If the second check fails, the server has received at most the headers. Headers without a body
     have no effect, because every write has a body. Only a pause between this check and the system call that sends the
-    body stays undetected. Controllers write with preconditions, so that such a late write conflicts.
+    body stays undetected. An update or delete of the controller manager has a precondition, so a late one conflicts. A
+    late create fails only if the name exists.
     """
 
     def __init__(self, value: bytes, content_type: str, round_trip: _RoundTrip) -> None:
