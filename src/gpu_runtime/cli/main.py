@@ -2,6 +2,9 @@
 
 import argparse
 import importlib
+import os
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +23,10 @@ PROCESSES: Mapping[str, str] = MappingProxyType(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if os.getpid() == 1:
+        # The kernel does not deliver a signal without a handler to the first process of a container. The selected
+        # process replaces this handler when it has started.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = argparse.ArgumentParser(prog="gpu-runtime", description="A control plane for GPUs on Kubernetes.")
     parser.add_argument("--version", action="version", version=f"gpu-runtime {version('gpu-runtime')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="process")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 
 from gpu_runtime.framework.errors import CannotServe
@@ -14,6 +15,16 @@ from gpu_runtime.framework.stderr_log import log_line
 from gpu_runtime.framework.unix_socket import UnixSocketListener, listen
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def exit_on_sigterm_while_loading() -> None:
+    """Let SIGTERM end the process while the user's module still loads, for example a model.
+
+    The kernel does not deliver a signal without a handler to the first process of a container. The pod would keep its
+    GPU until the end of its termination grace period.
+    """
+    if os.getpid() == 1 and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def serve() -> None:

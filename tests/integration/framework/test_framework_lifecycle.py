@@ -39,6 +39,19 @@ def run(request):
 serve()
 """
 
+SLOW_COMMAND_SOURCE = """
+import sys, time, types
+from gpu_runtime.cli.main import main
+
+def import_slowly(*_):
+    print("loading", flush=True)
+    time.sleep(600)
+
+sys.meta_path.insert(0, types.SimpleNamespace(find_spec=import_slowly))
+main(["worker-sidecar", "--config", "settings.yaml"])
+"""
+"""A command of the platform that takes minutes to import its process."""
+
 
 def run_source(source: str, *options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, *options, "-c", source]
@@ -153,16 +166,46 @@ def test_sigterm_does_not_wait_for_a_handler_without_caller(socket_dir: Path) ->
         assert wait_exit(framework) == 0
 
 
-@pytest.mark.skipif(
+needs_process_namespace = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("unshare"), reason=f"{SKIP_REASON_PREFIX}a process namespace needs root"
 )
+AS_FIRST_PROCESS = ["unshare", "--pid", "--fork", "--kill-child"]
+
+
+def terminate_first_process(unshare: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
+    """Send SIGTERM to the first process of the namespace that `unshare` has created."""
+    child = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text()
+    os.kill(int(child), signal.SIGTERM)
+
+
+@needs_process_namespace
 def test_first_process_of_a_container_exits_on_sigterm(socket_dir: Path) -> None:
-    with running_framework(
-        DOUBLING_PROGRAM, socket_dir, wrap=["unshare", "--pid", "--fork", "--kill-child"]
-    ) as framework:
-        child = Path(f"/proc/{framework.process.pid}/task/{framework.process.pid}/children").read_text()
-        os.kill(int(child), signal.SIGTERM)
+    with running_framework(DOUBLING_PROGRAM, socket_dir, wrap=AS_FIRST_PROCESS) as framework:
+        terminate_first_process(framework.process)
         assert wait_exit(framework) == 0
+
+
+@needs_process_namespace
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-c", "import gpu_runtime.framework, time; print('loading', flush=True); time.sleep(600)"],
+        ["-c", SLOW_COMMAND_SOURCE],
+    ],
+    ids=["framework", "command"],
+)
+def test_first_process_of_a_container_exits_on_sigterm_while_it_loads(arguments: list[str]) -> None:
+    """Without a handler, the kernel would ignore the signal, and the pod would keep its GPU for minutes."""
+    with subprocess.Popen(
+        [*AS_FIRST_PROCESS, sys.executable, *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "loading\n"
+            terminate_first_process(process)
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
