@@ -68,14 +68,6 @@ class ObservedFunction:
     def serverless(self) -> Serverless:
         return self.function.spec.serverless or Serverless()
 
-    @property
-    def single_worker(self) -> bool:
-        """Whether the function's own unit is its only worker.
-
-        True if the function has storages, because only one unit can mount a storage.
-        """
-        return bool(self.function.spec.storage_mounts)
-
 
 @dataclass(frozen=True)
 class CreateWorkers:
@@ -130,11 +122,9 @@ def desired_workers(serverless: Serverless, outstanding: int) -> int:
 
 
 def decide(seen: ObservedFunction) -> list[ScalingDecision]:
-    return (
-        _scale_single_worker(seen)
-        if seen.single_worker
-        else [*_remove_unusable(seen), *_drain_busy(seen), *_scale(seen)]
-    )
+    if seen.function.spec.storage_mounts:
+        return _scale_single_worker(seen)
+    return [*_remove_unusable(seen), *_drain_busy(seen), *_scale(seen)]
 
 
 def worker_state(
@@ -238,7 +228,7 @@ def _name_order(worker: Worker) -> tuple[int, str]:
 
 
 def _scale_single_worker(seen: ObservedFunction) -> list[ScalingDecision]:
-    """Scale a function whose own unit is its only worker.
+    """Scale a function whose own unit is its only worker, because it has storages, which only one unit can mount.
 
     Start the unit if the function has outstanding invocations or a minAvailableCount. Otherwise stop the unit after the
     idle timeout.

@@ -56,7 +56,7 @@ class FunctionLister:
         So a newer unit cannot receive the invocations of an existing function.
         """
         functions = self.units.store.by_index(REQUEST_ID_INDEX, request_id)
-        return min(functions, key=_creation_order) if functions else None
+        return min(functions, key=lambda it: (it.metadata.creation_timestamp or "", str(it.metadata.key)), default=None)
 
     def request_ids(self) -> set[str]:
         """Return the requestIDs of all enabled functions."""
@@ -159,7 +159,3 @@ def is_function(unit: GPUUnit) -> bool:
 def serves_request_id(unit: GPUUnit, request_id: str) -> bool:
     """Return whether the unit has this requestID. The function's own unit and all its workers have it."""
     return unit.spec.serverless is not None and unit.spec.serverless.request_id == request_id
-
-
-def _creation_order(unit: GPUUnit) -> tuple[str, str]:
-    return unit.metadata.creation_timestamp or "", str(unit.metadata.key)

@@ -85,7 +85,8 @@ class FunctionReconciler:
             self.metrics.scaling_decisions.labels(decision.label).inc()
         self._record_states(function.metadata.key, Counter(worker.state for worker in seen.workers))
         await _gather_all(self._apply_decision(seen, decision) for decision in decisions)
-        return RequeueAfter(self._requeue_seconds(seen, decisions))
+        idle = not decisions and seen.outstanding == 0 and len(seen.workers) <= seen.serverless.min_available_count
+        return RequeueAfter(IDLE_REQUEUE_SECONDS if idle else self.settings.poll_interval_seconds)
 
     async def _reconcile_worker(self, unit: GPUUnit) -> ReconcileResult:
         """Remove a worker whose function does not exist, as soon as the worker runs no invocation.
@@ -185,7 +186,9 @@ class FunctionReconciler:
             case StartFunctionUnit():
                 await self.lifecycle.set_running(seen.function, running=True)
             case StopFunctionUnit(worker):
-                await self._stop_function_unit(worker)
+                if await self._drain_confirmed(worker):
+                    await self.lifecycle.set_running(worker.unit, running=False)
+                    self.liveness.remove(worker.unit.metadata.key)
 
     async def _create_workers(self, seen: ObservedFunction, count: int) -> None:
         key, max_workers = seen.function.metadata.key, seen.serverless.max_workers
@@ -217,21 +220,12 @@ class FunctionReconciler:
         await self.lifecycle.retire(worker.unit)
         return True
 
-    async def _stop_function_unit(self, worker: Worker) -> None:
-        if await self._drain_confirmed(worker):
-            await self.lifecycle.set_running(worker.unit, running=False)
-            self.liveness.remove(worker.unit.metadata.key)
-
     async def _drain_confirmed(self, worker: Worker, *, force: bool = False) -> bool:
         status = self.liveness.status_of(worker.unit.metadata.key)
         if status is None or not status.pod_uid:
             return False
         response = await self.lifecycle.drain(worker.unit, status.pod_uid, force=force)
         return response is not None and response.accepted and response.in_flight == 0
-
-    def _requeue_seconds(self, seen: ObservedFunction, decisions: list[ScalingDecision]) -> float:
-        idle = not decisions and seen.outstanding == 0 and len(seen.workers) <= seen.serverless.min_available_count
-        return IDLE_REQUEUE_SECONDS if idle else self.settings.poll_interval_seconds
 
     def _record_states(self, key: ObjectKey, states: Counter[WorkerState]) -> None:
         before = self._worker_states.pop(key, Counter())

@@ -203,7 +203,8 @@ class PullConsumer:
         fields = self._log_fields(running.delivery) | {"reason": nak.reason}
         logger.info("message nacked; JetStream will redeliver the message", extra=fields)
         delay = self.options.backoff.delay(running.delivery.delivery_count) if nak.delay is None else nak.delay
-        await self._send_ack(running.ack_subject, _nak_payload(delay))
+        payload = NAK + b" " + msgspec.json.encode({"delay": nanoseconds(delay)}) if delay > 0 else NAK
+        await self._send_ack(running.ack_subject, payload)
 
     async def _send_ack(self, ack_subject: str, ack: bytes, timeout_seconds: float | None = None) -> None:
         """Send an acknowledgement. The default timeout is the ack wait: a later acknowledgement has no effect."""
@@ -252,7 +253,3 @@ def _delivery_from(message: Msg) -> Delivery:
         delivery_count=metadata.num_delivered,
         published_at=metadata.timestamp,
     )
-
-
-def _nak_payload(delay: float) -> bytes:
-    return NAK + b" " + msgspec.json.encode({"delay": nanoseconds(delay)}) if delay > 0 else NAK

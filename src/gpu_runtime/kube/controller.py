@@ -117,7 +117,7 @@ class Controller(Generic[T]):
 
         def owner_key(owned: O) -> Iterable[ObjectKey]:
             reference = owned.metadata.controller_ref
-            if reference is None or reference.kind != owner_kind or _api_group(reference.api_version) != group:
+            if reference is None or reference.kind != owner_kind or reference.api_version.rpartition("/")[0] != group:
                 return ()
             namespace = owned.metadata.namespace if self._primary.resource.namespaced else ""
             return (ObjectKey(namespace, reference.name),)
@@ -245,8 +245,3 @@ class _ControllerMetrics:
         if result == "error":
             self._reconcile_errors.inc()
         self._reconcile_time.observe(seconds)
-
-
-def _api_group(api_version: str) -> str:
-    group, slash, _ = api_version.partition("/")
-    return group if slash else ""

@@ -191,13 +191,10 @@ def invocation_headers(dispatch: Dispatch, attempt: int) -> dict[str, str]:
         headers[ATTRIBUTES_HEADER] = json.dumps(invocation.attributes, separators=(",", ":"))
     deadline = dispatch.deadline.astimezone(UTC).replace(tzinfo=None)
     headers[DEADLINE_HEADER] = f"{deadline.isoformat(timespec='milliseconds')}Z"
-    return headers | {
-        CALLER_HEADER_PREFIX + _encode_name(name): _encode_value(value) for name, value in invocation.headers.items()
-    }
-
-
-def _encode_name(name: str) -> str:
-    return quote(name, safe=HEADER_NAME_CHARACTERS + ascii_letters + digits, errors="replace")
+    for name, value in invocation.headers.items():
+        encoded_name = quote(name, safe=HEADER_NAME_CHARACTERS + ascii_letters + digits, errors="replace")
+        headers[CALLER_HEADER_PREFIX + encoded_name] = _encode_value(value)
+    return headers
 
 
 def _encode_value(value: str) -> str:

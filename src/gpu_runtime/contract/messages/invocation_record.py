@@ -172,8 +172,10 @@ def step(record: InvocationRecord, event: RecordEvent) -> InvocationRecord | Ref
             after = record if terminating else _changed(record, at, termination=Termination.CANCELLED)
         case _ if terminating:
             after = Refusal.TERMINATING
+        case Dispatched() if record.state is RecordState.DISPATCHED:
+            after = record
         case Dispatched(at):
-            after = Refusal.RUNNING if running else _dispatched(record, at)
+            after = Refusal.RUNNING if running else _changed(record, at, state=RecordState.DISPATCHED)
         case Started(at, worker):
             after = _started(record, at, worker)
         case DeadlinePassed(at, worker_grace):
@@ -193,10 +195,6 @@ def termination_to_publish(record: InvocationRecord, now: datetime, worker_grace
 def may_be_unpublished(record: InvocationRecord) -> bool:
     """Whether the message may be missing after a crash, and no process ends the invocation."""
     return record.state is RecordState.QUEUED and record.termination is None
-
-
-def _dispatched(record: InvocationRecord, at: datetime) -> InvocationRecord:
-    return record if record.state is RecordState.DISPATCHED else _changed(record, at, state=RecordState.DISPATCHED)
 
 
 def _started(record: InvocationRecord, at: datetime, worker: str) -> InvocationRecord | Refusal:

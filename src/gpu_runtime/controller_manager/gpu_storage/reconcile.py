@@ -74,7 +74,9 @@ class GPUStorageReconciler:
                 replace(observed, provisioner_warning=await latest_pvc_warning(self.client, observed))
             )
         await self._write_status(observed, result)
-        return _requeue_outcome(step, result)
+        if isinstance(step, RecheckAttachment):
+            return RequeueAfter(step.seconds)
+        return RequeueAfter(POLL_REQUEUE_SECONDS) if result.reason in STORAGE_POLLED_REASONS else Done()
 
     async def _with_live_pvc(self, observed: ObservedStorage) -> ObservedStorage:
         """Read the PVC from the API server if the cache does not contain it.
@@ -159,9 +161,3 @@ def _storage_patch(observed: ObservedStorage, step: AttachmentStep) -> Manifest:
         case DetachStorage():
             patch["spec"] = {"attachedTo": None}
     return patch
-
-
-def _requeue_outcome(step: AttachmentStep, result: StorageReadiness) -> ReconcileResult:
-    if isinstance(step, RecheckAttachment):
-        return RequeueAfter(step.seconds)
-    return RequeueAfter(POLL_REQUEUE_SECONDS) if result.reason in STORAGE_POLLED_REASONS else Done()

@@ -27,7 +27,8 @@ def readiness(observed: ObservedStorage) -> StorageReadiness:
             StoragePhase.PENDING, ReadyReason.CLAIM_PENDING, "the PersistentVolumeClaim is not created yet"
         )
     if pvc.status.phase == "Lost":
-        return _lost(pvc)
+        text = f"PersistentVolume {pvc.spec.volume_name} does not exist any more: restore it, or its data is lost"
+        return StorageReadiness(StoragePhase.FAILED, ReadyReason.CLAIM_LOST, text)
     if pvc.status.phase != "Bound":
         return _pending(observed, pvc)
     if expansion_patch(pvc, observed.storage):
@@ -86,11 +87,6 @@ def _bound_capacity(observed: ObservedStorage) -> str | None:
 
 def _pvc_capacity(pvc: PersistentVolumeClaim) -> Quantity:
     return Quantity(pvc.status.capacity.get("storage", "0"))
-
-
-def _lost(pvc: PersistentVolumeClaim) -> StorageReadiness:
-    text = f"PersistentVolume {pvc.spec.volume_name} does not exist any more: restore it, or its data is lost"
-    return StorageReadiness(StoragePhase.FAILED, ReadyReason.CLAIM_LOST, text)
 
 
 def _pending(observed: ObservedStorage, pvc: PersistentVolumeClaim) -> StorageReadiness:

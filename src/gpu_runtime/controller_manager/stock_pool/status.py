@@ -8,7 +8,6 @@ from gpu_runtime.controller_manager.unstructured import RawDeployment, has_pods,
 from gpu_runtime.controller_manager.workload.pod_failures import startup_failure
 from gpu_runtime.controller_manager.workload.status_writer import with_ready_condition
 from gpu_runtime.controller_manager.workload.workload_readiness import WorkloadReadiness
-from gpu_runtime.kube.builtin_kinds import Pod
 
 
 def readiness(observed: ObservedPool) -> WorkloadReadiness:
@@ -20,7 +19,10 @@ def readiness(observed: ObservedPool) -> WorkloadReadiness:
         )
     if _is_fully_available(observed.deployment, desired):
         return WorkloadReadiness(UnitPhase.READY, ReadyReason.DEPLOYMENT_READY, f"all {desired} replicas are available")
-    if failure := startup_failure(observed.deployment, _unready_pods(observed)):
+    unready = [
+        pod for pod in observed.pods if not any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions)
+    ]
+    if failure := startup_failure(observed.deployment, unready):
         return WorkloadReadiness(UnitPhase.FAILED, ReadyReason.POD_STARTUP_FAILED, failure)
     if observed.pod_cache_error:
         return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.POD_STATUS_SYNC_FAILED, observed.pod_cache_error)
@@ -56,10 +58,3 @@ def _is_fully_available(deployment: RawDeployment | None, desired: int) -> bool:
         is_generation_observed(deployment)
         and status.updated_replicas == status.available_replicas == status.replicas == desired
     )
-
-
-def _unready_pods(observed: ObservedPool) -> list[Pod]:
-    """Return the pods that are not Ready."""
-    return [
-        pod for pod in observed.pods if not any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions)
-    ]

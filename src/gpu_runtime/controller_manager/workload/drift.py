@@ -33,7 +33,7 @@ def child_manifest(
     owner: KubeObject, resource: ApiResource[Any], name: str, labels: Mapping[str, str], spec: Manifest
 ) -> Manifest:
     """Return the manifest of a child with labels, owner reference and hash. `resource` describes the owner's kind."""
-    metadata = owner.metadata
+    metadata, spec_hash = owner.metadata, hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:16]
     reference = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
@@ -47,15 +47,11 @@ def child_manifest(
             "namespace": metadata.namespace,
             "name": name,
             "labels": dict(labels),
-            "annotations": {DESIRED_HASH_ANNOTATION: spec_hash(spec)},
+            "annotations": {DESIRED_HASH_ANNOTATION: spec_hash},
             "ownerReferences": [reference],
         },
         "spec": spec,
     }
-
-
-def spec_hash(spec: Manifest) -> str:
-    return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:16]
 
 
 def is_owned(live: KubeObject, owner: KubeObject) -> bool:
@@ -134,10 +130,6 @@ def _is_subset(desired: Any, actual: Any, key: str = "") -> bool:
 
 def _field_matches(actual: Manifest, name: str, value: Any, key: str) -> bool:
     if name not in actual:
-        return _is_omitted_when_empty(name, value)
+        # The API server omits empty values, and `readOnly: false`, which is the default.
+        return value in (None, "", [], {}) or (name == "readOnly" and value is False)
     return _is_subset(value, actual[name], key if key in QUANTITY_FIELDS else name)
-
-
-def _is_omitted_when_empty(name: str, value: Any) -> bool:
-    """Return whether the API server omits the value: an empty value, or `readOnly: false`, which is the default."""
-    return value in (None, "", [], {}) or (name == "readOnly" and value is False)

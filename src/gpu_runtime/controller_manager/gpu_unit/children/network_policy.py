@@ -24,18 +24,14 @@ def network_policy(observed: ObservedUnit) -> Manifest | None:
     egress = observed.settings.serverless.egress
     restricted = spec.serves_function and egress.restrict
     labels = unit_labels(metadata.name, spec.spec_name, observed.role)
+    ports = [_port(each.port, each.protocol) for each in spec.template.ports]
     child_spec: Manifest = {
         "podSelector": {"matchLabels": {Label.UNIT: metadata.name}, "matchExpressions": []},
         "policyTypes": ["Ingress", "Egress"] if restricted else ["Ingress"],
-        "ingress": _ingress_rules(observed),
+        "ingress": [{"ports": ports, "from": []}] if ports else [],  # a rule without ports would allow all ports
         "egress": _nats_egress_rules(egress) if restricted else [],
     }
     return child_manifest(observed.unit, GPU_UNITS, metadata.name, labels, child_spec)
-
-
-def _ingress_rules(observed: ObservedUnit) -> list[Manifest]:
-    ports = [_port(each.port, each.protocol) for each in observed.unit.spec.template.ports]
-    return [{"ports": ports, "from": []}] if ports else []  # a rule without ports would allow all ports
 
 
 def _nats_egress_rules(egress: EgressSettings) -> list[Manifest]:
