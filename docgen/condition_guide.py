@@ -90,7 +90,7 @@ UNIT_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
             f" the controller manager does not know whether the pod is starting or failing. {POD_WATCH_CAUSES}",
             POD_WATCH_REMEDY,
             "Pods that run keep running. New units that consume stock or mount storages do not start, because the controller cannot"
-            " check whether another pod still uses the GPUs of the stock unit or the storage. The controller detaches no storage. The"
+            " check whether another pod still uses the storage or the GPUs of the stock unit. The controller detaches no storage. The"
             " controller retries the watch with a backoff of at most 5 s, and reconciles the unit every 15 s.",
         ),
         ReadyReason.SERVICE_SYNC_FAILED: ReasonGuide(
@@ -204,8 +204,8 @@ STORAGE_REASONS: Mapping[ReadyReason, ReasonGuide] = MappingProxyType(
         ),
         ReadyReason.CLAIM_SYNC_FAILED: ReasonGuide(
             "Failed",
-            "The API server rejected the PersistentVolumeClaim (PVC). Or the storage adopted a PVC with another storage class or"
-            " without the access mode ReadWriteOnce, and Kubernetes does not allow changes of these fields.",
+            "Either the API server rejected the PersistentVolumeClaim (PVC), or the storage adopted a PVC that has another storage"
+            " class or does not have the access mode ReadWriteOnce. Kubernetes does not allow changes of these two fields.",
             "If the API server rejected the PVC, correct the cause that the message contains. If the storage adopted a PVC with another"
             " storage class, replace the GPUStorage: (1) Remove the storage from the `storageMounts` of all units, or delete the units, because the deletion"
             " of the GPUStorage waits for these units. (2) Remove the label `runtime.lokiwager.io/storage` and the annotation"

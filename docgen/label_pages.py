@@ -21,7 +21,7 @@ NAMESPACE_LABELS = (
 CONTROLLER_ANNOTATIONS = (
     (
         DESIRED_HASH_ANNOTATION,
-        "On the Deployment, Service and NetworkPolicy of a GPUUnit or StockPool. The value is the hash of the desired spec of this object. If the desired spec has another hash, the controller manager updates the object.",
+        "On the Deployment, Service and NetworkPolicy of a GPUUnit or StockPool. The value is the hash of the spec that the controller manager last wrote to the object. If the desired spec has another hash, the controller manager updates the object.",
     ),
     (
         SETTINGS_ANNOTATION,

@@ -33,13 +33,13 @@ BEFORE, AFTER_GRACE = DEADLINE - timedelta(seconds=1), DEADLINE + WORKER_GRACE
 EVENTS: tuple[tuple[str, RecordEvent], ...] = (
     ("The activator dispatches the invocation, and no worker has free capacity", Dispatched(BEFORE)),
     ("A worker starts the invocation before the deadline", Started(BEFORE, "worker")),
-    ("A worker receives the invocation at the deadline", Started(DEADLINE, "worker")),
+    ("A worker receives the invocation during the grace period", Started(DEADLINE, "worker")),
     ("A worker receives the invocation after the grace period", Started(AFTER_GRACE, "worker")),
     ("The caller cancels the invocation", CancelRequested(BEFORE)),
     ("The function is deleted", Abandoned(BEFORE, Termination.FUNCTION_GONE)),
     ("The activator dead-letters the invocation", Abandoned(BEFORE, Termination.DEAD_LETTERED)),
     ("A process expires the invocation before the deadline", DeadlinePassed(BEFORE, WORKER_GRACE)),
-    ("A process expires the invocation at the deadline", DeadlinePassed(DEADLINE, WORKER_GRACE)),
+    ("A process expires the invocation during the grace period", DeadlinePassed(DEADLINE, WORKER_GRACE)),
     ("A process expires the invocation after the grace period", DeadlinePassed(AFTER_GRACE, WORKER_GRACE)),
     ("The result store stores a result", ResultStored(BEFORE, ResultState.SUCCEEDED)),
 )
@@ -81,9 +81,9 @@ def record_page() -> str:
         f"### Refusals\n\n{refusals}",
         "## Terminations\n\nA process that does not run an invocation can end the invocation. The process first writes one of these"
         f" terminations to the record: {', '.join(map(code, Termination))}. Then the table below decides whether the process publishes"
-        " the result. If the process stops before it publishes the result, or if the table does not allow it yet, another process that"
-        " finds the termination publishes the result, by the same table. So several processes may publish the same result. NATS or the"
-        " result store ignores the duplicates."
+        " the result. If the process stops first, or if the table does not allow the result yet, another process that finds the"
+        " termination publishes the result. The same table applies to this process. So several processes may publish the same"
+        " result. NATS or the result store ignores the duplicates."
         "\n\nThere is one exception: a worker that receives the message of an invocation with a termination publishes the result"
         " immediately, because this worker holds the delivery."
         f"\n\n{publish}",

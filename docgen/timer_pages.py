@@ -41,7 +41,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ): ("activator nats.streams.invokeAckWaitSeconds",),
         (
             "ack wait of DISPATCH",
-            "if a worker dies, JetStream redelivers its invocations after this time. After the deletion of a function, the leading activator drains the workers of the function. If the leading activator has been connected to NATS for this time and has received no event of a worker, it retires this worker without a drain",
+            "if a worker dies, JetStream redelivers its invocations after this time. The time also applies to the workers of a deleted function. Normally, the leading activator drains these workers before it retires them. If the leading activator has been connected to NATS for this time and has received no event from a worker, it retires this worker without a drain",
         ): ("activator nats.streams.dispatchAckWaitSeconds",),
         (
             "ack wait of RESULT",
@@ -81,7 +81,7 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ): ("activator reaping.deletedFunctionGraceSeconds",),
         (
             "unknown function",
-            "time that an invocation waits if the cache of the activator does not contain its function. A new function can appear in the cache of the activator later than in the cache of the runtime API",
+            "time that an invocation waits if the cache of the activator does not contain its function. During this time, a new function can still appear in the cache. After this time, the activator reads the function from the API server",
         ): ("activator dispatching.unknownFunctionGraceSeconds",),
         (
             "retry backoff",

@@ -34,9 +34,9 @@ class ActivatorMetrics:
         )
         self.terminated = counter(
             "gpu_runtime_invocations_terminated",
-            "Number of invocations that the activator ended without a worker, by state and failure class of the result,"
-            " and by stage: queued (the message was in the INVOKE stream) or dispatched (the message was in the"
-            " DISPATCH stream)",
+            "Number of invocations that the activator ended without a worker. The labels `state` and `failure_class`"
+            " are the state and the failure class of the result. The label `stage` is `queued` (the message was in the"
+            " INVOKE stream) or `dispatched` (the message was in the DISPATCH stream).",
             ["state", "failure_class", "stage"],
         )
         self.redeliveries = counter(

@@ -70,8 +70,8 @@ class ScalingSettings(BaseSettings, frozen=True, kw_only=True):
     at least nats.streams.dispatchAckWaitSeconds."""
 
     failed_worker_grace_seconds: PositiveSeconds = 60
-    """Time in seconds without an event after which a worker whose unit is in phase Failed is unhealthy. For such a
-    worker, this setting replaces workerLivenessTimeoutSeconds. The value must be at least
+    """Time in seconds that replaces workerLivenessTimeoutSeconds if the unit of a worker is in phase Failed. Such a
+    worker is unhealthy after this time without an event. The value must be at least
     nats.streams.dispatchAckWaitSeconds."""
 
     drain_request_timeout_seconds: PositiveSeconds = 2

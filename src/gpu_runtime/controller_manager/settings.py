@@ -109,8 +109,8 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
 
     credentials_secret: str = ""
     """Name of a Secret with NATS credentials. The Secret must exist in every namespace with workers. The controller
-    manager mounts it at /etc/gpu-runtime-nats, only into sidecar containers. Settings of serverless.nats that are
-    paths of files can refer to this directory. If the name is empty, no Secret is mounted."""
+    manager mounts it at /etc/gpu-runtime-nats, only into sidecar containers. File paths in serverless.nats can refer
+    to this directory. If the name is empty, no Secret is mounted."""
 
     sidecar: SidecarContainerSettings = SidecarContainerSettings()
     """The sidecar container that runs next to the user's container in the pod of a worker."""

@@ -139,9 +139,9 @@ class StreamSettings(BaseSettings, frozen=True, kw_only=True):
     dispatch_ack_wait_seconds: PositiveSeconds = DISPATCH_ACK_WAIT_SECONDS
     """Ack wait of the DISPATCH stream, in seconds. If a worker dies, JetStream redelivers its invocations to another
     worker after this time. A live worker extends the ack wait while it runs an invocation. The value must be at least
-    three times the heartbeat interval of workers. After the deletion of a function, the leading activator drains the
-    workers of the function. If the leading activator has been connected to NATS for this time and has received no event
-    of a worker, it deletes this worker without a drain."""
+    three times the heartbeat interval of workers. The time also applies to the workers of a deleted function. Normally,
+    the leading activator drains these workers before it retires them. If the leading activator has been connected to
+    NATS for this time and has received no event from a worker, it retires this worker without a drain."""
 
     result_ack_wait_seconds: PositiveSeconds = RESULT_ACK_WAIT_SECONDS
     """Ack wait of the RESULT stream, in seconds. If the result store does not acknowledge a result within this time,

@@ -48,9 +48,9 @@ class OperationSettings(BaseSettings, frozen=True, kw_only=True):
     max_retained: Annotated[int, Meta(ge=100, le=1_000_000)] = 20_000
     """Maximum number of retained operations. If there are more operations, the API evicts the oldest finished
     operations before the end of retentionSeconds. If this is not enough, the API evicts the oldest operations that wait
-    for stock. The API evicts no operation within 10 minutes after the end of the operation or after the start of its
-    last attempt. The API also evicts no operation before recovery has cleaned up its claims, attachments and
-    objects."""
+    for stock. The API evicts no finished operation within 10 minutes after its end, and no waiting operation within 10
+    minutes after the start of its last attempt. The API also evicts no operation before recovery has cleaned up its
+    claims, attachments and objects."""
 
     recovery_interval_seconds: PositiveSeconds = 2
     """Interval in seconds at which each replica looks for stalled operations, stale claims and orphaned objects."""
@@ -119,9 +119,9 @@ class RequestLimitSettings(BaseSettings, frozen=True, kw_only=True):
     requestsPerSecond."""
 
     request_timeout_seconds: PositiveSeconds = 30
-    """Maximum time in seconds to process a request. After this time, the API returns 503. While the API
-    processes a request, each attempt of a request to Kubernetes may take at most a tenth of this time. If
-    kubernetes.requestTimeoutSeconds is shorter than a tenth of this time, the shorter time applies."""
+    """Maximum time in seconds to process a request of a caller. After this time, the API returns 503. To process the
+    request, the API sends requests to Kubernetes. The timeout of each attempt of such a request is a tenth of this time
+    or kubernetes.requestTimeoutSeconds, whichever is shorter."""
 
     shutdown_delay_seconds: PositiveSeconds = 5
     """Time in seconds for which the API still accepts requests after SIGTERM. During this time, the readiness check

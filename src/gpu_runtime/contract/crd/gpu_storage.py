@@ -29,16 +29,17 @@ class Attachment(KubeStruct, frozen=True, kw_only=True):
 
     operation_id: Annotated[str, openapi(maxLength=256)] = field(default="", name="operationID")
     """The operationID of the operation that attached the storage, or empty if no operation attached it. An update of
-    the unit clears this field. The write changes the resource version, so a pending write that detaches the storage for
-    the operation fails."""
+    the unit clears this field. This write changes the resource version of the storage. So if another process is about
+    to detach the storage for the operation, the write of that process fails."""
 
     operation_uid: Annotated[str, openapi(maxLength=256)] = field(default="", name="operationUID")
-    """The UID of this operation. After the operation was evicted, another operation may have the same operationID."""
+    """The UID of the operation that attached the storage. After this operation was evicted, another operation may have
+    the same operationID."""
 
     attempt: Count = 0
     """The number of the handoff attempt that attached the storage. The attempt belongs to the operation in operationID.
-    A new attempt overwrites this field. The write changes the resource version, so a pending write that detaches the
-    storage for an earlier attempt fails."""
+    A new attempt overwrites this field. This write changes the resource version of the storage. So if another process
+    is about to detach the storage for an earlier attempt, the write of that process fails."""
 
 
 class GPUStorageSpec(KubeStruct, frozen=True, kw_only=True):

@@ -117,7 +117,7 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
     """How the worker sidecar calls the user's framework."""
 
     worker_of: Annotated[str, openapi(maxLength=MAX_NAME_LENGTH)] = ""
-    """The name of the function's own unit, if the activator created this unit as a worker. Both units are in the same
+    """If the activator created this unit as a worker: the name of the function's own unit. Both units are in the same
     namespace. The activator sets this field when it creates a worker from the spec of the function's own unit. In the
     function's own unit, this field is empty. The function's own unit also runs invocations while it is running."""
 

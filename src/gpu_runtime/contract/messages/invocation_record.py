@@ -50,8 +50,8 @@ HOLDS_DELIVERY = timedelta.min
 
 class RecordState(StrEnum):
     QUEUED = "queued"
-    """The API accepted the invocation. If a worker has free capacity, the activator dispatches the invocation without a
-    change of the record."""
+    """The API accepted the invocation. If a worker has free capacity, the record stays in this state after the
+    activator has dispatched the invocation, until a worker starts it."""
     DISPATCHED = "dispatched"
     """The invocation waits for a worker."""
     RUNNING = "running"
