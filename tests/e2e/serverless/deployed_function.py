@@ -115,5 +115,23 @@ class DeployedFunction:
         wait_until(lambda: not self.workers(), timeout_seconds, explain, interval_seconds=0.5)
 
     def delete(self) -> None:
+        """Delete the function when no pod of its workers is starting.
+
+        A program that gets SIGTERM before it handles the signal runs until the end of the grace period.
+        """
+        wait_until(lambda: not self._starting_pods(), 120, lambda: f"these pods do not start: {self._starting_pods()}")
         self.node.kubectl("delete", "gpuunit", self.name, f"--namespace={UNIT_NAMESPACE}", "--timeout=120s")
         self.wait_no_workers()
+
+    def _starting_pods(self) -> list[str]:
+        pods = json.loads(self.node.kubectl("get", "pods", f"--namespace={UNIT_NAMESPACE}", "-o=json"))["items"]
+        own = [pod for pod in pods if pod["metadata"]["name"].startswith(f"{self.name}-w")]
+        return [pod["metadata"]["name"] for pod in own if _is_starting(pod)]
+
+
+def _is_starting(pod: dict[str, Any]) -> bool:
+    """Whether the pod was never Ready. A pod with a restarted container was Ready, or its program fails."""
+    status = pod["status"]
+    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", ()))
+    is_restarted = any(each["restartCount"] for each in status.get("containerStatuses", ()))
+    return not is_ready and not is_restarted and "deletionTimestamp" not in pod["metadata"]
