@@ -15,7 +15,7 @@ from tests.e2e.localcluster.test_dev_platform import DevPlatform, prepared
 
 DOCUMENTED_API = "127.0.0.1:8080"
 DOCUMENTED_STATE = "$PWD/.local"
-BLOCK_TIMEOUT_SECONDS = 300
+PAGE_TIMEOUT_SECONDS = 600
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def run_page(page: str, blocks: list[CommandBlock], platform: DevPlatform, folde
         env=os.environ | tools,
         capture_output=True,
         text=True,
-        timeout=BLOCK_TIMEOUT_SECONDS,
+        timeout=PAGE_TIMEOUT_SECONDS,
         check=False,
     )
     assert ran.returncode == 0, f"{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}"
