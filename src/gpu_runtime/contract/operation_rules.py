@@ -82,7 +82,7 @@ class Ownership(StrEnum):
 def ownership(operation: Operation, found: KubeObject) -> Ownership:
     annotations, status = found.metadata.annotations, operation.effective_status
     is_undone = status.state in (ROLLING_BACK, FAILED)
-    if found.metadata.uid in status.created_uids and not is_undone:
+    if status.has_created(found.metadata.uid) and not is_undone:
         return Ownership.COMMITTED
     if annotations.get(Annotation.OPERATION_UID) != operation.metadata.uid:
         return Ownership.ADOPTABLE if _is_same_pool_request(operation, found) else Ownership.FOREIGN

@@ -32,7 +32,11 @@ def local_settings_files() -> dict[str, str]:
         ("controller-manager", CONTROLLER_MANAGER, "only the images are required."),
         ("result-store", RESULT_STORE, "each is optional. Run it instead of the result store of the platform."),
         ("runtime-api", RUNTIME_API, "only the authentication is required."),
-        ("worker-sidecar", WORKER_SIDECAR, "only requestID, worker and namespace are required."),
+        (
+            "worker-sidecar",
+            WORKER_SIDECAR,
+            "only requestID, worker and namespace are required. In the cluster, the controller manager writes them.",
+        ),
     )
     beginning = "Settings of the process on a developer's machine. All settings are listed;"
     return {f"local/{name}.yaml": settings_file(f"{beginning} {note}", settings) for name, settings, note in files}

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from gpu_runtime.contract.errors import (
     AdmissionDenied,
-    Conflict,
     Invalid,
     NotFound,
     QuotaExceeded,
@@ -32,7 +31,7 @@ def _fault_from_api_error(error: kube.KubeApiError) -> RuntimeFault:
             return WriteConflict(
                 f"another request created or changed the object at the same time; send the request again ({error})"
             )
-        case _ if _is_policy_denial(error):
+        case kube.KubeForbidden() if _is_policy_denial(error):
             rejection = QuotaExceeded if "exceeded quota" in str(error) else AdmissionDenied
             return rejection(f"a quota or an admission policy of the cluster rejects the request: {error}")
         case kube.KubeInvalid(code=413):
@@ -58,6 +57,15 @@ def _request_field_path(field: str) -> str:
     return "request" if path in ("", "<nil>") else path
 
 
+def is_rbac_denial(error: kube.KubeForbidden) -> bool:
+    """Whether RBAC denies the request because this process lacks a permission.
+
+    If RBAC does not deny it, a quota or an admission policy rejected the request, and the caller must change the
+    request.
+    """
+    return " cannot " in str(error) and "in API group" in str(error)
+
+
 def permanent_fault(error: kube.KubeError) -> RuntimeFault:
     """Return the fault of a permanent rejection. Raise the error itself if a retry may succeed."""
     if not is_permanent_rejection(error):
@@ -65,17 +73,15 @@ def permanent_fault(error: kube.KubeError) -> RuntimeFault:
     return fault_from_kube_error(error)
 
 
-def is_permanent_rejection(error: BaseException) -> bool:
-    """Whether the object itself is rejected. If so, a retry cannot succeed, and nothing was written."""
-    return isinstance(error, kube.KubeInvalid | Conflict) or _is_policy_denial(error)
+def is_permanent_rejection(error: kube.KubeError) -> bool:
+    """Whether Kubernetes rejects the object itself. If so, a retry cannot succeed, and nothing was written."""
+    return isinstance(error, kube.KubeInvalid) or (isinstance(error, kube.KubeForbidden) and _is_policy_denial(error))
 
 
-def _is_policy_denial(error: BaseException) -> bool:
-    """Whether a quota or an admission policy rejects the object, so that the caller must change the request.
+def _is_policy_denial(error: kube.KubeForbidden) -> bool:
+    """Whether a quota or an admission policy rejects the object.
 
-    Otherwise RBAC denies the request, because this process lacks a permission. A new quota rejects requests with
-    "status unknown for quota" until Kubernetes has counted its usage. That rejection is temporary.
+    A new quota rejects requests with "status unknown for quota" until Kubernetes has counted its usage. That rejection
+    is temporary.
     """
-    text, is_forbidden = str(error), isinstance(error, kube.KubeForbidden)
-    denied_by_rbac = " cannot " in text and "in API group" in text
-    return is_forbidden and not denied_by_rbac and "status unknown for quota" not in text
+    return not is_rbac_denial(error) and "status unknown for quota" not in str(error)

@@ -169,6 +169,10 @@ class OperationStatus(KubeStruct, frozen=True, kw_only=True):
     """The time at which the operation succeeded or failed. The retention period of a finished operation starts at this
     time."""
 
+    def has_created(self, uid: str) -> bool:
+        """Whether the operation created the object with this UID."""
+        return uid == self.target_uid or uid in self.stock_uids
+
     @property
     def created_uids(self) -> set[str]:
         """The UIDs of all objects that the operation created."""

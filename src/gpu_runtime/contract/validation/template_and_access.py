@@ -33,7 +33,7 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
     seen: dict[str, int] = {}
     for index, env in enumerate(envs):
         path = f"{at}[{index}].name"
-        if not matches(ENV_NAME_PATTERN, env.name) or env.name == "." or env.name.startswith(".."):
+        if not _is_env_name(env.name):
             yield FieldError(
                 path,
                 f"{env.name!r} is not a name of an environment variable; use letters, digits, '_', '-' and '.', and"
@@ -50,6 +50,11 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
                 f"{at}[{index}].value", f"has {len(env.value)} characters; use at most {MAX_ENV_VALUE_LENGTH}"
             )
         seen.setdefault(env.name, index)
+
+
+def _is_env_name(name: str) -> bool:
+    """Whether the oldest supported Kubernetes version allows the name. Newer versions allow more characters."""
+    return matches(ENV_NAME_PATTERN, name) and name != "." and not name.startswith("..")
 
 
 def port_errors(ports: Iterable[Port], at: str) -> FieldErrors:

@@ -33,7 +33,8 @@ def child_manifest(
     owner: KubeObject, resource: ApiResource[Any], name: str, labels: Mapping[str, str], spec: Manifest
 ) -> Manifest:
     """Return the manifest of a child with labels, owner reference and hash. `resource` describes the owner's kind."""
-    metadata, spec_hash = owner.metadata, hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:16]
+    metadata = owner.metadata
+    spec_hash = hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:16]
     reference = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,

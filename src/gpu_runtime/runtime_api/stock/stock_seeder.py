@@ -86,9 +86,13 @@ class StockSeeder:
         results = await gather_bounded(self._semaphore, work, indexes)
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
-            raise next(filter(is_permanent_rejection, failures), failures[0])
+            raise next(filter(_is_permanent, failures), failures[0])
         return [result for result in results if not isinstance(result, BaseException)]
 
 
 def stock_key(operation: Operation, index: int) -> ObjectKey:
     return ObjectKey(operation.spec.target.namespace, stock_unit_name(operation.spec.operation_id, index))
+
+
+def _is_permanent(failure: BaseException) -> bool:
+    return isinstance(failure, Conflict) or (isinstance(failure, KubeError) and is_permanent_rejection(failure))
