@@ -9,6 +9,7 @@ import msgspec
 
 from gpu_runtime.activator.settings import RuntimeAPIClientSettings
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.reservation import Reservation, reservation_fields
 from gpu_runtime.contract.errors import Rejected, RuntimeFault, Unavailable, conflict_from
 from gpu_runtime.contract.messages.message_codec import JSON_DECODE_ERRORS
 
@@ -48,13 +49,13 @@ class RuntimeAPIClient:
         await self._post(GPU_UNITS_PATH, body | ({"access": msgspec.to_builtins(spec.access)} if spec.access else {}))
 
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None:
-        """Seed a stock unit with the flavor, GPUs and memory of the worker.
+        """Seed a stock unit with the flavor and the reservation of the worker.
 
         The call is idempotent: repeated calls with the same operationID seed only one stock unit.
         """
         spec = worker.spec
-        body = {"operationID": operation_id, "specName": spec.spec_name, "gpu": spec.gpu, "replicas": 1}
-        await self._post(STOCK_UNITS_PATH, body | ({"memory": spec.memory} if spec.memory else {}))
+        body = {"operationID": operation_id, "specName": spec.spec_name, "replicas": 1}
+        await self._post(STOCK_UNITS_PATH, body | msgspec.to_builtins(Reservation(**reservation_fields(spec))))
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
         timeout = aiohttp.ClientTimeout(total=self.settings.request_timeout_seconds)

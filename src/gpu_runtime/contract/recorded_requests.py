@@ -12,6 +12,7 @@ from msgspec import field
 
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
 from gpu_runtime.contract.crd.operation import Operation, OperationType, SourceStock
+from gpu_runtime.contract.crd.reservation import Reservation, reservation_fields
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.errors import Unavailable
@@ -19,7 +20,7 @@ from gpu_runtime.kube.meta import KubeStruct
 
 
 class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
-    """The request of a CreateUnit operation. The stock unit supplies memory and GPUs."""
+    """The request of a CreateUnit operation. The stock unit supplies the reservation."""
 
     operation_id: str = field(name="operationID")
     name: str
@@ -43,10 +44,9 @@ class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
     def unit_spec(self, stock: SourceStock | None = None) -> GPUUnitSpec:
         """Return the unit's spec, with the reservation of the stock unit if one is selected."""
         return GPUUnitSpec(
+            **reservation_fields(stock) if stock else {},
             spec_name=self.spec_name,
             image=self.image,
-            memory=stock.memory if stock else "",
-            gpu=stock.gpu if stock else 0,
             template=self.template,
             access=self.access,
             storage_mounts=self.storage_mounts,
@@ -54,20 +54,18 @@ class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
         )
 
 
-class RecordedSeedRequest(KubeStruct, frozen=True, kw_only=True):
+class RecordedSeedRequest(Reservation, frozen=True, kw_only=True):
     """The request of a SeedStock operation."""
 
     operation_id: str = field(name="operationID")
     spec_name: str
-    memory: str = ""
-    gpu: int = 0
     replicas: int
 
     def unit_spec(self) -> GPUUnitSpec:
-        return GPUUnitSpec(spec_name=self.spec_name, memory=self.memory, gpu=self.gpu)
+        return GPUUnitSpec(spec_name=self.spec_name, **reservation_fields(self))
 
 
-class RecordedPoolRequest(KubeStruct, frozen=True, kw_only=True):
+class RecordedPoolRequest(Reservation, frozen=True, kw_only=True):
     """The request of a CreateStockPool operation."""
 
     operation_id: str = field(name="operationID")
@@ -75,17 +73,14 @@ class RecordedPoolRequest(KubeStruct, frozen=True, kw_only=True):
     namespace: str = ""
     spec_name: str
     image: str = ""
-    memory: str = ""
-    gpu: int = 0
     replicas: int
     template: Template = Template()
 
     def pool_spec(self) -> StockPoolSpec:
         return StockPoolSpec(
+            **reservation_fields(self),
             spec_name=self.spec_name,
             image=self.image,
-            memory=self.memory,
-            gpu=self.gpu,
             replicas=self.replicas,
             template=self.template,
         )

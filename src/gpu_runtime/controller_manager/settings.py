@@ -1,6 +1,6 @@
 """Settings of the controller manager process, read from its YAML file."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -52,6 +52,12 @@ class ReconcileConcurrencySettings(BaseSettings, frozen=True, kw_only=True):
 
     stock_pools: ReconcileConcurrency = 4
     """Maximum number of StockPools that are reconciled concurrently. Further StockPools wait in the work queue."""
+
+
+class PodSettings(BaseSettings, frozen=True, kw_only=True):
+    default_ephemeral_storage: ResourceQuantity | Literal[""] = "100Gi"
+    """Limit of the disk space of pods that have no spec.ephemeralStorage. Kubernetes evicts a pod that uses more. The
+    limit reserves nothing. If it is empty, these pods have no limit. A change of this setting restarts these pods."""
 
 
 class PodSecuritySettings(BaseSettings, frozen=True, kw_only=True):
@@ -135,6 +141,9 @@ class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
 
     max_concurrent_reconciles: ReconcileConcurrencySettings = ReconcileConcurrencySettings()
     """Maximum number of concurrent reconciles of each controller."""
+
+    pods: PodSettings = PodSettings()
+    """Defaults of the pods of units and stock pools."""
 
     pod_security: PodSecuritySettings = PodSecuritySettings()
     """Additional security requirements for users' containers. Whatever the values are, users' containers run with the

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.gpu_unit import Access, Framework, Serverless, StorageMount
-from gpu_runtime.contract.crd.operation import Operation, OperationSpec, OperationTarget, OperationType
+from gpu_runtime.contract.crd.operation import Operation, OperationSpec, OperationTarget, OperationType, SourceStock
 from gpu_runtime.contract.crd.template import EnvVar, Port, Template
 from gpu_runtime.contract.crd.well_known import generated_pool_name, operation_name, stock_unit_name
 from gpu_runtime.contract.errors import Unavailable
@@ -45,6 +45,7 @@ SERVERLESS = Serverless(
     framework=Framework(socket_path="/run/f.sock", invoke_path="/call", health_path="/live"),
     worker_of="embed",
 )
+RESERVATION: dict[str, Any] = {"memory": "16Gi", "gpu": 1, "cpu": "4", "cpu_limit": "8", "ephemeral_storage": "20Gi"}
 REQUESTS: dict[str, RecordedRequest] = {
     "create-unit": RecordedUnitRequest(
         operation_id="unit-1",
@@ -61,15 +62,14 @@ REQUESTS: dict[str, RecordedRequest] = {
     "create-unit-without-options": RecordedUnitRequest(
         operation_id="unit-2", name="web", namespace="batch", spec_name="g1.1", image="python:3.12"
     ),
-    "seed-stock": RecordedSeedRequest(operation_id="seed-1", spec_name="g1.1", memory="16Gi", gpu=1, replicas=3),
+    "seed-stock": RecordedSeedRequest(operation_id="seed-1", spec_name="g1.1", replicas=3, **RESERVATION),
     "create-stock-pool": RecordedPoolRequest(
         operation_id="pool-1",
         name="warm",
         namespace="default",
         spec_name="g1.1",
         image="python:3.12",
-        memory="16Gi",
-        gpu=1,
+        **RESERVATION,
         replicas=2,
         template=TEMPLATE,
     ),
@@ -131,3 +131,11 @@ def test_derived_names_are_those_of_earlier_versions() -> None:
 def test_undecodable_request_is_unavailable(text: str) -> None:
     with pytest.raises(Unavailable, match="the recorded request of operation one cannot be decoded"):
         recorded_request(operation_of(REQUESTS["seed-stock"], text), RecordedSeedRequest)
+
+
+def test_unit_keeps_the_reservation_of_its_stock() -> None:
+    request = REQUESTS["create-unit"]
+    assert isinstance(request, RecordedUnitRequest)
+    stock = SourceStock(namespace="runtime-stock", name="stock-1", uid="u1", **RESERVATION)
+    spec = request.unit_spec(stock)
+    assert {name: getattr(spec, name) for name in RESERVATION} == RESERVATION

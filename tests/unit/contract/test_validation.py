@@ -68,6 +68,32 @@ UNITS = {
         "memory: 'not-a-quantity' is not a quantity; write for example 512Mi or 16Gi",
     ),
     "memory of zero": (unit(memory="0"), "memory: 0 is not greater than 0; write for example 512Mi or 16Gi"),
+    "CPUs that are not a quantity": (
+        unit(cpu="many"),
+        "cpu: 'many' is not a quantity; write for example 4 or 500m",
+    ),
+    "no CPUs": (unit(cpu="0"), "cpu: 0 is not greater than 0; write for example 4 or 500m"),
+    "parts of a thousandth of a CPU": (
+        unit(cpu="100u"),
+        "cpu: 100u is not a whole number of thousandths of a CPU; write for example 4 or 500m",
+    ),
+    "CPUs in bytes": (unit(cpu="4Gi"), "cpu: 4Gi is more than 4096 CPUs; write for example 4 or 500m"),
+    "CPU limit without CPUs": (
+        unit(cpuLimit="2"),
+        "cpuLimit: needs cpu; set cpu to the CPUs that the pod reserves",
+    ),
+    "CPU limit below the CPUs": (
+        unit(cpu="2", cpuLimit="1500m"),
+        "cpuLimit: 1500m is less than cpu, which is 2; raise cpuLimit or lower cpu",
+    ),
+    "negative CPU limit": (
+        unit(cpu="2", cpuLimit="-1"),
+        "cpuLimit: -1 is not greater than 0; write for example 4 or 500m",
+    ),
+    "negative ephemeral storage": (
+        unit(ephemeralStorage="-1Gi"),
+        "ephemeralStorage: -1Gi is not greater than 0; write for example 512Mi or 16Gi",
+    ),
     "memory in milli-bytes": (
         unit(memory="1600m"),
         "memory: 1600m is not a whole number of bytes; write for example 512Mi or 16Gi",

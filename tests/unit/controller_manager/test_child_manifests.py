@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpu_runtime.contract.crd.well_known import Annotation, Label
 from gpu_runtime.controller_manager.gpu_unit.children.deployment import deployment as unit_deployment
 from gpu_runtime.controller_manager.gpu_unit.children.service import service as unit_service
+from gpu_runtime.controller_manager.settings import PodSettings
 from gpu_runtime.controller_manager.stock_pool.children.deployment import deployment as pool_deployment
 from gpu_runtime.controller_manager.stock_pool.children.service import service as pool_service
 from tests.unit.controller_manager.controller_objects import (
     NON_ROOT_SETTINGS,
     PORTS,
+    SETTINGS,
     observed_pool,
     observed_unit,
     pool,
@@ -31,13 +34,39 @@ def test_active_unit_runs_its_own_image_and_command() -> None:
     pod = unit_pod(image="python:3", memory="1Gi", gpu=2)
     main = pod["containers"][0]
     assert (main["image"], main["command"], main["args"]) == ("python:3", [], [])
-    amounts = {"memory": "1Gi", "nvidia.com/gpu": "2"}
-    assert main["resources"] == {"limits": amounts, "requests": amounts}
     assert main["terminationMessagePolicy"] == "FallbackToLogsOnError"
     assert main["securityContext"] == {"allowPrivilegeEscalation": False}
     assert pod["priorityClassName"] == "gpu-runtime-active"
     assert pod["automountServiceAccountToken"] is False
     assert "runAsNonRoot" not in pod["securityContext"]
+
+
+ALL_RESOURCES = {"memory": "1Gi", "gpu": 2, "cpu": "4", "cpuLimit": "8", "ephemeralStorage": "20Gi"}
+AMOUNTS = {"memory": "1Gi", "nvidia.com/gpu": "2", "ephemeral-storage": "20Gi"}
+RESOURCES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, str]]] = {
+    "nothing": ({}, {"ephemeral-storage": "100Gi"}, {"ephemeral-storage": "0"}),
+    "all resources": (ALL_RESOURCES, AMOUNTS | {"cpu": "8"}, AMOUNTS | {"cpu": "4"}),
+    "no CPU limit": (
+        {"cpu": "500m", "ephemeralStorage": "1Gi"},
+        {"ephemeral-storage": "1Gi"},
+        {"cpu": "500m", "ephemeral-storage": "1Gi"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "limits", "requests"), RESOURCES.values(), ids=RESOURCES)
+def test_pods_of_units_stock_and_pools_reserve_the_same(
+    spec: dict[str, Any], limits: dict[str, str], requests: dict[str, str]
+) -> None:
+    pods = (unit_pod(**spec), unit_pod("runtime-stock", **spec), pod_of(pool_deployment(observed_pool(pool(**spec)))))
+    for each in pods:
+        assert each["containers"][0]["resources"] == {"limits": limits, "requests": requests}
+
+
+def test_without_a_default_there_is_no_limit_of_ephemeral_storage() -> None:
+    settings = msgspec.structs.replace(SETTINGS, pods=PodSettings(default_ephemeral_storage=""))
+    pod = pod_of(unit_deployment(observed_unit(unit(), settings=settings)))
+    assert pod["containers"][0]["resources"] == {"limits": {}, "requests": {}}
 
 
 def test_stock_unit_runs_the_stock_image_and_ignores_its_spec() -> None:

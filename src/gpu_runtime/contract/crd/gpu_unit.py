@@ -19,7 +19,8 @@ from gpu_runtime.contract.crd.markers import (
     immutable_once_set,
     openapi,
 )
-from gpu_runtime.contract.crd.template import Count, Image, Port, PortName, QuantityString, SpecName, Template
+from gpu_runtime.contract.crd.reservation import Reservation
+from gpu_runtime.contract.crd.template import Count, Image, Port, PortName, SpecName, Template
 from gpu_runtime.contract.crd.well_known import GROUP, MAX_NAME_LENGTH, NAME_PATTERN, REQUEST_ID_PATTERN, VERSION
 from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
@@ -122,7 +123,7 @@ class Serverless(KubeStruct, frozen=True, kw_only=True):
     function's own unit, this field is empty. The function's own unit also runs invocations while it is running."""
 
 
-class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
+class GPUUnitSpec(Reservation, frozen=True, kw_only=True):
     """What the unit reserves and runs."""
 
     RULES: ClassVar = (
@@ -160,13 +161,6 @@ class GPUUnitSpec(KubeStruct, frozen=True, kw_only=True):
     image: Image = ""
     """The container image of an active unit. A stock unit ignores this field and runs the image of the setting
     images.stock."""
-
-    memory: QuantityString = ""
-    """The memory of the container, for example 16Gi. It is both the memory request and the memory limit. If it is
-    empty, the container has no memory request and no memory limit."""
-
-    gpu: Count = 0
-    """The number of GPUs (nvidia.com/gpu) that the unit reserves. Defaults to 0."""
 
     template: Template = Template()
     """How the container runs the image. Without command and args, an active unit runs the entrypoint of the image."""

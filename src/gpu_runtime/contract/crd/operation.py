@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 from msgspec import field, structs
 
 from gpu_runtime.contract.crd.markers import AGE_COLUMN, CelRule, CrdDefinition, PrinterColumn, openapi
-from gpu_runtime.contract.crd.template import Count, QuantityString
+from gpu_runtime.contract.crd.reservation import Reservation
+from gpu_runtime.contract.crd.template import Count
 from gpu_runtime.contract.crd.well_known import GROUP, VERSION
 from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct, ObjectKey
 
@@ -64,9 +65,10 @@ class OperationTarget(KubeStruct, frozen=True, kw_only=True):
     """The name of the object. It is empty for SeedStock, because SeedStock creates many objects."""
 
 
-class SourceStock(KubeStruct, frozen=True, kw_only=True):
-    """The stock unit that the operation consumes. The API writes these fields before it claims the stock unit. They
-    contain all values that the operation needs after the stock unit is deleted."""
+class SourceStock(Reservation, frozen=True, kw_only=True):
+    """The stock unit that the operation consumes, and what the stock unit reserved: the target reserves the same. The
+    API writes these fields before it claims the stock unit. They contain all values that the operation needs after the
+    stock unit is deleted."""
 
     namespace: Annotated[str, openapi(minLength=1, maxLength=63)]
     """The namespace of the stock unit."""
@@ -76,12 +78,6 @@ class SourceStock(KubeStruct, frozen=True, kw_only=True):
 
     uid: Annotated[str, openapi(maxLength=64)]
     """The UID of the stock unit. It distinguishes the stock unit from a later stock unit with the same name."""
-
-    memory: QuantityString = ""
-    """The memory that the stock unit reserved. The target reserves the same amount of memory."""
-
-    gpu: Count = 0
-    """The number of GPUs that the stock unit reserved. The target reserves the same number of GPUs."""
 
     node: Annotated[str, openapi(maxLength=253)] = ""
     """The name of the node on which the stock unit's pod ran."""

@@ -15,12 +15,13 @@ from gpu_runtime.contract.crd.markers import (
     immutable,
     openapi,
 )
-from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
+from gpu_runtime.contract.crd.reservation import Reservation
+from gpu_runtime.contract.crd.template import Count, Image, SpecName, Template
 from gpu_runtime.contract.crd.well_known import GROUP, MAX_POOL_NAME_LENGTH, VERSION
 from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
 
-class StockPoolSpec(KubeStruct, frozen=True, kw_only=True):
+class StockPoolSpec(Reservation, frozen=True, kw_only=True):
     """The number of replicas, and what each replica reserves and runs."""
 
     RULES: ClassVar = (immutable("specName", "the flavor of a pool cannot change; create another pool"),)
@@ -31,13 +32,6 @@ class StockPoolSpec(KubeStruct, frozen=True, kw_only=True):
     image: Image = ""
     """The container image of every replica. If it is empty, replicas run the image of the setting
     images.placeholder."""
-
-    memory: QuantityString = ""
-    """The memory of each replica, for example 16Gi. It is both the memory request and the memory limit. If it is empty,
-    a replica has no memory request and no memory limit."""
-
-    gpu: Count = 0
-    """The number of GPUs (nvidia.com/gpu) that each replica reserves. Defaults to 0."""
 
     replicas: Count
     """The desired number of replicas. With 0, the pool has no pods."""

@@ -1,9 +1,12 @@
 """Normalization of specs: specs with the same meaning become equal, so that retries have the same request hash."""
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
+from gpu_runtime.contract.crd.reservation import RESERVATION_FIELDS, Reservation
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import DEFAULT_STORAGE_CLASS
@@ -17,7 +20,7 @@ def normalize_unit(spec: GPUUnitSpec) -> GPUUnitSpec:
     return replace(
         spec,
         image=spec.image.strip(),
-        memory=canonical_quantity(spec.memory),
+        **normalize_reservation(spec),
         template=normalize_template(spec.template),
         access=access,
         storage_mounts=mounts,
@@ -28,7 +31,7 @@ def normalize_pool(spec: StockPoolSpec) -> StockPoolSpec:
     return replace(
         spec,
         image=spec.image.strip(),
-        memory=canonical_quantity(spec.memory),
+        **normalize_reservation(spec),
         template=normalize_template(spec.template),
     )
 
@@ -39,6 +42,12 @@ def normalize_storage(spec: GPUStorageSpec) -> GPUStorageSpec:
         size=canonical_quantity(spec.size),
         storage_class_name=spec.storage_class_name or DEFAULT_STORAGE_CLASS,
     )
+
+
+def normalize_reservation(reserved: Reservation) -> dict[str, Any]:
+    """Return the fields of the reservation with their quantities in canonical form."""
+    fields = {name: getattr(reserved, name) for name in RESERVATION_FIELDS}
+    return {name: canonical_quantity(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def normalize_template(template: Template) -> Template:

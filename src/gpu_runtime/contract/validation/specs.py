@@ -10,6 +10,7 @@ from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
 from gpu_runtime.contract.validation.mounts import mount_errors
+from gpu_runtime.contract.validation.reservations import reservation_errors
 from gpu_runtime.contract.validation.serverless import serverless_errors
 from gpu_runtime.contract.validation.template_and_access import access_errors, template_errors
 from gpu_runtime.contract.validation.values import bytes_errors, count_errors, image_errors, spec_name_errors
@@ -46,9 +47,7 @@ def growth_errors(current: str, desired: str) -> FieldErrors:
 
 def _reservation_errors(spec: GPUUnitSpec | StockPoolSpec, at: str) -> FieldErrors:
     yield from spec_name_errors(spec.spec_name, child_path(at, "specName"))
-    if spec.memory:
-        yield from bytes_errors(spec.memory, child_path(at, "memory"))
-    yield from count_errors(spec.gpu, child_path(at, "gpu"))
+    yield from reservation_errors(spec, at)
 
 
 def _active_unit_errors(spec: GPUUnitSpec, at: str) -> FieldErrors:

@@ -9,6 +9,7 @@ from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.kube.quantity import Quantity
 
 MAX_COUNT = 2**31 - 1
+MAX_CPUS = 4096
 MAX_SPEC_NAME_LENGTH = 63
 
 
@@ -82,6 +83,21 @@ def bytes_errors(text: str, at: str) -> FieldErrors:
         yield FieldError(at, f"{text} is not a whole number of bytes; write for example 512Mi or 16Gi")
     elif amount >= 2**63:
         yield FieldError(at, f"{text} is more than Kubernetes supports; use less than 8Ei")
+
+
+def cpu_errors(text: str, at: str) -> FieldErrors:
+    """Yield the errors of a number of CPUs. Kubernetes counts CPUs in thousandths."""
+    try:
+        amount = Quantity(text).value
+    except ValueError:
+        yield FieldError(at, f"{text!r} is not a quantity; write for example 4 or 500m")
+        return
+    if amount <= 0:
+        yield FieldError(at, f"{text} is not greater than 0; write for example 4 or 500m")
+    elif (amount * 1000).denominator != 1:
+        yield FieldError(at, f"{text} is not a whole number of thousandths of a CPU; write for example 4 or 500m")
+    elif amount > MAX_CPUS:
+        yield FieldError(at, f"{text} is more than {MAX_CPUS} CPUs; write for example 4 or 500m")
 
 
 def count_errors(count: int, at: str, minimum: int = 0, maximum: int = MAX_COUNT) -> FieldErrors:

@@ -1,5 +1,6 @@
 """Parts of pod templates that units and pools share: containers, resources, security contexts, priorities. No I/O."""
 
+from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import GPU_RESOURCE
 from gpu_runtime.kube.meta import Manifest
@@ -41,13 +42,24 @@ def user_pod_security_context(require_non_root: bool) -> Manifest:
 USER_SECURITY_CONTEXT: Manifest = {"allowPrivilegeEscalation": False}
 
 
-def resources(memory: str, gpu: int) -> Manifest:
-    """Return the resource requests and limits. They are equal, so that memory is not overcommitted."""
-    amounts = ({"memory": memory} if memory else {}) | ({GPU_RESOURCE: str(gpu)} if gpu else {})
-    return {"limits": amounts, "requests": amounts}
+def resources(reserved: Reservation, default_ephemeral_storage: str) -> Manifest:
+    """Return the resource requests and limits. What a unit reserves is its limit, too, except for CPUs.
+
+    The default of the ephemeral storage is only a limit. Its request is 0: without a request, Kubernetes would reserve
+    the limit.
+    """
+    amounts = {"memory": reserved.memory, GPU_RESOURCE: str(reserved.gpu or "")}
+    disk, default_disk = reserved.ephemeral_storage, default_ephemeral_storage
+    limits = amounts | {"cpu": reserved.cpu_limit, "ephemeral-storage": disk or default_disk}
+    requests = amounts | {"cpu": reserved.cpu, "ephemeral-storage": disk or (default_disk and "0")}
+    return {"limits": _without_empty(limits), "requests": _without_empty(requests)}
 
 
-def main_container(image: str, template: Template, memory: str, gpu: int) -> Manifest:
+def _without_empty(amounts: dict[str, str]) -> Manifest:
+    return {resource: amount for resource, amount in amounts.items() if amount}
+
+
+def main_container(image: str, template: Template, resource_amounts: Manifest) -> Manifest:
     """Return the container `main`.
 
     Empty fields are set explicitly, so that drift detection finds and removes values that another client adds.
@@ -64,7 +76,7 @@ def main_container(image: str, template: Template, memory: str, gpu: int) -> Man
         "ports": [
             {"name": each.name, "containerPort": each.port, "protocol": each.protocol} for each in template.ports
         ],
-        "resources": resources(memory, gpu),
+        "resources": resource_amounts,
     }
 
 

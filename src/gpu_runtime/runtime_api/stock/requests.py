@@ -11,13 +11,14 @@ from msgspec import UNSET, UnsetType, field
 from gpu_runtime.contract.crd.conditions import UnitPhase
 from gpu_runtime.contract.crd.markers import openapi
 from gpu_runtime.contract.crd.operation import MAX_STOCK_PER_OPERATION, OperationID
-from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
+from gpu_runtime.contract.crd.reservation import Reservation
+from gpu_runtime.contract.crd.template import Count, Image, SpecName, Template
 from gpu_runtime.contract.crd.well_known import MAX_POOL_NAME_LENGTH, NAME_PATTERN
 from gpu_runtime.runtime_api.http.paging import PagedQuery
 from gpu_runtime.runtime_api.http.route import Body, Query
 
 
-class CreateStockPool(Body, frozen=True, kw_only=True):
+class CreateStockPool(Body, Reservation, frozen=True, kw_only=True):
     """A pool of warm capacity to create: replicas of one image, each with its own GPUs."""
 
     operation_id: OperationID = field(name="operationID")
@@ -35,12 +36,6 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
     image: Image = ""
     """The container image of every replica. Default: the placeholder image of the platform."""
 
-    memory: QuantityString = ""
-    """The memory reservation and limit of each replica, for example 16Gi. Default: no reservation and no limit."""
-
-    gpu: Count = 0
-    """The number of GPUs of each replica."""
-
     replicas: Count
     """The desired number of replicas. With 0, the pool exists without replicas."""
 
@@ -49,7 +44,7 @@ class CreateStockPool(Body, frozen=True, kw_only=True):
     sleeps."""
 
 
-class SeedStock(Body, frozen=True, kw_only=True):
+class SeedStock(Body, Reservation, frozen=True, kw_only=True):
     """Stock units to create. A stock unit reserves GPUs until a unit is created from it. It has no image: the create
     request of the unit contains the image."""
 
@@ -58,12 +53,6 @@ class SeedStock(Body, frozen=True, kw_only=True):
 
     spec_name: SpecName
     """The flavor, for example g1.1. Units of this flavor use this stock."""
-
-    memory: QuantityString = ""
-    """The memory reservation of each stock unit, for example 16Gi. Default: no reservation."""
-
-    gpu: Count = 0
-    """The number of GPUs of each stock unit."""
 
     replicas: Annotated[int, openapi(format="int32", minimum=1, maximum=MAX_STOCK_PER_OPERATION)]
     """The number of stock units to create, from 1 to 1000. The operation creates all of them or none."""

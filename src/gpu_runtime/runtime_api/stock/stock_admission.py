@@ -6,6 +6,7 @@
 from msgspec.structs import asdict, replace
 
 from gpu_runtime.contract.crd.operation import MAX_STOCK_PER_OPERATION
+from gpu_runtime.contract.crd.reservation import reservation_fields
 from gpu_runtime.contract.crd.well_known import MAX_POOL_NAME_LENGTH, UnitRole, generated_pool_name
 from gpu_runtime.contract.errors import require_valid
 from gpu_runtime.contract.recorded_requests import RecordedPoolRequest, RecordedSeedRequest
@@ -35,7 +36,7 @@ def admit_pool(request: CreateStockPool, namespaces: APINamespaceSettings) -> Re
     }
     requested = RecordedPoolRequest(**asdict(request) | defaults)
     spec = normalize_pool(requested.pool_spec())
-    normalized = replace(requested, image=spec.image, memory=spec.memory, template=spec.template)
+    normalized = replace(requested, image=spec.image, template=spec.template, **reservation_fields(spec))
     require_valid(
         *operation_id_errors(normalized.operation_id),
         *name_errors(normalized.name, max_length=MAX_POOL_NAME_LENGTH),
@@ -49,7 +50,7 @@ def admit_seed(request: SeedStock) -> RecordedSeedRequest:
     """Return the normalized request, as it is recorded. Raises Invalid."""
     requested = RecordedSeedRequest(**asdict(request))
     spec = normalize_unit(requested.unit_spec())
-    normalized = replace(requested, memory=spec.memory)
+    normalized = replace(requested, **reservation_fields(spec))
     require_valid(
         *operation_id_errors(normalized.operation_id),
         *unit_errors(spec, UnitRole.STOCK),

@@ -4,6 +4,7 @@ from msgspec import field, structs
 
 from gpu_runtime.contract.crd.conditions import UnitPhase, current_ready_condition, known_phase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.reservation import reservation_fields
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
@@ -31,6 +32,15 @@ class PoolView(View, frozen=True, kw_only=True):
 
     gpu: int
     """The number of GPUs of each replica."""
+
+    cpu: str
+    """The reserved CPUs. Empty if there is no reservation."""
+
+    cpu_limit: str
+    """The CPU limit. Empty if there is no limit."""
+
+    ephemeral_storage: str
+    """The disk space for logs and for files that are not in a storage. Empty if the default of the platform applies."""
 
     replicas: int
     """The desired number of replicas."""
@@ -91,6 +101,15 @@ class StockUnitView(View, frozen=True, kw_only=True):
     gpu: int
     """The number of reserved GPUs."""
 
+    cpu: str
+    """The reserved CPUs. Empty if there is no reservation."""
+
+    cpu_limit: str
+    """The CPU limit. Empty if there is no limit."""
+
+    ephemeral_storage: str
+    """The disk space for logs and for files that are not in a storage. Empty if the default of the platform applies."""
+
     phase: UnitPhase
     """Empty (stopped), Progressing, Ready or Failed."""
 
@@ -133,8 +152,7 @@ def stock_unit_view(unit: GPUUnit, node: str = "") -> StockUnitView:
         name=metadata.name,
         namespace=metadata.namespace,
         spec_name=spec.spec_name,
-        memory=spec.memory,
-        gpu=spec.gpu,
+        **reservation_fields(spec),
         phase=phase_of(unit),
         reason=ready.reason,
         message=ready.message,

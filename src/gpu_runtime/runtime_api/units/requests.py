@@ -21,7 +21,7 @@ from gpu_runtime.runtime_api.http.route import Body, Query
 class CreateUnit(Body, frozen=True, kw_only=True):
     """An active unit to create from one Ready stock unit of the same specName.
 
-    The unit keeps the memory and GPUs of the stock unit.
+    The unit keeps the memory, GPUs, CPUs and ephemeral storage of the stock unit.
     """
 
     operation_id: OperationID = field(name="operationID")
@@ -83,6 +83,15 @@ class UpdateUnit(Body, frozen=True, kw_only=True):
 
     gpu: Count | UnsetType = UNSET
     """The number of GPUs. It cannot change, because the stock reserved the GPUs: only the current value is accepted."""
+
+    cpu: QuantityString | UnsetType = UNSET
+    """The CPUs. They cannot change, because the stock reserved them: only the current value is accepted."""
+
+    cpu_limit: QuantityString | UnsetType = UNSET
+    """The CPU limit. It cannot change, because the stock has it: only the current value is accepted."""
+
+    ephemeral_storage: QuantityString | UnsetType = UNSET
+    """The disk space. It cannot change, because the stock reserved it: only the current value is accepted."""
 
 
 class UnitQuery(Query, frozen=True, kw_only=True):

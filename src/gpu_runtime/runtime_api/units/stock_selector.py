@@ -12,6 +12,7 @@ from itertools import chain, islice
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import AnyOperation, SourceStock
+from gpu_runtime.contract.crd.reservation import reservation_fields
 from gpu_runtime.contract.operation_rules import Seeding, StockState, stock_state
 from gpu_runtime.process.seeding_lookup import SeedingLookup
 from gpu_runtime.runtime_api.api_informers import OPERATION_UID_INDEX, APIInformers
@@ -67,8 +68,7 @@ class StockSelector:
             namespace=unit.metadata.namespace,
             name=unit.metadata.name,
             uid=unit.metadata.uid,
-            memory=unit.spec.memory,
-            gpu=unit.spec.gpu,
+            **reservation_fields(unit.spec),
             node=self._informers.node_of(unit),
         )
 

@@ -6,6 +6,7 @@
 from msgspec import UNSET, structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
+from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.contract.errors import require_valid
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
@@ -68,12 +69,11 @@ def _stock_namespace_errors(namespace: str, namespaces: APINamespaceSettings) ->
 def _reservation_errors(spec: GPUUnitSpec, request: UpdateUnit) -> FieldErrors:
     if request.spec_name not in (UNSET, spec.spec_name):
         yield FieldError("specName", f"cannot be changed from {spec.spec_name}; create a unit of the other flavor")
-    if request.memory is not UNSET and canonical_quantity(request.memory) != canonical_quantity(spec.memory):
-        yield FieldError(
-            "memory", f"cannot be changed from {spec.memory or 'none'}, which the unit reserves; create another unit"
-        )
-    if request.gpu not in (UNSET, spec.gpu):
-        yield FieldError("gpu", f"cannot be changed from {spec.gpu}, which the unit reserves; create another unit")
+    for field in structs.fields(Reservation):
+        current, requested = getattr(spec, field.name), getattr(request, field.name)
+        if requested is not UNSET and canonical_quantity(str(requested)) != canonical_quantity(str(current)):
+            text = f"cannot be changed from {current or 'none'}, which the unit reserves; create another unit"
+            yield FieldError(field.encode_name, text)
 
 
 def _request_id_change_errors(spec: GPUUnitSpec, desired: GPUUnitSpec) -> FieldErrors:

@@ -44,6 +44,15 @@ class UnitView(View, frozen=True, kw_only=True):
     gpu: int
     """The number of GPUs that the unit reserves."""
 
+    cpu: str
+    """The reserved CPUs. Empty if there is no reservation."""
+
+    cpu_limit: str
+    """The CPU limit. Empty if there is no limit."""
+
+    ephemeral_storage: str
+    """The disk space for logs and for files that are not in a storage. Empty if the default of the platform applies."""
+
     template: Template
     """Command, arguments, environment variables and ports of the container."""
 

@@ -172,6 +172,18 @@ def test_update_does_not_normalize_omitted_fields() -> None:
 
 INVALID_UPDATES: dict[str, tuple[dict[str, Any], str]] = {
     "other flavor": ({"specName": "g2"}, "specName: cannot be changed from g1.1; create a unit of the other flavor"),
+    "more CPUs": (
+        {"cpu": "8"},
+        "cpu: cannot be changed from none, which the unit reserves; create another unit",
+    ),
+    "a CPU limit": (
+        {"cpuLimit": "8"},
+        "cpuLimit: cannot be changed from none, which the unit reserves; create another unit",
+    ),
+    "other ephemeral storage": (
+        {"ephemeralStorage": "1Gi"},
+        "ephemeralStorage: cannot be changed from none, which the unit reserves; create another unit",
+    ),
     "more memory": (
         {"memory": "32Gi"},
         "memory: cannot be changed from 16Gi, which the unit reserves; create another unit",

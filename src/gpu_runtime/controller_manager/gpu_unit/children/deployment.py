@@ -14,6 +14,7 @@ from gpu_runtime.controller_manager.workload.pod_template import (
     STOCK_TERMINATION_GRACE_SECONDS,
     USER_SECURITY_CONTEXT,
     main_container,
+    resources,
     user_pod_security_context,
 )
 from gpu_runtime.kube.meta import Manifest
@@ -42,8 +43,7 @@ def _pod_template(observed: ObservedUnit, labels: dict[str, str]) -> Manifest:
 
 
 def _stock_pod_spec(observed: ObservedUnit) -> Manifest:
-    spec = observed.unit.spec
-    main = main_container(observed.settings.images.stock, STOCK_TEMPLATE, spec.memory, spec.gpu)
+    main = main_container(observed.settings.images.stock, STOCK_TEMPLATE, _resources(observed))
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -56,7 +56,7 @@ def _stock_pod_spec(observed: ObservedUnit) -> Manifest:
 
 def _active_pod_spec(observed: ObservedUnit) -> Manifest:
     spec = observed.unit.spec
-    main = main_container(spec.image, spec.template, spec.memory, spec.gpu) | {"securityContext": USER_SECURITY_CONTEXT}
+    main = main_container(spec.image, spec.template, _resources(observed)) | {"securityContext": USER_SECURITY_CONTEXT}
     mounts = [
         {"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only} for each in spec.storage_mounts
     ]
@@ -71,6 +71,10 @@ def _active_pod_spec(observed: ObservedUnit) -> Manifest:
         "volumes": volumes,
         "affinity": _affinity(observed),
     }
+
+
+def _resources(observed: ObservedUnit) -> Manifest:
+    return resources(observed.unit.spec, observed.settings.pods.default_ephemeral_storage)
 
 
 def _affinity(observed: ObservedUnit) -> Manifest:

@@ -11,6 +11,7 @@ from gpu_runtime.controller_manager.workload.pod_template import (
     STOCK_TERMINATION_GRACE_SECONDS,
     USER_SECURITY_CONTEXT,
     main_container,
+    resources,
     user_pod_security_context,
 )
 from gpu_runtime.kube.meta import Manifest
@@ -38,7 +39,8 @@ def _pod_spec(observed: ObservedPool) -> Manifest:
     template = spec.template
     if not template.command and not template.args:
         template = msgspec.structs.replace(template, command=PLACEHOLDER_COMMAND)
-    main = main_container(spec.image or settings.images.placeholder, template, spec.memory, spec.gpu)
+    amounts = resources(spec, settings.pods.default_ephemeral_storage)
+    main = main_container(spec.image or settings.images.placeholder, template, amounts)
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
