@@ -12,6 +12,7 @@ from gpu_runtime.process.shared_settings import (
     KubernetesSettings,
     LeaderElectionSettings,
     NatsSettings,
+    PodPolicySettings,
     PositiveSeconds,
     ProcessSettings,
 )
@@ -54,16 +55,10 @@ class ReconcileConcurrencySettings(BaseSettings, frozen=True, kw_only=True):
     """Maximum number of StockPools that are reconciled concurrently. Further StockPools wait in the work queue."""
 
 
-class PodSettings(BaseSettings, frozen=True, kw_only=True):
+class PodSettings(PodPolicySettings, frozen=True, kw_only=True):
     default_ephemeral_storage: ResourceQuantity | Literal[""] = "100Gi"
     """Limit of the disk space of pods that have no spec.ephemeralStorage. Kubernetes evicts a pod that uses more. The
     limit reserves nothing. If it is empty, these pods have no limit. A change of this setting restarts these pods."""
-
-
-class PodSecuritySettings(BaseSettings, frozen=True, kw_only=True):
-    require_non_root: bool = False
-    """Whether users' containers must run as a non-root user. If true, the kubelet does not start images that run as
-    root."""
 
 
 class SidecarContainerSettings(BaseSettings, frozen=True, kw_only=True):
@@ -143,10 +138,7 @@ class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
     """Maximum number of concurrent reconciles of each controller."""
 
     pods: PodSettings = PodSettings()
-    """Defaults of the pods of units and stock pools."""
-
-    pod_security: PodSecuritySettings = PodSecuritySettings()
-    """Additional security requirements for users' containers. Whatever the values are, users' containers run with the
+    """Defaults and limits of the pods of units and stock pools. Whatever the values are, users' containers run with the
     RuntimeDefault seccomp profile, without privilege escalation and without a service account token."""
 
     serverless: ServerlessSettings = ServerlessSettings()

@@ -12,6 +12,7 @@ from gpu_runtime.contract.timing import (
     RESULT_ACK_WAIT_SECONDS,
     timing_errors,
 )
+from gpu_runtime.contract.validation.pod_policy import PodPolicy
 from gpu_runtime.process.settings import BaseSettings, numbers_by_key
 
 PositiveSeconds = Annotated[float, Meta(gt=0, le=86400)]
@@ -44,6 +45,20 @@ class BindAddressSettings(BaseSettings, frozen=True, kw_only=True):
     @property
     def port(self) -> int:
         return int(self.bind_address.rpartition(":")[2])
+
+
+class PodPolicySettings(BaseSettings, frozen=True, kw_only=True):
+    require_non_root: bool = False
+    """Whether users' containers must run as a non-root user. If true, runAsUser 0 is invalid, and the kubelet does not
+    start images that run as root. The runtime API and the controller manager must have the same value."""
+
+    max_termination_grace_period_seconds: Annotated[int, Meta(ge=1, le=86400)] = 3600
+    """Maximum of template.terminationGracePeriodSeconds. The runtime API and the controller manager must have the same
+    value."""
+
+    @property
+    def policy(self) -> PodPolicy:
+        return PodPolicy(self.require_non_root, self.max_termination_grace_period_seconds)
 
 
 class KubernetesSettings(BaseSettings, frozen=True, kw_only=True):

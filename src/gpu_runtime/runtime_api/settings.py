@@ -10,6 +10,7 @@ from gpu_runtime.process.shared_settings import (
     BindAddressSettings,
     KubernetesSettings,
     NatsSettings,
+    PodPolicySettings,
     PositiveSeconds,
     ProcessSettings,
 )
@@ -160,6 +161,9 @@ class RuntimeAPISettings(ProcessSettings, frozen=True, kw_only=True):
 
     authentication: AuthenticationSettings = AuthenticationSettings()
     """Authentication of callers."""
+
+    pods: PodPolicySettings = PodPolicySettings()
+    """Limits of the pods of units and stock pools."""
 
     limits: RequestLimitSettings = RequestLimitSettings()
     """Limits on requests."""

@@ -25,7 +25,7 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str, str]] = {
         "socketPath",
     ),
     "in another case": ({"SpecName": "g1.1"}, "SpecName", "did you mean specName?"),
-    "without a similar field": ({"template": {"zzz": 1}}, "template.zzz", "use one of args, command, envs, ports"),
+    "without a similar field": ({"access": {"zzz": 1}}, "access.zzz", "use one of primaryPort, scheme"),
 }
 
 

@@ -17,6 +17,7 @@ from gpu_runtime.contract.validation import (
     storage_errors,
     unit_errors,
 )
+from gpu_runtime.contract.validation.pod_policy import PodPolicy
 from gpu_runtime.manifests.samples import FUNCTION, POOL, STOCK_UNIT, STORAGE, UNIT_WITH_STORAGE
 
 HTTP = {"ports": [{"name": "http", "port": 8080}]}
@@ -201,11 +202,100 @@ UNITS = {
         unit(serverless=function(framework={"invokePath": "invoke"})),
         "serverless.framework.invokePath: 'invoke' is not an HTTP path; begin with '/' and use no spaces",
     ),
+    "relative working directory": (
+        unit(template={"workingDir": "app"}),
+        "template.workingDir: 'app' is not an absolute path of at most 512 printable characters; begin with '/'",
+    ),
+    "init without a command": (
+        unit(template={"init": {}}),
+        "template.init: has neither command nor args; give one of them, or omit init",
+    ),
+    "shared memory that is not a quantity": (
+        unit(template={"sharedMemory": "much"}),
+        "template.sharedMemory: 'much' is not a quantity; write for example 512Mi or 16Gi",
+    ),
+    "more shared memory than memory": (
+        unit(memory="1Gi", template={"sharedMemory": "1025Mi"}),
+        "template.sharedMemory: 1025Mi is more than the memory of the pod, which is 1Gi; lower sharedMemory",
+    ),
+    "negative user": (
+        unit(template={"runAsUser": -1}),
+        "template.runAsUser: -1 is not between 0 and 2147483647",
+    ),
+    "too large group": (
+        unit(template={"fsGroup": 2**31}),
+        "template.fsGroup: 2147483648 is not between 0 and 2147483647",
+    ),
+    "no termination grace period": (
+        unit(template={"terminationGracePeriodSeconds": 0}),
+        "template.terminationGracePeriodSeconds: 0 is not between 1 and 3600",
+    ),
+    "unknown pull policy": (
+        unit(template={"imagePullPolicy": "Sometimes"}),
+        "template.imagePullPolicy: 'Sometimes' is not one of Always, IfNotPresent, Never",
+    ),
+    "pull secret of the platform": (
+        unit(template={"imagePullSecrets": ["nats-credentials"]}),
+        "template.imagePullSecrets[0]: 'nats-credentials' does not begin with unit-; units can use only such Secrets",
+    ),
+    "variable from a Secret of the platform": (
+        unit(template={"envs": [{"name": "A", "valueFrom": {"secret": {"name": "token", "key": "a"}}}]}),
+        "template.envs[0].valueFrom.secret.name: 'token' does not begin with unit-; units can use only such Secrets",
+    ),
+    "variable from an impossible key": (
+        unit(template={"envs": [{"name": "A", "valueFrom": {"secret": {"name": "unit-a", "key": "a/b"}}}]}),
+        "template.envs[0].valueFrom.secret.key: 'a/b' is not a key of a Secret; use 1 to 253 letters, digits, '-', '_'",
+    ),
+    "variable with a value and a Secret": (
+        unit(template={"envs": [{"name": "A", "value": "x", "valueFrom": {"secret": {"name": "unit-a", "key": "a"}}}]}),
+        "template.envs[0].value: is given together with valueFrom; remove one of them",
+    ),
+    "mounted Secret of the platform": (
+        unit(template={"secretMounts": [{"name": "token", "mountPath": "/etc/token"}]}),
+        "template.secretMounts[0].name: 'token' does not begin with unit-; units can use only such Secrets",
+    ),
+    "Secret with a wrong name": (
+        unit(template={"secretMounts": [{"name": "unit-A", "mountPath": "/etc/a"}]}),
+        "template.secretMounts[0].name: 'unit-A' is not the name of a Secret; use lower-case letters, digits",
+    ),
+    "Secret inside a storage": (
+        unit(
+            storageMounts=mounts(data="/data"),
+            template={"secretMounts": [{"name": "unit-a", "mountPath": "/data/a"}]},
+        ),
+        "template.secretMounts[0].mountPath: /data/a overlaps /data of storageMounts[0]; use separate paths",
+    ),
+    "Secret that hides the devices": (
+        unit(template={"secretMounts": [{"name": "unit-a", "mountPath": "/dev/x"}]}),
+        "template.secretMounts[0].mountPath: /dev/x belongs to the kernel; use a path outside /proc, /sys, /dev",
+    ),
+    "Secret that is mounted twice": (
+        unit(
+            template={"secretMounts": [{"name": "unit-a", "mountPath": "/a"}, {"name": "unit-a", "mountPath": "/b"}]},
+        ),
+        "template.secretMounts[1].name: 'unit-a' is already mounted by template.secretMounts[0]; mount each",
+    ),
     "health path too long": (
         unit(serverless=function(framework={"healthPath": "/" + "x" * 1024})),
         "serverless.framework.healthPath: has 1025 characters; use at most 1024",
     ),
 }
+
+
+def test_root_is_rejected_only_if_the_settings_require_it() -> None:
+    root = unit(template={"runAsUser": 0})
+    assert unit_errors(root, UnitRole.ACTIVE) == ()
+    (error,) = unit_errors(root, UnitRole.ACTIVE, policy=PodPolicy(require_non_root=True))
+    assert str(error) == "template.runAsUser: 0 is root, which this platform does not allow; use another user"
+    (error,) = pool_errors(pool(template={"runAsUser": 0}), policy=PodPolicy(require_non_root=True))
+    assert error.path == "template.runAsUser"
+
+
+def test_settings_limit_the_termination_grace_period() -> None:
+    slow = unit(template={"terminationGracePeriodSeconds": 600})
+    assert unit_errors(slow, UnitRole.ACTIVE) == ()
+    (error,) = unit_errors(slow, UnitRole.ACTIVE, policy=PodPolicy(max_termination_grace_period_seconds=300))
+    assert str(error) == "template.terminationGracePeriodSeconds: 600 is not between 1 and 300"
 
 
 @pytest.mark.parametrize(("spec", "message"), UNITS.values(), ids=UNITS)

@@ -11,14 +11,14 @@ from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.stock_pool import StockPool
 from gpu_runtime.controller_manager.gpu_storage import observe as storage_observe
 from gpu_runtime.controller_manager.gpu_unit import observe as unit_observe
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings, PodSecuritySettings
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings, PodSettings
 from gpu_runtime.controller_manager.stock_pool import observe as pool_observe
 from gpu_runtime.controller_manager.unstructured import RawDeployment, RawService
 from gpu_runtime.kube.builtin_kinds import PersistentVolumeClaim, Pod, StorageClass
 from gpu_runtime.kube.meta import Manifest
 
 SETTINGS = ControllerManagerSettings(images=ImageSettings(stock="stock:1", placeholder="placeholder:1"))
-NON_ROOT_SETTINGS = msgspec.structs.replace(SETTINGS, pod_security=PodSecuritySettings(require_non_root=True))
+NON_ROOT_SETTINGS = msgspec.structs.replace(SETTINGS, pods=PodSettings(require_non_root=True))
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PORTS = [{"name": "http", "port": 80}, {"name": "voice", "port": 80, "protocol": "UDP"}]
 

@@ -69,6 +69,61 @@ def test_without_a_default_there_is_no_limit_of_ephemeral_storage() -> None:
     assert pod["containers"][0]["resources"] == {"limits": {}, "requests": {}}
 
 
+def test_template_decides_user_directory_shutdown_and_pull() -> None:
+    template = {
+        "workingDir": "/app",
+        "runAsUser": 12345,
+        "runAsGroup": 12346,
+        "fsGroup": 12347,
+        "terminationGracePeriodSeconds": 120,
+        "imagePullSecrets": ["unit-registry"],
+    }
+    for pod in (unit_pod(template=template), pod_of(pool_deployment(observed_pool(pool(template=template))))):
+        main = pod["containers"][0]
+        assert (main["workingDir"], main["imagePullPolicy"]) == ("/app", "Always")
+        assert pod["imagePullSecrets"] == [{"name": "unit-registry"}]
+        assert pod["terminationGracePeriodSeconds"] == 120
+        assert pod["securityContext"] == {
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsUser": 12345,
+            "runAsGroup": 12346,
+            "fsGroup": 12347,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        }
+
+
+def test_secrets_and_shared_memory_are_volumes() -> None:
+    variable = {"name": "TOKEN", "valueFrom": {"secret": {"name": "unit-hub", "key": "token"}}}
+    template = {
+        "envs": [{"name": "MODE", "value": "fast"}, variable],
+        "sharedMemory": "8Gi",
+        "secretMounts": [{"name": "unit-tls", "mountPath": "/etc/tls"}],
+    }
+    for pod in (unit_pod(template=template), pod_of(pool_deployment(observed_pool(pool(template=template))))):
+        main = pod["containers"][0]
+        secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "unit-hub", "key": "token"}}}
+        assert main["env"] == [{"name": "MODE", "value": "fast"}, secret]
+        assert pod["volumes"] == [
+            {"name": "0-shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
+            {"name": "0-secret-0", "secret": {"secretName": "unit-tls"}},
+        ]
+        assert main["volumeMounts"] == [
+            {"name": "0-shared-memory", "mountPath": "/dev/shm", "readOnly": False},  # noqa: S108
+            {"name": "0-secret-0", "mountPath": "/etc/tls", "readOnly": True},
+        ]
+
+
+def test_init_command_runs_like_the_container() -> None:
+    pod = unit_pod(
+        gpu=1,
+        storageMounts=[{"name": "data", "mountPath": "/data"}],
+        template={"command": ["serve"], "init": {"command": ["sh", "-c"], "args": ["fetch"]}, "ports": PORTS},
+    )
+    (init,), (main,) = pod["initContainers"], pod["containers"]
+    assert init == main | {"name": "init", "command": ["sh", "-c"], "args": ["fetch"], "ports": []}
+    assert init["volumeMounts"] == [{"name": "data", "mountPath": "/data", "readOnly": False}]
+
+
 def test_stock_unit_runs_the_stock_image_and_ignores_its_spec() -> None:
     pod = unit_pod("runtime-stock", image="user:1", template={"command": ["user"]})
     main = pod["containers"][0]

@@ -41,7 +41,7 @@ def test_unit_without_serverless_has_no_sidecar(serverless: Any) -> None:
     plain = template(serverless)
     assert plain["spec"]["initContainers"] == []
     assert plain["spec"]["volumes"] == []
-    assert "terminationGracePeriodSeconds" not in plain["spec"]
+    assert plain["spec"]["terminationGracePeriodSeconds"] == 30
     assert "annotations" not in plain["metadata"]
     assert Label.NATS_ACCESS not in plain["metadata"]["labels"]
     assert "lifecycle" not in plain["spec"]["containers"][0]

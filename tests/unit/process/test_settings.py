@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings, PodSecuritySettings
+from gpu_runtime.controller_manager.settings import ControllerManagerSettings, ImageSettings, PodSettings
 from gpu_runtime.process.settings import InvalidSettings, load_settings, parse_settings
 from gpu_runtime.process.shared_settings import BindAddressSettings, LeaderElectionSettings
 from gpu_runtime.runtime_api.settings import RuntimeAPISettings
@@ -33,7 +33,7 @@ INVALID = {
     ),
     "a number for a section": ("log: 3", "log: expected a section, got int"),
     "an unknown choice": ("log: {level: loud}", "log.level: 'loud' is not one of debug, error, info, warning"),
-    "text for a boolean": ("podSecurity: {requireNonRoot: 'no'}", "podSecurity.requireNonRoot: expected bool, got str"),
+    "text for a boolean": ("pods: {requireNonRoot: 'no'}", "pods.requireNonRoot: expected bool, got str"),
     "election times that allow two leaders": (
         "leaderElection: {leaseDurationSeconds: 5}",
         "leaderElection.leaseDurationSeconds must be longer than leaderElection.renewDeadlineSeconds",
@@ -73,12 +73,12 @@ def test_omitted_settings_have_defaults() -> None:
 def test_off_is_a_string_and_only_true_and_false_are_booleans() -> None:
     assert parse_settings("authentication: {mode: off}", RuntimeAPISettings).authentication.mode == "off"
     for text, value in (("true", True), ("False", False)):
-        assert parse_settings(
-            IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings
-        ).pod_security == (PodSecuritySettings(require_non_root=value))
+        assert parse_settings(IMAGES + f"pods: {{requireNonRoot: {text}}}", ControllerManagerSettings).pods == (
+            PodSettings(require_non_root=value)
+        )
     for text in ("yes", "no", "off", "trueish"):
-        with pytest.raises(InvalidSettings, match=r"podSecurity\.requireNonRoot: expected bool, got str"):
-            parse_settings(IMAGES + f"podSecurity: {{requireNonRoot: {text}}}", ControllerManagerSettings)
+        with pytest.raises(InvalidSettings, match=r"pods\.requireNonRoot: expected bool, got str"):
+            parse_settings(IMAGES + f"pods: {{requireNonRoot: {text}}}", ControllerManagerSettings)
 
 
 def test_error_names_the_file(tmp_path: Path) -> None:

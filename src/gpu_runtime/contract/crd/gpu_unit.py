@@ -20,7 +20,7 @@ from gpu_runtime.contract.crd.markers import (
     openapi,
 )
 from gpu_runtime.contract.crd.reservation import Reservation
-from gpu_runtime.contract.crd.template import Count, Image, Port, PortName, SpecName, Template
+from gpu_runtime.contract.crd.template import Count, Image, MountPath, Port, PortName, SpecName, Template
 from gpu_runtime.contract.crd.well_known import GROUP, MAX_NAME_LENGTH, NAME_PATTERN, REQUEST_ID_PATTERN, VERSION
 from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
@@ -49,7 +49,7 @@ class StorageMount(KubeStruct, frozen=True, kw_only=True):
     name: Annotated[str, openapi(pattern=NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
     """The name of the GPUStorage. Only one unit at a time can mount a storage."""
 
-    mount_path: Annotated[str, openapi(pattern="^/[^:]*$", maxLength=512)]
+    mount_path: MountPath
     """The absolute path of the mount in the container. Two mount paths of a unit must not be equal, and one must not be
     inside the other."""
 

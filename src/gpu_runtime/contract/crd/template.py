@@ -25,6 +25,37 @@ PortName = Annotated[str, openapi(pattern=PORT_NAME_PATTERN, maxLength=MAX_PORT_
 ContainerArgs = Annotated[tuple[str, ...], openapi(maxItems=256)]
 
 
+# The prefix separates the Secrets of users from the Secrets of the platform in the same namespace.
+SECRET_NAME_PREFIX = "unit-"  # noqa: S105 - a prefix of names, not a password
+SECRET_NAME_PATTERN = "^unit-[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"  # noqa: S105
+MAX_SECRET_NAME_LENGTH = 253
+SECRET_KEY_PATTERN = "^[-._a-zA-Z0-9]+$"  # noqa: S105
+MAX_SECRET_KEY_LENGTH = 253
+IMAGE_PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+MAX_USER_ID = 2**31 - 1
+
+SecretName = Annotated[str, openapi(pattern=SECRET_NAME_PATTERN, maxLength=MAX_SECRET_NAME_LENGTH)]
+MountPath = Annotated[str, openapi(pattern="^/[^:]*$", maxLength=512)]
+UserID = Annotated[int, openapi(format="int64", minimum=0, maximum=MAX_USER_ID)]
+
+
+class SecretKey(KubeStruct, frozen=True, kw_only=True):
+    """A key of a Secret in the namespace of the unit."""
+
+    name: SecretName
+    """The name of the Secret. It must begin with unit-."""
+
+    key: Annotated[str, openapi(pattern=SECRET_KEY_PATTERN, maxLength=MAX_SECRET_KEY_LENGTH)]
+    """The key in the Secret. Its value becomes the value of the variable."""
+
+
+class EnvVarSource(KubeStruct, frozen=True, kw_only=True):
+    """Where the value of an environment variable comes from."""
+
+    secret: SecretKey
+    """A key of a Secret."""
+
+
 class EnvVar(KubeStruct, frozen=True, kw_only=True):
     """An environment variable of the container."""
 
@@ -34,6 +65,9 @@ class EnvVar(KubeStruct, frozen=True, kw_only=True):
     value: Annotated[str, openapi(maxLength=MAX_ENV_VALUE_LENGTH)] = ""
     """The value of the variable. As in every Pod, Kubernetes replaces $(NAME) with the value of the variable
     NAME."""
+
+    value_from: EnvVarSource | None = None
+    """Where the value comes from, if it is not in value. A variable has either value or valueFrom."""
 
 
 class Port(KubeStruct, frozen=True, kw_only=True):
@@ -48,6 +82,26 @@ class Port(KubeStruct, frozen=True, kw_only=True):
 
     protocol: Annotated[str, openapi(enum=list(PORT_PROTOCOLS))] = "TCP"
     """The protocol of the port: TCP, UDP or SCTP. Defaults to TCP."""
+
+
+class SecretMount(KubeStruct, frozen=True, kw_only=True):
+    """A Secret that the container mounts as files. Each key of the Secret is a file."""
+
+    name: SecretName
+    """The name of the Secret. It must begin with unit-."""
+
+    mount_path: MountPath
+    """The absolute path of the mount in the container."""
+
+
+class InitCommand(KubeStruct, frozen=True, kw_only=True):
+    """A command that runs in the image of the unit before the container starts, each time that the pod starts."""
+
+    command: ContainerArgs = ()
+    """The command. It replaces the entrypoint of the image."""
+
+    args: ContainerArgs = ()
+    """The arguments of the command."""
 
 
 class Template(KubeStruct, frozen=True, kw_only=True):
@@ -79,3 +133,42 @@ class Template(KubeStruct, frozen=True, kw_only=True):
         openapi(maxItems=32, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
     ] = ()
     """The ports on which the container listens. The Service has the same ports."""
+
+    working_dir: Annotated[str, openapi(pattern="^/", maxLength=512)] = ""
+    """The working directory of the container, as an absolute path. If it is empty, the image decides."""
+
+    init: InitCommand | None = None
+    """A command that runs in the same image before the container starts. It has the environment, storages, GPUs and
+    limits of the container. If it fails, the container does not start, and the condition reports the failure."""
+
+    shared_memory: QuantityString = ""
+    """The size of /dev/shm, for example 8Gi. The files in /dev/shm count as memory of the container, so the size must
+    not be greater than memory. If it is empty, /dev/shm has the 64 MiB of the container runtime."""
+
+    run_as_user: UserID | None = None
+    """The user ID of the container's processes. If it is absent, the image decides."""
+
+    run_as_group: UserID | None = None
+    """The group ID of the container's processes. If it is absent, the image decides."""
+
+    fs_group: UserID | None = None
+    """The group ID of the files in storages. Kubernetes changes the group of the files when the storage is mounted, if
+    the root of the storage has another group."""
+
+    termination_grace_period_seconds: Annotated[int, openapi(format="int64", minimum=1, maximum=86400)] | None = None
+    """The time in seconds between SIGTERM and SIGKILL when the pod stops. Defaults to 30. The setting
+    pods.maxTerminationGracePeriodSeconds limits it. A worker gets at least the time that its invocations in flight
+    need."""
+
+    image_pull_policy: Annotated[str, openapi(enum=list(IMAGE_PULL_POLICIES))] = ""
+    """When the node pulls the image: Always, IfNotPresent or Never. Defaults to Always if imagePullSecrets is given, so
+    that every pod proves that it may use the image. Otherwise it defaults to IfNotPresent."""
+
+    image_pull_secrets: Annotated[tuple[SecretName, ...], openapi(maxItems=8)] = ()
+    """The names of the Secrets with the credentials of image registries. Each name must begin with unit-."""
+
+    secret_mounts: Annotated[
+        tuple[SecretMount, ...],
+        openapi(maxItems=16, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = ()
+    """The Secrets that the container mounts as files."""

@@ -1,31 +1,41 @@
-"""Validation of storage mounts: names of storages and mount paths."""
+"""Validation of the mounts of storages and Secrets: names and mount paths."""
 
 import posixpath
 from collections.abc import Sequence
 from itertools import combinations
 
 from gpu_runtime.contract.crd.gpu_unit import StorageMount
-from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
+from gpu_runtime.contract.crd.template import SecretMount
+from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
 from gpu_runtime.contract.validation.values import name_errors
 
 MAX_MOUNTS = 16
 KERNEL_PATHS = ("/proc", "/sys", "/dev")
 
 
-def mount_errors(mounts: Sequence[StorageMount], at: str) -> FieldErrors:
-    if len(mounts) > MAX_MOUNTS:
-        yield FieldError(at, f"has {len(mounts)} items; use at most {MAX_MOUNTS}")
-    for index, mount in enumerate(mounts):
-        yield from name_errors(mount.name, f"{at}[{index}].name")
-        yield from mount_path_errors(mount.mount_path, f"{at}[{index}].mountPath")
+def mount_errors(storages: Sequence[StorageMount], secrets: Sequence[SecretMount], at: str) -> FieldErrors:
+    """Yield the errors of the mounts of a spec. The template reports the names of Secrets."""
+    storages_at, secrets_at = child_path(at, "storageMounts"), child_path(at, "template.secretMounts")
+    if len(storages) > MAX_MOUNTS:
+        yield FieldError(storages_at, f"has {len(storages)} items; use at most {MAX_MOUNTS}")
+    for index, mount in enumerate(storages):
+        yield from name_errors(mount.name, f"{storages_at}[{index}].name")
+    yield from _repeated_name_errors(storages, storages_at, "storage")
+    yield from _repeated_name_errors(secrets, secrets_at, "Secret")
+    placed = [(f"{storages_at}[{index}]", each.mount_path) for index, each in enumerate(storages)]
+    placed += [(f"{secrets_at}[{index}]", each.mount_path) for index, each in enumerate(secrets)]
+    for path, mount_path in placed:
+        yield from mount_path_errors(mount_path, f"{path}.mountPath")
+    for (earlier, one), (later, other) in combinations(placed, 2):
+        if is_within(one, other) or is_within(other, one):
+            yield FieldError(f"{later}.mountPath", f"{other} overlaps {one} of {earlier}; use separate paths")
+
+
+def _repeated_name_errors(mounts: Sequence[StorageMount | SecretMount], at: str, kind: str) -> FieldErrors:
     for (i, one), (j, other) in combinations(enumerate(mounts), 2):
         if one.name == other.name:
-            text = f"{other.name!r} is already mounted by {at}[{i}]; mount each storage once"
-            yield FieldError(f"{at}[{j}].name", text)
-        if is_within(one.mount_path, other.mount_path) or is_within(other.mount_path, one.mount_path):
             yield FieldError(
-                f"{at}[{j}].mountPath",
-                f"{other.mount_path} overlaps {one.mount_path} of {at}[{i}]; use separate paths",
+                f"{at}[{j}].name", f"{other.name!r} is already mounted by {at}[{i}]; mount each {kind} once"
             )
 
 

@@ -1,9 +1,20 @@
 """Validation of reservations: memory, GPUs, CPUs and ephemeral storage."""
 
 from gpu_runtime.contract.crd.reservation import Reservation
+from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
 from gpu_runtime.contract.validation.values import bytes_errors, count_errors, cpu_errors
 from gpu_runtime.kube.quantity import Quantity
+
+
+def shared_memory_errors(reserved: Reservation, template: Template, at: str) -> FieldErrors:
+    """Yield an error if the shared memory does not fit into the memory. The errors of each value are reported apart."""
+    size, memory = template.shared_memory, reserved.memory
+    if not size or not memory or any(bytes_errors(size, "")) or any(bytes_errors(memory, "")):
+        return
+    if Quantity(size).value > Quantity(memory).value:
+        text = f"{size} is more than the memory of the pod, which is {memory}; lower sharedMemory"
+        yield FieldError(child_path(at, "template.sharedMemory"), text)
 
 
 def reservation_errors(reserved: Reservation, at: str) -> FieldErrors:

@@ -10,26 +10,31 @@ from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.well_known import UnitRole
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
 from gpu_runtime.contract.validation.mounts import mount_errors
-from gpu_runtime.contract.validation.reservations import reservation_errors
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
+from gpu_runtime.contract.validation.reservations import reservation_errors, shared_memory_errors
 from gpu_runtime.contract.validation.serverless import serverless_errors
 from gpu_runtime.contract.validation.template_and_access import access_errors, template_errors
 from gpu_runtime.contract.validation.values import bytes_errors, count_errors, image_errors, spec_name_errors
 from gpu_runtime.kube.quantity import Quantity
 
 
-def unit_errors(spec: GPUUnitSpec, role: UnitRole, path: str = "") -> tuple[FieldError, ...]:
+def unit_errors(
+    spec: GPUUnitSpec, role: UnitRole, path: str = "", policy: PodPolicy = DEFAULT_POD_POLICY
+) -> tuple[FieldError, ...]:
     """Return the errors of a unit. For a stock unit, which only reserves resources, image, template and access are not
     validated."""
-    role_errors = _stock_unit_errors if role is UnitRole.STOCK else _active_unit_errors
-    return (*_reservation_errors(spec, path), *role_errors(spec, path))
+    errors = _stock_unit_errors(spec, path) if role is UnitRole.STOCK else _active_unit_errors(spec, path, policy)
+    return (*_reservation_errors(spec, path), *errors)
 
 
-def pool_errors(spec: StockPoolSpec, path: str = "") -> tuple[FieldError, ...]:
+def pool_errors(spec: StockPoolSpec, path: str = "", policy: PodPolicy = DEFAULT_POD_POLICY) -> tuple[FieldError, ...]:
     return (
         *_reservation_errors(spec, path),
         *count_errors(spec.replicas, child_path(path, "replicas")),
         *(image_errors(spec.image, child_path(path, "image")) if spec.image else ()),
-        *template_errors(spec.template, child_path(path, "template")),
+        *template_errors(spec.template, child_path(path, "template"), policy),
+        *shared_memory_errors(spec, spec.template, path),
+        *mount_errors((), spec.template.secret_mounts, path),
     )
 
 
@@ -50,12 +55,13 @@ def _reservation_errors(spec: GPUUnitSpec | StockPoolSpec, at: str) -> FieldErro
     yield from reservation_errors(spec, at)
 
 
-def _active_unit_errors(spec: GPUUnitSpec, at: str) -> FieldErrors:
+def _active_unit_errors(spec: GPUUnitSpec, at: str, policy: PodPolicy) -> FieldErrors:
     yield from image_errors(spec.image, child_path(at, "image"))
-    yield from template_errors(spec.template, child_path(at, "template"))
+    yield from template_errors(spec.template, child_path(at, "template"), policy)
+    yield from shared_memory_errors(spec, spec.template, at)
     if spec.access:
         yield from access_errors(spec.access, spec.template.ports, child_path(at, "access"))
-    yield from mount_errors(spec.storage_mounts, child_path(at, "storageMounts"))
+    yield from mount_errors(spec.storage_mounts, spec.template.secret_mounts, at)
     if spec.serverless:
         yield from serverless_errors(spec.serverless, spec, child_path(at, "serverless"))
 

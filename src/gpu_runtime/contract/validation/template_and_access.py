@@ -5,28 +5,51 @@ from collections.abc import Iterable
 from gpu_runtime.contract.crd.gpu_unit import ACCESS_SCHEMES, Access
 from gpu_runtime.contract.crd.template import (
     ENV_NAME_PATTERN,
+    IMAGE_PULL_POLICIES,
     MAX_ENV_NAME_LENGTH,
     MAX_ENV_VALUE_LENGTH,
     MAX_PORT_NAME_LENGTH,
+    MAX_USER_ID,
     PORT_NAME_PATTERN,
     PORT_PROTOCOLS,
     EnvVar,
+    InitCommand,
     Port,
     Template,
 )
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
-from gpu_runtime.contract.validation.values import count_errors, matches
+from gpu_runtime.contract.validation.pod_policy import PodPolicy
+from gpu_runtime.contract.validation.values import (
+    bytes_errors,
+    count_errors,
+    matches,
+    secret_key_errors,
+    secret_name_errors,
+)
 
-MAX_TEMPLATE_ITEMS = {"command": 256, "args": 256, "envs": 256, "ports": 32}
+MAX_ARGS = 256
+MAX_PATH_LENGTH = 512
 
 
-def template_errors(template: Template, at: str) -> FieldErrors:
-    for field, maximum in MAX_TEMPLATE_ITEMS.items():
-        count = len(getattr(template, field))
-        if count > maximum:
-            yield FieldError(child_path(at, field), f"has {count} items; use at most {maximum}")
+def template_errors(template: Template, at: str, policy: PodPolicy) -> FieldErrors:
+    init = template.init or InitCommand()
+    for field, items, maximum in (
+        ("command", template.command, MAX_ARGS),
+        ("args", template.args, MAX_ARGS),
+        ("init.command", init.command, MAX_ARGS),
+        ("init.args", init.args, MAX_ARGS),
+        ("envs", template.envs, 256),
+        ("ports", template.ports, 32),
+        ("imagePullSecrets", template.image_pull_secrets, 8),
+        ("secretMounts", template.secret_mounts, 16),
+    ):
+        if len(items) > maximum:
+            yield FieldError(child_path(at, field), f"has {len(items)} items; use at most {maximum}")
     yield from env_errors(template.envs, child_path(at, "envs"))
     yield from port_errors(template.ports, child_path(at, "ports"))
+    yield from container_errors(template, at)
+    yield from secret_errors(template, at)
+    yield from pod_policy_errors(template, policy, at)
 
 
 def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
@@ -43,6 +66,12 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
             yield FieldError(path, f"has {len(env.name)} characters; use at most {MAX_ENV_NAME_LENGTH}")
         elif env.name in seen:
             yield FieldError(path, f"{env.name} is already set by {at}[{seen[env.name]}]; remove one of them")
+        if env.value_from is not None:
+            secret, secret_at = env.value_from.secret, f"{at}[{index}].valueFrom.secret"
+            if env.value:
+                yield FieldError(f"{at}[{index}].value", "is given together with valueFrom; remove one of them")
+            yield from secret_name_errors(secret.name, f"{secret_at}.name")
+            yield from secret_key_errors(secret.key, f"{secret_at}.key")
         if "\0" in env.value:
             yield FieldError(f"{at}[{index}].value", "contains a NUL character, which Linux does not allow; remove it")
         elif len(env.value) > MAX_ENV_VALUE_LENGTH:
@@ -55,6 +84,42 @@ def env_errors(envs: Iterable[EnvVar], at: str) -> FieldErrors:
 def _is_env_name(name: str) -> bool:
     """Whether the oldest supported Kubernetes version allows the name. Newer versions allow more characters."""
     return matches(ENV_NAME_PATTERN, name) and name != "." and not name.startswith("..")
+
+
+def container_errors(template: Template, at: str) -> FieldErrors:
+    """Yield the errors of the fields that decide how the container starts and stops."""
+    path = template.working_dir
+    if path and (not path.startswith("/") or not path.isprintable() or len(path) > MAX_PATH_LENGTH):
+        text = f"{path!r} is not an absolute path of at most {MAX_PATH_LENGTH} printable characters; begin with '/'"
+        yield FieldError(child_path(at, "workingDir"), text)
+    if template.init is not None and not (template.init.command or template.init.args):
+        yield FieldError(child_path(at, "init"), "has neither command nor args; give one of them, or omit init")
+    if template.shared_memory:
+        yield from bytes_errors(template.shared_memory, child_path(at, "sharedMemory"))
+    if template.image_pull_policy not in ("", *IMAGE_PULL_POLICIES):
+        text = f"{template.image_pull_policy!r} is not one of {', '.join(IMAGE_PULL_POLICIES)}"
+        yield FieldError(child_path(at, "imagePullPolicy"), text)
+
+
+def secret_errors(template: Template, at: str) -> FieldErrors:
+    for index, name in enumerate(template.image_pull_secrets):
+        yield from secret_name_errors(name, f"{child_path(at, 'imagePullSecrets')}[{index}]")
+    for index, mount in enumerate(template.secret_mounts):
+        yield from secret_name_errors(mount.name, f"{child_path(at, 'secretMounts')}[{index}].name")
+
+
+def pod_policy_errors(template: Template, policy: PodPolicy, at: str) -> FieldErrors:
+    """Yield the errors of the fields that the settings of the platform restrict."""
+    user, group, fs_group = template.run_as_user, template.run_as_group, template.fs_group
+    for field, value in (("runAsUser", user), ("runAsGroup", group), ("fsGroup", fs_group)):
+        if value is not None:
+            yield from count_errors(value, child_path(at, field), 0, MAX_USER_ID)
+    if policy.require_non_root and user == 0:
+        yield FieldError(child_path(at, "runAsUser"), "0 is root, which this platform does not allow; use another user")
+    seconds = template.termination_grace_period_seconds
+    if seconds is not None:
+        path = child_path(at, "terminationGracePeriodSeconds")
+        yield from count_errors(seconds, path, 1, policy.max_termination_grace_period_seconds)
 
 
 def port_errors(ports: Iterable[Port], at: str) -> FieldErrors:

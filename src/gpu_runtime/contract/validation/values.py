@@ -4,6 +4,13 @@ import re
 from collections.abc import Sequence
 
 from gpu_runtime.contract.crd.operation import MAX_OPERATION_ID_LENGTH
+from gpu_runtime.contract.crd.template import (
+    MAX_SECRET_KEY_LENGTH,
+    MAX_SECRET_NAME_LENGTH,
+    SECRET_KEY_PATTERN,
+    SECRET_NAME_PATTERN,
+    SECRET_NAME_PREFIX,
+)
 from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH, NAME_PATTERN, SPEC_NAME_PATTERN
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors
 from gpu_runtime.kube.quantity import Quantity
@@ -56,6 +63,23 @@ def operation_id_errors(operation_id: str, at: str = "operationID") -> FieldErro
         yield FieldError(at, f"has {len(operation_id)} characters; use at most {MAX_OPERATION_ID_LENGTH}")
     elif not operation_id.isprintable() or operation_id != operation_id.strip():
         yield FieldError(at, "has control characters, or whitespace at the start or end; remove these characters")
+
+
+def secret_name_errors(name: str, at: str) -> FieldErrors:
+    if not name:
+        yield FieldError(at, f"is required; name a Secret that begins with {SECRET_NAME_PREFIX}")
+    elif len(name) > MAX_SECRET_NAME_LENGTH:
+        yield FieldError(at, f"has {len(name)} characters; use at most {MAX_SECRET_NAME_LENGTH}")
+    elif not name.startswith(SECRET_NAME_PREFIX):
+        yield FieldError(at, f"{name!r} does not begin with {SECRET_NAME_PREFIX}; units can use only such Secrets")
+    elif not matches(SECRET_NAME_PATTERN, name):
+        yield FieldError(at, f"{name!r} is not the name of a Secret; use lower-case letters, digits, '-' and '.'")
+
+
+def secret_key_errors(key: str, at: str) -> FieldErrors:
+    if not 0 < len(key) <= MAX_SECRET_KEY_LENGTH or not matches(SECRET_KEY_PATTERN, key):
+        text = f"{key!r} is not a key of a Secret; use 1 to {MAX_SECRET_KEY_LENGTH} letters, digits, '-', '_' and '.'"
+        yield FieldError(at, text)
 
 
 def image_errors(image: str, at: str) -> FieldErrors:

@@ -11,6 +11,7 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorage
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec, StorageMount
 from gpu_runtime.contract.crd.well_known import Label, UnitRole
 from gpu_runtime.contract.validation import unit_errors
+from gpu_runtime.contract.validation.pod_policy import PodPolicy
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import uses_sidecar_port
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.workload.workload_readiness import Blocked
@@ -20,17 +21,17 @@ UnitRule = Callable[[ObservedUnit], Blocked | None]
 
 
 def invalid_spec(observed: ObservedUnit) -> Blocked | None:
-    return _validate_spec(observed.unit.spec, observed.role)
+    return _validate_spec(observed.unit.spec, observed.role, observed.settings.pods.policy)
 
 
 @lru_cache(maxsize=4096)
-def _validate_spec(spec: GPUUnitSpec, role: UnitRole) -> Blocked | None:
+def _validate_spec(spec: GPUUnitSpec, role: UnitRole, policy: PodPolicy) -> Blocked | None:
     """Validate a spec.
 
     The result is cached, because a unit is reconciled several times per change of its spec and many units have the same
     spec.
     """
-    problems = unit_errors(spec, role, path="spec")
+    problems = unit_errors(spec, role, "spec", policy)
     return Blocked(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
 
 

@@ -28,7 +28,7 @@ class StockPoolReconciler:
         if pool.metadata.deletion_timestamp:
             return Done()  # the garbage collector deletes the children through their owner references
         observed = observe(pool, self.informers, self.settings)
-        problems = pool_errors(pool.spec, path="spec")
+        problems = pool_errors(pool.spec, "spec", self.settings.pods.policy)
         blocked = Blocked(ReadyReason.INVALID_SPEC, "; ".join(map(str, problems))) if problems else None
         if blocked is None:
             blocked = await sync_children(self.client, self.informers, pool, desired_children(observed))

@@ -1,7 +1,7 @@
 """Parts of pod templates that units and pools share: containers, resources, security contexts, priorities. No I/O."""
 
 from gpu_runtime.contract.crd.reservation import Reservation
-from gpu_runtime.contract.crd.template import Template
+from gpu_runtime.contract.crd.template import EnvVar, Template
 from gpu_runtime.contract.crd.well_known import GPU_RESOURCE
 from gpu_runtime.kube.meta import Manifest
 
@@ -15,6 +15,9 @@ The period can be short, because the stock process exits immediately on SIGTERM,
 process starts. The period must not be 0: Kubernetes would then delete the pod object before the process has exited,
 and the process would use the GPU without a pod.
 """
+
+DEFAULT_GRACE_SECONDS = 30
+"""Termination grace period of active pods without template.terminationGracePeriodSeconds, as in every Pod."""
 
 PLATFORM_UID = 10001
 
@@ -33,10 +36,18 @@ RESTRICTED_SECURITY_CONTEXT: Manifest = {
 """Security context of containers that run the platform's own code."""
 
 
-def user_pod_security_context(require_non_root: bool) -> Manifest:
+def user_pod_security_context(template: Template, require_non_root: bool) -> Manifest:
     """Return the pod security context for images of users. Many of these images run as root."""
-    non_root = {"runAsNonRoot": True} if require_non_root else {}
-    return {"seccompProfile": {"type": "RuntimeDefault"}} | non_root
+    context: Manifest = {
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "runAsNonRoot": require_non_root or None,
+        "runAsUser": template.run_as_user,
+        "runAsGroup": template.run_as_group,
+        "fsGroup": template.fs_group,
+        # The kubelet would otherwise visit every file of a storage at each start.
+        "fsGroupChangePolicy": "OnRootMismatch" if template.fs_group is not None else None,
+    }
+    return {name: value for name, value in context.items() if value is not None}
 
 
 USER_SECURITY_CONTEXT: Manifest = {"allowPrivilegeEscalation": False}
@@ -67,17 +78,52 @@ def main_container(image: str, template: Template, resource_amounts: Manifest) -
     return {
         "name": "main",
         "image": image,
-        "imagePullPolicy": "IfNotPresent",
+        "imagePullPolicy": template.image_pull_policy or ("Always" if template.image_pull_secrets else "IfNotPresent"),
+        "workingDir": template.working_dir,
         # After a crash, the kubelet copies the last log lines to the pod status. The condition reports the last line.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": list(template.command),
         "args": list(template.args),
-        "env": [{"name": each.name, "value": each.value} for each in template.envs],
+        "env": [_env_var(each) for each in template.envs],
         "ports": [
             {"name": each.name, "containerPort": each.port, "protocol": each.protocol} for each in template.ports
         ],
         "resources": resource_amounts,
     }
+
+
+def _env_var(variable: EnvVar) -> Manifest:
+    if variable.value_from is None:
+        return {"name": variable.name, "value": variable.value}
+    secret = variable.value_from.secret
+    return {"name": variable.name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
+
+
+# The names of storages never begin with a digit, so they cannot be equal to these names.
+SHARED_MEMORY_VOLUME, SECRET_VOLUME_PREFIX = "0-shared-memory", "0-secret-"
+
+
+def template_volumes(template: Template) -> tuple[list[Manifest], list[Manifest]]:
+    """Return the volumes of the shared memory and of the Secrets, and their mounts."""
+    volumes: list[Manifest] = []
+    mounts: list[Manifest] = []
+    if template.shared_memory:
+        size = {"medium": "Memory", "sizeLimit": template.shared_memory}
+        volumes.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": size})
+        mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm", "readOnly": False})  # noqa: S108
+    for index, each in enumerate(template.secret_mounts):
+        name = f"{SECRET_VOLUME_PREFIX}{index}"  # the name of a Secret can be too long for a volume
+        volumes.append({"name": name, "secret": {"secretName": each.name}})
+        mounts.append({"name": name, "mountPath": each.mount_path, "readOnly": True})
+    return volumes, mounts
+
+
+def init_containers(main: Manifest, template: Template) -> list[Manifest]:
+    """Return the container of template.init, if there is one: the container `main` with another command."""
+    if template.init is None:
+        return []
+    command = {"name": "init", "command": list(template.init.command), "args": list(template.init.args), "ports": []}
+    return [main | command]
 
 
 def service_ports(template: Template) -> list[Manifest]:

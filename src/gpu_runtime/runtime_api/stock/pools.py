@@ -12,6 +12,7 @@ from gpu_runtime.contract.errors import Gone
 from gpu_runtime.contract.operation_rules import has_succeeded, is_finished, owned_manifest
 from gpu_runtime.contract.operation_transitions import Transition
 from gpu_runtime.contract.recorded_requests import RecordedPoolRequest, recorded_request
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.live_objects import create_or_read, delete_this, read_live
@@ -78,6 +79,7 @@ class PoolService:
     informers: APIInformers
     operations: OperationRunner
     namespaces: APINamespaceSettings
+    pod_policy: PodPolicy = DEFAULT_POD_POLICY
 
     @property
     def _access(self) -> ObjectAccess[StockPool]:
@@ -85,7 +87,7 @@ class PoolService:
         return ObjectAccess(self.client, self.informers.pools, "pool", missing, self.namespaces.pools)
 
     async def create(self, request: CreateStockPool) -> RecordedOperation:
-        admitted = admit_pool(request, self.namespaces)
+        admitted = admit_pool(request, self.namespaces, self.pod_policy)
         target = OperationTarget(kind=STOCK_POOLS.kind, namespace=admitted.namespace, name=admitted.name)
         await self._check_name_available(admitted)
         recorded = await self.operations.store.record(admitted, target)

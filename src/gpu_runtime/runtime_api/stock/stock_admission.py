@@ -19,13 +19,16 @@ from gpu_runtime.contract.validation import (
     pool_errors,
     unit_errors,
 )
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.contract.validation.values import count_errors
 from gpu_runtime.kube.meta import ObjectKey
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 
 
-def admit_pool(request: CreateStockPool, namespaces: APINamespaceSettings) -> RecordedPoolRequest:
+def admit_pool(
+    request: CreateStockPool, namespaces: APINamespaceSettings, policy: PodPolicy = DEFAULT_POD_POLICY
+) -> RecordedPoolRequest:
     """Return the normalized request with its defaults, as it is recorded. Equivalent requests are equal.
 
     Raises Invalid.
@@ -41,7 +44,7 @@ def admit_pool(request: CreateStockPool, namespaces: APINamespaceSettings) -> Re
         *operation_id_errors(normalized.operation_id),
         *name_errors(normalized.name, max_length=MAX_POOL_NAME_LENGTH),
         *namespace_errors(normalized.namespace, namespaces.pools, "pools"),
-        *pool_errors(spec),
+        *pool_errors(spec, policy=policy),
     )
     return normalized
 

@@ -97,7 +97,7 @@ async def create_unit(units: UnitService, request: APIRequest[CreateUnit, NoQuer
     created the unit, which the response contains. 409 no_stock: nothing was created, and the same request may
     succeed later. After a timeout or a 503, send the same request again.
     """
-    unit, first = await units.handoff.create(admit_unit(request.body, units.namespaces))
+    unit, first = await units.handoff.create(admit_unit(request.body, units.namespaces, units.pod_policy))
     return APIResponse(201 if first else 200, unit_view(unit))
 
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec
 from gpu_runtime.contract.errors import BeingDeleted, Invalid
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.live_objects import delete_this, patch_this
 from gpu_runtime.runtime_api.api_informers import APIInformers
@@ -34,6 +35,7 @@ class UnitService:
     handoff: Handoff
     operations: OperationRunner
     attacher: StorageAttacher
+    pod_policy: PodPolicy = DEFAULT_POD_POLICY
 
     @property
     def _access(self) -> ObjectAccess[GPUUnit]:
@@ -48,7 +50,7 @@ class UnitService:
         return self._access.list(query.namespace, query, lambda unit: _matches(unit, query))
 
     async def update(self, namespace: str, name: str, request: UpdateUnit) -> GPUUnit:
-        return await self._update_spec(namespace, name, lambda spec: apply_update(spec, request))
+        return await self._update_spec(namespace, name, lambda spec: apply_update(spec, request, self.pod_policy))
 
     async def stop(self, namespace: str, name: str) -> GPUUnit:
         """Remove the unit's pod. The unit, its Service and its storages stay."""

@@ -19,6 +19,7 @@ from gpu_runtime.contract.validation import (
     unit_errors,
 )
 from gpu_runtime.contract.validation.field_error import FieldErrors
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.kube.quantity import canonical_quantity
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
@@ -27,7 +28,9 @@ MUTABLE_FIELDS = ("image", "template", "access", "storage_mounts", "serverless")
 """Fields that an update may change. The other fields belong to the reservation of the stock."""
 
 
-def admit_unit(request: CreateUnit, namespaces: APINamespaceSettings) -> RecordedUnitRequest:
+def admit_unit(
+    request: CreateUnit, namespaces: APINamespaceSettings, policy: PodPolicy = DEFAULT_POD_POLICY
+) -> RecordedUnitRequest:
     """Return the normalized request with the configured defaults, as it is recorded. Raises Invalid."""
     defaults = {
         "namespace": request.namespace or namespaces.units[0],
@@ -41,12 +44,12 @@ def admit_unit(request: CreateUnit, namespaces: APINamespaceSettings) -> Recorde
         *name_errors(admitted.name),
         *namespace_errors(admitted.namespace, namespaces.units, "units"),
         *_stock_namespace_errors(admitted.stock_namespace, namespaces),
-        *unit_errors(spec, UnitRole.ACTIVE),
+        *unit_errors(spec, UnitRole.ACTIVE, policy=policy),
     )
     return admitted
 
 
-def apply_update(spec: GPUUnitSpec, request: UpdateUnit) -> GPUUnitSpec:
+def apply_update(spec: GPUUnitSpec, request: UpdateUnit, policy: PodPolicy = DEFAULT_POD_POLICY) -> GPUUnitSpec:
     """Return the spec with the fields that the request contains. Raises Invalid."""
     changes = {field: value for field in MUTABLE_FIELDS if (value := getattr(request, field)) is not UNSET}
     normalized = normalize_unit(structs.replace(spec, **changes))
@@ -54,7 +57,7 @@ def apply_update(spec: GPUUnitSpec, request: UpdateUnit) -> GPUUnitSpec:
     require_valid(
         *_reservation_errors(spec, request),
         *_request_id_change_errors(spec, desired),
-        *unit_errors(desired, UnitRole.ACTIVE),
+        *unit_errors(desired, UnitRole.ACTIVE, policy=policy),
     )
     return desired
 

@@ -11,6 +11,7 @@ from msgspec import structs
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.process.field_docs import field_docs
 from gpu_runtime.runtime_api.http.route import APIRequest, NoQuery, Route, Scope
 from gpu_runtime.runtime_api.object_view import ConditionView
@@ -32,6 +33,7 @@ class FakeUnits:
     first: bool = True
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     namespaces: APINamespaceSettings = field(default_factory=APINamespaceSettings)
+    pod_policy: PodPolicy = DEFAULT_POD_POLICY
 
     @property
     def handoff(self) -> "FakeUnits":

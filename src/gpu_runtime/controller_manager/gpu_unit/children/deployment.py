@@ -8,13 +8,16 @@ from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.workload.drift import child_manifest
 from gpu_runtime.controller_manager.workload.pod_template import (
     ACTIVE_PRIORITY_CLASS,
+    DEFAULT_GRACE_SECONDS,
     RESTRICTED_POD_SECURITY_CONTEXT,
     RESTRICTED_SECURITY_CONTEXT,
     STOCK_PRIORITY_CLASS,
     STOCK_TERMINATION_GRACE_SECONDS,
     USER_SECURITY_CONTEXT,
+    init_containers,
     main_container,
     resources,
+    template_volumes,
     user_pod_security_context,
 )
 from gpu_runtime.kube.meta import Manifest
@@ -55,19 +58,23 @@ def _stock_pod_spec(observed: ObservedUnit) -> Manifest:
 
 
 def _active_pod_spec(observed: ObservedUnit) -> Manifest:
-    spec = observed.unit.spec
-    main = main_container(spec.image, spec.template, _resources(observed)) | {"securityContext": USER_SECURITY_CONTEXT}
-    mounts = [
+    spec, template = observed.unit.spec, observed.unit.spec.template
+    volumes, mounts = template_volumes(template)
+    volumes += [{"name": each.name, "persistentVolumeClaim": {"claimName": each.name}} for each in spec.storage_mounts]
+    mounts += [
         {"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only} for each in spec.storage_mounts
     ]
-    volumes = [{"name": each.name, "persistentVolumeClaim": {"claimName": each.name}} for each in spec.storage_mounts]
+    main = main_container(spec.image, template, _resources(observed))
+    main |= {"securityContext": USER_SECURITY_CONTEXT, "volumeMounts": mounts}
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "priorityClassName": ACTIVE_PRIORITY_CLASS,
-        "securityContext": user_pod_security_context(observed.settings.pod_security.require_non_root),
-        "initContainers": [],
-        "containers": [main | {"volumeMounts": mounts}],
+        "terminationGracePeriodSeconds": template.termination_grace_period_seconds or DEFAULT_GRACE_SECONDS,
+        "securityContext": user_pod_security_context(template, observed.settings.pods.require_non_root),
+        "imagePullSecrets": [{"name": each} for each in template.image_pull_secrets],
+        "initContainers": init_containers(main, template),
+        "containers": [main],
         "volumes": volumes,
         "affinity": _affinity(observed),
     }

@@ -73,11 +73,13 @@ def with_sidecar(pod: Manifest, observed: ObservedUnit) -> Manifest:
     if function is None:
         return pod
     (main,) = pod["containers"]
+    drain = termination_grace(observed.settings.serverless.sidecar.drain_timeout_seconds)
     return pod | {
-        "initContainers": [sidecar_container(observed)],
+        # The sidecar starts first, so that the drain hook works while the user's init command runs.
+        "initContainers": [sidecar_container(observed), *pod["initContainers"]],
         "containers": [_user_container(main, function, observed)],
         "volumes": [*pod["volumes"], *_volumes(observed)],
-        "terminationGracePeriodSeconds": termination_grace(observed.settings.serverless.sidecar.drain_timeout_seconds),
+        "terminationGracePeriodSeconds": max(drain, pod["terminationGracePeriodSeconds"]),
     }
 
 

@@ -10,8 +10,10 @@ from gpu_runtime.controller_manager.workload.pod_template import (
     STOCK_PRIORITY_CLASS,
     STOCK_TERMINATION_GRACE_SECONDS,
     USER_SECURITY_CONTEXT,
+    init_containers,
     main_container,
     resources,
+    template_volumes,
     user_pod_security_context,
 )
 from gpu_runtime.kube.meta import Manifest
@@ -40,12 +42,17 @@ def _pod_spec(observed: ObservedPool) -> Manifest:
     if not template.command and not template.args:
         template = msgspec.structs.replace(template, command=PLACEHOLDER_COMMAND)
     amounts = resources(spec, settings.pods.default_ephemeral_storage)
+    volumes, mounts = template_volumes(template)
     main = main_container(spec.image or settings.images.placeholder, template, amounts)
+    main |= {"securityContext": USER_SECURITY_CONTEXT, "volumeMounts": mounts}
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "priorityClassName": STOCK_PRIORITY_CLASS,
-        "terminationGracePeriodSeconds": STOCK_TERMINATION_GRACE_SECONDS,
-        "securityContext": user_pod_security_context(settings.pod_security.require_non_root),
-        "containers": [main | {"securityContext": USER_SECURITY_CONTEXT}],
+        "terminationGracePeriodSeconds": template.termination_grace_period_seconds or STOCK_TERMINATION_GRACE_SECONDS,
+        "securityContext": user_pod_security_context(template, settings.pods.require_non_root),
+        "imagePullSecrets": [{"name": each} for each in template.image_pull_secrets],
+        "initContainers": init_containers(main, template),
+        "containers": [main],
+        "volumes": volumes,
     }
