@@ -75,6 +75,7 @@ GO_MODULES = (
     ),
     GoModule("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
     GoModule("coredns", "CoreDNS", {"coredns": "."}),
+    GoModule("registry", "the image registry", {"registry": "."}),
 )
 
 

@@ -144,7 +144,7 @@ state = "/run/containerd"
             "enforceNodeAllocatable": [],
             "failSwapOn": False,
             "protectKernelDefaults": True,
-            "localStorageCapacityIsolation": False,
+            "localStorageCapacityIsolation": True,
             "maxPods": 250,
             "serializeImagePulls": False,
             "registryPullQPS": 0,
