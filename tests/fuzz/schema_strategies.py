@@ -50,6 +50,8 @@ def _integers(schema: Schema, name: str) -> SearchStrategy[int]:
     minimum, maximum = schema.get("minimum", -(2**31)), schema.get("maximum", 2**31 - 1)
     if name == "replicas":  # each replica is a pod
         return st.integers(0, 2)
+    if name == "deleteAfterSeconds":  # the unit must exist until the test has read its condition
+        return st.sampled_from([3600, maximum])
     return st.one_of(st.integers(minimum, min(maximum, minimum + 5)), st.sampled_from([minimum, maximum]))
 
 

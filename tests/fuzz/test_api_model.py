@@ -52,6 +52,10 @@ INVALID_FIELDS: list[Request] = [
     {"storageMounts": [{"name": "a", "mountPath": "relative"}]},
     {"nonsense": 1},
     {"template": {"ports": [{"name": "a", "port": 0}]}},
+    {"template": {"imagePullSecrets": ["nats-worker"]}},
+    {"template": {"sharedMemory": "-1"}},
+    {"probes": {"readiness": {"tcpSocket": {"port": "missing"}}}},
+    {"deleteAfterSeconds": 0},
 ]
 
 

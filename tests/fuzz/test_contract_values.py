@@ -20,16 +20,34 @@ from gpu_runtime.contract.crd.gpu_unit import (
     StorageMount,
 )
 from gpu_runtime.contract.crd.operation import OperationType
+from gpu_runtime.contract.crd.probes import (
+    ExecCheck,
+    HTTPGetCheck,
+    Probe,
+    Probes,
+    ReadinessProbe,
+    TCPSocketCheck,
+)
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
-from gpu_runtime.contract.crd.template import EnvVar, Port, Template
+from gpu_runtime.contract.crd.template import (
+    EnvVar,
+    EnvVarSource,
+    InitCommand,
+    Port,
+    SecretKey,
+    SecretMount,
+    Template,
+)
 from gpu_runtime.contract.crd.well_known import Annotation, UnitRole
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.operation_rules import attempt_of
 from gpu_runtime.contract.request_hash import canonical_request, request_hash
+from gpu_runtime.contract.unit_lifetime import RunTimes, stops_at
 from gpu_runtime.contract.validation.mounts import is_within, mount_path_errors, normalize_path
 from gpu_runtime.contract.validation.normalize import normalize_pool, normalize_storage, normalize_unit
 from gpu_runtime.contract.validation.specs import growth_errors, pool_errors, storage_errors, unit_errors
 from gpu_runtime.contract.validation.values import bytes_errors, name_errors
+from gpu_runtime.controller_manager.gpu_unit.children.container_probes import container_probes
 from gpu_runtime.kube.errors import KubeError
 from gpu_runtime.kube.errors import error_from_response as kube_error
 from gpu_runtime.kube.meta import KubeObject, ObjectMeta, parse_timestamp
@@ -42,7 +60,7 @@ from gpu_runtime.runtime_api.invocations.listing import start_position
 from gpu_runtime.runtime_api.invocations.requests import Invoke, ListInvocations
 from gpu_runtime.runtime_api.stock.requests import CreateStockPool, SeedStock
 from gpu_runtime.runtime_api.storages.requests import CreateStorage, UpdateStorage
-from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UpdateUnit
+from gpu_runtime.runtime_api.units.requests import CreateUnit, ExtendUnit, ListUnits, UpdateUnit
 from tests.fuzz.fuzz_settings import call_or_rejection, fuzzed
 from tests.fuzz.strategies import message_bytes, texts
 
@@ -59,11 +77,30 @@ def tuples_of(item: SearchStrategy[Any], max_size: int = 3) -> SearchStrategy[tu
     return st.lists(item, max_size=max_size).map(tuple)
 
 
+SECRET_NAMES = st.builds("".join, st.tuples(st.sampled_from(["", "unit-", "unit"]), texts("az.-9")))
 TEMPLATES = st.builds(
     Template,
+    working_dir=PATHS,
+    init=st.none() | st.builds(InitCommand, command=tuples_of(texts()), args=tuples_of(texts())),
+    shared_memory=QUANTITIES,
+    run_as_user=st.none() | COUNTS,
+    run_as_group=st.none() | COUNTS,
+    fs_group=st.none() | COUNTS,
+    termination_grace_period_seconds=st.none() | COUNTS,
+    image_pull_policy=st.sampled_from(["", "Always", "never"]),
+    image_pull_secrets=tuples_of(SECRET_NAMES),
+    secret_mounts=tuples_of(st.builds(SecretMount, name=SECRET_NAMES, mount_path=PATHS)),
     command=tuples_of(texts()),
     args=tuples_of(texts()),
-    envs=tuples_of(st.builds(EnvVar, name=texts("ABZ._-9"), value=texts())),
+    envs=tuples_of(
+        st.builds(
+            EnvVar,
+            name=texts("ABZ._-9"),
+            value=texts(),
+            value_from=st.none()
+            | st.builds(EnvVarSource, secret=st.builds(SecretKey, name=SECRET_NAMES, key=texts("aA._-"))),
+        )
+    ),
     ports=tuples_of(
         st.builds(Port, name=texts("ab-9"), port=COUNTS, protocol=st.sampled_from(["TCP", "udp", "", "ICMP"]))
     ),
@@ -80,8 +117,32 @@ FUNCTIONS = st.builds(
     worker_of=NAMES,
 )
 MOUNTS = tuples_of(st.builds(StorageMount, name=NAMES, mount_path=PATHS, read_only=st.booleans()))
+CHECKS: dict[str, Any] = {
+    "http_get": st.none()
+    | st.builds(HTTPGetCheck, port=texts("ab"), path=PATHS, scheme=st.sampled_from(["HTTP", "HTTPS", "http"])),
+    "tcp_socket": st.none() | st.builds(TCPSocketCheck, port=texts("ab")),
+    "exec": st.none() | st.builds(ExecCheck, command=tuples_of(texts())),
+    "initial_delay_seconds": COUNTS,
+    "period_seconds": COUNTS,
+    "timeout_seconds": COUNTS,
+    "failure_threshold": COUNTS,
+}
+PROBES = st.builds(
+    Probes,
+    startup=st.none() | st.builds(Probe, **CHECKS),
+    readiness=st.none() | st.builds(ReadinessProbe, **CHECKS, disabled=st.booleans()),
+    liveness=st.none() | st.builds(Probe, **CHECKS),
+)
 UNITS = st.builds(
     GPUUnitSpec,
+    cpu=QUANTITIES,
+    cpu_limit=QUANTITIES,
+    ephemeral_storage=QUANTITIES,
+    probes=st.none() | PROBES,
+    max_duration_seconds=st.none() | COUNTS,
+    stop_unless_extended_seconds=st.none() | COUNTS,
+    delete_after_seconds=st.none() | COUNTS,
+    extended_until=st.none() | texts("0123456789-:TZ") | st.datetimes().map(str),
     spec_name=texts("aA.-_1"),
     image=texts(),
     memory=QUANTITIES,
@@ -151,6 +212,9 @@ def test_unit_and_its_normalized_form_validate_equally(spec: GPUUnitSpec, role: 
     one, other = canonical_request(normalized), canonical_request(normalize_unit(normalized))
     assert request_hash(OperationType.CREATE_UNIT, one) == request_hash(OperationType.CREATE_UNIT, other)
     assert msgspec.json.decode(msgspec.json.encode(spec), type=GPUUnitSpec) == spec
+    if not errors:
+        stops_at(spec, RunTimes("2030-01-01T00:00:00Z", "2030-01-01T00:00:01Z"))
+    container_probes(spec)
 
 
 @fuzzed(100)
@@ -166,7 +230,8 @@ def test_pool_and_storage_are_validated_without_exception(spec: StockPoolSpec | 
 
 BODIES: dict[type[Body], dict[str, Any]] = {
     CreateUnit: {"operationID": "o", "name": "n", "specName": "g", "image": "i", "template": {"ports": []}},
-    UpdateUnit: {"image": "i", "access": {"scheme": "http"}, "gpu": 1},
+    UpdateUnit: {"image": "i", "access": {"scheme": "http"}, "gpu": 1, "deleteAfterSeconds": None},
+    ExtendUnit: {"until": "2030-01-31T12:00:00Z"},
     SeedStock: {"operationID": "o", "specName": "g", "memory": "1Gi", "gpu": 1, "replicas": 2},
     CreateStockPool: {"operationID": "o", "specName": "g", "replicas": 2, "template": {"envs": [{"name": "A"}]}},
     CreateStorage: {"name": "s", "size": "1Gi"},

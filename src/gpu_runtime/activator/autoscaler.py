@@ -157,7 +157,8 @@ def is_outdated(worker: GPUUnitSpec, function: GPUUnitSpec) -> bool:
     serverless_changed = (
         old is None or new is None or (old.framework, old.concurrency) != (new.framework, new.concurrency)
     )
-    return serverless_changed or (worker.image, worker.template) != (function.image, function.template)
+    pods_differ = any(getattr(worker, name) != getattr(function, name) for name in ("image", "template", "probes"))
+    return serverless_changed or pods_differ
 
 
 def _remove_unusable(seen: ObservedFunction) -> list[ScalingDecision]:

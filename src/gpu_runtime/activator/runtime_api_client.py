@@ -46,7 +46,9 @@ class RuntimeAPIClient:
             "template": msgspec.to_builtins(spec.template),
             "serverless": msgspec.to_builtins(spec.serverless),
         }
-        await self._post(GPU_UNITS_PATH, body | ({"access": msgspec.to_builtins(spec.access)} if spec.access else {}))
+        optional = {"access": spec.access, "probes": spec.probes}
+        body |= {name: msgspec.to_builtins(value) for name, value in optional.items() if value is not None}
+        await self._post(GPU_UNITS_PATH, body)
 
     async def return_to_stock(self, operation_id: str, worker: GPUUnit) -> None:
         """Seed a stock unit with the flavor and the reservation of the worker.

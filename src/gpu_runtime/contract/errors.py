@@ -17,6 +17,7 @@ RuntimeFault
 │  ├─ AdmissionDenied     a policy or a webhook rejected the object: change the request or the policy
 │  ├─ AlreadyFinished     the invocation has a result and cannot change any more
 │  ├─ BeingDeleted        the object is being deleted: wait for the deletion, or choose another object
+│  ├─ LifetimeEnded       the platform has begun to stop the unit, because its lifetime is over: start the unit again
 │  ├─ WriteConflict       other writers changed the object at every attempt: send the same request again
 │  ├─ DuplicateRequestID  two functions have the same requestID: change one of them
 │  ├─ NotRedrivable       the message of a dead letter is malformed: delete the dead letter
@@ -110,6 +111,10 @@ class AlreadyFinished(Conflict):
 
 class BeingDeleted(Conflict):
     code = "being_deleted"
+
+
+class LifetimeEnded(Conflict):
+    code = "lifetime_ended"
 
 
 class WriteConflict(Conflict):

@@ -12,6 +12,7 @@ from msgspec import field
 
 from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnitSpec, Serverless, StorageMount
 from gpu_runtime.contract.crd.operation import Operation, OperationType, SourceStock
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.reservation import Reservation, reservation_fields
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.template import Template
@@ -30,8 +31,12 @@ class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
     image: str
     template: Template = Template()
     access: Access | None = None
+    probes: Probes | None = None
     storage_mounts: tuple[StorageMount, ...] = ()
     serverless: Serverless | None = None
+    max_duration_seconds: int | None = None
+    stop_unless_extended_seconds: int | None = None
+    delete_after_seconds: int | None = None
 
     @property
     def storage_names(self) -> list[str]:
@@ -49,8 +54,12 @@ class RecordedUnitRequest(KubeStruct, frozen=True, kw_only=True):
             image=self.image,
             template=self.template,
             access=self.access,
+            probes=self.probes,
             storage_mounts=self.storage_mounts,
             serverless=self.serverless,
+            max_duration_seconds=self.max_duration_seconds,
+            stop_unless_extended_seconds=self.stop_unless_extended_seconds,
+            delete_after_seconds=self.delete_after_seconds,
         )
 
 

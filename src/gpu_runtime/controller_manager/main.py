@@ -12,6 +12,7 @@ from gpu_runtime.controller_manager.controller_informers import ControllerInform
 from gpu_runtime.controller_manager.gpu_storage.gpu_storage_mappers import GPUStorageMappers
 from gpu_runtime.controller_manager.gpu_storage.reconcile import GPUStorageReconciler
 from gpu_runtime.controller_manager.gpu_unit.gpu_unit_mappers import GPUUnitMappers
+from gpu_runtime.controller_manager.gpu_unit.lifetime import UnitLifetimes
 from gpu_runtime.controller_manager.gpu_unit.reconcile import GPUUnitReconciler
 from gpu_runtime.controller_manager.metrics import UnitMetrics
 from gpu_runtime.controller_manager.orphan_collector import OrphanCollector
@@ -57,7 +58,8 @@ def new_manager(client: KubeClient, settings: ControllerManagerSettings, metrics
     informers = new_informers(client, metrics, settings.resync_seconds)
     informers.units.add_event_handler(UnitMetrics(metrics.registry, settings.namespaces.stock).observe_change)
     status_writer, storage_locks = StatusWriter(writer, candidate.recorder), StorageLocks()
-    units = GPUUnitReconciler(writer, informers, status_writer, settings, storage_locks)
+    lifetimes = UnitLifetimes(writer, informers, status_writer, settings)
+    units = GPUUnitReconciler(writer, informers, status_writer, settings, storage_locks, lifetimes)
     storages = GPUStorageReconciler(writer, informers, status_writer, settings, storage_locks)
     pools = StockPoolReconciler(writer, informers, status_writer, settings)
     unit_options, storage_options, pool_options = (

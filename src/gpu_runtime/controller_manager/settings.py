@@ -120,6 +120,11 @@ class ServerlessSettings(BaseSettings, frozen=True, kw_only=True):
     """Egress rules in the NetworkPolicy of workers."""
 
 
+class LifetimeSettings(BaseSettings, frozen=True, kw_only=True):
+    announcement_seconds: PositiveSeconds = 300
+    """Time in seconds before the end of a unit's lifetime at which the leader records an Event about the end."""
+
+
 class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
     kubernetes: KubernetesSettings = KubernetesSettings()
     """Connection to the Kubernetes API server."""
@@ -140,6 +145,9 @@ class ControllerManagerSettings(ProcessSettings, frozen=True, kw_only=True):
     pods: PodSettings = PodSettings()
     """Defaults and limits of the pods of units and stock pools. Whatever the values are, users' containers run with the
     RuntimeDefault seccomp profile, without privilege escalation and without a service account token."""
+
+    lifetimes: LifetimeSettings = LifetimeSettings()
+    """The end of units that have maxDurationSeconds, stopUnlessExtendedSeconds or deleteAfterSeconds."""
 
     serverless: ServerlessSettings = ServerlessSettings()
     """Settings of workers. A worker is a unit that runs invocations of a function."""

@@ -6,6 +6,8 @@ unknown fields. So a misspelled field name always causes an error.
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +15,7 @@ import msgspec
 from gpu_runtime.kube import codec
 from gpu_runtime.kube.codec import ALL_OBJECTS, ListOptions, ListPage, WatchEvent
 from gpu_runtime.kube.config import ClusterConfig
-from gpu_runtime.kube.errors import KubeResourceExpired
+from gpu_runtime.kube.errors import KubeDecodeError, KubeResourceExpired
 from gpu_runtime.kube.meta import ApiResource, KubeObject, Manifest, ObjectKey
 from gpu_runtime.kube.metrics import KubeMetrics
 from gpu_runtime.kube.retry import RetryPolicy
@@ -192,6 +194,14 @@ class KubeClient:
         """Return the version of the API server. A successful call also shows that the server can be reached."""
         version = msgspec.json.decode(await self._read("/version"), type=dict[str, str | bool])
         return str(version.get("gitVersion", ""))
+
+    async def server_time(self) -> datetime:
+        """Return the time of the API server, in whole seconds. Raises KubeDecodeError if the server sends no time."""
+        date = await self._transport.server_date(KubeRequest("GET", "/version", timeout=self._timeout))
+        try:
+            return parsedate_to_datetime(date)
+        except ValueError as error:
+            raise KubeDecodeError(f"the API server sent the date {date!r}") from error
 
     async def _read(self, target: str) -> bytes:
         request = KubeRequest(

@@ -152,6 +152,15 @@ class Transport:
             raise error_from_response(response.status, body, response.headers.get(hdrs.RETRY_AFTER))
         return body
 
+    async def server_date(self, request: KubeRequest) -> str:
+        """Send a request, and return the header Date of its response, which has it even if it is an error."""
+        auth, timeout = await self._current_auth(), _client_timeout(request)
+        with _RoundTrip(self, request, timeout) as round_trip:
+            async with self._send(request, auth, timeout, None) as response:
+                round_trip.on_response(response.status)
+                await response.read()
+        return response.headers.get(hdrs.DATE, "")
+
     @asynccontextmanager
     async def stream(self, request: KubeRequest, *, idle_timeout: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request with an endless response, and yield its chunks.

@@ -50,6 +50,7 @@ CONTROLLER_MANAGER = ProcessPermissions(
         PolicyRule(
             "write the status", GROUP, ("gpuunits/status", "gpustorages/status", "stockpools/status"), ("patch",)
         ),
+        PolicyRule("stop and delete units whose lifetime is over", GROUP, ("gpuunits",), ("patch", "delete")),
         PolicyRule("attach storages and set their finalizers", GROUP, ("gpustorages",), ("patch",)),
         # blockOwnerDeletion in an owner reference requires the permission to update the finalizers of the owner.
         PolicyRule(
@@ -71,12 +72,15 @@ CONTROLLER_MANAGER = ProcessPermissions(
         PolicyRule(
             "delete orphaned ReplicaSets that the garbage collector missed", "apps", ("replicasets",), ("get", "delete")
         ),
-        PolicyRule("report why a volume is not provisioned", "events.k8s.io", ("events",), ("list",)),
+        PolicyRule("report why a volume is not provisioned or not mounted", "events.k8s.io", ("events",), ("list",)),
         PolicyRule("record events", "events.k8s.io", ("events",), ("create", "patch")),
     ),
     namespace_rules=(
         PolicyRule(
-            "check whether a unit that a storage is reserved for can still be created", GROUP, ("operations",), ("get",)
+            "check whether an operation can still create a unit before a storage is detached or the unit ends",
+            GROUP,
+            ("operations",),
+            ("get",),
         ),
         # resourceNames cannot limit `create`, because the name is not known when the request is authorized.
         PolicyRule("leader election", "coordination.k8s.io", ("leases",), ("create",)),

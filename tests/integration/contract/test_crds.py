@@ -279,7 +279,8 @@ def test_controller_manager_rbac_allows_its_requests_and_no_others(kubectl: Kube
     assert may("patch", "leases.coordination.k8s.io/controller-manager", "-n", "runtime-system")
     assert not may("patch", "leases.coordination.k8s.io/controller-manager", "-n", "default")
     assert not may("patch", "leases.coordination.k8s.io/other", "-n", "runtime-system")
-    assert not may("delete", "gpuunits.runtime.lokiwager.io", "-n", "default")
+    assert may("delete", "gpuunits.runtime.lokiwager.io", "-n", "default")
+    assert not may("create", "gpuunits.runtime.lokiwager.io", "-n", "default")
     assert not may("get", "secrets", "-n", "default")
     assert not may("create", "pods", "-n", "default")
 
@@ -290,7 +291,7 @@ def test_kubectl_explain_describes_every_field(kubectl: Kubectl) -> None:
     assert "<no description>" not in explained.stdout
     text = " ".join(explained.stdout.split())
     assert "The flavor of the unit, for example g1.1" in text
-    assert "The number of GPUs (nvidia.com/gpu) that the unit reserves" in text
+    assert "The number of GPUs (nvidia.com/gpu) that each pod reserves" in text
     all_fields = kubectl("explain", "gpuunit.spec", "--recursive").stdout
     for field in ("primaryPort", "mountPath", "requestID", "minAvailableCount", "socketPath"):
         assert field in all_fields

@@ -334,6 +334,6 @@ def test_removed_spec_field_is_removed_from_the_children(
     )
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert "ports" not in container
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "ephemeral-storage": "100Gi"}
     unit = cluster.wait_for(UNIT, namespace, "web", lambda found: "serviceName" not in found["status"])
     assert "accessURL" not in unit["status"]

@@ -37,7 +37,8 @@ def test_active_unit_becomes_ready_and_reachable(cluster: ControllerCluster, nam
     assert pod["automountServiceAccountToken"] is False
     container = pod["containers"][0]
     assert container["image"] == "python:3.12"
-    assert container["resources"]["limits"] == {"memory": "1Gi", "nvidia.com/gpu": "1"}
+    limits = {"memory": "1Gi", "nvidia.com/gpu": "1", "ephemeral-storage": "100Gi"}
+    assert container["resources"]["limits"] == limits
     assert container["env"] == [{"name": "MODEL_ID", "value": "demo"}]
     service = cluster.get(Service, namespace, "web")
     assert service

@@ -52,12 +52,14 @@ def run_api_requests(platform: AuditedPlatform) -> None:
         "namespace": OTHER_NAMESPACE,
         "specName": "g1.1",
         "image": "python:3.12",
+        "stopUnlessExtendedSeconds": 3600,
     }
     _wait_until(
         lambda: platform.request("POST", "gpu-units", unit | mounts).status == 201, "a unit is created from stock"
     )
     expect(409, "POST", "gpu-units", unit | {"operationID": "none", "name": "none", "specName": "g9.9"})
     expect(200, "PUT", f"gpu-units/from-api{NAMESPACE_QUERY}", {"template": SERVING_TEMPLATE})
+    expect(200, "POST", f"gpu-units/from-api/extend{NAMESPACE_QUERY}", {"until": "2100-01-01T00:00:00Z"})
     for verb in ("stop", "start"):
         expect(200, "POST", f"gpu-units/from-api/{verb}{NAMESPACE_QUERY}")
     expect(204, "DELETE", f"gpu-units/from-api{NAMESPACE_QUERY}")
@@ -76,6 +78,7 @@ def run_drift_and_deletion(platform: AuditedPlatform) -> None:
     """Create units, storages and a pool, and change their child objects. The controller manager repairs them."""
     cluster = platform.cluster
     _cause_invalid_spec_twice(cluster)
+    _end_lifetime(cluster)
     cluster.create_ready_storage(OTHER_NAMESPACE, "data")
     mounts = {"storageMounts": [{"name": "data", "mountPath": "/data"}]}
     function = {"serverless": {"enabled": True, "requestID": "web"}}
@@ -172,6 +175,13 @@ def _cause_invalid_spec_twice(cluster: ControllerCluster) -> None:
     cluster.merge_patch(UNIT, OTHER_NAMESPACE, "invalid", {"spec": {"memory": "1Gi"}})
     cluster.wait_reason(UNIT, OTHER_NAMESPACE, "invalid", "UnitReady")
     cluster.merge_patch(UNIT, OTHER_NAMESPACE, "invalid", {"spec": {"memory": "much"}})
+
+
+def _end_lifetime(cluster: ControllerCluster) -> None:
+    """Let the controller manager stop a unit, and then delete it."""
+    cluster.create(UNIT, OTHER_NAMESPACE, "short", WEB_SPEC | {"maxDurationSeconds": 1, "deleteAfterSeconds": 8})
+    cluster.wait_for(UNIT, OTHER_NAMESPACE, "short", lambda unit: unit["spec"]["running"] is False)
+    _wait_until(lambda: cluster.is_deleted(UNIT, OTHER_NAMESPACE, "short"), "the unit is deleted at its time")
 
 
 def _has_repeated_event(cluster: ControllerCluster, name: str, reason: str) -> bool:

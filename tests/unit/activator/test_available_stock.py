@@ -15,6 +15,7 @@ from gpu_runtime.contract.crd.operation import (
     OperationTarget,
     OperationType,
 )
+from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.client import KubeClient
 from gpu_runtime.kube.errors import ApiStatus, KubeNotFound
@@ -85,7 +86,7 @@ async def test_activator_and_runtime_api_agree_on_free_stock(
     informers = new_informers(client, APINamespaceSettings(), KubeMetrics())
     informers.units.store.put(unit)
     selector = StockSelector(informers, OperationStore(client, "runtime-system", SystemClock()))
-    assert (await selector.hold("runtime-stock", "g1.1") is not None) is is_free
+    assert (await selector.hold("runtime-stock", "g1.1", Template()) is not None) is is_free
 
 
 async def test_finished_seeding_is_read_once_and_only_as_much_stock_as_needed_is_checked() -> None:

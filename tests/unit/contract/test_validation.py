@@ -57,7 +57,76 @@ def test_valid_specs_have_no_errors() -> None:
     assert unit_errors(unit(template=ports(("a", 53), ("b", 53, "UDP"))), UnitRole.ACTIVE) == ()
 
 
+def probed(probe: dict[str, Any], kind: str = "readiness", **spec: Any) -> GPUUnitSpec:
+    return unit(**{"template": ports(("http", 8080)), "probes": {kind: probe}} | spec)
+
+
+TCP_CHECK = {"tcpSocket": {"port": "http"}}
+UDP_PORT = {"ports": [{"name": "dns", "port": 53, "protocol": "UDP"}]}
+
 UNITS = {
+    "probe of an unknown port": (
+        probed({"tcpSocket": {"port": "web"}}),
+        "probes.readiness.tcpSocket.port: 'web' is not the name of a port in template.ports; the names there: http",
+    ),
+    "probe of a UDP port": (
+        probed({"httpGet": {"port": "dns"}}, template=UDP_PORT),
+        "probes.readiness.httpGet.port: 'dns' is a UDP port; choose a TCP port, or use exec",
+    ),
+    "HTTP probe without a primary port": (
+        probed({"httpGet": {}}, "startup", template={}),
+        "probes.startup.httpGet.port: is required, because the unit has no TCP port as primary port",
+    ),
+    "probe without a check": (
+        probed({}, "liveness"),
+        "probes.liveness: has 0 checks; give exactly one of httpGet, tcpSocket and exec",
+    ),
+    "probe with two checks": (
+        probed(TCP_CHECK | {"exec": {"command": ["true"]}}),
+        "probes.readiness: has 2 checks; give exactly one of httpGet, tcpSocket and exec",
+    ),
+    "disabled probe with a check": (
+        probed(TCP_CHECK | {"disabled": True}),
+        "probes.readiness.disabled: is given together with a check; remove one of them",
+    ),
+    "probe with an empty command": (
+        probed({"exec": {"command": []}}),
+        "probes.readiness.exec.command: has 0 items; use 1 to 256",
+    ),
+    "probe of a relative path": (
+        probed({"httpGet": {"path": "healthz"}}),
+        "probes.readiness.httpGet.path: 'healthz' is not an HTTP path; begin with '/' and use no spaces",
+    ),
+    "probe with another scheme": (
+        probed({"httpGet": {"scheme": "http"}}),
+        "probes.readiness.httpGet.scheme: 'http' is not one of HTTP, HTTPS",
+    ),
+    "probe with a negative delay": (
+        probed(TCP_CHECK | {"initialDelaySeconds": -1}),
+        "probes.readiness.initialDelaySeconds: -1 is not between 0 and 3600",
+    ),
+    "probe without a period": (
+        probed(TCP_CHECK | {"periodSeconds": 0}),
+        "probes.readiness.periodSeconds: 0 is not between 1 and 3600",
+    ),
+    "probe with a long timeout": (
+        probed(TCP_CHECK | {"timeoutSeconds": 3601}),
+        "probes.readiness.timeoutSeconds: 3601 is not between 1 and 3600",
+    ),
+    "probe without a threshold": (
+        probed(TCP_CHECK | {"failureThreshold": 0}),
+        "probes.readiness.failureThreshold: 0 is not between 1 and 10000",
+    ),
+    "lifetime of zero": (unit(maxDurationSeconds=0), "maxDurationSeconds: 0 is not between 1 and 315360000"),
+    "negative lifetime": (unit(deleteAfterSeconds=-1), "deleteAfterSeconds: -1 is not between 1 and 315360000"),
+    "lifetime of a function": (
+        unit(stopUnlessExtendedSeconds=60, serverless={"enabled": True, "requestID": "f"}),
+        "stopUnlessExtendedSeconds: functions and workers have no lifetime; remove this field",
+    ),
+    "extension that is no time": (
+        unit(extendedUntil="tomorrow"),
+        "extendedUntil: 'tomorrow' is not a time; write for example 2030-01-31T12:00:00Z",
+    ),
     "no flavor": (unit(specName=""), "specName: is required; name the flavor, for example g1.1"),
     "no image": (unit(image=""), "image: is required; name the image to run"),
     "image with a space": (
@@ -327,6 +396,20 @@ def test_only_the_reservation_of_a_stock_unit_is_validated() -> None:
     assert error.path == "memory"
     (error,) = unit_errors(unit(storageMounts=mounts(x="/a")), UnitRole.STOCK)
     assert error.path == "storageMounts"
+    (error,) = unit_errors(unit(deleteAfterSeconds=60), UnitRole.STOCK)
+    assert str(error) == "deleteAfterSeconds: a stock unit has no lifetime; remove this field"
+
+
+@pytest.mark.parametrize(
+    "probe", [TCP_CHECK, {"tcpSocket": {}}, {"httpGet": {}}, {"exec": {"command": ["true"]}}, {"disabled": True}]
+)
+def test_valid_probe_is_accepted(probe: dict[str, Any]) -> None:
+    assert unit_errors(probed(probe), UnitRole.ACTIVE) == ()
+
+
+def test_probe_of_the_primary_port_needs_no_port() -> None:
+    """It has no effect then. The API adds it to every unit, also to a unit without ports."""
+    assert unit_errors(probed({"tcpSocket": {}}, template={}), UnitRole.ACTIVE) == ()
 
 
 def test_all_errors_are_reported_together_with_document_paths() -> None:

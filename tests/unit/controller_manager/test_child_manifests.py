@@ -120,8 +120,47 @@ def test_init_command_runs_like_the_container() -> None:
         template={"command": ["serve"], "init": {"command": ["sh", "-c"], "args": ["fetch"]}, "ports": PORTS},
     )
     (init,), (main,) = pod["initContainers"], pod["containers"]
-    assert init == main | {"name": "init", "command": ["sh", "-c"], "args": ["fetch"], "ports": []}
+    without_probes = {name: value for name, value in main.items() if not name.endswith("Probe")}
+    assert init == without_probes | {"name": "init", "command": ["sh", "-c"], "args": ["fetch"], "ports": []}
     assert init["volumeMounts"] == [{"name": "data", "mountPath": "/data", "readOnly": False}]
+
+
+TWO_PORTS = {"ports": [{"name": "ssh", "port": 22}, {"name": "http", "port": 8080}]}
+TIMES = {"initialDelaySeconds": 0, "periodSeconds": 10, "timeoutSeconds": 1, "successThreshold": 1}
+TIMES |= {"failureThreshold": 3}
+PROBES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "the first port": ({"tcpSocket": {}}, {"tcpSocket": {"port": 22}}),
+    "a named port": ({"tcpSocket": {"port": "http"}}, {"tcpSocket": {"port": 8080}}),
+    "HTTP": (
+        {"httpGet": {"port": "http", "path": "/ready", "scheme": "HTTPS"}},
+        {"httpGet": {"port": 8080, "path": "/ready", "scheme": "HTTPS"}},
+    ),
+    "a command": ({"exec": {"command": ["test", "-e", "/ready"]}}, {"exec": {"command": ["test", "-e", "/ready"]}}),
+    "disabled": ({"disabled": True}, None),
+}
+
+
+@pytest.mark.parametrize(("probe", "rendered"), PROBES.values(), ids=PROBES)
+def test_readiness_probe_of_the_container(probe: dict[str, Any], rendered: dict[str, Any] | None) -> None:
+    (main,) = unit_pod(template=TWO_PORTS, probes={"readiness": probe})["containers"]
+    assert main["readinessProbe"] == (rendered and rendered | TIMES)
+    assert (main["startupProbe"], main["livenessProbe"]) == (None, None)
+
+
+def test_probe_of_the_primary_port_follows_it() -> None:
+    probes: dict[str, Any] = {"readiness": {"tcpSocket": {}}}
+    (main,) = unit_pod(template=TWO_PORTS, access={"primaryPort": "http"}, probes=probes)["containers"]
+    assert main["readinessProbe"]["tcpSocket"] == {"port": 8080}
+    (without_ports,) = unit_pod(probes=probes)["containers"]
+    assert without_ports["readinessProbe"] is None
+    udp = {"ports": [{"name": "dns", "port": 53, "protocol": "UDP"}]}
+    assert unit_pod(template=udp, probes=probes)["containers"][0]["readinessProbe"] is None
+
+
+def test_other_ports_are_reachable_before_the_unit_is_ready() -> None:
+    service = unit_service(observed_unit(unit(template=TWO_PORTS)))
+    assert service
+    assert service["spec"]["publishNotReadyAddresses"] is True
 
 
 def test_stock_unit_runs_the_stock_image_and_ignores_its_spec() -> None:

@@ -19,17 +19,19 @@ from gpu_runtime.contract.crd.markers import (
     immutable_once_set,
     openapi,
 )
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.reservation import Reservation
-from gpu_runtime.contract.crd.template import Count, Image, MountPath, Port, PortName, SpecName, Template
+from gpu_runtime.contract.crd.template import Count, HttpPath, Image, MountPath, Port, PortName, SpecName, Template
 from gpu_runtime.contract.crd.well_known import GROUP, MAX_NAME_LENGTH, NAME_PATTERN, REQUEST_ID_PATTERN, VERSION
 from gpu_runtime.kube.meta import ApiResource, KubeObject, KubeStruct
 
 ACCESS_SCHEMES = ("http", "https")
+MAX_LIFETIME_SECONDS = 10 * 365 * 86400
+
+LifetimeSeconds = Annotated[int, openapi(format="int32", minimum=1, maximum=MAX_LIFETIME_SECONDS)]
+Timestamp = Annotated[str, openapi(format="date-time")]
 MAX_SOCKET_PATH_BYTES = 107
 """The maximum length of a Unix socket path on Linux."""
-MAX_HTTP_PATH_LENGTH = 1024
-
-HttpPath = Annotated[str, openapi(pattern="^/", maxLength=MAX_HTTP_PATH_LENGTH)]
 
 
 class Access(KubeStruct, frozen=True, kw_only=True):
@@ -168,6 +170,9 @@ class GPUUnitSpec(Reservation, frozen=True, kw_only=True):
     access: Access | None = None
     """How clients reach the unit."""
 
+    probes: Probes | None = None
+    """How Kubernetes checks the program in the container."""
+
     storage_mounts: Annotated[
         tuple[StorageMount, ...],
         openapi(maxItems=16, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
@@ -178,6 +183,21 @@ class GPUUnitSpec(Reservation, frozen=True, kw_only=True):
     """Makes the unit a serverless function. The activator creates and deletes workers of the function according to the
     load."""
 
+    max_duration_seconds: LifetimeSeconds | None = None
+    """The time in seconds after which the platform stops the unit. It counts from the first time that the unit is Ready
+    after a start. Only for units that are not functions or workers."""
+
+    stop_unless_extended_seconds: LifetimeSeconds | None = None
+    """The time in seconds after which the platform stops the unit, unless it is extended. It counts from the creation
+    and from each start. Only for units that are not functions or workers."""
+
+    extended_until: Timestamp | None = None
+    """The time until which stopUnlessExtendedSeconds does not stop the unit. The extend request of the API sets it."""
+
+    delete_after_seconds: LifetimeSeconds | None = None
+    """The time in seconds after which the platform deletes the unit. It counts from the creation. The storages of the
+    unit stay. Only for units that are not functions or workers."""
+
     running: bool = True
     """Whether the unit runs a pod. If false, the platform stops the pod. The GPUUnit, its Service and its attached
     storages stay. Defaults to true."""
@@ -185,8 +205,11 @@ class GPUUnitSpec(Reservation, frozen=True, kw_only=True):
     def primary_port(self) -> Port | None:
         """Return the port of the access URL: the port that access.primaryPort names, or else the first port."""
         if self.access and self.access.primary_port:
-            return next((port for port in self.template.ports if port.name == self.access.primary_port), None)
+            return self.port_named(self.access.primary_port)
         return next(iter(self.template.ports), None)
+
+    def port_named(self, name: str) -> Port | None:
+        return next((port for port in self.template.ports if port.name == name), None)
 
     @property
     def serves_function(self) -> bool:
@@ -210,7 +233,7 @@ class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
     observed_generation: Annotated[int, openapi(format="int64")] = 0
     """The generation of the spec that this status describes."""
 
-    last_sync_time: Annotated[str, openapi(format="date-time")] | None = None
+    last_sync_time: Timestamp | None = None
     """The time of the last change of this status."""
 
     service_name: str | None = None
@@ -218,6 +241,18 @@ class GPUUnitStatus(KubeStruct, frozen=True, kw_only=True):
 
     access_url: str | None = field(default=None, name="accessURL")
     """The URL of the unit inside the cluster. Only an active unit with ports has a URL."""
+
+    start_time: Timestamp | None = None
+    """The start of the current run: the creation of the unit, or the time when it was started again."""
+
+    first_ready_time: Timestamp | None = None
+    """The first time that the unit was Ready in the current run."""
+
+    stops_at: Timestamp | None = None
+    """The time at which the platform stops the unit, if it has maxDurationSeconds or stopUnlessExtendedSeconds."""
+
+    deletes_at: Timestamp | None = None
+    """The time at which the platform deletes the unit, if it has deleteAfterSeconds."""
 
     conditions: ConditionList = ()
     """The Ready condition, with a reason for programs and a message for people."""

@@ -23,6 +23,8 @@ QuantityString = Annotated[str, openapi(maxLength=64)]
 # Every string that a CEL rule reads has a maxLength: the API server computes the cost of a rule from the longest input.
 PortName = Annotated[str, openapi(pattern=PORT_NAME_PATTERN, maxLength=MAX_PORT_NAME_LENGTH)]
 ContainerArgs = Annotated[tuple[str, ...], openapi(maxItems=256)]
+MAX_HTTP_PATH_LENGTH = 1024
+HttpPath = Annotated[str, openapi(pattern="^/", maxLength=MAX_HTTP_PATH_LENGTH)]
 
 
 # The prefix separates the Secrets of users from the Secrets of the platform in the same namespace.

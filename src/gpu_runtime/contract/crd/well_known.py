@@ -108,6 +108,10 @@ class Annotation:
     """On active units. The value is the node on which the pod of the consumed stock unit ran. The unit's pod prefers
     this node."""
 
+    ENDED_RUN = f"{GROUP}/ended-run"
+    """On active units. The controller manager sets this annotation when it stops a unit whose lifetime is over. The
+    value is status.startTime of the run that it ended. If the unit is started again, a new run begins."""
+
     RETIRING = f"{GROUP}/retiring"
     """On workers. The leading activator sets this annotation when it has decided to delete the worker. If another
     replica becomes the leader, the new leader continues the deletion."""

@@ -1,7 +1,6 @@
 """Validation of the serverless block of a unit."""
 
 from gpu_runtime.contract.crd.gpu_unit import (
-    MAX_HTTP_PATH_LENGTH,
     MAX_SOCKET_PATH_BYTES,
     Framework,
     GPUUnitSpec,
@@ -10,7 +9,7 @@ from gpu_runtime.contract.crd.gpu_unit import (
 from gpu_runtime.contract.crd.well_known import NAME_PATTERN, REQUEST_ID_PATTERN
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
 from gpu_runtime.contract.validation.mounts import is_within, normalize_path
-from gpu_runtime.contract.validation.values import count_errors, matches
+from gpu_runtime.contract.validation.values import count_errors, http_path_errors, matches
 
 MAX_REQUEST_ID_LENGTH = 63
 
@@ -66,7 +65,4 @@ def framework_errors(framework: Framework, at: str) -> FieldErrors:
             f"is longer than Linux allows for a socket; use at most {MAX_SOCKET_PATH_BYTES} bytes",
         )
     for field, path in (("invokePath", framework.invoke_path), ("healthPath", framework.health_path)):
-        if not path.startswith("/") or any(character.isspace() for character in path):
-            yield FieldError(child_path(at, field), f"{path!r} is not an HTTP path; begin with '/' and use no spaces")
-        elif len(path) > MAX_HTTP_PATH_LENGTH:
-            yield FieldError(child_path(at, field), f"has {len(path)} characters; use at most {MAX_HTTP_PATH_LENGTH}")
+        yield from http_path_errors(path, child_path(at, field))

@@ -8,9 +8,12 @@ from gpu_runtime.contract.crd.gpu_storage import GPUStorageSpec
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
 from gpu_runtime.contract.crd.stock_pool import StockPoolSpec
 from gpu_runtime.contract.crd.well_known import UnitRole
+from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS
 from gpu_runtime.contract.validation.field_error import FieldError, FieldErrors, child_path
+from gpu_runtime.contract.validation.lifetimes import lifetime_errors
 from gpu_runtime.contract.validation.mounts import mount_errors
 from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
+from gpu_runtime.contract.validation.probe_fields import probe_errors
 from gpu_runtime.contract.validation.reservations import reservation_errors, shared_memory_errors
 from gpu_runtime.contract.validation.serverless import serverless_errors
 from gpu_runtime.contract.validation.template_and_access import access_errors, template_errors
@@ -61,7 +64,10 @@ def _active_unit_errors(spec: GPUUnitSpec, at: str, policy: PodPolicy) -> FieldE
     yield from shared_memory_errors(spec, spec.template, at)
     if spec.access:
         yield from access_errors(spec.access, spec.template.ports, child_path(at, "access"))
+    if spec.probes:
+        yield from probe_errors(spec.probes, spec, child_path(at, "probes"))
     yield from mount_errors(spec.storage_mounts, spec.template.secret_mounts, at)
+    yield from lifetime_errors(spec, at)
     if spec.serverless:
         yield from serverless_errors(spec.serverless, spec, child_path(at, "serverless"))
 
@@ -71,6 +77,9 @@ def _stock_unit_errors(spec: GPUUnitSpec, at: str) -> FieldErrors:
         yield FieldError(child_path(at, "storageMounts"), "a stock unit cannot mount storages; use an active unit")
     if spec.is_function:
         yield FieldError(child_path(at, "serverless"), "a stock unit cannot be a function; use an active unit")
+    for field, name in LIFETIME_FIELDS.items():
+        if getattr(spec, field) is not None:
+            yield FieldError(child_path(at, name), "a stock unit has no lifetime; remove this field")
 
 
 def _storage_errors(spec: GPUStorageSpec, at: str) -> FieldErrors:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from gpu_runtime.contract.crd.operation import MAX_OPERATION_ID_LENGTH
 from gpu_runtime.contract.crd.template import (
+    MAX_HTTP_PATH_LENGTH,
     MAX_SECRET_KEY_LENGTH,
     MAX_SECRET_NAME_LENGTH,
     SECRET_KEY_PATTERN,
@@ -80,6 +81,13 @@ def secret_key_errors(key: str, at: str) -> FieldErrors:
     if not 0 < len(key) <= MAX_SECRET_KEY_LENGTH or not matches(SECRET_KEY_PATTERN, key):
         text = f"{key!r} is not a key of a Secret; use 1 to {MAX_SECRET_KEY_LENGTH} letters, digits, '-', '_' and '.'"
         yield FieldError(at, text)
+
+
+def http_path_errors(path: str, at: str) -> FieldErrors:
+    if not path.startswith("/") or any(character.isspace() for character in path):
+        yield FieldError(at, f"{path!r} is not an HTTP path; begin with '/' and use no spaces")
+    elif len(path) > MAX_HTTP_PATH_LENGTH:
+        yield FieldError(at, f"has {len(path)} characters; use at most {MAX_HTTP_PATH_LENGTH}")
 
 
 def image_errors(image: str, at: str) -> FieldErrors:

@@ -33,6 +33,8 @@ class ObservedUnit:
     storages: MappingProxyType[str, GPUStorage] = field(default_factory=lambda: MappingProxyType({}))
     mounting_pods: MappingProxyType[str, tuple[Pod, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """All pods that mount a storage, including pods of other units, by storage name."""
+    mount_warning: str = ""
+    """Why a volume of the unit's pod cannot be mounted, from the Events of the pod."""
     remaining_stock_objects: tuple[str, ...] = ()
     """Objects of the source stock unit that still exist and may use its GPUs, in the form `kind namespace/name`."""
 

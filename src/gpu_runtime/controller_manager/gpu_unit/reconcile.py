@@ -1,10 +1,14 @@
 """Reconciler of GPUUnits: creates and corrects the children of one unit and writes its status."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.controller_manager.controller_informers import ControllerInformers
 from gpu_runtime.controller_manager.gpu_unit.children import desired_children
+from gpu_runtime.controller_manager.gpu_unit.lifetime import UnitLifetimes
+from gpu_runtime.controller_manager.gpu_unit.mount_events import MOUNT_POLL_SECONDS, mount_warning, mounting_pod
 from gpu_runtime.controller_manager.gpu_unit.observe import observe
 from gpu_runtime.controller_manager.gpu_unit.rules import UNIT_RULES, first_violation
 from gpu_runtime.controller_manager.gpu_unit.status import readiness, status_of
@@ -24,6 +28,7 @@ class GPUUnitReconciler:
     status_writer: StatusWriter
     settings: ControllerManagerSettings
     storage_locks: StorageLocks
+    lifetimes: UnitLifetimes
 
     async def reconcile(self, unit: GPUUnit) -> ReconcileResult:
         if unit.metadata.deletion_timestamp:
@@ -38,7 +43,10 @@ class GPUUnitReconciler:
             blocked = await sync_children(self.client, self.informers, unit, desired_children(observed))
             # Observe again, to see the written Deployment. Its status does not describe the new generation yet.
             observed = observe(unit, self.informers, self.settings)
+            observed = replace(observed, mount_warning=await mount_warning(self.client, observed))
         result = blocked.readiness if blocked else readiness(observed)
         status = status_of(observed, result, self.status_writer.now())
         await self.status_writer.write_status(self.informers.units, unit, unit.status, status)
-        return requeue_outcome(result)
+        until_end = await self.lifetimes.end_if_due(structs.replace(unit, status=status))
+        until_poll = MOUNT_POLL_SECONDS if mounting_pod(observed) else None
+        return requeue_outcome(result, until_end, until_poll)

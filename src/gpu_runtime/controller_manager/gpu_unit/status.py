@@ -3,6 +3,7 @@
 from gpu_runtime.contract.crd.conditions import ReadyReason, UnitPhase
 from gpu_runtime.contract.crd.gpu_unit import GPUUnitStatus
 from gpu_runtime.contract.crd.well_known import UnitRole
+from gpu_runtime.contract.unit_lifetime import RunTimes, deletes_at, format_time, run_times, stops_at
 from gpu_runtime.controller_manager.gpu_unit.children.service import access_url, service
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.unstructured import RawDeployment, has_pods, is_generation_observed
@@ -18,6 +19,9 @@ def readiness(observed: ObservedUnit) -> WorkloadReadiness:
         return WorkloadReadiness(UnitPhase.READY, ReadyReason.UNIT_READY, "the unit's pod is ready")
     if failure := startup_failure(observed.deployment, observed.pods):
         return WorkloadReadiness(UnitPhase.FAILED, ReadyReason.POD_STARTUP_FAILED, failure)
+    if observed.mount_warning:
+        text = f"a volume of the pod cannot be mounted: {observed.mount_warning}"
+        return WorkloadReadiness(UnitPhase.FAILED, ReadyReason.POD_STARTUP_FAILED, text)
     if observed.pod_cache_error:
         return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.POD_STATUS_SYNC_FAILED, observed.pod_cache_error)
     return WorkloadReadiness(UnitPhase.PROGRESSING, ReadyReason.UNIT_PROGRESSING, "the unit's pod is starting")
@@ -27,6 +31,7 @@ def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str) -> GP
     metadata, before = observed.unit.metadata, observed.unit.status
     active = observed.role is UnitRole.ACTIVE
     deployment = observed.deployment
+    run = run_times(observed.unit, ready=result.ready, now=now) if active else RunTimes()
     return GPUUnitStatus(
         phase=result.phase.value,
         ready_replicas=deployment.status.ready_replicas if deployment else 0,
@@ -34,6 +39,10 @@ def status_of(observed: ObservedUnit, result: WorkloadReadiness, now: str) -> GP
         last_sync_time=before.last_sync_time,
         service_name=metadata.name if active and service(observed) else None,
         access_url=access_url(observed) if active else None,
+        start_time=run.start,
+        first_ready_time=run.first_ready,
+        stops_at=format_time(stops_at(observed.unit.spec, run)),
+        deletes_at=format_time(deletes_at(observed.unit)),
         conditions=with_ready_condition(before.conditions, result, metadata.generation, now),
     )
 

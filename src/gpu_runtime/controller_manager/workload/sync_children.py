@@ -43,9 +43,13 @@ async def sync_children(
     return None
 
 
-def requeue_outcome(result: WorkloadReadiness) -> ReconcileResult:
-    """Return the delay after which to reconcile again even if no event occurs, or `Done` if an event is sufficient."""
-    if result.reason not in WORKLOAD_POLLED_REASONS:
-        return Done()
-    disappears_soon = result.reason is ReadyReason.NAME_TAKEN and result.phase is UnitPhase.PROGRESSING
-    return RequeueAfter(SHORT_REQUEUE_SECONDS if disappears_soon else POLL_REQUEUE_SECONDS)
+def requeue_outcome(result: WorkloadReadiness, *delays: float | None) -> ReconcileResult:
+    """Return the delay after which to reconcile again even if no event occurs, or `Done` if an event is sufficient.
+
+    The shortest delay counts: the delay of the reason, and the given delays that are not None.
+    """
+    seconds = [each for each in delays if each is not None]
+    if result.reason in WORKLOAD_POLLED_REASONS:
+        disappears_soon = result.reason is ReadyReason.NAME_TAKEN and result.phase is UnitPhase.PROGRESSING
+        seconds.append(SHORT_REQUEUE_SECONDS if disappears_soon else POLL_REQUEUE_SECONDS)
+    return RequeueAfter(min(seconds)) if seconds else Done()

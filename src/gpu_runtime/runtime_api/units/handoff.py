@@ -106,8 +106,8 @@ class Handoff:
             return await self._create(request)
 
     async def _create(self, request: RecordedUnitRequest) -> tuple[GPUUnit, bool]:
-        if request.storage_mounts:
-            await self._require_storages(request)
+        if request.storage_mounts or request.template.shared_memory:
+            await self._check_references(request)
         run = HandoffRun(request)
         operation = await self._drive(run, await self._record_operation(run))
         if error := operation.status.error:
@@ -116,11 +116,12 @@ class Handoff:
             return run.unit, True
         return await self._get_created_unit(operation), False
 
-    async def _require_storages(self, request: RecordedUnitRequest) -> None:
-        """Raise Invalid if a storage does not exist, before the operation is recorded."""
-        missing = await self.attacher.find_missing(request.namespace, request.storage_mounts)
-        if missing and await self.driver.store.find(request.operation_id) is None:
-            raise Invalid(missing)
+    async def _check_references(self, request: RecordedUnitRequest) -> None:
+        """Raise Invalid if a storage does not exist or no stock is large enough, before the operation is recorded."""
+        errors = self.stock_selector.too_small(request.stock_namespace, request.spec_name, request.template)
+        errors = (*errors, *await self.attacher.find_missing(request.namespace, request.storage_mounts))
+        if errors and await self.driver.store.find(request.operation_id) is None:
+            raise Invalid(errors)
 
     async def resume(self, operation: Operation) -> Operation:
         """Continue an operation from its recorded state until it is finished."""
@@ -284,7 +285,8 @@ class Handoff:
         return await read_live(self.client, self.informers.units, key)
 
     async def _hold_stock(self, run: HandoffRun) -> SourceStock | None:
-        stock = await self.stock_selector.hold(run.request.stock_namespace, run.request.spec_name)
+        request = run.request
+        stock = await self.stock_selector.hold(request.stock_namespace, request.spec_name, request.template)
         run.held_uid = stock.uid if stock is not None else ""
         return stock
 

@@ -4,14 +4,16 @@ The limits here only describe the fields in the OpenAPI document. `unit_admissio
 for each.
 """
 
+from datetime import datetime
 from typing import Annotated
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from gpu_runtime.contract.crd.conditions import UnitPhase
-from gpu_runtime.contract.crd.gpu_unit import Access, Serverless, StorageMount
+from gpu_runtime.contract.crd.gpu_unit import Access, LifetimeSeconds, Serverless, StorageMount
 from gpu_runtime.contract.crd.markers import openapi
 from gpu_runtime.contract.crd.operation import OperationID
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.template import Count, Image, QuantityString, SpecName, Template
 from gpu_runtime.contract.crd.well_known import MAX_NAME_LENGTH, NAME_PATTERN
 from gpu_runtime.runtime_api.http.paging import PagedQuery
@@ -48,11 +50,25 @@ class CreateUnit(Body, frozen=True, kw_only=True):
     access: Access | None = None
     """The port and the scheme of the unit's URL."""
 
+    probes: Probes | None = None
+    """How Kubernetes checks the program. If readiness is omitted and the unit is not a function, the API adds a
+    readiness probe: the unit is Ready when its primary port accepts TCP connections."""
+
     storage_mounts: tuple[StorageMount, ...] = ()
     """Storages of the same namespace to mount into the container."""
 
     serverless: Serverless | None = None
     """The serverless settings. They make the unit a function."""
+
+    max_duration_seconds: LifetimeSeconds | None = None
+    """Stops the unit after this number of seconds, counted from the first time that it is Ready after a start."""
+
+    stop_unless_extended_seconds: LifetimeSeconds | None = None
+    """Stops the unit this number of seconds after the creation and after each start, unless an extend request gives a
+    later time."""
+
+    delete_after_seconds: LifetimeSeconds | None = None
+    """Deletes the unit this number of seconds after its creation. Its storages stay."""
 
 
 class UpdateUnit(Body, frozen=True, kw_only=True):
@@ -68,12 +84,27 @@ class UpdateUnit(Body, frozen=True, kw_only=True):
     access: Access | UnsetType = UNSET
     """The port and the scheme of the unit's URL. Replaced as a whole."""
 
+    probes: Probes | UnsetType = UNSET
+    """How Kubernetes checks the program. Replaced as a whole. If readiness is omitted and the unit is not a function,
+    the API adds a readiness probe of the primary port."""
+
     storage_mounts: tuple[StorageMount, ...] | UnsetType = UNSET
     """All storages to mount. An empty list removes every mount."""
 
     serverless: Serverless | UnsetType = UNSET
     """The serverless settings. Replaced as a whole. If the unit has a requestID, send the same requestID, because it
     cannot change."""
+
+    max_duration_seconds: LifetimeSeconds | UnsetType | None = UNSET
+    """Stops the unit after this number of seconds, counted from the first time that it is Ready after a start. null
+    removes it."""
+
+    stop_unless_extended_seconds: LifetimeSeconds | UnsetType | None = UNSET
+    """Stops the unit this number of seconds after the creation and after each start, unless an extend request gives a
+    later time. null removes it."""
+
+    delete_after_seconds: LifetimeSeconds | UnsetType | None = UNSET
+    """Deletes the unit this number of seconds after its creation. Its storages stay. null removes it."""
 
     spec_name: SpecName | UnsetType = UNSET
     """The flavor. It cannot change: only the current value is accepted."""
@@ -92,6 +123,14 @@ class UpdateUnit(Body, frozen=True, kw_only=True):
 
     ephemeral_storage: QuantityString | UnsetType = UNSET
     """The disk space. It cannot change, because the stock reserved it: only the current value is accepted."""
+
+
+class ExtendUnit(Body, frozen=True, kw_only=True):
+    """An extension of a unit that has stopUnlessExtendedSeconds."""
+
+    until: Annotated[datetime, Meta(tz=True)]
+    """The time until which the unit is not stopped, for example 2030-01-31T12:00:00Z. A time that is earlier than the
+    current one has no effect."""
 
 
 class UnitQuery(Query, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from gpu_runtime.contract.errors import (
     AlreadyExists,
     BeingDeleted,
     Gone,
+    LifetimeEnded,
     NoStock,
     NotFound,
     OperationReused,
@@ -13,7 +14,7 @@ from gpu_runtime.contract.errors import (
     WriteConflict,
 )
 from gpu_runtime.runtime_api.http.route import APIRequest, APIResponse, NoQuery, RouteGroup, Scope
-from gpu_runtime.runtime_api.units.requests import CreateUnit, ListUnits, UnitQuery, UpdateUnit
+from gpu_runtime.runtime_api.units.requests import CreateUnit, ExtendUnit, ListUnits, UnitQuery, UpdateUnit
 from gpu_runtime.runtime_api.units.service import UnitService
 from gpu_runtime.runtime_api.units.unit_admission import admit_unit
 from gpu_runtime.runtime_api.units.view import UnitView, unit_view
@@ -114,14 +115,16 @@ async def get_unit(units: UnitService, request: APIRequest[None, UnitQuery]) -> 
     "PUT",
     UNIT_PATH,
     {200: UnitView},
-    faults=(NotFound, StorageInUse, BeingDeleted, QuotaExceeded, AdmissionDenied, WriteConflict),
+    faults=(NotFound, StorageInUse, BeingDeleted, LifetimeEnded, QuotaExceeded, AdmissionDenied, WriteConflict),
     examples={"Another image": {"image": "python:3.13"}, "Another mount path": _MOVED_MOUNT},
 )
 async def update_unit(units: UnitService, request: APIRequest[UpdateUnit, UnitQuery]) -> APIResponse:
     """Update a unit.
 
     Changes only the fields that the body contains. Each of them is replaced as a whole. If nothing changes, the
-    unit is not written. A change of the container replaces the unit's pod.
+    unit is not written. A change of image, template, probes, storageMounts or serverless replaces the unit's pod. A
+    change of access or of a lifetime does not. A lifetime can be set, raised and removed, but not lowered. 400: the
+    field cannot change, for example because the stock reserved it.
     """
     updated = await units.update(request.query.namespace, request.path["name"], request.body)
     return APIResponse(200, unit_view(updated))
@@ -158,3 +161,20 @@ async def start_unit(units: UnitService, request: APIRequest[None, UnitQuery]) -
     Creates the pod of a stopped unit again. A repeated request changes nothing.
     """
     return APIResponse(200, unit_view(await units.start(request.query.namespace, request.path["name"])))
+
+
+@UNITS.route(
+    "POST",
+    UNIT_PATH + "/extend",
+    {200: UnitView},
+    faults=(NotFound, BeingDeleted, LifetimeEnded, AdmissionDenied, WriteConflict),
+    examples={"Until a time": {"until": "2030-01-31T12:00:00Z"}},
+)
+async def extend_unit(units: UnitService, request: APIRequest[ExtendUnit, UnitQuery]) -> APIResponse:
+    """Extend a unit.
+
+    Postpones the stop of a unit that has stopUnlessExtendedSeconds. A repeated request, or a time that is earlier than
+    the current one, changes nothing. 409 lifetime_ended: the platform has already begun to stop the unit.
+    """
+    extended = await units.extend(request.query.namespace, request.path["name"], request.body.until)
+    return APIResponse(200, unit_view(extended))

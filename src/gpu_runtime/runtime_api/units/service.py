@@ -5,6 +5,7 @@ Reads use the informer cache. Every write is based on a live read from the API s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from msgspec import UNSET, structs
 
@@ -21,10 +22,10 @@ from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.handoff import Handoff
 from gpu_runtime.runtime_api.units.merge_patch import create_merge_patch
 from gpu_runtime.runtime_api.units.requests import ListUnits, UpdateUnit
-from gpu_runtime.runtime_api.units.unit_admission import apply_update
+from gpu_runtime.runtime_api.units.unit_admission import apply_update, extend
 from gpu_runtime.runtime_api.units.view import phase_of
 
-MutateSpec = Callable[[GPUUnitSpec], GPUUnitSpec]
+MutateSpec = Callable[[GPUUnit], GPUUnitSpec]
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,17 @@ class UnitService:
         return self._access.list(query.namespace, query, lambda unit: _matches(unit, query))
 
     async def update(self, namespace: str, name: str, request: UpdateUnit) -> GPUUnit:
-        return await self._update_spec(namespace, name, lambda spec: apply_update(spec, request, self.pod_policy))
+        return await self._update_spec(namespace, name, lambda unit: apply_update(unit, request, self.pod_policy))
+
+    async def extend(self, namespace: str, name: str, until: datetime) -> GPUUnit:
+        return await self._update_spec(namespace, name, lambda unit: extend(unit, until))
 
     async def stop(self, namespace: str, name: str) -> GPUUnit:
         """Remove the unit's pod. The unit, its Service and its storages stay."""
-        return await self._update_spec(namespace, name, lambda spec: structs.replace(spec, running=False))
+        return await self._update_spec(namespace, name, lambda unit: structs.replace(unit.spec, running=False))
 
     async def start(self, namespace: str, name: str) -> GPUUnit:
-        return await self._update_spec(namespace, name, lambda spec: structs.replace(spec, running=True))
+        return await self._update_spec(namespace, name, lambda unit: structs.replace(unit.spec, running=True))
 
     async def delete(self, namespace: str, name: str) -> None:
         unit = await self._access.get_live(self._access.key(namespace, name))
@@ -66,7 +70,7 @@ class UnitService:
 
     async def _update_spec(self, namespace: str, name: str, mutate: MutateSpec) -> GPUUnit:
         key = self._access.key(namespace, name)
-        return await self._access.read_and_write(key, lambda unit: self._patch_spec(unit, mutate(unit.spec)))
+        return await self._access.read_and_write(key, lambda unit: self._patch_spec(unit, mutate(unit)))
 
     async def _patch_spec(self, unit: GPUUnit, desired: GPUUnitSpec) -> GPUUnit:
         patch = create_merge_patch(unit.spec, desired)

@@ -13,7 +13,10 @@ from itertools import chain, islice
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import AnyOperation, SourceStock
 from gpu_runtime.contract.crd.reservation import reservation_fields
+from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.operation_rules import Seeding, StockState, stock_state
+from gpu_runtime.contract.validation.field_error import FieldError
+from gpu_runtime.contract.validation.reservations import shared_memory_errors
 from gpu_runtime.process.seeding_lookup import SeedingLookup
 from gpu_runtime.runtime_api.api_informers import OPERATION_UID_INDEX, APIInformers
 from gpu_runtime.runtime_api.operations.operation_store import OperationStore
@@ -28,12 +31,20 @@ class StockSelector:
         """UIDs of stock units that requests of this replica hold."""
         self._hold_released = asyncio.Event()
 
-    async def hold(self, namespace: str, spec_name: str) -> SourceStock | None:
-        """Hold a random claimable stock unit and return it. Return None if no stock unit is claimable."""
+    def too_small(self, namespace: str, spec_name: str, template: Template) -> tuple[FieldError, ...]:
+        """Return an error if the shared memory of the template fits into no stock unit of the flavor."""
+        stock = self._informers.stock_of(namespace, spec_name) if template.shared_memory else ()
+        errors = [tuple(shared_memory_errors(unit.spec, template, "")) for unit in stock]
+        return min(errors, key=len, default=())
+
+    async def hold(self, namespace: str, spec_name: str, template: Template) -> SourceStock | None:
+        """Hold a random claimable stock unit that fits the template, and return it. Return None if there is none."""
         while True:
             held: set[str] = set()
             for unit in _from_random_offset(self._informers.stock_of(namespace, spec_name)):
-                if stock_state(unit, Seeding()) is not StockState.FREE:
+                if stock_state(unit, Seeding()) is not StockState.FREE or any(
+                    shared_memory_errors(unit.spec, template, "")
+                ):
                     continue
                 if unit.metadata.uid in self._held_uids:
                     held.add(unit.metadata.uid)

@@ -3,13 +3,17 @@
 `Invalid` reports all errors of a request together, with the field paths of the caller's JSON document.
 """
 
+from datetime import datetime
+
 from msgspec import UNSET, structs
 
-from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, Serverless
+from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE, Probes
 from gpu_runtime.contract.crd.reservation import Reservation
 from gpu_runtime.contract.crd.well_known import UnitRole
-from gpu_runtime.contract.errors import require_valid
+from gpu_runtime.contract.errors import Invalid, LifetimeEnded, require_valid
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
+from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS, extension, format_time, is_run_ended
 from gpu_runtime.contract.validation import (
     FieldError,
     name_errors,
@@ -19,12 +23,13 @@ from gpu_runtime.contract.validation import (
     unit_errors,
 )
 from gpu_runtime.contract.validation.field_error import FieldErrors
+from gpu_runtime.contract.validation.lifetimes import lifetime_change_errors
 from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
 from gpu_runtime.kube.quantity import canonical_quantity
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
 
-MUTABLE_FIELDS = ("image", "template", "access", "storage_mounts", "serverless")
+MUTABLE_FIELDS = ("image", "template", "access", "probes", "storage_mounts", "serverless", *LIFETIME_FIELDS)
 """Fields that an update may change. The other fields belong to the reservation of the stock."""
 
 
@@ -37,6 +42,7 @@ def admit_unit(
         "stock_namespace": request.stock_namespace or namespaces.stock,
     }
     requested = RecordedUnitRequest(**structs.asdict(request) | defaults)
+    requested = structs.replace(requested, probes=with_default_probe(requested.probes, requested.serverless))
     spec = normalize_unit(requested.unit_spec())
     admitted = structs.replace(requested, **{field: getattr(spec, field) for field in MUTABLE_FIELDS})
     require_valid(
@@ -49,17 +55,50 @@ def admit_unit(
     return admitted
 
 
-def apply_update(spec: GPUUnitSpec, request: UpdateUnit, policy: PodPolicy = DEFAULT_POD_POLICY) -> GPUUnitSpec:
-    """Return the spec with the fields that the request contains. Raises Invalid."""
+def apply_update(unit: GPUUnit, request: UpdateUnit, policy: PodPolicy = DEFAULT_POD_POLICY) -> GPUUnitSpec:
+    """Return the spec with the fields that the request contains. Raises Invalid, or LifetimeEnded."""
+    spec = unit.spec
     changes = {field: value for field in MUTABLE_FIELDS if (value := getattr(request, field)) is not UNSET}
+    if "probes" in changes:
+        changes["probes"] = with_default_probe(changes["probes"], changes.get("serverless", spec.serverless))
     normalized = normalize_unit(structs.replace(spec, **changes))
     desired = structs.replace(spec, **{field: getattr(normalized, field) for field in changes})
     require_valid(
         *_reservation_errors(spec, request),
         *_request_id_change_errors(spec, desired),
+        *lifetime_change_errors(spec, desired),
         *unit_errors(desired, UnitRole.ACTIVE, policy=policy),
     )
+    if any(getattr(spec, field) != getattr(desired, field) for field in LIFETIME_FIELDS):
+        require_running_lifetime(unit)
     return desired
+
+
+def extend(unit: GPUUnit, until: datetime) -> GPUUnitSpec:
+    """Return the spec with the later end. Raises Invalid, or LifetimeEnded if the platform has stopped the unit."""
+    spec = unit.spec
+    if spec.stop_unless_extended_seconds is None:
+        raise Invalid((FieldError("until", "the unit has no stopUnlessExtendedSeconds; set it with PUT first"),))
+    require_running_lifetime(unit)
+    current = extension(spec)
+    if current is not None and current >= until:
+        return spec
+    return structs.replace(spec, extended_until=format_time(until))
+
+
+def require_running_lifetime(unit: GPUUnit) -> None:
+    if is_run_ended(unit) and not unit.spec.running:
+        raise LifetimeEnded(f"the lifetime of unit {unit.metadata.key} is over; start the unit first")
+
+
+def with_default_probe(probes: Probes | None, serverless: Serverless | None) -> Probes | None:
+    """Add a readiness probe of the primary port, unless the caller gives or disables one.
+
+    The unit of a function gets no probe: its worker sidecar reports when the program can accept invocations.
+    """
+    if serverless is not None or (probes is not None and probes.readiness is not None):
+        return probes
+    return structs.replace(probes or Probes(), readiness=DEFAULT_READINESS_PROBE)
 
 
 def _stock_namespace_errors(namespace: str, namespaces: APINamespaceSettings) -> FieldErrors:

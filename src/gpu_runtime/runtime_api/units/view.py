@@ -3,7 +3,8 @@
 from msgspec import field, structs
 
 from gpu_runtime.contract.crd.conditions import UnitPhase, known_phase
-from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, Serverless, StorageMount
+from gpu_runtime.contract.crd.gpu_unit import Access, GPUUnit, LifetimeSeconds, Serverless, StorageMount
+from gpu_runtime.contract.crd.probes import Probes
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.runtime_api.http.route import View
@@ -59,11 +60,34 @@ class UnitView(View, frozen=True, kw_only=True):
     access: Access | None = None
     """The port and the scheme of the unit's URL."""
 
+    probes: Probes | None = None
+    """How Kubernetes checks the program in the container."""
+
     storage_mounts: tuple[StorageMount, ...]
     """Storages that are mounted into the container."""
 
     serverless: Serverless | None = None
     """The serverless settings, if the unit is a function."""
+
+    max_duration_seconds: LifetimeSeconds | None = None
+    """Stops the unit after this number of seconds, counted from the first time that it is Ready after a start."""
+
+    stop_unless_extended_seconds: LifetimeSeconds | None = None
+    """Stops the unit this number of seconds after the creation and after each start, unless an extend request gives a
+    later time."""
+
+    delete_after_seconds: LifetimeSeconds | None = None
+    """Deletes the unit this number of seconds after its creation. Its storages stay."""
+
+    extended_until: str | None = None
+    """The time until which the unit is not stopped by stopUnlessExtendedSeconds."""
+
+    stops_at: str | None = None
+    """The time at which the platform stops the unit. With maxDurationSeconds only, it is known as soon as the unit is
+    Ready."""
+
+    deletes_at: str | None = None
+    """The time at which the platform deletes the unit."""
 
     running: bool
     """Whether the unit should have a pod. A stop request sets it to false, a start request to true."""
@@ -123,6 +147,8 @@ def unit_view(unit: GPUUnit) -> UnitView:
         ready_replicas=status.ready_replicas,
         service_name=status.service_name,
         access_url=status.access_url,
+        stops_at=status.stops_at,
+        deletes_at=status.deletes_at,
         conditions=tuple(map(condition_view, status.conditions)),
         operation_id=metadata.annotations.get(Annotation.OPERATION_ID),
         source_stock=_source_stock(metadata.annotations),

@@ -8,6 +8,7 @@ import msgspec
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
 from gpu_runtime.contract.crd.operation import Operation
+from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Annotation
 from gpu_runtime.kube.store import Store
 from gpu_runtime.runtime_api.api_informers import OPERATION_UID_INDEX, APIInformers
@@ -64,21 +65,21 @@ def running_operation(operation_id: str) -> Operation:
 
 async def test_every_stock_unit_is_held_once() -> None:
     selector = FakeStock([ready_stock(f"unit-{number}") for number in range(20)]).selector()
-    held = [await selector.hold("stock", "g1") for _ in range(20)]
+    held = [await selector.hold("stock", "g1", Template()) for _ in range(20)]
     assert len({stock.uid for stock in held if stock}) == 20
 
 
 async def test_empty_stock_without_holds_returns_none() -> None:
-    assert await FakeStock([]).selector().hold("stock", "g1") is None
+    assert await FakeStock([]).selector().hold("stock", "g1", Template()) is None
 
 
 async def test_stock_released_during_a_candidate_check_is_selected() -> None:
     fake = FakeStock([ready_stock("free")])
     selector = fake.selector()
-    first = await selector.hold("stock", "g1")
+    first = await selector.hold("stock", "g1", Template())
     assert first
     fake.stock.append(stock_being_seeded("unfinished"))
-    second = asyncio.create_task(selector.hold("stock", "g1"))
+    second = asyncio.create_task(selector.hold("stock", "g1", Template()))
     await fake.lookup_started.wait()
     selector.release_hold(first.uid)
     fake.lookup_may_finish.set()
@@ -90,9 +91,9 @@ async def test_stock_released_during_a_candidate_check_is_selected() -> None:
 
 async def test_selector_waits_for_held_stock() -> None:
     selector = FakeStock([ready_stock("only")]).selector()
-    first = await selector.hold("stock", "g1")
+    first = await selector.hold("stock", "g1", Template())
     assert first
-    second = asyncio.create_task(selector.hold("stock", "g1"))
+    second = asyncio.create_task(selector.hold("stock", "g1", Template()))
     await asyncio.sleep(0)
     assert not second.done()
     selector.release_hold(first.uid)

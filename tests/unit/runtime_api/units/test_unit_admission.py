@@ -1,17 +1,22 @@
 """Invalid unit requests are rejected with all errors, by the field paths of the JSON request."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpu_runtime.contract.crd.gpu_unit import GPUUnitSpec
-from gpu_runtime.contract.errors import Invalid
+from gpu_runtime.contract.crd.gpu_unit import GPUUnit, GPUUnitSpec, GPUUnitStatus
+from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE, Probes, ReadinessProbe
+from gpu_runtime.contract.crd.well_known import Annotation
+from gpu_runtime.contract.errors import Invalid, LifetimeEnded
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.contract.request_hash import canonical_request
+from gpu_runtime.contract.unit_lifetime import LIFETIME_FIELDS
+from gpu_runtime.kube.meta import ObjectMeta
 from gpu_runtime.runtime_api.settings import APINamespaceSettings
 from gpu_runtime.runtime_api.units.requests import CreateUnit, UpdateUnit
-from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update
+from gpu_runtime.runtime_api.units.unit_admission import admit_unit, apply_update, extend
 
 NAMESPACES = APINamespaceSettings(units=("runtime-instance", "batch"))
 HTTP = {"ports": [{"name": "http", "port": 8080}]}
@@ -48,6 +53,20 @@ def without(*fields: str) -> CreateUnit:
 
 def existing(**changes: Any) -> GPUUnitSpec:
     return msgspec.convert(EXISTING_SPEC | changes, GPUUnitSpec)
+
+
+def updated(spec: GPUUnitSpec, **body: Any) -> GPUUnitSpec:
+    return apply_update(GPUUnit(metadata=ObjectMeta(name="web"), spec=spec), update(**body))
+
+
+def ended_unit(spec: GPUUnitSpec) -> GPUUnit:
+    """Return a unit that the platform has stopped, because its lifetime was over."""
+    start = "2030-01-31T11:00:00Z"
+    return GPUUnit(
+        metadata=ObjectMeta(name="web", annotations={Annotation.ENDED_RUN: start}),
+        spec=msgspec.structs.replace(spec, running=False),
+        status=GPUUnitStatus(start_time=start),
+    )
 
 
 def update(**body: Any) -> UpdateUnit:
@@ -162,12 +181,12 @@ VALID_UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("body", "changed"), VALID_UPDATES.values(), ids=VALID_UPDATES)
 def test_update_changes_only_the_given_fields(body: dict[str, Any], changed: dict[str, Any]) -> None:
-    assert apply_update(existing(), update(**body)) == existing(**changed)
+    assert updated(existing(), **body) == existing(**changed)
 
 
 def test_update_does_not_normalize_omitted_fields() -> None:
     unnormalized = existing(memory="1024Mi", storageMounts=[{"name": "data", "mountPath": "/data/"}])
-    assert apply_update(unnormalized, update(image="new")) == msgspec.structs.replace(unnormalized, image="new")
+    assert updated(unnormalized, image="new") == msgspec.structs.replace(unnormalized, image="new")
 
 
 INVALID_UPDATES: dict[str, tuple[dict[str, Any], str]] = {
@@ -193,6 +212,10 @@ INVALID_UPDATES: dict[str, tuple[dict[str, Any], str]] = {
         {"serverless": {"enabled": True, "requestID": "g"}},
         "serverless.requestID: cannot be changed from 'f', because its queue may contain invocations; send 'f'",
     ),
+    "lowered lifetime": (
+        {"deleteAfterSeconds": 3600, "serverless": {"requestID": "f"}},
+        "deleteAfterSeconds: cannot be lowered from 7200 to 3600; stop or delete the unit instead",
+    ),
     "omitted requestID": (
         {"serverless": {"enabled": False}},
         "serverless.requestID: cannot be changed from 'f', ",
@@ -209,20 +232,98 @@ INVALID_UPDATES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+LIVING = existing(deleteAfterSeconds=7200, serverless=None)
+
+
+def test_lifetime_can_be_set_raised_and_removed() -> None:
+    assert updated(LIVING, maxDurationSeconds=60).max_duration_seconds == 60
+    assert updated(LIVING, deleteAfterSeconds=7201).delete_after_seconds == 7201
+    assert updated(LIVING, deleteAfterSeconds=None).delete_after_seconds is None
+
+
+def test_lifetime_of_a_stopped_run_cannot_change() -> None:
+    with pytest.raises(LifetimeEnded):
+        apply_update(ended_unit(LIVING), update(maxDurationSeconds=60))
+    assert apply_update(ended_unit(LIVING), update(image="new")).image == "new"
+
+
+@pytest.mark.parametrize("field", LIFETIME_FIELDS.values())
+def test_lifetime_of_a_function_is_rejected(field: str) -> None:
+    with pytest.raises(Invalid) as raised:
+        admit_unit(create(**{field: 60}), NAMESPACES)
+    assert error_paths(raised) == [field]
+
+
+UNTIL = datetime(2030, 1, 31, 12, tzinfo=UTC)
+
+
+def extendable(**changes: Any) -> GPUUnit:
+    return GPUUnit(spec=existing(serverless=None, stopUnlessExtendedSeconds=600, **changes))
+
+
+def test_extension_is_stored_and_never_shortened() -> None:
+    extended = extend(extendable(), UNTIL)
+    assert extended.extended_until == "2030-01-31T12:00:00Z"
+    unit = GPUUnit(spec=extended)
+    assert extend(unit, UNTIL - timedelta(hours=1)) == extended
+    assert extend(unit, UNTIL + timedelta(hours=1)).extended_until == "2030-01-31T13:00:00Z"
+
+
+def test_extension_needs_a_unit_that_stops_unless_it_is_extended() -> None:
+    with pytest.raises(Invalid, match="until: the unit has no stopUnlessExtendedSeconds"):
+        extend(GPUUnit(spec=LIVING), UNTIL)
+    with pytest.raises(LifetimeEnded):
+        extend(ended_unit(extendable().spec), UNTIL)
+
+
+PROBE = {"tcpSocket": {"port": "http"}}
+TCP_PROBE = msgspec.convert(PROBE, ReadinessProbe)
+
+
+def admitted_probes(**changes: Any) -> Probes | None:
+    request = {name: value for name, value in VALID_REQUEST.items() if name != "serverless"} | changes
+    return admit_unit(msgspec.convert(request, CreateUnit), NAMESPACES).probes
+
+
+def test_readiness_of_the_primary_port_is_added_if_the_caller_gives_none() -> None:
+    assert admitted_probes() == Probes(readiness=DEFAULT_READINESS_PROBE)
+    liveness = admitted_probes(probes={"liveness": PROBE})
+    assert liveness is not None
+    assert (liveness.readiness, liveness.startup) == (DEFAULT_READINESS_PROBE, None)
+    assert admitted_probes(probes={"readiness": PROBE}) == Probes(readiness=TCP_PROBE)
+    disabled = {"readiness": {"disabled": True}}
+    assert admitted_probes(probes=disabled) == Probes(readiness=ReadinessProbe(disabled=True))
+
+
+def test_function_gets_no_probe() -> None:
+    assert admit_unit(create(), NAMESPACES).probes is None
+    assert admit_unit(create(probes={"liveness": PROBE}), NAMESPACES).probes == msgspec.convert(
+        {"liveness": PROBE}, Probes
+    )
+
+
+def test_update_of_the_template_keeps_the_probes() -> None:
+    ssh = {"template": {"ports": [{"name": "ssh", "port": 22}]}, "access": {"primaryPort": "ssh"}}
+    added = existing(serverless=None, probes={"readiness": msgspec.to_builtins(DEFAULT_READINESS_PROBE)})
+    assert updated(added, **ssh).probes == added.probes
+    with pytest.raises(Invalid, match=r"probes.readiness.tcpSocket.port: 'http' is not the name of a port"):
+        updated(existing(serverless=None, probes={"readiness": PROBE}), **ssh)
+
+
 @pytest.mark.parametrize(("body", "message"), INVALID_UPDATES.values(), ids=INVALID_UPDATES)
 def test_invalid_update_is_rejected_with_field_path_and_remedy(body: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid) as raised:
-        apply_update(existing(), update(**body))
+        updated(existing(deleteAfterSeconds=7200) if "deleteAfterSeconds" in body else existing(), **body)
     assert len(raised.value.errors) == 1
     assert raised.value.message.startswith(message)
 
 
 def test_plain_unit_can_become_a_function() -> None:
     plain = msgspec.structs.replace(existing(), serverless=None)
-    assert apply_update(plain, update(serverless={"enabled": True, "requestID": "f"})) == existing()
+    assert updated(plain, serverless={"enabled": True, "requestID": "f"}) == existing()
 
 
-@pytest.mark.parametrize("field", UpdateUnit.__struct_fields__)
+@pytest.mark.parametrize("field", [each for each in UpdateUnit.__struct_fields__ if each not in LIFETIME_FIELDS])
 def test_update_with_null_is_rejected(field: str) -> None:
     name = next(each.encode_name for each in msgspec.structs.fields(UpdateUnit) if each.name == field)
     with pytest.raises(msgspec.ValidationError, match=rf"got `null` - at `\$.{name}`"):

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from gpu_runtime.contract.crd.gpu_unit import GPUUnit
+from gpu_runtime.contract.crd.probes import DEFAULT_READINESS_PROBE, Probes
 from gpu_runtime.contract.errors import Invalid
 from gpu_runtime.contract.recorded_requests import RecordedUnitRequest
 from gpu_runtime.contract.validation.pod_policy import DEFAULT_POD_POLICY, PodPolicy
@@ -68,6 +69,7 @@ def test_unit_routes_exist() -> None:
         ("DELETE", "/api/v1/gpu-units/{name}"),
         ("POST", "/api/v1/gpu-units/{name}/stop"),
         ("POST", "/api/v1/gpu-units/{name}/start"),
+        ("POST", "/api/v1/gpu-units/{name}/extend"),
     }
 
 
@@ -96,7 +98,7 @@ def test_create_examples_are_valid() -> None:
 
 def test_update_examples_are_valid() -> None:
     for title, example in routes_by_name()["updateUnit"].examples.items():
-        assert apply_update(UNIT.spec, msgspec.convert(example, UpdateUnit)) != UNIT.spec, title
+        assert apply_update(UNIT, msgspec.convert(example, UpdateUnit)) != UNIT.spec, title
 
 
 async def test_first_create_returns_201_and_replay_returns_200() -> None:
@@ -123,6 +125,7 @@ async def test_create_is_validated_and_normalized_before_the_handoff() -> None:
         image="python",
         namespace="runtime-instance",
         stock_namespace="runtime-stock",
+        probes=Probes(readiness=DEFAULT_READINESS_PROBE),
     )
     assert units.calls == [("create", normalized)]
 

@@ -3,6 +3,7 @@
 from gpu_runtime.contract.crd.gpu_unit import GPU_UNITS
 from gpu_runtime.contract.crd.template import Template
 from gpu_runtime.contract.crd.well_known import Label, UnitRole, unit_labels
+from gpu_runtime.controller_manager.gpu_unit.children.container_probes import container_probes
 from gpu_runtime.controller_manager.gpu_unit.children.sidecar import pod_metadata, with_sidecar
 from gpu_runtime.controller_manager.gpu_unit.observe import ObservedUnit
 from gpu_runtime.controller_manager.workload.drift import child_manifest
@@ -66,6 +67,7 @@ def _active_pod_spec(observed: ObservedUnit) -> Manifest:
     ]
     main = main_container(spec.image, template, _resources(observed))
     main |= {"securityContext": USER_SECURITY_CONTEXT, "volumeMounts": mounts}
+    init = init_containers(main, template)
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -73,8 +75,8 @@ def _active_pod_spec(observed: ObservedUnit) -> Manifest:
         "terminationGracePeriodSeconds": template.termination_grace_period_seconds or DEFAULT_GRACE_SECONDS,
         "securityContext": user_pod_security_context(template, observed.settings.pods.require_non_root),
         "imagePullSecrets": [{"name": each} for each in template.image_pull_secrets],
-        "initContainers": init_containers(main, template),
-        "containers": [main],
+        "initContainers": init,
+        "containers": [main | container_probes(spec)],
         "volumes": volumes,
         "affinity": _affinity(observed),
     }

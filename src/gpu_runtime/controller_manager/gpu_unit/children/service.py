@@ -18,6 +18,8 @@ def service(observed: ObservedUnit) -> Manifest | None:
         "type": "ClusterIP",
         "selector": {Label.UNIT: metadata.name},
         "ports": service_ports(spec.template),
+        # The readiness probe concerns the primary port. Other ports, for example SSH, must answer before it succeeds.
+        "publishNotReadyAddresses": True,
     }
     return child_manifest(observed.unit, GPU_UNITS, metadata.name, labels, child_spec)
 
