@@ -24,7 +24,7 @@ class DeployedFunction:
     node: Node
     name: str
 
-    def create(self, source: str, **serverless: Any) -> None:
+    def create(self, source: str, template: dict[str, Any] | None = None, **serverless: Any) -> None:
         """Create a function without workers. Return when the API has it in its cache."""
         serverless = {"enabled": True, "requestID": self.name, "maxWorkers": 1, "idleTimeoutSeconds": 5, **serverless}
         spec = {
@@ -32,7 +32,7 @@ class DeployedFunction:
             "image": "gpu-runtime:local",
             "memory": "128Mi",
             "gpu": 1,
-            "template": {"command": ["python", "-c"], "args": [source]},
+            "template": {"command": ["python", "-c"], "args": [source], **(template or {})},
             "serverless": serverless,
             "running": False,
         }
@@ -58,12 +58,14 @@ class DeployedFunction:
         return status, response
 
     def workers(self) -> list[str]:
+        return [worker["name"] for worker in self._worker_metadata()]
+
+    def worker_uids(self) -> list[str]:
+        return [worker["uid"] for worker in self._worker_metadata()]
+
+    def _worker_metadata(self) -> list[dict[str, Any]]:
         units = json.loads(self.node.kubectl("get", "gpuunits", f"--namespace={UNIT_NAMESPACE}", "-o=json"))["items"]
-        return [
-            unit["metadata"]["name"]
-            for unit in units
-            if unit["spec"].get("serverless", {}).get("workerOf") == self.name
-        ]
+        return [unit["metadata"] for unit in units if unit["spec"].get("serverless", {}).get("workerOf") == self.name]
 
     def invocation_state(self, invocation_id: str) -> str:
         status, response = request_with_retry(self.node, "GET", f"{INVOCATIONS_PATH}/{invocation_id}")

@@ -1,6 +1,8 @@
 """Functions on real pods: scale from zero, scale with load and back to zero, failures, and isolation."""
 
 import json
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +28,19 @@ def run(request):
 
 serve()
 """
+
+USER_SOURCE = """
+import os, pathlib
+from gpu_runtime.framework import handler, serve
+
+@handler
+def run(request):
+    return {"user": os.getuid(), "init": pathlib.Path("/dev/shm/user").read_text().strip()}
+
+serve()
+"""
+KEPT_WORKER_SECONDS = float(os.environ.get("KEPT_WORKER_SECONDS", "10"))
+"""The time for which a function must keep its worker. A worker that differs from its function is replaced."""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +93,32 @@ def test_worker_from_stock_is_returned_to_stock(doubling: DeployedFunction) -> N
     )
     assert ready_stock(node) != seeded
     node.kubectl("delete", "gpuunit", *ready_stock(node), "--namespace=runtime-stock")
+
+
+def test_worker_inherits_the_template_and_is_not_replaced(doubling: DeployedFunction) -> None:
+    """The function runs as another user and has a TCP port. Its worker from stock must be equal to it."""
+    node = doubling.node
+    seed = {"operationID": "seed-inherited", "specName": "e2e.functions", "memory": "128Mi", "gpu": 1, "replicas": 1}
+    assert request_with_retry(node, "POST", "/operator/stock-units", seed)[0] in (200, 202)
+    wait_until(lambda: len(ready_stock(node)) == 1, 120, lambda: "no stock unit is Ready", interval_seconds=0.2)
+    function = DeployedFunction(node, "inherited")
+    template = {
+        "runAsUser": 12345,
+        "ports": [{"name": "http", "port": 8080}],
+        "init": {"command": ["sh", "-c", "id -u > /dev/shm/user"]},
+        "sharedMemory": "16Mi",
+    }
+    function.create(USER_SOURCE, template, minAvailableCount=1)
+    status, response = function.invoke_sync({})
+    assert (status, response["data"]["payload"]) == (200, {"user": 12345, "init": "12345"}), response
+    assert ready_stock(node) == []
+    (uid,) = function.worker_uids()
+    deadline = time.monotonic() + KEPT_WORKER_SECONDS
+    while time.monotonic() < deadline:
+        assert function.worker_uids() == [uid]
+        time.sleep(1)
+    function.delete()
+    node.kubectl("delete", "gpuunits", "--all", "--namespace=runtime-stock")
 
 
 def test_failed_expired_and_cancelled_invocations_have_results(doubling: DeployedFunction) -> None:
