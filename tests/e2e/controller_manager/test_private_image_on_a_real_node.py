@@ -42,7 +42,6 @@ def private_image(deployed_platform: Node) -> Iterator[None]:
         return "done" in output
 
     wait_until(is_pushed, 60, lambda: "the image cannot be pushed")
-    node.namespaces.run(node.processes, *ctr, "rm", IMAGE)
     yield
     node.processes.stop("registry")
 

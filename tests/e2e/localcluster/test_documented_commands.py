@@ -1,6 +1,8 @@
 """Every command of the documents runs on a local platform, as it is written on the page."""
 
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,16 +47,22 @@ def run_page(page: str, blocks: list[CommandBlock], platform: DevPlatform, folde
         "KUBECONFIG": str(platform.state_dir / "kubeconfig"),
         "PATH": f"{platform.state_dir}/bin:{os.environ['PATH']}",
     }
-    ran = subprocess.run(
+    with subprocess.Popen(
         ["bash", str(path)],
         cwd=ROOT,
         env=os.environ | tools,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=PAGE_TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert ran.returncode == 0, f"{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}"
+        start_new_session=True,
+    ) as shell:
+        try:
+            output, _ = shell.communicate(timeout=PAGE_TIMEOUT_SECONDS)
+        finally:
+            # A page may start processes in the background. They must not outlive the page, whatever happens.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == 0, output[-8000:]
 
 
 def test_documented_commands_run_on_the_local_platform(platform: DevPlatform, tmp_path: Path) -> None:
