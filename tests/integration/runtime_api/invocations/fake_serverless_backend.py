@@ -151,6 +151,8 @@ class FakeServerlessBackend:
                 self.connection, self.topology.result_consumer, self._handle_result, fail_on_dead_letter
             )
             await stack.enter_async_context(self._running_consumer(consumer))
+            # The server handles the messages of a connection in order. After this reply, it knows the subscriptions.
+            await self.connection.request("$JS.API.INFO", b"", timeout_seconds=30)
             yield
 
     @asynccontextmanager
